@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from kiln import _native, export
@@ -30,7 +31,8 @@ def load(
     """Opens a file as a callable.
 
     A `.pt2` is called as its module was; everything else takes its inputs by position, flat, and
-    gives one tensor or a tuple. `device`: `cpu`, or `cuda:0` and the like.
+    gives one tensor or a tuple. `device`: `cpu`, or `cuda:0` and the like; without it, where a
+    `.pt2` was exported if this machine has such a device, else `cpu`.
 
     >>> import tempfile, torch, kiln
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +41,8 @@ def load(
     tensor([0., 0., 1.])
     """
     file = Path(path)
-    device = device or "cpu"
+    program = _program(file)
+    device = device or _exported_on(program)
     given = known_options.check(options, backend=False)
     if given.get("while_compiling") == "eager":
         raise UsageError(
@@ -47,20 +50,36 @@ def load(
             "the option out"
         )
     engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
-    in_spec, out_spec = _nesting(file)
+    in_spec, out_spec = _nesting(program)
     return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))
 
 
-def _nesting(file: Path) -> tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]:
-    """How a `.pt2` nests the inputs and results of its module; None where that is not known
-    here."""
+def _program(file: Path) -> dict[str, Any]:
+    """The program of a `.pt2` as torch.export describes it; empty for other files."""
     if not zipfile.is_zipfile(file):
-        return None, None
+        return {}
     with zipfile.ZipFile(file) as archive:
         models = [n for n in archive.namelist() if n.endswith("models/model.json")]
-        if not models:
-            return None, None
-        program = json.loads(archive.read(models[0]))
+        found = json.loads(archive.read(models[0])) if models else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _exported_on(program: dict[str, Any]) -> str:
+    """The GPU that a program was exported on, if it is here; else `cpu`."""
+    try:
+        values = program["graph_module"]["graph"]["tensor_values"].values()
+        devices = [(v["device"]["type"], v["device"].get("index") or 0) for v in values]
+    except (KeyError, AttributeError, TypeError):
+        return "cpu"
+    index = next((i for kind, i in devices if kind == "cuda"), None)
+    return "cpu" if index is None or index >= torch.cuda.device_count() else f"cuda:{index}"
+
+
+def _nesting(
+    program: dict[str, Any],
+) -> tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]:
+    """How a `.pt2` nests the inputs and results of its module; None where that is not known
+    here."""
     try:
         signature = program["graph_module"]["module_call_graph"][0]["signature"]
         in_spec = pytree.treespec_loads(signature["in_spec"])

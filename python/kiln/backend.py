@@ -20,21 +20,16 @@ outputs that alias inputs, repeats mutations of sizes and strides, and sets the 
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
-from kiln import pieces, sources
+from kiln import composites, pieces, sources
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
@@ -106,7 +101,7 @@ def _compile(
         keep_inference_input_mutations=True,
     )
     try:
-        with _composites_kept():
+        with composites.kept():
             run = compiler(gm, example_inputs)
     except (KilnError, TorchDynamoException):
         # The latter is how AOT asks dynamo for another trace.
@@ -194,49 +189,3 @@ def _train(
         text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
         warnings.warn(text, stacklevel=2)
     return gm.forward
-
-
-# Composite operators
-
-
-def _declined(op: Any) -> Callable[..., Any]:
-    """The decomposition of a composite operator that is kept."""
-
-    def decline(*args: Any, **kwargs: Any) -> Any:
-        # Wrapper subclasses, as DTensor, decompose what they have no rule for, such as linear.
-        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        if any(is_traceable_wrapper_subclass(t) for t in tensors):
-            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        return NotImplemented
-
-    return decline
-
-
-@cache
-def _composites() -> dict[Any, Callable[..., Any]]:
-    """The composite operators that torch.export keeps: Kiln takes the same ones here, so that a
-    model has one plan whichever way it comes."""
-    from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace
-
-    # Restoring an operator takes torch 0.2 ms. These are never in a graph of inference.
-    rare = ("backward", "sparse", "fbgemm", "quantize", "_test_", "_cufft", "dimname", "names")
-    # Torch cannot trace these whole with dynamic sizes; they become one operator each.
-    broken = ("std_mean", "var_mean")
-    found = _collect_all_valid_cia_ops_for_aten_namespace()
-    return {
-        op: _declined(op) for op in found if not any(r in str(op).lower() for r in rare + broken)
-    }
-
-
-def _composites_kept() -> AbstractContextManager[Any]:
-    """Meanwhile AOT keeps composite operators such as linear and attention.
-
-    The function is private to torch: without it they come decomposed, and Kiln's own patterns find
-    some of them again."""
-    try:
-        from torch.export.exported_program import _override_composite_implicit_decomp
-
-        return _override_composite_implicit_decomp(_composites())
-    except (ImportError, AttributeError) as error:
-        pieces.log.info("composite operators are decomposed: %s", error)
-        return contextlib.nullcontext()

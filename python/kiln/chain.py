@@ -13,6 +13,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from kiln import export, pieces, versions
 from kiln._native import InputError, ShapeError, UnsupportedError, UsageError
@@ -39,10 +40,11 @@ class Pieces:
         self._run = self._lowering.parts(piece)
         self.parts = piece.parts
         self._places = {node: i for i, node in enumerate(inputs)}
-        #: The symbols of sizes: the least and the largest.
+        #: The symbols of the inputs' sizes: the least and the largest.
         self.symbols = {
             str(s): (int(r.lower), int(r.upper) if r.upper.is_Integer else None)
             for s, r in exported.range_constraints.items()
+            if not symbol_is_type(s, SymT.UNBACKED_INT)
         }
         #: Conditions on sizes, and the sizes that were traced, at which they hold.
         self.guards = [(text, versions.condition(text)) for text in versions.guards(exported)]

@@ -1,6 +1,6 @@
 """From a module or an `ExportedProgram` to the program that the native engine reads.
 
-A module goes through `torch.export.export` without gradients, then `run_decompositions({})`:
+A module goes through `torch.export.export` without gradients, then `run_decompositions`:
 composite operators stay whole, and mutations are in the signature. Shapes are static unless asked
 otherwise.
 """
@@ -28,7 +28,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import graph, versions
+from kiln import composites, graph, versions
 from kiln._native import InputError, UnsupportedError, UsageError
 
 #: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
@@ -295,7 +295,13 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
     with warnings.catch_warnings():
         # Of torch's own copying of tree specs.
         warnings.simplefilter("ignore", FutureWarning)
-        program: ExportedProgram = exported.run_decompositions({})
+        try:
+            program: ExportedProgram = exported.run_decompositions(composites.decomposed())
+        except Exception as error:
+            raise UnsupportedError(
+                f"torch.export cannot make the program functional ({_first_line(error)}): mend "
+                'it, or use torch.compile(model, backend="kiln"), which runs what it cannot trace'
+            ) from error
         return program
 
 

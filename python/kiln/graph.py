@@ -120,8 +120,10 @@ class _Writer:
         self.input_names = input_names
         self.mutations = mutations
         self.written = frozenset(mutations.values())
-        #: By name the tensors on the host that are handed over.
+        #: By name the tensors that have to be on the host.
         self.on_host: dict[str, fx.Node] = {}
+        #: Calls that torch would have to run on the host.
+        self.host_calls: list[Json] = []
         self.values: list[Json] = []
         #: The id of a node's tensor, or nested lists of ids (None where there is no tensor).
         self.ids: dict[fx.Node, Any] = {}
@@ -157,6 +159,8 @@ class _Writer:
                 outputs = [{"value": i} for i in self.results]
             elif node.op == "output":
                 for i, result in enumerate(node.args[0]):
+                    if isinstance(result, fx.Node) and _on_host(result):
+                        self.on_host.setdefault(f"result {i}", result)
                     target = self.mutations.get(i)
                     if target is None:
                         outputs.append(self.output(result, node))
@@ -165,6 +169,10 @@ class _Writer:
                         writes.append({"target": pair[0], "value": pair[1]})
             else:
                 raise refusal(f"a call of {node.target}", node, "only operators can be compiled")
+        device = self.device()
+        if device != "cpu":
+            for call in self.host_calls:
+                call["vouched"] = False
         program = {
             "name": name,
             "symbols": self.symbols,
@@ -180,20 +188,21 @@ class _Writer:
             json.dumps(program, separators=(",", ":"), allow_nan=False),
             self.param_tensors,
             self.input_positions,
-            self.device(),
+            device,
             len(self.calls),
             self.symbols,
             self.results,
         )
 
     def device(self) -> str:
-        """The device of the program's tensors. Tensors of rank 0 on the host go with any device."""
-        if len(self.devices) > 1:
-            names = " and ".join(str(d) for d in self.devices)
-            node = list(self.devices.values())[1]
+        """The device of the program's tensors. What is on the host within a program that is
+        elsewhere, such as a table of indices that it computes, is computed there as well."""
+        others = [d for d in self.devices if d.type != "cpu"]
+        if len(others) > 1:
+            names = " and ".join(str(d) for d in others)
             remedy = "put the module and its inputs on one device"
-            raise refusal(f"the program has tensors on {names}", node, remedy)
-        found = next(iter(self.devices), self.scalars_on or torch.device("cpu"))
+            raise refusal(f"the program has tensors on {names}", self.devices[others[1]], remedy)
+        found = next(iter(others or self.devices), self.scalars_on or torch.device("cpu"))
         if found.type not in ("cpu", "cuda"):
             raise refusal(f"the program's tensors are on {found}", None, "use cpu or cuda")
         if found.type != "cpu" and self.on_host:
@@ -358,6 +367,8 @@ class _Writer:
         # A result that is no tensor has no place in a program.
         if schema.computes and len(outs) == len(tree_leaves(value)):
             call["vouched"] = not schema.of_strides or _is_row_major(node)
+            if any(_on_host(n) for n in (node, *node.all_input_nodes)):
+                self.host_calls.append(call)
         self.calls.append(call)
 
     def leave_out(self, node: fx.Node) -> None:
@@ -448,6 +459,11 @@ def _is_row_major(node: fx.Node) -> bool:
     """Whether all operands of a call have the strides that tensors of an engine have."""
     operands = tree_leaves([a.meta.get("val") for a in node.all_input_nodes])
     return all(t.is_contiguous() for t in operands if isinstance(t, torch.Tensor))
+
+
+def _on_host(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _values(ids: Any) -> Json:

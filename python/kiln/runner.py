@@ -131,10 +131,12 @@ class Runner:
         return outputs
 
     def warm(self, args: list[Any], sizes: Mapping[str, int]) -> None:
-        """Compiles for these sizes now. Of `args` only parameters are looked at."""
+        """Compiles for these sizes now, unless the piece has others, which data decide: it is then
+        compiled when they are known. Of `args` only parameters are looked at."""
         self.bind(_addresses(args, self.static), self.pick_static(args))
         symbols = self.program.symbols
-        self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
+        if all(s in sizes for s in symbols):
+            self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
 
     def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
         """Finds or makes the engine for these parameters."""

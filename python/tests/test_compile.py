@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import backend, bench
+from kiln import artifact, backend, bench
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -204,6 +204,49 @@ def test_device_moves_the_program_and_says_which_devices_there_are():
     assert kiln.compile(layer, (X,), device="cpu").device == "cpu"
     with pytest.raises(kiln.UnsupportedError, match="on meta: use cpu or cuda"):
         kiln.compile(layer, (X,), device="meta")
+
+
+def test_tf32_is_as_torch_has_it():
+    def f32(device, **given):
+        return kiln.options.for_engine(given, device).get("no_tf32", False)
+
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True
+        assert not f32("cuda:0")
+        torch.backends.cudnn.allow_tf32 = False
+        assert f32("cuda:0")
+        assert not f32("cpu") and not f32("cuda:0", numerics="fast")
+        assert not f32("cuda:0", no_tf32=False)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("compile", ["torch.compile", "kiln.compile"])
+@pytest.mark.parametrize("views", ["meshgrid", "broadcast_tensors", "einsum", "atleast_2d"])
+def test_writes_to_views_that_composite_operators_give(views, compile):
+    """Schemas of these operators do not say that their results share memory with operands."""
+    of = {
+        "meshgrid": lambda x: torch.meshgrid(x, x.new_ones(1), indexing="ij")[0],
+        "broadcast_tensors": lambda x: torch.broadcast_tensors(x, torch.ones(4))[0],
+        "einsum": lambda x: torch.einsum("ij->ji", x.view(2, 2)),
+        "atleast_2d": lambda x: torch.atleast_2d([x])[0],
+    }[views]
+
+    class Writes(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            of(y)[0].add_(3)
+            return y
+
+    x = torch.randn(4)
+    if compile == "torch.compile":
+        run = torch.compile(Writes().eval(), backend="kiln")
+    else:
+        run = kiln.compile(Writes().eval(), (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), Writes()(x))
 
 
 # What cannot be passed or copied
@@ -466,17 +509,27 @@ def test_the_state_of_a_loaded_file_is_its_own(kind, tmp_path):
         torch.testing.assert_close(loaded(X[:1]), reference(X[:1]))
 
 
-def test_the_nesting_of_an_archive_is_read(tmp_path):
-    from kiln import artifact
+def test_the_device_of_an_archive_is_that_of_its_export():
+    def found(*devices):
+        values = {str(i): {"device": d} for i, d in enumerate(devices)}
+        return artifact._exported_on({"graph_module": {"graph": {"tensor_values": values}}})
 
+    cpu, gpu = {"type": "cpu", "index": None}, {"type": "cuda", "index": 0}
+    here = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert [found(), found(cpu), found(cpu, gpu)] == ["cpu", "cpu", here]
+    assert found({"type": "cuda", "index": 99}) == "cpu"
+    assert artifact._exported_on({}) == "cpu"
+
+
+def test_the_nesting_of_an_archive_is_read(tmp_path):
     with torch.no_grad():
         program = torch.export.export(Nested().eval(), (X,), {"more": {"a": [X]}})
     torch.export.save(program, tmp_path / "nested.pt2")
-    in_spec, out_spec = artifact._nesting(tmp_path / "nested.pt2")
+    in_spec, out_spec = artifact._nesting(artifact._program(tmp_path / "nested.pt2"))
     assert in_spec == program.call_spec.in_spec
     assert out_spec == program.call_spec.out_spec
     (tmp_path / "text").write_text("graph")
-    assert artifact._nesting(tmp_path / "text") == (None, None)
+    assert artifact._nesting(artifact._program(tmp_path / "text")) == (None, None)
 
 
 def test_bench_times_in_one_table():

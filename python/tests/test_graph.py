@@ -220,11 +220,14 @@ def test_numbers_read_from_tensors_are_refused_with_their_line():
 
 
 def test_tensors_on_several_devices_are_refused():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     g = torch.fx.Graph()
     x, y = g.placeholder("x"), g.placeholder("y")
-    x.meta["val"], y.meta["val"] = torch.ones(2), torch.ones(2, device="meta")
+    with FakeTensorMode():
+        x.meta["val"], y.meta["val"] = torch.ones(2, device="cuda"), torch.ones(2, device="meta")
     g.output((x, y))
-    with pytest.raises(kiln.UnsupportedError, match="on cpu and meta: put the module"):
+    with pytest.raises(kiln.UnsupportedError, match="on cuda:0 and meta: put the module"):
         graph.write(g, None)
 
 
@@ -253,6 +256,28 @@ def test_scalars_on_the_host_are_no_inputs_of_a_program_on_a_device():
     text = "scale is on cpu, and the program's other tensors on cuda:0: move scale there"
     with pytest.raises(kiln.UnsupportedError, match=text):
         graph.write(g, None)
+
+
+def test_what_is_computed_on_the_host_within_a_program_on_a_device_is_computed_there():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Table(torch.nn.Module):
+        def forward(self, x):
+            i = torch.arange(4)
+            table = (i[:, None] - i[None]).abs()
+            return x[table.to(x.device)], table
+
+    with FakeTensorMode():
+        exported = torch.export.export(Table(), (torch.empty(5, device="cuda"),))
+    both = exported.run_decompositions({}).graph
+    text = "result 1 is on cpu, and the program's other tensors on cuda:0"
+    with pytest.raises(kiln.UnsupportedError, match=text):
+        graph.write(both, None)
+    output = both.output_node()
+    output.args = (output.args[0][:1],)
+    program = graph.write(both, None)
+    assert program.device == "cuda:0"
+    assert not any(c.get("vouched") for c in json.loads(program.text)["calls"][:4])
 
 
 def test_sparse_and_meta_tensors_are_refused():

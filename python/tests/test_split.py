@@ -419,6 +419,20 @@ def test_kiln_compile_splits_as_torch_compile_does(name, dynamic):
 
 
 @pytest.mark.native
+@pytest.mark.parametrize(
+    "f", [lambda x: x[x > 0] * 2, lambda x: x.relu().nonzero() + 1], ids=["mask", "nonzero"]
+)
+def test_kiln_compile_of_sizes_that_depend_on_data(f):
+    class Selects(nn.Module):
+        def forward(self, x):
+            return f(x * 3)
+
+    run = kiln.compile(Selects().eval(), (X,))
+    for x in (X, -X, X - 10):
+        same(run(x), f(x * 3))
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("name", ["complex", "random"])
 def test_kiln_compile_writes_to_buffers_and_inputs_in_several_pieces(name):
     class Both(nn.Module):
