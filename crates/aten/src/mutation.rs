@@ -32,8 +32,7 @@ use std::{
 use step::Step;
 use views::{View, views};
 
-const COPY: &str =
-    "work on a copy (clone()), or save `program.run_decompositions()`, which has no in-place operators";
+const COPY: &str = "work on a copy (clone()), or save `program.run_decompositions()`, which has no in-place operators";
 
 /// A change that outlives a run: after it the input or constant `target` (a value id) holds `value`, which has the same type. Nothing else
 /// need use `value`, so whoever converts the program lists it among the outputs. A constant that is written is state: a run starts with
