@@ -10,7 +10,8 @@ pub type Feed = (usize, usize);
 
 impl Session {
     /// [`Session::run_on`] `count` times over the same memory. After each run, the last one too, the inputs that `feeds` name hold the
-    /// outputs that it names: state that is not written in place, or a token that is the next step's.
+    /// outputs that it names: state that is not written in place, or a token that is the next step's. Without a stream, on the default
+    /// stream, as [`Session::run_on`].
     ///
     /// # Errors
     /// Those of [`Session::run_on`]; [`RuntimeError::Feed`] if a feed's input and output do not exist or are of different types.

@@ -166,8 +166,8 @@ impl Engine {
     /// # Errors
     /// If the program cannot be specialised to the sizes of its export.
     pub fn state_names(&self) -> Result<Vec<String>> {
-        let name = |index: &usize| self.program.param_names().nth(*index).unwrap_or_default().to_string();
-        Ok(self.state_indices()?.iter().map(name).collect())
+        let name = |index: &usize| self.program.param_names().nth(*index).map(str::to_string);
+        Ok(self.state_indices()?.iter().filter_map(name).collect())
     }
     /// Dtype and shape of a state.
     ///
@@ -230,8 +230,9 @@ impl Engine {
         let all = self.state_indices()?;
         let found = all.iter().find(|i| self.program.param_names().nth(**i) == Some(name));
         found.copied().ok_or_else(|| {
-            let names = self.state_names().unwrap_or_default().join(", ");
-            let help = if names.is_empty() { "it keeps none".into() } else { format!("its states are {names}") };
+            let names: Vec<&str> = all.iter().filter_map(|i| self.program.param_names().nth(*i)).collect();
+            let help =
+                if names.is_empty() { "it keeps none".into() } else { format!("its states are {}", names.join(", ")) };
             Error::usage(format!("{} has no state `{name}`", self.program.name()), help)
         })
     }

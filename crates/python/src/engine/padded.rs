@@ -25,7 +25,8 @@ impl Engine {
         for (input, given) in program.inputs().iter().zip(args.iter()) {
             match &input.kind {
                 InputKind::Value(_) => {
-                    let shape = shapes.next().unwrap_or_default();
+                    let missing = || UsageError::new_err(format!("input `{}` has no shape", input.name));
+                    let shape = shapes.next().ok_or_else(missing)?;
                     let given = given.call_method0("detach")?;
                     let sizes: Vec<usize> = given.getattr("shape")?.extract()?;
                     let mut to = given.clone();
