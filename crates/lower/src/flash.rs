@@ -4,6 +4,8 @@
 //! Takes: an attention with whatever follows it, and the tiles that [`kiln_plan::attention`] chose. Gives: one program,
 //! or two steps.
 //!
+//! The few queries of a group of heads that share their keys are the rows of one tile, so that keys and values are loaded once for all.
+//!
 //! A single f32 query takes sums of products along rows of keys, as they lie in memory, instead of matmuls of a tile
 //! that is mostly empty.
 //!
@@ -53,13 +55,13 @@ impl Coords {
 pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(v);
     let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
-    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
-    let sizes = attention::Sizes { dtype, heads, queries: z.s, keys: z.t, widths: [z.d, z.e], causal };
+    let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
+    let sizes = attention::Sizes::of(dtype, [q, k, w], causal);
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
     let tiles = sizes.tiles(machine);
-    let step = program(of, v, z, tiles)?;
+    let step = program(of, v, z, tiles, sizes.packed > 1)?;
     if tiles.parts == 1 {
         return Ok(Emitted { scratch: vec![], steps: vec![step] });
     }
@@ -74,15 +76,21 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
 
 /// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
 /// weights.
-fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> Result<Vec<Store>, LowerError> {
+fn results(
+    of: &Body,
+    v: ValueId,
+    z: &Sizes,
+    at: &[Expr],
+    parts: usize,
+    r: &mut Resolver,
+) -> Result<Vec<Store>, LowerError> {
     let part = Expr::coord(part_id(z), parts);
     let nb = z.batch.len();
     let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
-    let at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as u32, d)).collect();
     if parts > 1 {
         let rows = linear(&at[..nb + 3], &dims[..nb + 3]);
         let row_count: usize = dims[..nb + 3].iter().product();
-        let whole = linear(&at, &dims);
+        let whole = linear(at, &dims);
         let places = [(whole, row_count * z.e), (rows.clone(), row_count), (rows, row_count)];
         let store = |(i, (at, size)): (usize, (Expr, usize))| {
             let value = r.dag.add(NodeOp::Anchor { at: vec![Expr::default().shift(i as i64)] }, DType::F32);
@@ -100,7 +108,7 @@ fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> 
     };
     let body = Body { matmul: Some((v, Place::Node)), ..*of };
     let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(|| of.unsupported(NOT_PLACED))?;
-    placed.iter().map(|o| o.store(r, &at)).collect()
+    placed.iter().map(|o| o.store(r, at)).collect()
 }
 
 /// Coordinate of the slice of the keys.
@@ -108,16 +116,28 @@ fn part_id(z: &Sizes) -> CoordId {
     z.batch.len() as CoordId + 8
 }
 
-fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel>, LowerError> {
+/// Indices of the result by the program's coordinates: batch…, key head, query head of its group, query, column. `packed`: the rows of a
+/// tile are the queries of all heads of a group.
+fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
+    let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
+    let mut at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
+    if packed {
+        let row = Expr::coord(Coords::of(z).s, z.group * z.s);
+        let group = z.batch.len() + 1;
+        (at[group], at[group + 1]) = (row.clone().div(z.s as i64), row.rem(z.s as i64));
+    }
+    at
+}
+
+fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Result<Work<Kernel>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = g.dtype(v);
     let nb = z.batch.len();
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
-    let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
-    let at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
+    let at = indices(z, packed);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
-    let stores = results(of, v, z, tiles.parts, &mut r)?;
+    let stores = results(of, v, z, &at, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = if tiles.parts > 1 {
         scene.stores.iter().map(|s| s.value).collect()
@@ -142,8 +162,9 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let way = Way::of(z, &tiles);
     let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
-    cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, z.group)]);
-    cuts.extend([cut(s, z.s, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
+    let (groups, rows) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
+    cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups)]);
+    cuts.extend([cut(s, rows, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
     let read = [scene.roots(), vec![q, k, w, score], end.into_iter().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);

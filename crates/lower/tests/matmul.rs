@@ -175,6 +175,31 @@ fn attention_split_along_keys() {
     );
 }
 
+/// Few queries of heads that share keys, whose rows a GPU puts into one tile: masks by query, by head and by batch; slices of the keys.
+#[test]
+fn attention_of_groups_with_few_queries() {
+    for d in ["bf16", "f16", "f32"] {
+        for (shapes, how) in [
+            ("%q: {d}[2,6,1,24], %k: {d}[2,2,70,24], %v: {d}[2,2,70,17]", "%q, %k, %v scale=0.25"),
+            ("%q: {d}[4,3,16], %k: {d}[1,700,16], %v: {d}[1,700,16], %m: {d}[4,3,700]", "%q, %k, %v, %m scale=0.3"),
+            ("%q: {d}[2,6,5,16], %k: {d}[2,2,40,16], %v: {d}[2,2,40,16], %m: bool[6,1,40]", "%q, %k, %v, %m scale=0.3"),
+            (
+                "%q: {d}[2,4,13,16], %k: {d}[2,1,90,16], %v: {d}[2,1,90,16], %m: bool[2,1,13,90]",
+                "%q, %k, %v, %m scale=0.3 fully_masked=nan",
+            ),
+            ("%q: {d}[8,8,16], %k: {d}[1,300,16], %v: {d}[1,300,24], %m: bool[8,1]", "%q, %k, %v, %m scale=0.3"),
+        ] {
+            body(Attention, &format!("({}) {{ %y = attention {how}\n return %y }}", shapes.replace("{d}", d)));
+        }
+        body(
+            Attention,
+            &format!(
+                "(%q: {d}[2,3,6,16], %k: {d}[2,50,2,16], %v: {d}[2,50,2,16], %r: {d}[2,3,96]) {{ %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25\n %p = permute %y perm=[0,2,1,3]\n %o = reshape %p shape=[2,3,96]\n %z = add %o, %r\n return %z }}"
+            ),
+        );
+    }
+}
+
 /// A single key, whose value is infinite or NaN in places; keys of width one.
 #[test]
 fn attention_of_axes_of_one() {

@@ -26,10 +26,12 @@ pub struct Tiles {
 pub struct Sizes {
     /// Element type of the operands.
     pub dtype: DType,
-    /// Query heads of all batches.
+    /// Heads of all batches that have tiles of their own: query heads, or key heads where groups are packed.
     pub heads: usize,
-    /// Queries per head.
+    /// Rows of queries of such a head.
     pub queries: usize,
+    /// Query heads in the rows of one head: all that share their keys and values, so that these are loaded once. 1: not packed.
+    pub packed: usize,
     /// Keys per head.
     pub keys: usize,
     /// Elements of a query, and of a value.
@@ -40,6 +42,8 @@ pub struct Sizes {
 
 /// Widest heads that fit in registers.
 const WIDEST: usize = 256;
+/// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their own.
+const PACKED: usize = 64;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
@@ -47,8 +51,15 @@ impl Sizes {
     /// The sizes for operands of these shapes: batch…, heads, rows, columns.
     pub fn of(dtype: DType, [q, k, v]: [&[usize]; 3], causal: bool) -> Sizes {
         let end = |s: &[usize], i: usize| s.len().checked_sub(i).and_then(|at| s.get(at)).copied().unwrap_or(1);
-        let heads = q[..q.len().saturating_sub(2)].iter().product();
-        Sizes { dtype, heads, queries: end(q, 2), keys: end(k, 2), widths: [end(q, 1), end(v, 1)], causal }
+        let heads: usize = q[..q.len().saturating_sub(2)].iter().product();
+        let (queries, group) = (end(q, 2), end(q, 3) / end(k, 3).max(1));
+        let mut sizes =
+            Sizes { dtype, heads, queries, packed: 1, keys: end(k, 2), widths: [end(q, 1), end(v, 1)], causal };
+        // A causal mask ends a block's keys by its queries' positions, which rows of several heads do not have in order.
+        if sizes.is_half() && !causal && (2..=PACKED).contains(&(group * queries)) && group > 1 {
+            sizes = Sizes { heads: heads / group, queries: group * queries, packed: group, ..sizes };
+        }
+        sizes
     }
     /// Is there a fused program for these sizes?
     pub fn has_program(&self) -> bool {
@@ -125,11 +136,24 @@ mod tests {
     use super::*;
 
     fn tiles(dtype: DType, heads: usize, [queries, keys, width]: [usize; 3]) -> [usize; 3] {
-        let z = Sizes { dtype, heads, queries, keys, widths: [width; 2], causal: false };
+        let z = Sizes { dtype, heads, queries, packed: 1, keys, widths: [width; 2], causal: false };
         let machine = kiln_machine::Arch::Sm90a.machine();
         let t = z.tiles(&Hardware { machine, contract: crate::Contract::default() });
         assert!((t.parts - 1) * t.part < keys && keys <= t.parts * t.part && t.part.is_multiple_of(t.keys), "{t:?}");
         [t.queries, t.keys, t.parts]
+    }
+    #[test]
+    fn heads_that_share_keys_are_packed() {
+        let of = |dtype, q: [usize; 3], kv: [usize; 3], causal| {
+            let z = Sizes::of(dtype, [&q, &kv, &kv], causal);
+            [z.heads, z.queries, z.packed]
+        };
+        assert_eq!(of(DType::Bf16, [32, 1, 64], [8, 4096, 64], false), [8, 4, 4]);
+        assert_eq!(of(DType::Bf16, [32, 8, 64], [4, 4096, 64], false), [4, 64, 8]);
+        assert_eq!(of(DType::Bf16, [32, 9, 64], [4, 4096, 64], false), [32, 9, 1]);
+        assert_eq!(of(DType::Bf16, [32, 1, 64], [32, 4096, 64], false), [32, 1, 1]);
+        assert_eq!(of(DType::Bf16, [32, 4, 64], [8, 4, 64], true), [32, 4, 1]);
+        assert_eq!(of(DType::F32, [32, 1, 64], [8, 4096, 64], false), [32, 1, 1]);
     }
     #[test]
     fn few_blocks_are_small_and_split_the_keys() {
