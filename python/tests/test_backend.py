@@ -12,7 +12,7 @@ from agreement import X, agree, compiled, same
 from torch import nn
 
 import kiln
-from kiln import backend, pieces
+from kiln import backend, composites, pieces
 
 Pair = namedtuple("Pair", "a b")
 
@@ -348,7 +348,7 @@ def test_composites_come_decomposed_where_torch_cannot_keep_them(monkeypatch):
 def test_operators_that_torch_cannot_trace_whole(monkeypatch):
     agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
     op = torch.ops.aten.std_mean.dim
-    monkeypatch.setattr(backend, "_composites", lambda: {op: lambda *_, **__: NotImplemented})
+    monkeypatch.setattr(composites, "_rules", lambda: {op: lambda *_, **__: NotImplemented})
     torch._dynamo.reset()
     agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
 

@@ -134,6 +134,8 @@ pub struct Attention {
     pub enough: usize,
     /// Number of concurrent blocks up to which more slices of the keys make attention faster.
     pub most: usize,
+    /// The same for blocks of fewer than 64 queries, with half types: they wait for memory.
+    pub most_narrow: usize,
     /// Seconds of the second launch, which combines the slices.
     pub join: f64,
 }

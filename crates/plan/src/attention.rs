@@ -42,6 +42,8 @@ pub struct Sizes {
 
 /// Widest heads that fit in registers.
 const WIDEST: usize = 256;
+/// Elements of a tile of keys for fewer than 64 queries, with half types.
+const NARROW: usize = 8192;
 /// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their own.
 const PACKED: usize = 64;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
@@ -83,7 +85,8 @@ impl Sizes {
         let (rows, widest) = (self.queries.next_power_of_two(), self.widest());
         if self.is_half() {
             return match rows {
-                ..=32 => [16, 64, 4],
+                // As many keys as keep loads in flight without filling a thread's registers.
+                ..=32 => [16, (NARROW / widest).clamp(64, 128), 4],
                 128.. if widest <= 64 && m.counted(self.blocks(128)) >= TWICE * m.units.multiprocessors => [128, 64, 4],
                 _ if widest <= 128 && self.seen().div_ceil(64).is_multiple_of(2) => [64, 128, 4],
                 _ => [64, 64, 4],
@@ -104,7 +107,11 @@ impl Sizes {
         let keys = keys.min(self.seen().next_power_of_two().max(16));
         let all = self.seen().div_ceil(keys).max(1);
         let blocks = m.counted(self.blocks(queries)).max(1);
-        let most = if blocks < m.attention.enough { (m.attention.most / blocks).min(all).max(1) } else { 1 };
+        let (enough, most) = match self.is_half() && queries < 64 {
+            true => (m.attention.most_narrow, m.attention.most_narrow),
+            false => (m.attention.enough, m.attention.most),
+        };
+        let most = if blocks < enough { (most / blocks).min(all).max(1) } else { 1 };
         let parts = 1 << most.ilog2();
         let whole = Tiles { queries, keys, warps, part: all * keys, parts: 1 };
         let part = all.div_ceil(parts) * keys;
@@ -164,6 +171,7 @@ mod tests {
         assert_eq!(tiles(DType::Bf16, 128, [1024, 1024, 64]), [128, 64, 1]);
         assert_eq!(tiles(DType::Bf16, 8, [1024, 1024, 128]), [64, 128, 1]);
         assert_eq!(tiles(DType::Bf16, 512, [1, 4096, 128]), [16, 64, 1]);
-        assert_eq!(tiles(DType::Bf16, 32, [1, 1024, 128]), [16, 64, 8]);
+        assert_eq!(tiles(DType::Bf16, 32, [1, 1024, 128]), [16, 64, 16]);
+        assert_eq!(tiles(DType::Bf16, 8, [4, 16384, 64]), [16, 128, 64]);
     }
 }
