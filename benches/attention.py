@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention through Kiln beside PyTorch, in one run on one GPU: SDPA with each of its kernels, Inductor, FlexAttention.
 
-    python benches/attention.py [table] [scores] [few] [models] [random [N [SEED]]] [--form sdpa|primitives|both] [--models NAME]...
+    python benches/attention.py [table] [scores] [few] [random [N [SEED]]] [models] [--form sdpa|primitives|both] [--models NAME]...
                                 [--peers all|sdpa|none] [--quick] [--json FILE] [--out FILE]         default: all these sections
     python benches/attention.py cpu                                                                 on two threads
     python benches/attention.py table scores few random --device cpu                                small sizes, to try the script
@@ -9,13 +9,15 @@
 table:  sizes of models and corners, full and causal, through `scaled_dot_product_attention` and from primitives
 scores: biases, masks, soft-cap, documents, beside FlexAttention and beside the plain kernel of as many keys
 few:    1 to 16 queries over long keys: share of the speed of a copy; inputs rotate, so that no cache keeps the keys between calls
-models: whole models in bf16, and their errors
 random: N random attentions against float64, and whether two runs give the same bytes
+models: whole models in bf16, and their errors
 cpu:    16 to 4096 keys on the host, beside eager and torch.compile
 
 Launches are recorded in CUDA graphs on all sides, except where a column says otherwise; reduce-overhead records its own. Samples are
 interleaved; medians, on the host the fastest tenth. Ratios are the peer's time over Kiln's. FLOPs count pairs of queries and keys that the
-mask allows. An error is a row's largest over its largest element, against float64, and may be twice eager's and roundings; of a model twice eager's.
+mask allows. Tables are written row by row, so that what was measured is kept if a run is cut off.
+
+An error is a row's largest over its largest element, against float64, and may be twice eager's and roundings; of a model, twice eager's.
 Exit status 1: a result is wrong, or a random case was refused.
 """
 
@@ -52,7 +54,7 @@ SHAPES = [
 SCORED = [(4, 32, 4096, 128), (2, 16, 8192, 64)]
 #: Bytes over which the inputs of `few` rotate: more than a GPU's caches hold.
 ROTATED = 160 << 20
-SECTIONS = ["table", "scores", "few", "models", "random"]
+SECTIONS = ["table", "scores", "few", "random", "models"]
 
 
 def table(bench: Bench, form: str) -> None:
@@ -106,7 +108,7 @@ def scores(bench: Bench, form: str) -> None:
                     bench.row([shape, case.name, name, kernels], shape=shape, function=case.name, form=name, problem=kernels)
                     continue
                 errors, figures = bench.checked(compiled, module, args)
-                sides = {"kiln": Side(first_call(compiled, args)), **bench.inductor(module, args, ("Inductor",))}
+                sides = {"kiln": Side(first_call(compiled, args)), **bench.inductor(module, args, overhead=False)}
                 if plain[case.plain] is not None:
                     sides["plain"] = Side(first_call(plain[case.plain], (q, k, v)))
                 if case.cap is None and bench.peers != "none":
@@ -152,7 +154,7 @@ def few(bench: Bench) -> None:
         del kept
 
 
-def few_row(bench: Bench, queries: int, groups: int, kept: list[tuple[torch.Tensor, ...]], bytes_read: int, peers: list[str]) -> None:
+def few_row(bench: Bench, queries: int, groups: int, kept: list[cases.Tensors], bytes_read: int, peers: list[str]) -> None:
     """A function of its own, so that nothing of a row takes memory in the next."""
     batch, of_keys, length, dim = kept[0][0].shape
     module = cases.Sdpa(cases.PLAIN["full"])
@@ -223,8 +225,8 @@ def models(bench: Bench, only: list[str]) -> None:
 
 
 def randomly(bench: Bench, count: int, seed: int) -> None:
-    columns = ["case", "B x H / H of keys x queries:keys x D", "kernels", "kiln ms", "SDPA ms", "SDPA / kiln", "errors: kiln, eager", "verdict"]
-    bench.head("random", f"{count} random attentions, seed {seed}", columns)
+    columns = ["case", "B x H / H of keys x queries:keys x D", "kernels", "kiln ms", "SDPA ms", "SDPA / kiln"]
+    bench.head("random", f"{count} random attentions, seed {seed}", [*columns, "errors: kiln, eager", "verdict"])
     wrong, ratios = 0, []
     for number in range(count):
         drawn = attention_random.draw(random.Random(seed * 100_003 + number), bench.device)
@@ -257,7 +259,8 @@ def randomly(bench: Bench, count: int, seed: int) -> None:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else NAN
     least = min(ratios, default=NAN)
     slower = sum(r < 1 for r in ratios)
-    bench.say(f"\n{count} cases of seed {seed}, {wrong} wrong. SDPA / kiln: geometric mean {mean:.2f}, least {least:.2f}, below 1 in {slower}.")
+    bench.say(f"\n{count} cases of seed {seed}, {wrong} wrong.")
+    bench.say(f"SDPA / kiln: geometric mean {mean:.2f}, least {least:.2f}, below 1 in {slower}.")
 
 
 def on_host(bench: Bench) -> None:
@@ -280,7 +283,8 @@ def on_host(bench: Bench) -> None:
                         bench.row([*name, kernels], **found, problem=kernels)
                         continue
                     errors, figures = bench.checked(compiled, module, args)
-                    sides = {"kiln": Side(first_call(compiled, args)), "eager": Side(first_call(module, args)), **bench.inductor(module, args)}
+                    sides = {"kiln": Side(first_call(compiled, args)), "eager": Side(first_call(module, args))}
+                    sides |= bench.inductor(module, args)
                     times, problems = bench.timed(sides)
                     against = [ratio(times, [p]).partition(" ")[0] for p in ("eager", "Inductor")]
                     cells = [milliseconds(times, p) for p in ("kiln", "eager", "Inductor")]
@@ -313,9 +317,17 @@ def main() -> int:
     device = "cpu" if names == ["cpu"] else args.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device: use --device cpu to try the script, or the section cpu")
-    bench = Bench(device, (5 if args.quick else 15) * (1 if device == "cuda" else 2), args.peers)
     torch.manual_seed(0)
     machine = gpu.machine() if device == "cuda" else f"CPU: {timing.host()}; torch {torch.__version__}; {datetime.date.today()}"
+
+    def save(bench: Bench) -> None:
+        if args.out:
+            args.out.write_text("\n".join(bench.lines) + "\n")
+        if args.json:
+            found = {"machine": machine, "command": sys.argv, "wrong": bench.wrong, "rows": bench.rows}
+            args.json.write_text(json.dumps(found, indent=1, default=str))
+
+    bench = Bench(device, (5 if args.quick else 15) * (1 if device == "cuda" else 2), args.peers, save)
     bench.say("# Attention beside PyTorch\n")
     bench.say(f"{machine}; kiln {kiln.__version__}; `python benches/attention.py {' '.join(sys.argv[1:])}`")
     run = {
@@ -328,10 +340,7 @@ def main() -> int:
             bench.end()
     if bench.wrong:
         bench.say(f"\n{bench.wrong} results are wrong.")
-    if args.out:
-        args.out.write_text("\n".join(bench.lines) + "\n")
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "command": sys.argv, "wrong": bench.wrong, "rows": bench.rows}, indent=1, default=str))
+    save(bench)
     return 1 if bench.wrong else 0
 
 

@@ -23,8 +23,8 @@ NAN = float("nan")
 class Bench:
     """What all sections share: the device, what to time, and what was found."""
 
-    def __init__(self, device: str, rounds: int, peers: str) -> None:
-        self.device, self.rounds, self.peers = device, rounds, peers
+    def __init__(self, device: str, rounds: int, peers: str, save: Callable[[Bench], None]) -> None:
+        self.device, self.rounds, self.peers, self.save = device, rounds, peers, save
         self.lines: list[str] = []
         self.rows: list[dict[str, Any]] = []
         #: Why what was not timed, by the side and the reason: rows.
@@ -47,6 +47,8 @@ class Bench:
         self.rows.append({"section": self.section, **found})
         for problem in found.get("problems", {}).items():
             self.untimed[problem] = self.untimed.get(problem, 0) + 1
+        # What was measured is kept if the run is cut off.
+        self.save(self)
 
     def end(self) -> None:
         """Tells why sides have no times in the section."""
@@ -55,6 +57,7 @@ class Bench:
         for (side, reason), rows in self.untimed.items():
             self.say(f"- {side}, {rows} {'row' if rows == 1 else 'rows'}: {reason}")
         self.untimed = {}
+        self.save(self)
 
     def small(self, batch: int, heads: int, length: int) -> tuple[int, int, int]:
         """Sizes that a CPU takes."""
@@ -79,7 +82,9 @@ class Bench:
         except Exception as e:  # The row says so.
             return None, timing.first_line(e)
 
-    def checked(self, compiled: Callable[..., Any], module: cases.Sdpa | cases.Primitives, args: tuple[Any, ...]) -> tuple[str, dict[str, float]]:
+    def checked(
+        self, compiled: Callable[..., Any], module: cases.Sdpa | cases.Primitives, args: tuple[Any, ...]
+    ) -> tuple[str, dict[str, float]]:
         """Kiln's error and eager's, marked where Kiln's is not allowed."""
         want = cases.reference(module, args)
         ours = cases.worst(compiled(*args), want)
@@ -106,11 +111,12 @@ class Bench:
 
         return {"SDPA": Side(lambda: module(*args)), **{name: Side(by(kernel)) for name, kernel in KERNELS.items()}}
 
-    def inductor(self, module: nn.Module, args: tuple[Any, ...], modes: tuple[str, ...] = ("Inductor", "reduce-overhead")) -> dict[str, Side]:
+    def inductor(self, module: nn.Module, args: tuple[Any, ...], *, overhead: bool = True) -> dict[str, Side]:
+        """What torch.compile makes of it. `overhead`: with mode "reduce-overhead" as well."""
         if self.peers != "all":
             return {}
         found = {"Inductor": Side(first_call(torch.compile(module, dynamic=False), args))}
-        if self.device == "cuda" and "reduce-overhead" in modes:
+        if self.device == "cuda" and overhead:
             # It records CUDA graphs of its own.
             found["reduce-overhead"] = Side(first_call(torch.compile(module, dynamic=False, mode="reduce-overhead"), args), recorded=False)
         return found

@@ -154,7 +154,7 @@ def flex(case: Case, args: Tensors) -> Callable[[], torch.Tensor]:
     batch, heads, queries, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
 
     def at(b: Any, h: Any, i: Any, j: Any) -> list[Any]:
-        return [t[tuple(x if n > 1 else 0 for x, n in zip((b, h, i, j), t.shape, strict=True))] for t in more]
+        return [t[tuple(x if n > 1 else 0 for x, n in zip((b, h, i, j), t.shape))] for t in more]
 
     def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         if case.cap is not None:
