@@ -265,8 +265,8 @@ def randomly(bench: Bench, count: int, seed: int) -> None:
 
 def on_host(bench: Bench) -> None:
     torch.set_num_threads(2)
-    columns = ["B x H x S x D", "type", "form", "kernels", "kiln ms", "eager ms", "torch.compile ms", "eager / kiln", "torch.compile / kiln"]
-    bench.head("cpu", "CPU, two threads", [*columns, "errors: kiln, eager"])
+    columns = ["B x H x S x D", "type", "form", "kernels", "kiln ms", "eager ms", "torch.compile ms", "eager / kiln"]
+    bench.head("cpu", "CPU, two threads", [*columns, "torch.compile / kiln", "errors: kiln, eager"])
     for length in (16, 64, 256, 1024, 4096):
         batch, heads, dim = 1, 12, 64
         for letters in ("f32", "bf16"):

@@ -26,8 +26,9 @@ def library(device: str) -> dict[str, Callable[[], tuple[nn.Module, tuple[torch.
         )
     )  # fmt: skip
     found = {}
-    for name, build, texts in (("GPT-2", gpt2, [(1, 128), (8, 1024)]), ("BERT", bert, [(1, 128), (32, 512)]), ("Llama", llama, [(1, 128), (4, 2048)])):
-        for b, s in texts:
+    texts = {"GPT-2": (gpt2, [(1, 128), (8, 1024)]), "BERT": (bert, [(1, 128), (32, 512)]), "Llama": (llama, [(1, 128), (4, 2048)])}
+    for name, (build, sizes) in texts.items():
+        for b, s in sizes:
             found[f"{name} b{b} s{s}"] = lambda build=build, b=b, s=s: (build(), ids(b, s))
     for name, make, batches in (("ViT-B/16", vision.vit_b_16, (1, 64)), ("Swin-T", vision.swin_t, (64,))):
         for b in batches:
