@@ -12,7 +12,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import tempfile
 import time
 
 import memory
+import timing
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -194,8 +194,7 @@ def main():
     args = parser.parse_args()
     names = [n for n in args.names if os.path.exists(f"{args.models}/{n}.pt")] if args.names else MODELS + CASES
     with_products = not args.names or "products" in args.names
-    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
-    head = f"{cpu}, {os.cpu_count()} threads; torch {torch.__version__}; {datetime.date.today()}; `python benches/cpu.py {' '.join(sys.argv[1:])}`"
+    head = f"{timing.processor()}, {os.cpu_count()} threads; torch {torch.__version__}; {datetime.date.today()}; `python benches/cpu.py {' '.join(sys.argv[1:])}`"
     lines = ["# Kiln on the processor", "", head, ""]
     lines += ["| model | ops | kernels | falls back | fused ms (p10-p90) | unfused ms | eager ms | eager / fused | err fused | err unfused | err eager | compile s |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     figures = {"machine": head}

@@ -194,28 +194,11 @@ def moved(inputs, functions):
 
 def time_product(function, inputs):
     """Milliseconds as `kiln bench` takes them: launches in a graph, one replay ahead of the measured one."""
-    import torch
+    # Here, since without PyTorch the rest of this file still runs.
+    import timing
 
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph = torch.cuda.CUDAGraph()
-    for _ in range(3):
-        function(*inputs)
-    a.record()
-    function(*inputs)
-    b.record()
-    torch.cuda.synchronize()
-    times = int(max(1, min(50, 0.1 / a.elapsed_time(b))))
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            function(*inputs)
-    samples = []
-    for _ in range(15):
-        graph.replay()
-        a.record()
-        graph.replay()
-        b.record()
-        torch.cuda.synchronize()
-        samples.append(a.elapsed_time(b) / times)
+    play, times = timing.recorded(lambda: function(*inputs))
+    samples = [timing.on_device(play, 1) / times for _ in range(15)]
     return statistics.median(samples)
 
 
