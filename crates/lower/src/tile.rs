@@ -122,7 +122,10 @@ fn index_elem(scene: &Scene, cuts: &[Cut]) -> Elem {
     const LIMIT: i128 = 1 << 30;
     let points: i128 = cuts.iter().map(|c| (c.count() * c.block) as i128).product();
     let mut large = points > LIMIT;
-    scene.exprs(&mut |e| e.walk(&mut |e| large |= magnitude(e) > LIMIT));
+    let mut see = |e: &Expr| e.walk(&mut |e| large |= magnitude(e) > LIMIT);
+    // Those of operands too, which a program loads by itself: no store reaches them.
+    scene.dag.nodes.iter().for_each(|n| n.exprs(&mut see));
+    scene.stores.iter().for_each(|s| std::iter::once(&s.at).chain(s.guards.iter().map(|g| &g.expr)).for_each(&mut see));
     if large { Elem::I64 } else { Elem::I32 }
 }
 fn magnitude(e: &Expr) -> i128 {

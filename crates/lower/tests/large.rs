@@ -26,6 +26,23 @@ fn long_offsets() {
     }
 }
 
+/// Keys and values of attention, whose sizes are not those of its result.
+#[test]
+fn long_offsets_of_operands() {
+    for d in ["bf16", "f32"] {
+        for (heads, long) in [(32, true), (8, true), (1, false)] {
+            let body = format!(
+                "(%q: {d}[8,32,1,128], %k: {d}[8,{heads},131072,128], %v: {d}[8,{heads},131072,128]) {{
+                %y = attention %q, %k, %v scale=0.125\n return %y }}"
+            );
+            for target in TARGETS.into_iter().filter(|t| t.is_gpu()) {
+                let p = program(KernelKind::Attention, &body, target);
+                assert_eq!(p.contains("cast i64"), long, "{target:?} {d} {heads}\n{p}");
+            }
+        }
+    }
+}
+
 #[test]
 fn parameters() {
     for target in TARGETS {
