@@ -243,8 +243,9 @@ def randomly(bench: Bench, count: int, seed: int) -> None:
         same = torch.equal(got.view(torch.uint8), again.view(torch.uint8))
         agreed = lambda x: torch.where(either & x.isnan(), want, x.double())  # noqa: B023,E731
         ours = cases.worst(agreed(got), want)
-        # Rows in which eager itself is another NaN or infinity say nothing of its rounding.
-        finite = (theirs.isfinite() & want.isfinite()).all(-1, keepdim=True)
+        # Rows in which eager itself is another NaN or infinity say nothing of its rounding, nor do rows without a key, in which SDPA's
+        # kernels differ among themselves.
+        finite = (theirs.isfinite() & want.isfinite()).all(-1, keepdim=True) & want.any(-1, keepdim=True)
         eager = cases.worst(torch.where(finite, theirs.double(), 0), torch.where(finite, want, 0))
         right = ours <= cases.allowed_error(eager, args)
         wrong += not (right and same)
