@@ -5,7 +5,7 @@
 use super::region::{Positions, Region, before_reshape, union, whole};
 use kiln_graph::{Graph, Op, ValueId};
 
-/// Units of [`Demand::work`] for an element: about what an element takes beside a multiply-add.
+/// Units of [`Demand::work`] for an element: about what an element takes beside an FMA.
 const ELEMENT: u64 = 8;
 
 /// The parts of a graph's values that the wanted parts of its outputs depend on.
@@ -69,12 +69,12 @@ impl Demand {
         self.regions[v.0 as usize].as_ref()
     }
 
-    /// Estimate of the interpreter's work: multiply-adds, and [`ELEMENT`] for each element that is computed.
+    /// Estimate of the interpreter's work: FMAs, and [`ELEMENT`] for each element that is computed.
     pub fn work(&self, g: &Graph) -> u64 {
         let one = |v| {
             let Some(region) = self.of(v) else { return 0 };
             let count = product(region);
-            count.saturating_mul(ELEMENT).saturating_add(multiply_adds(g, v, region))
+            count.saturating_mul(ELEMENT).saturating_add(fmas(g, v, region))
         };
         g.values().map(one).fold(0, u64::saturating_add)
     }
@@ -102,8 +102,8 @@ fn product(region: &[Positions]) -> u64 {
     region.iter().fold(1, |p, n| p.saturating_mul(n.count() as u64))
 }
 
-/// Multiply-adds (or reads of a window) beside the work for each element.
-fn multiply_adds(g: &Graph, v: ValueId, region: &Region) -> u64 {
+/// FMAs (or reads of a window) beside the work for each element.
+fn fmas(g: &Graph, v: ValueId, region: &Region) -> u64 {
     let (needs, count) = (needs(g, v, region), product(region));
     let axis = |operand: usize, back: usize| {
         let r = needs.get(operand);
