@@ -21,6 +21,10 @@ def ratio(bench, name):
     return f"{mark}{side['median_ms'] / fused['median_ms']:.2f}x"
 
 
+def error(bench):
+    return "-" if bench["reference"] == "none" else f"{bench['max_rel_err']:.1e}"
+
+
 def main():
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     width = max(len("model"), *map(len, names))
@@ -30,7 +34,7 @@ def main():
         ms = ("~" if noisy(b["fused"]) else "") + f"{b['fused']['median_ms']:.3f}"
         print(
             f"  {name:{width}}  {b['ops']:>5} {len(b['kernels']):>7} {ms:>9} {ratio(b, 'unfused'):>8}"
-            f" {ratio(b, 'torch'):>8} {b['max_rel_err']:>8.1e}"
+            f" {ratio(b, 'torch'):>8} {error(b):>8}"
         )
 
 

@@ -39,6 +39,9 @@ fn a_measurement_with_its_trace_and_roofline() {
     let kernels = figures["kernels"].as_array().expect("kernels");
     let share =
         |list: &Value| -> f64 { list.as_array().into_iter().flatten().filter_map(|k| k["share"].as_f64()).sum() };
+    assert!(text.contains("error against interpreter: abs"), "{text}");
+    let (reference, compared) = (figures["reference"].as_str(), figures["compared"].as_u64());
+    assert_eq!((reference, compared), (Some("interpreted"), figures["elements"].as_u64()));
     assert!((share(&figures["kernels"]) - 1.0).abs() < 1e-6 && (share(&figures["modules"]) - 1.0).abs() < 1e-6);
 
     let trace = json(&trace);
@@ -60,6 +63,35 @@ fn a_measurement_with_its_trace_and_roofline() {
 }
 
 #[test]
+fn a_measurement_without_libtorch_is_checked_at_a_sample() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    // A copy of the program in another folder finds no libtorch and no plugin.
+    let (lone, source, figures) =
+        (dir.path().join("kiln"), dir.path().join("attention.kiln"), dir.path().join("b.json"));
+    std::fs::copy(env!("CARGO_BIN_EXE_kiln"), &lone).expect("copies");
+    let text = "graph g(%q: f32[1,8,2048,64], %k: f32[1,8,2048,64], %v: f32[1,8,2048,64]) {\n  \
+                %y = attention %q, %k, %v scale=0.125\n  return %y\n}\n";
+    std::fs::write(&source, text).expect("written");
+    let o = Command::new(&lone)
+        .args(["bench", name(&source), "--device", "cpu", "--seconds", "0.01", "--json", name(&figures)])
+        .current_dir(dir.path())
+        .env_remove("LIBTORCH")
+        .env_remove("KILN_TORCHSCRIPT_PLUGIN")
+        .env_remove("CARGO_TARGET_DIR")
+        .env("PATH", "")
+        .env("COLUMNS", "200")
+        .output()
+        .expect("kiln starts");
+    let text = String::from_utf8_lossy(&o.stdout);
+    assert!(o.status.success(), "{text}\n{}", String::from_utf8_lossy(&o.stderr));
+    assert!(text.contains("error against interpreter at ") && text.contains(" of 1048576 elements: abs"), "{text}");
+    let figures = json(&figures);
+    assert_eq!((figures["reference"].as_str(), figures["elements"].as_u64()), (Some("sampled"), Some(1 << 20)));
+    assert!(figures["compared"].as_u64().is_some_and(|n| (1 << 14..1 << 20).contains(&n)), "{figures}");
+    assert!(figures["max_abs_err"].as_f64().is_some_and(|e| e < 1e-4), "{figures}");
+}
+
+#[test]
 fn a_sweep_over_the_batch() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (svg, figures) = (dir.path().join("sweep.svg"), dir.path().join("sweep.json"));
@@ -72,6 +104,7 @@ fn a_sweep_over_the_batch() {
     assert_eq!(points.iter().map(|p| p["value"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(8)]);
     for p in &points {
         assert!(p["max_rel_err"].as_f64().is_some_and(|e| e < 1e-3), "{p}");
+        assert_eq!(p["reference"], "libtorch", "{p}");
         assert!(p["torch"]["median_ms"].as_f64().is_some_and(|t| t > 0.0), "{p}");
     }
     let svg = std::fs::read_to_string(svg).expect("written");

@@ -5,14 +5,20 @@
 //! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op and its source
 //! location in the model. Never reorders or fuses: runs one op at a time, in the graph's order.
 mod composite;
+mod demand;
 mod matmul;
 mod movement;
+mod partial;
 mod pointwise;
 mod reduce;
+mod region;
 mod sampled;
 mod value;
 mod walk;
 mod window;
+
+pub use demand::Demand;
+pub use region::{Positions, Region, part, whole};
 
 use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId, count};
 use std::collections::HashMap;
@@ -83,6 +89,30 @@ pub fn run_with(
     fallback: &mut Fallback,
 ) -> Result<Vec<Tensor>, InterpError> {
     check_arguments(g, inputs, params, precision)?;
+    interpret(g, inputs, params, precision, fallback, None)
+}
+
+/// Runs the graph in [`Precision::F64`], only as far as the demanded parts of the outputs depend on it; gives these parts. A fault of
+/// the data that lies elsewhere is not found.
+pub fn run_parts(
+    g: &Graph,
+    inputs: &[Tensor],
+    params: &[Tensor],
+    demand: &Demand,
+    fallback: &mut Fallback,
+) -> Result<Vec<Tensor>, InterpError> {
+    check_arguments(g, inputs, params, Precision::F64)?;
+    interpret(g, inputs, params, Precision::F64, fallback, Some(demand))
+}
+
+fn interpret(
+    g: &Graph,
+    inputs: &[Tensor],
+    params: &[Tensor],
+    precision: Precision,
+    fallback: &mut Fallback,
+    demand: Option<&Demand>,
+) -> Result<Vec<Tensor>, InterpError> {
     let mut values: Vec<Option<Value>> = vec![None; g.len()];
     let mut results: HashMap<ValueId, Vec<Value>> = HashMap::new();
     let mut uses = use_counts(g);
@@ -90,13 +120,29 @@ pub fn run_with(
         if uses[v.0 as usize] == 0 {
             continue;
         }
-        let (args, ty) = (g.args(v), g.ty(v));
+        let region = demand.and_then(|d| d.of(v));
+        let computed = region.map(|r| Type::new(g.dtype(v), region::shape(r)));
+        let (args, ty) = (g.args(v), computed.as_ref().unwrap_or(g.ty(v)));
         kiln_graph::memory::require(carried(ty, precision), &format!("{v} ({ty})"))
             .map_err(|e| at(g, v, e.to_string()))?;
-        let operands: Vec<&Value> = args.iter().filter_map(|a| values[a.0 as usize].as_ref()).collect();
+        let mut operands: Vec<&Value> = args.iter().filter_map(|a| values[a.0 as usize].as_ref()).collect();
+        let needs = region.map_or(vec![], |r| demand::needs(g, v, r));
+        let narrow: Result<Vec<Value>, String> = demand.map_or(Ok(vec![]), |d| {
+            let held = args.iter().filter_map(|a| d.of(*a));
+            let all = operands.iter().zip(held).zip(&needs);
+            all.map(|((x, held), need)| region::narrowed(x, held, need)).collect()
+        });
+        let narrow = narrow.map_err(|what| at(g, v, what))?;
+        if demand.is_some() {
+            operands = narrow.iter().collect();
+        }
+        let leaf = |t: &Tensor| {
+            let of = region.map_or_else(|| Some(t.clone()), |r| part(t, r));
+            of.map(|t| Value::from_tensor(&t, ty.dtype, precision)).ok_or_else(|| "is of another shape".to_string())
+        };
         let value = match g.op(v) {
-            Op::Input(i) => Ok(Value::from_tensor(&inputs[*i as usize], ty.dtype, precision)),
-            Op::Param(p) => Ok(Value::from_tensor(&params[p.0 as usize], ty.dtype, precision)),
+            Op::Input(i) => leaf(&inputs[*i as usize]),
+            Op::Param(p) => leaf(&params[p.0 as usize]),
             Op::Fallback(f) => call(f, &operands, precision, fallback).map(|all| {
                 let first = all[0].clone();
                 results.insert(v, all);
@@ -107,6 +153,7 @@ pub fn run_with(
                 of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))
             }
             op => match precision {
+                _ if let Some(region) = region => partial::eval_part(g, v, region, &operands, &needs, precision),
                 Precision::Sampled { seed, tf32_convs } => sampled::sample(op, ty, &operands, (seed, tf32_convs)),
                 _ => eval(op, ty, &operands, precision),
             },
@@ -120,11 +167,13 @@ pub fn run_with(
             }
         }
     }
-    let output = |v: &ValueId| {
-        let value = values[v.0 as usize].as_ref();
-        value.map(Value::to_tensor).ok_or_else(|| at(g, *v, "was not computed".into()))
+    let output = |(i, v): (usize, &ValueId)| {
+        let value = values[v.0 as usize].as_ref().ok_or_else(|| at(g, *v, "was not computed".into()))?;
+        let Some((demand, held)) = demand.and_then(|d| Some((d, d.of(*v)?))) else { return Ok(value.to_tensor()) };
+        let wanted = region::narrowed(value, held, &demand.outputs()[i]).map_err(|what| at(g, *v, what))?;
+        Ok(wanted.to_tensor())
     };
-    g.outputs.iter().map(output).collect()
+    g.outputs.iter().enumerate().map(output).collect()
 }
 
 fn check_arguments(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: Precision) -> Result<(), InterpError> {
@@ -221,12 +270,13 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
         Op::Linear => rounded(matmul::linear(args[0], args[1], args.get(2).copied())?),
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
             let steps = window::Steps { stride, padding, dilation };
-            let bias = args.get(2).copied();
-            rounded(matmul::conv(args[0], args[1], bias, &steps, *groups, *transposed, &ty.shape)?)
+            let (bias, all) = (args.get(2).copied(), [&whole(&args[0].ty.shape)[..], &whole(&ty.shape)]);
+            rounded(matmul::conv(args[0], args[1], bias, &steps, *groups, *transposed, all)?)
         }
         Op::Pool { kind, window, stride, padding, dilation, .. } => {
             let steps = window::Steps { stride, padding, dilation };
-            rounded(window::pool(args[0], *kind, window, &steps, &ty.shape)?)
+            let (from, to) = (whole(&args[0].ty.shape), whole(&ty.shape));
+            rounded(window::pool(args[0], *kind, window, &steps, &from, &to)?)
         }
         Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_) => {
             return Err(format!("{} has no value of its own", op.name()));

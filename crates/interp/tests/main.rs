@@ -5,6 +5,7 @@ mod block_passes;
 mod common;
 mod decompose;
 mod graph_ops;
+mod parts;
 mod random;
 mod seeds;
 mod warpgroups;

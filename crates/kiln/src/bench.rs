@@ -1,23 +1,20 @@
 //! Benchmarks: times the fused plan, the unfused plan and PyTorch, interleaved in one process, and every kernel by itself, with its
-//! predicted time. Also compares the results with PyTorch's, or with the interpreter's.
+//! predicted time. Also compares the results with PyTorch's, or with a reference of bounded work ([`Reference`]).
 mod load;
+mod reference;
 mod table;
 mod text;
 
+pub use reference::{Reference, interpret};
 pub use table::{KernelTime, ModuleTime};
 pub(crate) use text::{mark_means, marked};
 
 use crate::{
-    CompileOptions, Compiled, Error, Model,
-    accuracy::{Difference, differences},
-    compile,
-    compile::DeviceKind,
-    cores::cores,
-    model::FileKind,
-    torch,
+    CompileOptions, Compiled, Error, Model, compile, compile::DeviceKind, cores::cores, model::FileKind, torch,
 };
 use kiln_graph::Tensor;
 use kiln_runtime::{RunTrace, Session, TimeOptions};
+use reference::{Checked, checked, count};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -69,12 +66,16 @@ pub struct Bench {
     pub compile_s: f64,
     /// Seconds of each of its stages.
     pub timings: crate::compile::Timings,
-    /// Largest absolute difference from libtorch's results, or from the interpreter's if libtorch was not requested.
+    /// Largest absolute difference from the reference; NaN (null in JSON) if there is none.
     pub max_abs_err: f64,
     /// Largest relative difference, over elements above a thousandth of the largest.
     pub max_rel_err: f64,
     /// What the results were compared with.
-    pub reference: String,
+    pub reference: Reference,
+    /// Elements of the outputs that were compared with it.
+    pub compared: usize,
+    /// Elements of the outputs.
+    pub elements: usize,
     /// Number of ops of the imported graph, without inputs, parameters and constants.
     pub ops: usize,
     /// The kernels of a run, in order.
@@ -147,14 +148,9 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
     if options.against.torch {
         peer = Peer::torch(model, inputs, options, &mut missing)?;
     }
-    let (error, name) = match &peer.outputs {
-        Some(outs) => (differences(&outputs, outs), peer.name),
-        // The interpreter runs op by op in f64, which would take minutes for the largest graphs.
-        None if work(model) > 1 << 32 => (
-            Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN },
-            "nothing (too large to interpret)",
-        ),
-        None => (against_interpreter(model, inputs, &outputs)?, "interpreter"),
+    let checked = match &peer.outputs {
+        Some(all) => Checked::with(Reference::Libtorch, &outputs, all),
+        None => checked(model, inputs, &outputs, || torch::torch().ok())?,
     };
 
     let before = load::Ticks::now();
@@ -187,9 +183,11 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         missing,
         compile_s: fused.timings.compile_s,
         timings: fused.timings,
-        max_abs_err: error.max_abs,
-        max_rel_err: error.max_rel,
-        reference: name.into(),
+        max_abs_err: checked.difference.max_abs,
+        max_rel_err: checked.difference.max_rel,
+        reference: checked.reference,
+        compared: checked.compared,
+        elements: count(&outputs),
         ops: crate::Report::new(&fused).nodes,
         modules: table::modules(&kernels),
         gaps_us: kernels.iter().map(|k| k.gap_us).sum(),
@@ -208,7 +206,6 @@ struct Peer {
     /// The session to time, if the archive runs on the same device.
     session: Option<kiln_torch_host::Session>,
     outputs: Option<Vec<Tensor>>,
-    name: &'static str,
 }
 impl Peer {
     /// An archive may have been traced for the CPU only; then its results on the CPU are the reference, and nothing is timed.
@@ -241,39 +238,20 @@ impl Peer {
         if let DeviceKind::Cuda(i) = options.device {
             match on(kiln_torch_host::Device::Cuda(i as u32)).map_err(torch::failed) {
                 Ok((session, outputs)) => {
-                    return Ok(Peer { session: Some(session), outputs: Some(outputs), name: "torch" });
+                    return Ok(Peer { session: Some(session), outputs: Some(outputs) });
                 }
                 Err(e) => missing.push(format!("torch on the GPU: {}", last_line(&e.to_string()))),
             }
         }
         let (session, outputs) = on(kiln_torch_host::Device::Cpu).map_err(torch::failed)?;
-        let (session, name) = match options.device {
-            DeviceKind::Cpu => (Some(session), "torch"),
-            DeviceKind::Cuda(_) => (None, "torch on the cpu"),
-        };
-        Ok(Peer { session, outputs: Some(outputs), name })
+        let session = matches!(options.device, DeviceKind::Cpu).then_some(session);
+        Ok(Peer { session, outputs: Some(outputs) })
     }
 }
 
 /// The last line of libtorch's message, which says what was wrong; those before it say where.
 fn last_line(message: &str) -> &str {
     message.lines().rfind(|l| !l.trim().is_empty()).unwrap_or(message).trim()
-}
-
-/// Estimate of the interpreter's work: for each element computed, the length of its sum, or 8 for ops without one.
-fn work(model: &Model) -> u64 {
-    let g = &model.graph;
-    let one = |v| {
-        let per_element = match g.op(v) {
-            kiln_graph::Op::Dot | kiln_graph::Op::Linear => {
-                g.args(v).first().and_then(|a| g.shape(*a).last().copied()).unwrap_or(1)
-            }
-            kiln_graph::Op::Conv { .. } => g.args(v).get(1).map_or(1, |w| g.shape(*w).iter().skip(1).product()),
-            _ => 8,
-        };
-        (g.ty(v).count() * per_element) as u64
-    };
-    g.values().map(one).sum()
 }
 
 /// Milliseconds of each run.
@@ -291,22 +269,4 @@ fn time_torch(r: &mut kiln_torch_host::Session, min_time: Duration) -> Result<Ve
 fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>, Error> {
     let options = TimeOptions { warmup: 1, runs: 1, min_seconds: min_time.as_secs_f64(), kernel_runs: 0 };
     Ok(s.time(inputs, options)?.samples_us.iter().map(|us| us / 1e3).collect())
-}
-
-/// Difference of the outputs from the graph interpreter's in f64.
-pub fn against_interpreter(model: &Model, inputs: &[Tensor], outputs: &[Tensor]) -> Result<Difference, Error> {
-    let reference = interpret(model, inputs)?;
-    Ok(differences(outputs, &reference))
-}
-
-/// Runs the model with the interpreter, all floats in f64.
-pub fn interpret(model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-    let mut fallback = |op: &kiln_graph::FallbackOp, args: &[Tensor]| {
-        let torch = torch::torch().map_err(|e| e.to_string())?;
-        torch.run_fallback(op, args).map_err(|e| e.to_string())
-    };
-    let precision = kiln_interp::graph::Precision::F64;
-    kiln_interp::graph::run_with(&model.graph, inputs, &model.params, precision, &mut fallback).map_err(|e| {
-        Error::failed(format!("the interpreter stopped: {e}"), "check the inputs' values (indices in range?)")
-    })
 }

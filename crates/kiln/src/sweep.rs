@@ -1,7 +1,7 @@
 //! Sweeps: imports, compiles and measures an archive at several batch sizes.
 use crate::{
     Error, Model,
-    bench::{BenchOptions, Spread, bench, mark_means, marked},
+    bench::{BenchOptions, Reference, Spread, bench, mark_means, marked},
     explain::wrapped,
     model::FileKind,
 };
@@ -67,8 +67,10 @@ pub struct Point {
     pub unfused: Option<Spread>,
     /// Runs by libtorch.
     pub torch: Option<Spread>,
-    /// Largest relative difference from the reference.
+    /// Largest relative difference from the reference; NaN (null in JSON) if there is none.
     pub max_rel_err: f64,
+    /// What the results were compared with.
+    pub reference: Reference,
     /// Requested sides that could not be measured, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
@@ -113,6 +115,7 @@ pub fn sweep(
             unfused: b.unfused,
             torch: b.torch,
             max_rel_err: b.max_rel_err,
+            reference: b.reference,
             missing: b.missing,
         });
     }

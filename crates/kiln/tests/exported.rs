@@ -1,7 +1,7 @@
 //! A program of torch.export, written by hand: `relu(x + w)`.
 use kiln::{
     CompileOptions, DType, DeviceKind, Engine, Model, Param, Program, Settings, Tensor, Type,
-    bench::{Against, BenchOptions, bench},
+    bench::{Against, BenchOptions, Reference, bench},
     program::Sizes,
 };
 use serde_json::{Value, json};
@@ -103,5 +103,5 @@ fn libtorch_is_no_peer_of_it_and_the_bench_says_what_is() {
     let (measured, _) = bench(&model, &model.example_inputs(1), &options).expect("runs");
     let [missing] = &measured.missing[..] else { panic!("{:?}", measured.missing) };
     assert!(missing.contains(r#"bench(against=("eager", "inductor"))"#), "{missing}");
-    assert!(measured.torch.is_none() && measured.reference == "interpreter");
+    assert!(measured.torch.is_none() && measured.reference == Reference::Interpreted);
 }

@@ -13,5 +13,6 @@ mod machine_code;
 mod opened;
 mod ops;
 mod random;
+mod reference;
 mod state;
 mod targets;

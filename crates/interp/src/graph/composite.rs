@@ -2,6 +2,7 @@
 use super::{
     pointwise::map2,
     reduce::{sum, sum_of},
+    region::Positions,
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
@@ -17,7 +18,13 @@ pub(super) fn composite(op: &Op, args: &[&Value], shape: &[usize]) -> Result<Dat
         Op::RmsNorm { eps } => rms_norm(args[0], args[1], eps.as_f64()),
         Op::GroupNorm { groups, eps, .. } => group_norm(args, *groups, eps.as_f64()),
         Op::BatchNorm { eps } => batch_norm(args, eps.as_f64()),
-        Op::Attention { scale, causal, fully_masked } => attention(args, scale.as_f64(), *causal, *fully_masked),
+        Op::Attention { scale, causal, fully_masked } => {
+            let r = shape.len();
+            let (heads, key_heads) = (shape[r - 3], args[1].ty.shape[r - 3]);
+            let key_head = (0..heads).map(|h| h * key_heads / heads).collect();
+            let rows = Rows { queries: Positions::all(shape[r - 2]), key_head };
+            attention(args, scale.as_f64(), *causal, *fully_masked, &rows)
+        }
         Op::Logaddexp => logaddexp(args[0], args[1], shape),
         _ => Err(format!("{} has no reference", op.name())),
     }
@@ -178,7 +185,13 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
 
 /// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
 /// `_safe_softmax`) or NaN (its softmax).
-fn attention(args: &[&Value], scale: f64, causal: bool, fully_masked: FullyMasked) -> Result<Data, String> {
+pub(super) fn attention(
+    args: &[&Value],
+    scale: f64,
+    causal: bool,
+    fully_masked: FullyMasked,
+    rows: &Rows,
+) -> Result<Data, String> {
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
@@ -215,7 +228,7 @@ fn attention(args: &[&Value], scale: f64, causal: bool, fully_masked: FullyMaske
                 }
                 _ => {}
             };
-            Data::$variant(Arc::new(attend($q, k, v, &size, (scale, causal, fully_masked), add)))
+            Data::$variant(Arc::new(attend($q, k, v, &size, rows, (scale, causal, fully_masked), add)))
         }};
     }
     Ok(match &q.data {
@@ -223,6 +236,14 @@ fn attention(args: &[&Value], scale: f64, causal: bool, fully_masked: FullyMaske
         Data::F64(q) => on!(F64, q),
         _ => return Err("expected floats".into()),
     })
+}
+
+/// Which rows of attention are computed.
+pub(super) struct Rows {
+    /// Positions of the queries, which a causal mask compares with keys.
+    pub queries: Positions,
+    /// For each head the key head whose keys it reads.
+    pub key_head: Vec<usize>,
 }
 
 struct Sizes {
@@ -240,15 +261,17 @@ fn attend<R: Real>(
     k: &[R],
     v: &[R],
     z: &Sizes,
+    rows: &Rows,
     (scale, causal, fully_masked): (f64, bool, FullyMasked),
     mask: impl Fn(usize, &mut [R]),
 ) -> Vec<R> {
     let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
     let mut scores = vec![R::ZERO; z.t];
     let masked = R::of(f64::NEG_INFINITY);
+    let queries: Vec<usize> = rows.queries.iter().collect();
     for row in 0..z.batch * z.heads * z.s {
-        let (query, head, b) = (row % z.s, row / z.s % z.heads, row / z.s / z.heads);
-        let key_head = b * z.key_heads + head / (z.heads / z.key_heads);
+        let (query, head, b) = (queries[row % z.s], row / z.s % z.heads, row / z.s / z.heads);
+        let key_head = b * z.key_heads + rows.key_head[head];
         let query_row = &q[row * z.d..(row + 1) * z.d];
         for (j, score) in scores.iter_mut().enumerate() {
             let key = &k[(key_head * z.t + j) * z.d..][..z.d];

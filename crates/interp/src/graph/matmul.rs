@@ -1,5 +1,6 @@
 //! Matmuls (`dot`, `linear`) and convolutions.
 use super::{
+    region::Positions,
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, collect, walk},
     window::{Steps, segments},
@@ -102,7 +103,8 @@ pub(super) fn linear(x: &Value, w: &Value, bias: Option<&Value>) -> Result<Data,
     })
 }
 
-/// Direct convolution, one result plane at a time, accumulated in f64.
+/// Direct convolution, one result plane at a time, accumulated in f64. `from`: the region of the input that `x` holds; `to`: that of
+/// the result. Channels are those of whole groups, of which there are `groups`.
 pub(super) fn conv(
     x: &Value,
     w: &Value,
@@ -110,7 +112,7 @@ pub(super) fn conv(
     steps: &Steps,
     groups: usize,
     transposed: bool,
-    shape: &[usize],
+    [from, to]: [&[Positions]; 2],
 ) -> Result<Data, String> {
     let wide = |v: &Value| -> Result<Vec<f64>, String> {
         match &v.data {
@@ -120,11 +122,11 @@ pub(super) fn conv(
         }
     };
     let (xs, ws, bias) = (wide(x)?, wide(w)?, bias.map(wide).transpose()?);
-    let (batch, channels, outs) = (shape[0], x.ty.shape[1], shape[1]);
-    let (inside, outside, window) = (&x.ty.shape[2..], &shape[2..], &w.ty.shape[2..]);
-    let count = |s: &[usize]| s.iter().product::<usize>();
-    let (in_plane, out_plane, taps) = (count(inside), count(outside), count(window));
-    let (in_group, out_group) = (channels / groups, outs / groups);
+    let (batch, channels, outs) = (to[0].count(), x.ty.shape[1], to[1].count());
+    let (inside, outside, window) = (&from[2..], &to[2..], &w.ty.shape[2..]);
+    let count = |s: &[Positions]| s.iter().map(Positions::count).product::<usize>();
+    let (in_plane, out_plane, taps) = (count(inside), count(outside), window.iter().product::<usize>());
+    let (in_group, out_group) = (channels / groups.max(1), outs / groups.max(1));
     // A convolution gathers from its input, a transposed one scatters to its result; both use the same pairs of positions.
     let (small, big) = if transposed { (inside, outside) } else { (outside, inside) };
     let pairs = segments(small, big, window, steps);

@@ -1,5 +1,8 @@
 //! Sliding windows over the trailing axes: which input and output positions meet, and pooling.
-use super::value::{Data, Value};
+use super::{
+    region::{Positions, shape},
+    value::{Data, Value},
+};
 use kiln_graph::PoolKind;
 use kiln_graph::ops::real::Real;
 use std::sync::Arc;
@@ -18,8 +21,11 @@ pub(super) struct Segment {
     pub len: usize,
 }
 
-/// All pairs with `big = small * stride + tap * dilation - padding` that lie inside both shapes.
-pub(super) fn segments(small: &[usize], big: &[usize], window: &[usize], steps: &Steps) -> Vec<Segment> {
+/// All pairs with `big = small * stride + tap * dilation - padding` that lie inside both regions, which have all of their last axis;
+/// as places in the regions' parts.
+pub(super) fn segments(small: &[Positions], big: &[Positions], window: &[usize], steps: &Steps) -> Vec<Segment> {
+    let (inside, outside) = (big, small);
+    let (small, big) = (shape(small), shape(big));
     let rank = small.len();
     let mut all = vec![Segment { tap: 0, small: 0, big: 0, len: 1 }];
     for axis in 0..rank {
@@ -28,22 +34,31 @@ pub(super) fn segments(small: &[usize], big: &[usize], window: &[usize], steps: 
         let mut next = Vec::new();
         for tap in 0..window[axis] {
             let offset = tap as i128 * d - p;
+            if !last {
+                let meets = |(i, o): (usize, usize)| {
+                    let at = o as i128 * s + offset;
+                    Some((i, inside[axis].find(usize::try_from(at).ok()?)?))
+                };
+                for (i, at) in outside[axis].iter().enumerate().filter_map(meets) {
+                    next.extend(all.iter().map(|g| Segment {
+                        tap: g.tap * window[axis] + tap,
+                        small: g.small * small[axis] + i,
+                        big: g.big * big[axis] + at,
+                        len: 1,
+                    }));
+                }
+                continue;
+            }
             // First and one past last `i` with 0 <= i * s + offset < big.
             let first = (-offset).max(0).unsigned_abs().div_ceil(s.unsigned_abs());
             let end = (big[axis] as i128 - offset).max(0).unsigned_abs().div_ceil(s.unsigned_abs());
             let (first, end) = (first.min(small[axis] as u128) as usize, end.min(small[axis] as u128) as usize);
             let at = |i: usize| (i as i128 * s + offset) as usize;
             for g in &all {
-                let tap = g.tap * window[axis] + tap;
-                let base = |i: usize| (g.small * small[axis] + i, g.big * big[axis] + at(i));
-                if last && first < end {
-                    let (small, big) = base(first);
+                if first < end {
+                    let tap = g.tap * window[axis] + tap;
+                    let (small, big) = (g.small * small[axis] + first, g.big * big[axis] + at(first));
                     next.push(Segment { tap, small, big, len: end - first });
-                } else if !last {
-                    next.extend((first..end).map(|i| {
-                        let (small, big) = base(i);
-                        Segment { tap, small, big, len: 1 }
-                    }));
                 }
             }
         }
@@ -52,19 +67,21 @@ pub(super) fn segments(small: &[usize], big: &[usize], window: &[usize], steps: 
     all
 }
 
+/// `from`: the region of the operand that `x` holds; `to`: that of the result.
 pub(super) fn pool(
     x: &Value,
     kind: PoolKind,
     window: &[usize],
     steps: &Steps,
-    shape: &[usize],
+    from: &[Positions],
+    to: &[Positions],
 ) -> Result<Data, String> {
-    let lead = shape.len() - window.len();
-    let (inside, outside) = (&x.ty.shape[lead..], &shape[lead..]);
+    let lead = to.len() - window.len();
+    let (inside, outside) = (&from[lead..], &to[lead..]);
     let pairs = segments(outside, inside, window, steps);
     let stride = steps.stride.last().copied().unwrap_or(1);
-    let planes: usize = shape[..lead].iter().product();
-    let sizes = [planes, inside.iter().product(), outside.iter().product()];
+    let count = |region: &[Positions]| shape(region).iter().product::<usize>();
+    let sizes = [count(&to[..lead]), count(inside), count(outside)];
     fn max<T: Copy>(
         v: &[T],
         least: T,
@@ -123,11 +140,12 @@ pub(super) fn pool(
 
 /// The divisor of the average at each position. A window that reaches past the padding (with `ceil`) counts only elements inside the
 /// padded input.
-fn divisors(inside: &[usize], outside: &[usize], window: &[usize], steps: &Steps, count_pad: bool) -> Vec<f64> {
+fn divisors(inside: &[Positions], outside: &[Positions], window: &[usize], steps: &Steps, count_pad: bool) -> Vec<f64> {
     let mut all = vec![1.0];
     for axis in 0..window.len() {
-        let (len, p) = (inside[axis] as i128, steps.padding[axis] as i128);
-        let along: Vec<f64> = (0..outside[axis])
+        let (len, p) = (inside[axis].size() as i128, steps.padding[axis] as i128);
+        let along: Vec<f64> = outside[axis]
+            .iter()
             .map(|i| {
                 let start = i as i128 * steps.stride[axis] as i128 - p;
                 let end = (start + window[axis] as i128).min(len + p);

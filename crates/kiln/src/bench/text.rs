@@ -1,5 +1,5 @@
 //! Measurements as text for a terminal.
-use super::{BUSY, Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
+use super::{BUSY, Bench, KernelTime, ModuleTime, NOISY, Reference, Spread, noisy, table};
 use crate::explain::{count, tail, wrapped};
 use std::fmt::Write as _;
 
@@ -87,13 +87,11 @@ impl Bench {
             t += &wrapped("  ~ ", &text, width);
         }
         let facts = format!(
-            "{} in {}; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}; {:.1} us of gaps between kernels",
+            "{} in {}; compiled in {:.3} s; {}; {:.1} us of gaps between kernels",
             count(self.ops, "op"),
             count(self.kernels.len(), "kernel"),
             self.compile_s,
-            self.reference,
-            self.max_abs_err,
-            self.max_rel_err,
+            self.checked(),
             self.gaps_us
         );
         t += &wrapped("  ", &facts, width);
@@ -113,6 +111,16 @@ impl Bench {
             }
         }
         t
+    }
+    /// What the results were compared with, and how far they are from it.
+    fn checked(&self) -> String {
+        let (reference, at) = match self.reference {
+            Reference::Interpreted => ("interpreter", String::new()),
+            Reference::Libtorch => ("libtorch", String::new()),
+            Reference::Sampled => ("interpreter", format!(" at {} of {} elements", self.compared, self.elements)),
+            Reference::None => return "results not checked, since any reference takes too much work".to_string(),
+        };
+        format!("error against {reference}{at}: abs {:.2e}, rel {:.2e}", self.max_abs_err, self.max_rel_err)
     }
     fn side(&self, t: &mut String, name: &str, s: &Spread) {
         let ratio = s.median_ms / self.fused.median_ms;
@@ -145,13 +153,28 @@ mod tests {
             timings: Default::default(),
             max_abs_err: 0.0,
             max_rel_err: 0.0,
-            reference: "torch".into(),
+            reference: Reference::Sampled,
+            compared: 5,
+            elements: 70,
             ops: 1,
             kernels: vec![],
             modules: vec![],
             predicted_for: String::new(),
             gaps_us: 0.0,
             trace: vec![],
+        }
+    }
+
+    #[test]
+    fn the_reference_is_named() {
+        let of = |reference| Bench { reference, ..bench(spread(1.0, 1.0, 1.0), spread(1.0, 1.0, 1.0)) }.text(200);
+        for (reference, words) in [
+            (Reference::Interpreted, "; error against interpreter: abs"),
+            (Reference::Libtorch, "; error against libtorch: abs"),
+            (Reference::Sampled, "; error against interpreter at 5 of 70 elements: abs"),
+            (Reference::None, "; results not checked, since"),
+        ] {
+            assert!(of(reference).contains(words), "{reference:?}:\n{}", of(reference));
         }
     }
 

@@ -1,35 +1,95 @@
 //! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the interpreter.
 //!
-//! Takes a graph without parameters and its inputs; gives the outputs, each value rounded to its type by libtorch itself.
+//! Takes a graph, its inputs and parameters; gives the outputs, each value rounded by libtorch itself.
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, FullyMasked, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
 };
-use kiln_graph::{CompareOp, ValueId};
+use kiln_graph::{CompareOp, ValueId, memory};
 use kiln_torch_host::Torch;
 use serde_json::{Value, json};
+use std::collections::{HashMap, HashSet};
 
-/// Outputs of the graph.
+/// Outputs of a graph without parameters.
 pub fn run(torch: &Torch, g: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
-    let mut values: Vec<Tensor> = vec![];
+    run_model(torch, g, inputs, &[], Floats::Own)
+}
+
+/// The dtypes in which floats are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Floats {
+    /// Those of the graph.
+    Own,
+    /// f16 and bf16 in f32, which is faster on hosts without instructions for them, and more exact.
+    Wide,
+}
+impl Floats {
+    fn of(self, ty: &Type) -> Type {
+        let dtype = match ty.dtype {
+            DType::F16 | DType::Bf16 if self == Floats::Wide => DType::F32,
+            own => own,
+        };
+        Type::new(dtype, ty.shape.clone())
+    }
+}
+
+/// Outputs of the graph. A value is dropped after its last use; what no output depends on is computed too.
+pub fn run_model(
+    torch: &Torch,
+    g: &Graph,
+    inputs: &[Tensor],
+    params: &[Tensor],
+    floats: Floats,
+) -> Result<Vec<Tensor>, String> {
+    let e = Eager { torch };
+    let to = |x: &Tensor, dtype| if x.ty.dtype == dtype { Ok(x.clone()) } else { e.cast(x, dtype) };
+    let computed = |x: Tensor| to(&x, floats.of(&x.ty).dtype);
+    let mut last_use: Vec<ValueId> = g.values().collect();
+    g.values().for_each(|v| g.args(v).into_iter().for_each(|a| last_use[a.0 as usize] = v));
+    let kept: HashSet<ValueId> = g.outputs.iter().copied().collect();
+    let mut values: Vec<Option<Tensor>> = vec![None; g.len()];
+    let mut results: HashMap<ValueId, Vec<Tensor>> = HashMap::new();
     for v in g.values() {
         let args = g.args(v);
-        let value = match *g.op(v) {
-            Op::Input(i) => inputs.get(i as usize).cloned().ok_or(format!("input {i} is not given"))?,
+        let operands: Option<Vec<Tensor>> = args.iter().map(|a: &ValueId| values[a.0 as usize].clone()).collect();
+        let operands = operands.ok_or_else(|| format!("an operand of {v} was not computed"))?;
+        let ty = floats.of(g.ty(v));
+        memory::require(ty.bytes(), &format!("{v} ({ty})")).map_err(|e| e.to_string())?;
+        let value = match g.op(v) {
+            Op::Input(i) => computed(inputs.get(*i as usize).cloned().ok_or(format!("input {i} is not given"))?)?,
+            Op::Param(p) => {
+                computed(params.get(p.0 as usize).cloned().ok_or(format!("parameter {} is not given", p.0))?)?
+            }
+            Op::Fallback(f) => {
+                // Its arguments may name dtypes.
+                let own = operands.iter().zip(&args).map(|(x, a)| to(x, g.dtype(*a)));
+                let own = own.collect::<Result<Vec<_>, String>>()?;
+                let all = torch.run_fallback(f, &own).map_err(|e| e.to_string())?;
+                let all = all.into_iter().map(computed).collect::<Result<Vec<_>, String>>()?;
+                let first = all.first().cloned().ok_or_else(|| format!("{} gave nothing", f.name))?;
+                results.insert(v, all);
+                first
+            }
+            Op::Result(i) => {
+                let of = results.get(&args[0]).and_then(|all| all.get(*i as usize));
+                of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))?
+            }
             // A power with a constant exponent is a separate operator in libtorch.
             Op::Binary(BinaryOp::Pow) if matches!(g.op(args[1]), Op::Const(_)) => {
-                let (x, power) = (&values[args[0].0 as usize], &values[args[1].0 as usize]);
+                let (x, power) = (&operands[0], &operands[1]);
                 let power = if power.ty.dtype.is_float() { json!(power.get_f64(0)) } else { json!(power.get_i64(0)) };
-                let e = Eager { torch };
-                e.call("pow", "Tensor_Scalar", json!([{"tensor": 0}, power]), std::slice::from_ref(x), g.ty(v))?
+                e.call("pow", "Tensor_Scalar", json!([{"tensor": 0}, power]), std::slice::from_ref(x), &ty)?
             }
-            _ => {
-                let args: Vec<Tensor> = args.iter().map(|a: &ValueId| values[a.0 as usize].clone()).collect();
-                eval(torch, g.op(v), g.ty(v), &args).map_err(|e| format!("{v} = {}: {e}", g.op(v).name()))?
-            }
+            Op::Cast(_) => to(&operands[0], ty.dtype)?,
+            op => eval(torch, op, &ty, &operands).map_err(|e| format!("{v} = {}: {e}", op.name()))?,
         };
-        values.push(value);
+        values[v.0 as usize] = Some(value);
+        for a in args.iter().filter(|a| last_use[a.0 as usize] == v && !kept.contains(a)) {
+            values[a.0 as usize] = None;
+            results.remove(a);
+        }
     }
-    Ok(g.outputs.iter().map(|v| values[v.0 as usize].clone()).collect())
+    let outputs: Option<Vec<Tensor>> = g.outputs.iter().map(|v| values[v.0 as usize].clone()).collect();
+    outputs.ok_or_else(|| "an output was not computed".into())
 }
 
 /// A scalar as an argument in JSON, which cannot represent infinities and NaN as numbers.
