@@ -112,6 +112,7 @@ fn fold(op: &Op, ty: &Type, args: &[&Fact]) -> Option<f64> {
     let float = ty.dtype.is_float();
     let v = match op {
         Op::Const(s @ Scalar::Float(_)) => round_to(s.as_f64(), ty.dtype),
+        Op::Const(Scalar::Bool(b)) => f64::from(u8::from(*b)),
         // Integers that are exact in f64.
         Op::Const(Scalar::Int(i)) if i.unsigned_abs() < 1 << 53 => *i as f64,
         Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => arg(0)?,

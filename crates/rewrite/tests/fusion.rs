@@ -310,6 +310,8 @@ fn attention_however_it_is_scaled_and_masked() {
         "%s = dot %q, %kt",
         "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -inf",
         "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -3.4028234663852886e38",
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, -inf, %e",
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, -3.4028234663852886e38, %e",
         // No key counts: the softmax is NaN.
         "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, -9.0\n %s = select %c, %e, -inf",
         "%d = dot %q, %kt\n %c = lt %m, -9.0\n %n = select %c, %m, -inf\n %s = add %d, %n",
@@ -346,6 +348,26 @@ fn attention_whose_masked_queries_are_zero() {
             let kinds: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
             assert_eq!(kinds, [Attention], "{mask}\n{p}");
         }
+    }
+}
+/// Causal masks as models make them, of ones that `triu` or `tril` keep: attention computes them from indices.
+#[test]
+fn attention_computes_a_causal_mask() {
+    let parts = "%t = const true : bool[]\n %f = const false : bool[]\n %one = const 1.0 : f32[]\n %zero = const 0.0 : f32[]
+        %r = iota axis=0 : i64[16,1]\n %k1 = iota axis=1 : i64[1,16]\n %n = add %r, 1\n %late = ge %k1, %n\n %early = le %k1, %r";
+    for mask in [
+        "%u = select %late, %t, %f\n %s = select %u, -inf, %e",
+        "%u = select %early, %t, %f\n %s = select %u, %e, -inf",
+        "%u = select %early, %one, %zero\n %c = eq %u, %zero\n %s = select %c, -inf, %e",
+        "%u = select %late, %one, %zero\n %c = gt %u, %zero\n %s = select %c, -inf, %e",
+        "%s = select %late, -inf, %e",
+    ] {
+        let p = checked(&format!(
+            "graph g(%q: f32[2,4,16,16], %k: f32[2,4,16,16], %v: f32[2,4,16,16]) {{\n {parts}
+            %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n %e = div %d, 4.0\n {mask}
+            %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}}"
+        ));
+        assert_eq!(kinds(&p), [Attention], "{mask}\n{p}");
     }
 }
 /// Zeros in other places than those of queries without a key are no attention.

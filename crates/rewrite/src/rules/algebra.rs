@@ -4,7 +4,7 @@ use crate::build::Builder;
 use crate::language::round_to;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, DType, Op, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
 /// `x · (1 / c)`, for a number `c`: powers of two if `exact`, else other numbers. The result of a reduction keeps its division: it is one
@@ -33,6 +33,40 @@ fn without_zero(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, c) = (m.var("x")?, m.var("c")?);
     let widens = b.shape(c).len() > b.shape(x).len() || b.shape(c).iter().any(|n| *n != 1);
     (b.ty(x).dtype.is_int() && !widens && b.fact(c).number()? == 0.).then_some(x)
+}
+/// A choice between two numbers of which a test holds for one alone: its condition, or the condition's negation.
+fn decided(b: &mut Builder, m: &Bindings, test: impl Fn(f64) -> bool) -> Option<Id> {
+    let (c, yes, no) = (m.var("c")?, m.var("t")?, m.var("f")?);
+    let holds = [yes, no].map(|x| b.fact(x).number().map(&test));
+    let wide = [yes, no].iter().any(|x| b.shape(*x).len() > b.shape(c).len());
+    let [Some(yes), Some(no)] = holds else { return None };
+    match (yes, no) {
+        _ if wide => None,
+        (true, false) => Some(c),
+        (false, true) => b.unary(UnaryOp::Not, c),
+        _ => None,
+    }
+}
+/// `select(c, true, false)` as `c`.
+fn condition(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    if b.ty(m.var("t")?).dtype != DType::Bool {
+        return None;
+    }
+    decided(b, m, |x| x != 0.)
+}
+/// `select(c, 1, 0) == 0` as `not c`, and other comparisons of a choice between numbers with a number.
+fn compared(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let with = b.fact(m.var("z")?).number()?;
+    if b.shape(m.var("z")?).len() > b.shape(m.var("c")?).len() {
+        return None;
+    }
+    match m.op("o")? {
+        Op::Compare(CompareOp::Eq) => decided(b, m, |x| x == with),
+        Op::Compare(CompareOp::Ne) => decided(b, m, |x| x != with),
+        Op::Compare(CompareOp::Gt) => decided(b, m, |x| x > with),
+        Op::Compare(CompareOp::Lt) => decided(b, m, |x| x < with),
+        _ => None,
+    }
 }
 /// Whether a number of this type has full precision: neither subnormal nor infinite.
 fn keeps_digits(v: f64, dtype: DType) -> bool {
@@ -80,6 +114,34 @@ pub const RULES: &[Rule] = &[
         right: without_zero,
         example: "(%x: i64[4]) {\n %y = add %x, 0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = add %x, 0.0\n return %y\n}",
+    },
+    Rule {
+        name: "condition-of-choice",
+        numerics: Exact,
+        half: Exact,
+        left: &["(select ?c ?t ?f)"],
+        when: &[],
+        right: condition,
+        example: "(%c: bool[4]) {\n %t = const true : bool[]\n %f = const false : bool[]
+            %y = select %c, %t, %f\n return %y\n}",
+        near_miss: "(%c: bool[4], %d: bool[4]) {\n %t = const true : bool[]\n %y = select %c, %t, %d\n return %y\n}",
+    },
+    Rule {
+        name: "comparison-of-choice",
+        numerics: Exact,
+        half: Exact,
+        left: &[
+            "(eq:o (select ?c ?t ?f) ?z)",
+            "(ne:o (select ?c ?t ?f) ?z)",
+            "(gt:o (select ?c ?t ?f) ?z)",
+            "(lt:o (select ?c ?t ?f) ?z)",
+        ],
+        when: &[],
+        right: compared,
+        example: "(%c: bool[4]) {\n %t = const 1.0 : f32[]\n %f = const 0.0 : f32[]
+            %s = select %c, %t, %f\n %y = eq %s, %f\n return %y\n}",
+        near_miss: "(%c: bool[4], %z: f32[]) {\n %t = const 1.0 : f32[]\n %f = const 0.0 : f32[]
+            %s = select %c, %t, %f\n %y = eq %s, %z\n return %y\n}",
     },
     Rule {
         name: "divide-by-power-of-two",

@@ -31,8 +31,11 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
     }
     let choices: Vec<(Id, Id, Id)> =
         forms(b, x, |o, a| if *o == Op::Select { vec![(a[0], a[1], a[2])] } else { vec![] });
-    for (keep, s, low) in choices {
+    // The scores may be the first or the second choice.
+    let both = choices.into_iter().flat_map(|(c, s, t)| [(c, s, t, false), (c, t, s, true)]);
+    for (condition, s, low, inverted) in both.collect::<Vec<_>>() {
         let (Some(v), Some(s)) = (b.fact(low).number(), scaled(b, s, 1., 0)) else { continue };
+        let keep = if inverted { b.unary(UnaryOp::Not, condition)? } else { condition };
         if v == f64::NEG_INFINITY {
             return Some(Scores { mask: Some(keep), ..s });
         }
