@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,16 @@ def load(
 
 
 def _program(file: Path) -> dict[str, Any]:
-    """The program of a `.pt2` as torch.export describes it; empty for other files."""
+    """The program of a `.pt2` as torch.export describes it; empty for other files, and for broken
+    ones, of which the engine says what is wrong."""
     if not zipfile.is_zipfile(file):
         return {}
-    with zipfile.ZipFile(file) as archive:
-        models = [n for n in archive.namelist() if n.endswith("models/model.json")]
-        found = json.loads(archive.read(models[0])) if models else {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            models = [n for n in archive.namelist() if n.endswith("models/model.json")]
+            found = json.loads(archive.read(models[0])) if models else {}
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return {}
     return found if isinstance(found, dict) else {}
 
 

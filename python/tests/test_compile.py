@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import zipfile
 from dataclasses import dataclass
 
 import pytest
@@ -507,6 +508,16 @@ def test_the_state_of_a_loaded_file_is_its_own(kind, tmp_path):
     reference.length.zero_()
     with torch.no_grad():
         torch.testing.assert_close(loaded(X[:1]), reference(X[:1]))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("text", ["[1, 2", "[]", '{"graph_module": 3}', "\xff"])
+def test_a_broken_archive_is_an_error_of_the_engine(text, tmp_path):
+    with zipfile.ZipFile(tmp_path / "broken.pt2", "w") as archive:
+        archive.writestr("m/archive_format", "pt2")
+        archive.writestr("m/models/model.json", text.encode("latin-1"))
+    with pytest.raises(kiln.KilnError):
+        kiln.load(tmp_path / "broken.pt2")
 
 
 def test_the_device_of_an_archive_is_that_of_its_export():

@@ -34,14 +34,13 @@ fn without_zero(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let widens = b.shape(c).len() > b.shape(x).len() || b.shape(c).iter().any(|n| *n != 1);
     (b.ty(x).dtype.is_int() && !widens && b.fact(c).number()? == 0.).then_some(x)
 }
-/// A choice between two numbers of which a test holds for one alone: its condition, or the condition's negation.
+/// A choice between two numbers of which a test holds for one alone: its condition, or the condition's negation. The rule does not apply
+/// where the choice is wider than its condition, as their types then differ.
 fn decided(b: &mut Builder, m: &Bindings, test: impl Fn(f64) -> bool) -> Option<Id> {
     let (c, yes, no) = (m.var("c")?, m.var("t")?, m.var("f")?);
     let holds = [yes, no].map(|x| b.fact(x).number().map(&test));
-    let wide = [yes, no].iter().any(|x| b.shape(*x).len() > b.shape(c).len());
     let [Some(yes), Some(no)] = holds else { return None };
     match (yes, no) {
-        _ if wide => None,
         (true, false) => Some(c),
         (false, true) => b.unary(UnaryOp::Not, c),
         _ => None,
@@ -57,9 +56,6 @@ fn condition(b: &mut Builder, m: &Bindings) -> Option<Id> {
 /// `select(c, 1, 0) == 0` as `not c`, and other comparisons of a choice between numbers with a number.
 fn compared(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let with = b.fact(m.var("z")?).number()?;
-    if b.shape(m.var("z")?).len() > b.shape(m.var("c")?).len() {
-        return None;
-    }
     match m.op("o")? {
         Op::Compare(CompareOp::Eq) => decided(b, m, |x| x == with),
         Op::Compare(CompareOp::Ne) => decided(b, m, |x| x != with),
@@ -140,8 +136,9 @@ pub const RULES: &[Rule] = &[
         right: compared,
         example: "(%c: bool[4]) {\n %t = const 1.0 : f32[]\n %f = const 0.0 : f32[]
             %s = select %c, %t, %f\n %y = eq %s, %f\n return %y\n}",
-        near_miss: "(%c: bool[4], %z: f32[]) {\n %t = const 1.0 : f32[]\n %f = const 0.0 : f32[]
-            %s = select %c, %t, %f\n %y = eq %s, %z\n return %y\n}",
+        near_miss:
+            "(%c: bool[4,1]) {\n %t1 = const 1.0 : f32[]\n %t = broadcast %t1 shape=[4,3]\n %f = const 0.0 : f32[]
+            %s = select %c, %t, %f\n %y = eq %s, %f\n return %y\n}",
     },
     Rule {
         name: "divide-by-power-of-two",
