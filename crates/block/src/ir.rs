@@ -32,6 +32,24 @@ pub struct InstData {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<Region>,
 }
+impl InstData {
+    /// The operand that a matmul adds to, if this is one.
+    pub fn accumulator(&self) -> Option<Value> {
+        match self.op {
+            Op::Dot { .. } => self.args.get(2).copied(),
+            Op::Wgmma { .. } => self.args.last().copied(),
+            Op::SharedDot { .. } => self.args.get(4).copied(),
+            _ => None,
+        }
+    }
+    /// The left operand of a `wgmma` that is a block in registers.
+    pub fn left_in_registers(&self) -> Option<Value> {
+        match (&self.op, &self.args[..]) {
+            (Op::Wgmma { .. }, [left, _, _, _]) => Some(*left),
+            _ => None,
+        }
+    }
+}
 
 /// A straight list of instructions; nested ones end in `yield`, the kernel's own has none.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

@@ -13,6 +13,8 @@
 //! causal mask, and those beyond the end that a mask states ([`key_end`]), which the program computes from what it
 //! reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
 //! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
+mod warpgroup;
+
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
@@ -60,7 +62,13 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let tiles = sizes.tiles(machine);
+    let tiles = match sizes.way(machine) {
+        attention::Way::Warps(tiles) => tiles,
+        attention::Way::Warpgroups(shape) => match warpgroup::lower(of, v, z, shape, machine)? {
+            Some(step) => return Ok(Emitted { scratch: vec![], steps: vec![step] }),
+            None => sizes.tiles(machine),
+        },
+    };
     let step = program(of, v, z, tiles, sizes.packed > 1)?;
     if tiles.parts == 1 {
         return Ok(Emitted { scratch: vec![], steps: vec![step] });

@@ -128,6 +128,8 @@ pub struct Attention {
     pub half_narrow: f64,
     /// Flops per second of a single block of 64 queries or more, with half types.
     pub half_block: f64,
+    /// Flops per second of a persistent block with half types by warpgroups; 0 without warpgroups.
+    pub warpgroups: f64,
     /// Fraction of [`Attention::single`] that a single block reaches with f32: with 1, 2, 4, … 128 queries.
     pub single_shares: [f64; 8],
     /// Number of large blocks that fills the GPU.

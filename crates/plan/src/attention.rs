@@ -21,6 +21,34 @@ pub struct Tiles {
     pub parts: usize,
 }
 
+/// Tiles of the warp-specialised kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Warpgroups {
+    /// Warpgroups that multiply, each with [`Warpgroups::ROWS`] queries of a tile.
+    pub consumers: usize,
+    /// Keys per iteration.
+    pub keys: usize,
+    /// Tiles of queries that shared memory has room for.
+    pub left: usize,
+}
+impl Warpgroups {
+    /// Queries of a warpgroup: the rows of one `wgmma`.
+    pub const ROWS: usize = 64;
+    /// Queries per tile.
+    pub fn rows(&self) -> usize {
+        self.consumers * Warpgroups::ROWS
+    }
+}
+
+/// How the fused program is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Blocks of warps that load their operands themselves, with matmuls by `mma`.
+    Warps(Tiles),
+    /// Persistent blocks with a producer, and matmuls by `wgmma`.
+    Warpgroups(Warpgroups),
+}
+
 /// Sizes of an attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
@@ -117,6 +145,50 @@ impl Sizes {
         let part = all.div_ceil(parts) * keys;
         let cut = Tiles { part, parts: self.seen().div_ceil(part).max(1), ..whole };
         if self.seconds(&cut, m) < self.seconds(&whole, m) { cut } else { whole }
+    }
+    /// The faster way to write the program.
+    pub fn way(&self, m: &Hardware) -> Way {
+        let tiles = self.tiles(m);
+        match self.warpgroups(m) {
+            Some(w) if self.seconds_by_warpgroups(&w, m) < self.seconds(&tiles, m) => Way::Warpgroups(w),
+            _ => Way::Warps(tiles),
+        }
+    }
+    /// Tiles of the warp-specialised kernel, where the machine and the types have one.
+    pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
+        let whole = self.widths.iter().all(|n| n.is_multiple_of(8));
+        if !m.arch.has_wgmma() || !self.is_half() || !whole || self.packed > 1 || self.widest() > WIDEST || self.keys == 0 {
+            return None;
+        }
+        let consumers = if self.queries <= Warpgroups::ROWS { 1 } else { 2 };
+        // Scores and sums share the registers of a thread.
+        let keys = if self.widest() > 128 { 64 } else { 128 };
+        Some(Warpgroups { consumers, keys, left: if self.widest() > 64 { 1 } else { 2 } })
+    }
+    /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many iterations.
+    fn seconds_by_warpgroups(&self, w: &Warpgroups, m: &Hardware) -> f64 {
+        let per = w.rows();
+        let width: usize = self.widths.iter().map(|n| n.next_power_of_two().max(64)).sum();
+        let each = 2. * (per * w.keys * width) as f64 / m.attention.warpgroups;
+        let blocks = self.queries.div_ceil(per);
+        let iterations = |block: usize| {
+            let seen = if self.causal { self.keys.min((block + 1) * per) } else { self.keys };
+            seen.div_ceil(w.keys)
+        };
+        let (tiles, processors) = (self.heads * blocks, m.units.multiprocessors);
+        let rounds = match self.causal {
+            // Short tiles fill what long ones leave.
+            true => (self.heads * (0..blocks).map(iterations).sum::<usize>()).div_ceil(processors),
+            false => tiles.div_ceil(processors) * iterations(0),
+        };
+        each * rounds.max(iterations(blocks.saturating_sub(1))) as f64
+    }
+    /// Predicted seconds of the fused program, without its launch.
+    pub fn predicted(&self, m: &Hardware) -> f64 {
+        match self.way(m) {
+            Way::Warps(tiles) => self.seconds(&tiles, m),
+            Way::Warpgroups(w) => self.seconds_by_warpgroups(&w, m),
+        }
     }
     /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
     /// multiprocessors; and those of the launch that combines slices.

@@ -104,7 +104,7 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.arch.is_gpu()) {
         let shapes = [q, k, w].map(|&a| dag.shape(a));
         let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
-        return if sizes.has_program() { sizes.seconds(&sizes.tiles(m), m) } else { INTERPRETED };
+        return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
     }
     let flops = matrix_flops(dag, v);
     if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }

@@ -10,6 +10,7 @@
 //! Each pass takes a verified program of the upper level and gives one that can be verified, printed and interpreted,
 //! or refuses with a reason. Lowering writes descriptors itself and runs the other passes. Nothing is reordered: sums
 //! are of the same matmuls in the same order of K, in the accuracy of the instruction.
+pub mod chained;
 mod copy;
 pub mod form;
 pub mod maps;
@@ -40,5 +41,5 @@ pub struct Refusal(pub String);
 pub fn run(k: &Kernel, m: &Machine) -> Result<Kernel, Refusal> {
     let mapped = maps::run(k)?;
     let walking = persistent::run(&mapped, Launch::of(&mapped, m.units.multiprocessors))?;
-    roles::run(&walking, None, m)
+    if chained::is_chained(&walking) { roles::chained::run(&walking, None, m) } else { roles::run(&walking, None, m) }
 }

@@ -98,6 +98,15 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             copied(ty(1), ty(0), &staged(1)?, 1)?;
             upper::starts(k, &data.args[3..], ty(0).shape().len())
         }
+        Op::Wgmma { transpose_a, transpose_b } if args == 4 => {
+            ensure(!transpose_a, || "a left operand in registers is `[M,K]`; permute it before".into())?;
+            held("the left operand", ty(0))?;
+            ensure(ty(0).elem().is_some_and(Elem::is_half), || {
+                format!("the left operand is {}; in registers 16-bit floats are needed", ty(0))
+            })?;
+            arity(4, 4, 1)?;
+            matmul([false, *transpose_b], ty(0), &staged(1)?, ty(3), out())
+        }
         Op::Wgmma { transpose_a, transpose_b } => {
             arity(5, 5, 1)?;
             matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())

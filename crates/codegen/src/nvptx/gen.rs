@@ -13,6 +13,7 @@ use super::roles::Group;
 use super::rows;
 use super::threads::Threads;
 use super::tiles::{self, Places};
+use super::words::Words;
 use inkwell::AddressSpace;
 use inkwell::basic_block::BasicBlock;
 use inkwell::context::Context;
@@ -60,6 +61,9 @@ pub(super) struct Gen<'c, 'k> {
     /// The last loads of loops that sum what they read, and the index of the current iteration.
     pub batched: HashSet<Value>,
     pub turn: Option<Val<'c>>,
+    /// Some matmul's left operand is in registers; and those that a token's matmuls read.
+    left_in_registers: bool,
+    pub read: HashMap<Value, Vec<Val<'c>>>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
@@ -117,6 +121,8 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         windows: gathered::windows(k),
         batched: batched_loads::last(k),
         turn: None,
+        left_in_registers: has_left_in_registers(k),
+        read: HashMap::new(),
         regs: vec![None; k.values.len()],
     };
     g.params()?;
@@ -140,6 +146,12 @@ fn rounds_all(k: &Kernel) -> bool {
         _ => {}
     });
     !stored.is_empty() && stored.iter().all(|e| matches!(e, Some(Elem::F16 | Elem::Bf16)))
+}
+
+fn has_left_in_registers(k: &Kernel) -> bool {
+    let mut found = false;
+    k.walk(&mut |_, d| found |= d.left_in_registers().is_some());
+    found
 }
 
 fn above_one(k: &Kernel) -> HashSet<Value> {
@@ -358,7 +370,7 @@ impl<'c> Gen<'c, '_> {
         let [lo, hi, step] = [lo.index()?, hi.index()?, step.index()?];
         let (first, last) = (lo.value(&self.e, &mut self.memo)?, hi.value(&self.e, &mut self.memo)?);
         let stride = step.value(&self.e, &mut self.memo)?;
-        let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.plain(*v)).collect::<Res<_>>()?;
+        let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
         let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
         self.blocks.meet(&self.e)?;
         let before = self.block()?;
@@ -384,6 +396,9 @@ impl<'c> Gen<'c, '_> {
         for (v, start) in region.params[1..].iter().zip(&starts) {
             phis.push(self.phis(*v, start.len())?);
         }
+        for (v, phis) in region.params[1..].iter().zip(&phis) {
+            self.unpair(*v, phis)?;
+        }
         let turn = match self.takes_turns(region)? {
             true => Some(self.e.b.build_phi(self.e.i32(), "turn")?),
             false => None,
@@ -396,7 +411,7 @@ impl<'c> Gen<'c, '_> {
         self.turn = None;
         self.blocks.repeats -= 1;
         self.blocks.turn = outer;
-        let next = self.yielded(region)?;
+        let next = self.yielded(region, Self::carried)?;
         let latch = self.block()?;
         let now = int(index.as_basic_value())?;
         let stepped = self.e.b.build_int_nsw_add(now, stride, "")?;
@@ -412,9 +427,14 @@ impl<'c> Gen<'c, '_> {
         }
         self.e.b.position_at_end(after);
         self.scratch.unknown();
+        let mut results = vec![];
         for ((v, start), next) in data.results.iter().zip(&starts).zip(&next) {
             let phis = self.phis(*v, start.len())?;
             join(&phis, &[(start, before), (next, latch)]);
+            results.push(phis);
+        }
+        for (v, phis) in data.results.iter().zip(&results) {
+            self.unpair(*v, phis)?;
         }
         Ok(())
     }
@@ -430,7 +450,7 @@ impl<'c> Gen<'c, '_> {
             self.e.b.position_at_end(block);
             self.scratch.unknown();
             self.region(region)?;
-            let values = self.yielded(region)?;
+            let values = self.yielded(region, Self::plain)?;
             ends.push((values, self.block()?));
             self.e.b.build_unconditional_branch(after)?;
         }
@@ -446,19 +466,53 @@ impl<'c> Gen<'c, '_> {
     }
     /// Makes the registers of a block value phis.
     fn phis(&mut self, v: Value, count: usize) -> Res<Vec<PhiValue<'c>>> {
+        if self.is_paired(v) {
+            return (0..count).map(|_| Ok(self.e.b.build_phi(self.e.i32(), "")?)).collect();
+        }
         let ty = self.register_type(v)?;
         let phis: Vec<PhiValue<'c>> = (0..count).map(|_| Ok(self.e.b.build_phi(ty, "")?)).collect::<Res<_>>()?;
         let regs = phis.iter().map(|p| self.register(v, p.as_basic_value())).collect();
         self.set(v, regs);
         Ok(phis)
     }
-    fn yielded(&mut self, region: &Region) -> Res<Vec<Vec<Val<'c>>>> {
+    /// Whether loops carry a block two elements to a register, as matmuls take left operands.
+    fn is_paired(&self, v: Value) -> bool {
+        self.left_in_registers && self.k.ty(v).elem().is_some_and(Elem::is_half) && !self.k.ty(v).is_scalar()
+    }
+    /// The registers in which a loop carries a value.
+    fn carried(&mut self, v: Value) -> Res<Vec<Val<'c>>> {
+        let values = self.plain(v)?;
+        if self.is_paired(v) { self.pairs(v, &values) } else { Ok(values) }
+    }
+    /// Neighbouring registers of a block of half types, two to a word.
+    pub fn pairs(&self, v: Value, values: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
+        if !values.len().is_multiple_of(2) {
+            return Err(Fail::Unsupported(format!("{v} in pairs of registers")));
+        }
+        self.pack(values, self.elem(v)?, Words { words: values.len() / 2, bits: 32 })
+    }
+    /// The elements of what a loop carries in pairs; after all phis.
+    fn unpair(&mut self, v: Value, phis: &[PhiValue<'c>]) -> Res<()> {
+        if !self.is_paired(v) {
+            return Ok(());
+        }
+        let words: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
+        let regs = self.unpack(&words, self.elem(v)?)?.into_iter().map(|x| self.register(v, x)).collect();
+        self.set(v, regs);
+        Ok(())
+    }
+    /// What a region yields, each value in the registers that `of` gives.
+    fn yielded(
+        &mut self,
+        region: &Region,
+        of: impl Fn(&mut Self, Value) -> Res<Vec<Val<'c>>>,
+    ) -> Res<Vec<Vec<Val<'c>>>> {
         let k = self.k;
         let Some(last) = region.insts.last().map(|i| k.inst(*i)).filter(|d| d.op == Op::Yield) else {
             return Ok(vec![]);
         };
         self.memo = Memo::default();
-        last.args.iter().map(|v| self.plain(*v)).collect()
+        last.args.iter().map(|v| of(self, *v)).collect()
     }
     fn writes(&self, region: &Region) -> bool {
         let mut found = false;

@@ -147,6 +147,9 @@ pub(super) fn exp<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
 }
 
 fn exp2<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    if e.rounded {
+        return e.ex2(x);
+    }
     let x = clamp(e, x, -151.0, 129.0)?;
     let shifted = e.fadd(x, c(x, ROUND))?;
     let f = e.fsub(x, e.fsub(shifted, c(x, ROUND))?)?;

@@ -11,6 +11,15 @@ use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 /// Bytes of K per instruction.
 const STEP: usize = 32;
 
+/// Registers of a left operand per instruction: 16 columns of 16 bits, two to a register.
+const REGISTERS: usize = 4;
+
+/// A left operand: a tile, or registers with two elements each.
+enum Left<'c> {
+    Tile(Operand<'c>),
+    Registers(Vec<Val<'c>>),
+}
+
 /// The instruction's name of an element type, and how many elements of K it takes (32 bytes). `None`: no such matmul.
 fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
     let name = match elem {
@@ -50,30 +59,48 @@ impl Operand<'_> {
 
 impl<'c> Gen<'c, '_> {
     pub fn wgmma(&mut self, data: &InstData, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
-        let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a matmul")) };
+        let (left, [b, sb, acc]) = match data.args[..] {
+            [a, sa, b, sb, acc] => (Left::Tile(self.operand_of(a, sa, transposed[0])?), [b, sb, acc]),
+            [a, b, sb, acc] => {
+                let values = self.plain(a)?;
+                (Left::Registers(self.pairs(a, &values)?), [b, sb, acc])
+            }
+            _ => return Err(mistyped("a matmul")),
+        };
         let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a matmul")) };
         let (m, n) = (*m, *n);
         if self.threads.bits != 7 || n > 256 {
             return Err(Fail::Unsupported(format!("a matmul of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
         }
-        let a = self.operand_of(a, sa, transposed[0])?;
         let b = self.operand_of(b, sb, !transposed[1])?;
-        let depth = if transposed[0] { a.tile.rows } else { a.tile.columns } * a.tile.elem.bytes();
-        let columns = if transposed[1] { b.tile.rows } else { b.tile.columns };
+        let (depth, columns) = if transposed[1] { (b.tile.columns, b.tile.rows) } else { (b.tile.rows, b.tile.columns) };
+        let steps = depth * b.tile.elem.bytes() / STEP;
         let mut values = self.plain(acc)?;
         let fresh = values.iter().all(is_zero);
         self.e.invoke("llvm.nvvm.wgmma.fence.sync.aligned", &[], &[])?;
+        let mut read = vec![];
         for (block, sums) in values.chunks_mut(n / 2).enumerate() {
             let sums = &mut sums[..columns / 2];
-            for step in 0..depth / STEP {
+            for step in 0..steps {
                 let at = |o: &Operand<'c>, more: usize| {
                     self.e.add(o.base, self.e.int_of(self.e.i64(), (o.step(step) + more) as i64))
                 };
-                let (da, db) = (at(&a, a.block(block))?, at(&b, 0)?);
+                let a: Vec<Val<'c>> = match &left {
+                    Left::Tile(a) => vec![at(a, a.block(block))?.into()],
+                    Left::Registers(all) => {
+                        let first = (block * steps + step) * REGISTERS;
+                        all.get(first..first + REGISTERS).ok_or_else(|| mistyped("a left operand"))?.to_vec()
+                    }
+                };
+                let db = at(&b, 0)?;
                 let keep = !fresh || step > 0;
-                let next = self.multiply(sums, [da, db], keep, &a, &b, columns)?;
+                let next = self.multiply(sums, (&a, transposed[0]), (db, &b), keep, columns)?;
                 sums.copy_from_slice(&next);
             }
+        }
+        if let Left::Registers(all) = left {
+            read.extend(all);
+            self.read.insert(data.results[0], read);
         }
         Ok(values.into_iter().map(Reg::Plain).collect())
     }
@@ -97,36 +124,45 @@ impl<'c> Gen<'c, '_> {
         let base = self.e.add(base, self.e.zext(at, self.e.i64())?)?;
         Ok(Operand { base, tile: t, transposed })
     }
-    /// One instruction: 64 rows, all columns, 32 bytes of K.
+    /// One instruction: 64 rows, all columns, 32 bytes of K. The left operand is a descriptor or registers.
     fn multiply(
         &mut self,
         sums: &[Val<'c>],
-        [da, db]: [IntValue<'c>; 2],
+        (left, left_transposed): (&[Val<'c>], bool),
+        (right, b): (IntValue<'c>, &Operand),
         keep: bool,
-        a: &Operand,
-        b: &Operand,
         n: usize,
     ) -> Res<Vec<Val<'c>>> {
         let count = sums.len();
-        let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
-        // 32- and 8-bit operands must be K-major, and the instruction has no flags for other ones.
-        let (ty, k) = operand_type(a.tile.elem).ok_or_else(|| mistyped("a matmul"))?;
-        let transposes = match a.tile.elem.bytes() {
-            2 => format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)),
+        let list = |from: usize, count: usize| {
+            let all: Vec<String> = (from..from + count).map(|i| format!("${i}")).collect();
+            all.join(", ")
+        };
+        let (ty, k) = operand_type(b.tile.elem).ok_or_else(|| mistyped("a matmul"))?;
+        let in_registers = left.len() > 1;
+        // 32- and 8-bit operands must be K-major, and the instruction has no flags for other ones; nor has a left operand
+        // in registers.
+        let transposes = match b.tile.elem.bytes() {
+            2 if in_registers => format!(", {}", u8::from(b.transposed)),
+            2 => format!(", {}, {}", u8::from(left_transposed), u8::from(b.transposed)),
             _ => String::new(),
         };
-        let (x, y, p) = (2 * count, 2 * count + 1, 2 * count + 2);
+        let x = 2 * count;
+        let a = if in_registers { format!("{{{}}}", list(x, left.len())) } else { format!("${x}") };
+        let (y, p) = (x + left.len(), x + left.len() + 1);
         let text = format!(
-            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1{transposes}; }}",
-            regs.join(", "),
+            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, {a}, ${y}, p, 1, 1{transposes}; }}",
+            list(0, count),
         );
         let mut args: Vec<Val<'c>> = match keep {
             true => sums.to_vec(),
             // The previous contents are not read.
             false => vec![self.e.f32().get_poison().into(); count],
         };
-        args.extend::<[Val<'c>; 3]>([da.into(), db.into(), self.e.int(i64::from(keep)).into()]);
-        self.tied(&text, count, "l,l,r", &args)
+        args.extend(left);
+        args.extend::<[Val<'c>; 2]>([right.into(), self.e.int(i64::from(keep)).into()]);
+        let constraints = if in_registers { "r,".repeat(left.len()) + "l,r" } else { "l,l,r".into() };
+        self.tied(&text, count, &constraints, &args)
     }
     /// Inline assembly over accumulators that stay in their registers.
     fn tied(&self, text: &str, count: usize, more: &str, args: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
@@ -145,7 +181,8 @@ impl<'c> Gen<'c, '_> {
             if let Op::Wgmma { transpose_b, .. } = d.op
                 && self.k.ty(d.results[0]) == ty
             {
-                most = most.max(self.k.ty(d.args[2]).shape()[usize::from(!transpose_b)]);
+                let right = d.args[d.args.len() - 3];
+                most = most.max(self.k.ty(right).shape()[usize::from(!transpose_b)]);
             }
         });
         most
@@ -153,7 +190,8 @@ impl<'c> Gen<'c, '_> {
     pub fn wgmma_commit(&mut self) -> Res<()> {
         self.e.invoke("llvm.nvvm.wgmma.commit_group.sync.aligned", &[], &[]).map(|_| ())
     }
-    /// With a token, its accumulators go through the wait, so that no use of them comes before it.
+    /// With a token, its accumulators go through the wait, so that no use of them comes before it; and left operands in
+    /// registers stay there until it.
     pub fn wgmma_wait(&mut self, data: &InstData, pending: u8) -> Res<()> {
         let ([token], [result]) = (&data.args[..], &data.results[..]) else {
             let n = self.e.int_of(self.e.i64(), pending.into());
@@ -164,8 +202,12 @@ impl<'c> Gen<'c, '_> {
         let (columns, all) = (self.multiplied(*token), self.k.ty(*token).shape()[1]);
         let is_one = |r: &usize| r % (all / 2) < columns / 2;
         let multiplied: Vec<usize> = (0..values.len()).filter(is_one).collect();
-        let waited: Vec<Val<'c>> = multiplied.iter().map(|r| values[*r]).collect();
-        let waited = self.tied(&text, waited.len(), "", &waited)?;
+        let mut waited: Vec<Val<'c>> = multiplied.iter().map(|r| values[*r]).collect();
+        let count = waited.len();
+        let read = self.read.remove(token).unwrap_or_default();
+        let more = vec!["r"; read.len()].join(",");
+        waited.extend(read);
+        let waited = self.tied(&text, count, &more, &waited)?;
         multiplied.into_iter().zip(waited).for_each(|(r, v)| values[r] = v);
         self.set(*result, values.into_iter().map(Reg::Plain).collect());
         Ok(())

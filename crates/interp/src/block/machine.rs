@@ -261,6 +261,12 @@ impl<'a> Machine<'a, '_> {
                     let tile = &*self.tiles[tile].stages[stage];
                     Ok::<_, String>(if transposed { shape::permute(tile, &[1, 0]) } else { tile.clone() })
                 };
+                if let [left, _, _, sum] = data.args[..] {
+                    let right = operand(1, *transpose_b)?;
+                    let sums = shape::dot(terms, &*flow.block(left)?, &right, &*flow.block(sum)?, usize::MAX);
+                    flow.set(data.results[0], Val::Block(Rc::new(sums)));
+                    return Ok(Next::On);
+                }
                 let deep = data.args.get(5).map_or(Ok(i64::MAX), |v| flow.int(*v))? as usize;
                 shape::dot(terms, &operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?, deep)
             }

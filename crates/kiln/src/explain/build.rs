@@ -280,7 +280,7 @@ fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machin
     let shape = |i: usize| args.get(i).map_or(&[][..], |&a| k.body.shape(a));
     let sizes = kiln_plan::attention::Sizes::of(k.body.dtype(v), [shape(0), shape(1), shape(2)], causal);
     let m = &kiln_plan::Hardware { machine: m, contract: contract(k) };
-    k.cost.matrix_flops as f64 / sizes.seconds(&sizes.tiles(m), m)
+    k.cost.matrix_flops as f64 / sizes.predicted(m)
 }
 
 /// The template that lowering chose; empty for kernels that have no choice of templates.

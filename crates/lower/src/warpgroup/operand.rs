@@ -105,6 +105,10 @@ impl Strided {
         s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
         Some(s)
     }
+    /// The array of rows and columns that a load reads, in batches of these extents whose coordinates come first.
+    pub fn array(slot: Slot, at: &Expr, extents: &[usize], axes: [Axis; 2], bytes: usize) -> Option<Strided> {
+        Strided::of(slot, at, extents, 0, axes, bytes, Major::Depth)
+    }
     /// The array that a store writes, if that has the rows of the matmul in order.
     pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
         let floats = matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16);

@@ -4,7 +4,7 @@ use super::operand::Major;
 use crate::matmul::Matmul;
 use kiln_block::DotPrecision;
 pub use kiln_block::passes::warpgroup::persistent::GROUP;
-use kiln_block::passes::warpgroup::{form, memory, roles::BUFFERS, slice};
+use kiln_block::passes::warpgroup::{form, memory, roles::epilogue::BUFFERS, slice};
 use kiln_graph::DType;
 use kiln_machine::Engines;
 use kiln_plan::Hardware;

@@ -55,6 +55,14 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     }
 }
 
+/// The layout of a left operand that `wgmma` takes from registers: that of sums of its size.
+pub(super) fn left_operand(k: &Kernel, v: Value) -> Flat {
+    match k.ty(v).shape() {
+        [m, depth] => fragment::warpgroup_accumulator(*m, *depth, warp_bits(k)),
+        other => default_layout(k, other),
+    }
+}
+
 /// `wish`, reduced so that every thread gets an element.
 fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();

@@ -64,9 +64,8 @@ impl Groups {
     fn join(&mut self, k: &Kernel, data: &InstData) {
         match &data.op {
             op if shares(op) => self.join_all(k, data.args.iter().chain(&data.results).copied()),
-            Op::Dot { .. } => self.join_all(k, data.args.get(2).into_iter().chain(&data.results).copied()),
-            Op::Wgmma { .. } | Op::SharedDot { .. } => {
-                self.join_all(k, data.args.get(4).into_iter().chain(&data.results).copied());
+            Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
+                self.join_all(k, data.accumulator().into_iter().chain(data.results.iter().copied()));
             }
             Op::WgmmaWait { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),
             Op::For => {

@@ -1,5 +1,5 @@
 //! Rebuilds the program with every use in the layout it needs.
-use super::anchors::{Access, default_layout, roles, tensor_matmul, warp_bits};
+use super::anchors::{Access, default_layout, left_operand, roles, tensor_matmul, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
 use crate::analysis::Analysis;
@@ -107,7 +107,12 @@ impl Rebuild<'_> {
             Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 let flat = self.home(data.results[0]);
                 let mut args = data.args.clone();
-                args[4] = self.demand(args[4], &flat);
+                if let Some(left) = data.left_in_registers() {
+                    args[0] = self.demand(left, &left_operand(old, left));
+                }
+                if let Some(at) = data.accumulator().and_then(|v| args.iter().rposition(|a| *a == v)) {
+                    args[at] = self.demand(args[at], &flat);
+                }
                 self.keep(i, args, vec![]);
             }
             Op::AsyncCopy => self.async_copy(i, data),

@@ -11,21 +11,19 @@
 //!
 //! Results leave through shared memory, some columns at a time, one slice being stored while the next is computed. In a
 //! cluster all blocks read the same right operands: each loads its slice and multicasts it.
+pub mod chained;
 mod consumer;
+pub mod epilogue;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{PingPong, Ring, Rings};
-use super::slice::{self, Part};
 use super::{Refusal, uniform};
-use crate::analysis::{self, Analysis};
 use crate::passes::dce;
-use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use crate::{BinaryOp as B, Builder, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use epilogue::{Epilogue, Outputs, Tile, alloc};
 use kiln_machine::Machine;
 use std::collections::HashMap;
-
-/// Output buffers per consumer.
-pub const BUFFERS: usize = 2;
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,9 +53,6 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     w.write()
 }
 
-/// Shared tiles that results go through, by element type.
-type Outputs = Vec<(Elem, Value)>;
-
 /// What both roles use.
 struct Shared {
     rings: Rings,
@@ -71,21 +66,11 @@ struct Writer<'k> {
     k: &'k Kernel,
     form: Form,
     crew: Crew,
-    part: Part,
-    /// Stores of the tile, in order, with the element type of those that go through shared memory.
-    effects: Vec<(Inst, Option<Elem>)>,
+    epilogue: Epilogue<'k>,
 }
 
 impl<'k> Writer<'k> {
     fn new(k: &'k Kernel, form: Form, crew: Option<Crew>, memory: usize) -> Result<Writer<'k>, Refusal> {
-        let facts = analysis::analyse(k);
-        let through = |i: Inst| goes_through(k, &facts, &form, i).then(|| k.ty(k.inst(i).args[1]).elem()).flatten();
-        let effects: Vec<(Inst, Option<Elem>)> = effects(k, &form)?.into_iter().map(|i| (i, through(i))).collect();
-        let mut out: Vec<Elem> = effects.iter().filter_map(|e| e.1).collect();
-        out.sort_unstable();
-        out.dedup();
-        let bytes: Vec<usize> = out.iter().map(|e| e.bytes()).collect();
-        let columns = slice::columns(form.engine, &bytes, form.n);
         let mut crew = crew.unwrap_or_else(|| Crew {
             consumers: consumers(&form),
             stages: 0,
@@ -95,19 +80,25 @@ impl<'k> Writer<'k> {
         });
         let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
-        let line: usize = bytes.iter().sum();
-        let room = memory.saturating_sub(BUFFERS * crew.consumers * rows * columns * line) / stage.max(1);
+        let size = [form.m, form.n];
+        let tile =
+            Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
+        let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?;
+        let room = memory.saturating_sub(epilogue.bytes()) / stage.max(1);
         if crew.stages == 0 {
             crew.stages = room.min(8);
         }
-        let part = Part { engine: form.engine, tile: [form.m, form.n], rows, columns };
-        let w = Writer { k, form, crew, part, effects };
+        let w = Writer { k, form, crew, epilogue };
         w.check(room)?;
         Ok(w)
     }
+    /// Rows of a consumer.
+    fn rows(&self) -> usize {
+        self.epilogue.part.rows
+    }
     /// Checks the limits of the instructions and of a multiprocessor's memory.
     fn check(&self, room: usize) -> Result<(), Refusal> {
-        let (f, rows) = (&self.form, self.part.rows);
+        let (f, rows) = (&self.form, self.rows());
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
         ensure(
             rows * self.crew.shares() == f.m && rows > 0,
@@ -152,7 +143,6 @@ impl<'k> Writer<'k> {
     // ---- Parameters and memory ----
     /// Types of descriptors, for the tiles that are copied at once.
     fn descriptors(&self) -> Result<HashMap<Value, Type>, Refusal> {
-        let mut all: HashMap<Value, Type> = HashMap::new();
         let copied = self.form.loads.iter().map(|l| {
             let mut shape = self.shape(l);
             if l.side == Side::Right {
@@ -160,48 +150,15 @@ impl<'k> Writer<'k> {
             }
             (l.desc, shape, Swizzle::B128)
         });
-        let stored = self.effects.iter().map(|e| self.k.inst(e.0)).filter(|d| d.op == Op::TileStore).map(|d| {
-            let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
-            (d.args[0], [self.part.rows, self.part.columns], Swizzle::widest(elem, self.part.columns))
-        });
-        for (desc, shape, swizzle) in copied.chain(stored) {
-            let Type::Desc { elem, shape: whole, .. } = self.k.ty(desc) else { continue };
-            let lead = vec![1; whole.len().saturating_sub(2)];
-            let ty = Type::Desc { elem: *elem, shape: [lead, shape.to_vec()].concat(), swizzle };
-            if all.insert(desc, ty.clone()).is_some_and(|known| known != ty) {
-                return Err(Refusal("a descriptor is used for tiles of two kinds; give each a parameter".into()));
-            }
-        }
-        Ok(all)
-    }
-    fn params(&self, b: &mut Builder, c: &mut Copier) -> Result<(), Refusal> {
-        let types = self.descriptors()?;
-        for p in &self.k.params {
-            let ty = types.get(&p.value).unwrap_or(self.k.ty(p.value)).clone();
-            let new = b.param_like(p, ty);
-            c.set(p.value, new);
-        }
-        Ok(())
+        descriptors(self.k, copied.chain(self.epilogue.stored()))
     }
     fn memory(&self, b: &mut Builder) -> (Vec<Value>, Outputs) {
-        let alloc = |b: &mut Builder, elem: Elem, shape: [usize; 2], stages: usize, swizzle: Swizzle| {
-            let ty = Type::Shared { elem, shape: shape.to_vec(), stages, swizzle };
-            b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
-        };
         let tiles = self.form.loads.iter().map(|l| {
             let copies = if l.side == Side::Left { self.crew.shares() } else { 1 };
             alloc(b, l.elem, self.shape(l), self.crew.stages * copies, Swizzle::B128)
         });
         let tiles = tiles.collect();
-        let mut outputs: Outputs = vec![];
-        for elem in self.effects.iter().filter_map(|e| e.1) {
-            if outputs.iter().all(|o| o.0 != elem) {
-                let Part { rows, columns, .. } = self.part;
-                let swizzle = Swizzle::widest(elem, columns);
-                outputs.push((elem, alloc(b, elem, [rows, columns], self.crew.consumers * BUFFERS, swizzle)));
-            }
-        }
-        (tiles, outputs)
+        (tiles, self.epilogue.buffers(b))
     }
 
     // ---- The program ----
@@ -210,7 +167,7 @@ impl<'k> Writer<'k> {
         b.set_cluster(self.k.cluster);
         b.set_arithmetic(self.k.arithmetic);
         let mut c = Copier::new(self.k);
-        self.params(&mut b, &mut c)?;
+        params(self.k, &self.descriptors()?, &mut b, &mut c);
         let (tiles, outputs) = self.memory(&mut b);
         let rings = Rings::new(&mut b, self.crew.stages, self.crew.shares(), self.k.cluster);
         let ping_pong = self.crew.ping_pong.then(|| PingPong::new(&mut b, self.crew.consumers));
@@ -254,14 +211,9 @@ impl<'k> Writer<'k> {
         body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
     ) {
         let zero = b.i32(0);
-        let start = Ring::of(&[zero, zero]);
-        let Some((tiles, bounds)) = self.tiles(c) else {
-            body(b, c, start);
-            return;
-        };
-        b.for_loop(bounds, &start.values(), |b, t, ring| {
-            self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(ring))).values().to_vec()
-        });
+        let start = [zero, zero];
+        let body = |b: &mut Builder, c: &mut Copier<'k>, ring: &[Value]| body(b, c, Ring::of(ring)).values().to_vec();
+        over_tiles(b, c, (self.form.tiles, &self.form.tile.insts[..self.form.at]), &start, body);
     }
     /// Runs `body` for every tile of this consumer in ping-pong, skipping the stages of the other consumers' tiles.
     fn ping_pong_tiles(
@@ -271,7 +223,7 @@ impl<'k> Writer<'k> {
         (s, ping_pong, consumer): (&Shared, &PingPong, Value),
         body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
     ) {
-        let Some((tiles, [lo, hi, step])) = self.tiles(c) else { return };
+        let Some((tiles, [lo, hi, step])) = bounds_of(c, self.form.tiles) else { return };
         let (zero, one) = (b.i32(0), b.i32(1));
         let (all, trips) = (b.i32(self.crew.consumers as i64), b.i32(self.form.trips as i64));
         let others = b.i32(((self.crew.consumers - 1) * self.form.trips) as i64);
@@ -282,31 +234,11 @@ impl<'k> Writer<'k> {
         let carried = [&start.values()[..], &[ping_pong.first(b, consumer)]].concat();
         b.for_loop([lo, hi, step], &carried, |b, t, now| {
             ping_pong.wait(b, consumer, now[2]);
-            let ring = self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(now)));
+            let before = &self.form.tile.insts[..self.form.at];
+            let ring = at_tile(b, c, (tiles, t), before, |b, c| body(b, c, Ring::of(now)));
             let ring = s.rings.skip(b, ring, others);
             [&ring.values()[..], &[b.binary(B::Xor, now[2], one)]].concat()
         });
-    }
-    /// The loop over tiles, and its bounds.
-    fn tiles(&self, c: &mut Copier<'k>) -> Option<(Inst, [Value; 3])> {
-        let tiles = self.form.tiles?;
-        let bounds = c.all(&self.k.inst(tiles).args);
-        Some((tiles, bounds.try_into().ok()?))
-    }
-    /// Runs `body` for tile `t` of the loop over tiles.
-    fn at_tile<T>(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        (tiles, t): (Inst, Value),
-        body: impl FnOnce(&mut Builder, &mut Copier<'k>) -> T,
-    ) -> T {
-        c.enter();
-        c.set(self.k.inst(tiles).regions[0].params[0], t);
-        c.scalars(b, &self.form.tile.insts[..self.form.at]);
-        let done = body(b, c);
-        c.leave();
-        done
     }
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
         let bytes = self.form.loads.iter().map(|l| bytes_of(l, whole(self.k, &self.form, self.crew, l))).sum();
@@ -352,7 +284,7 @@ impl<'k> Writer<'k> {
         for copy in 0..shares {
             let mut starts = starts.clone();
             if copy > 0 {
-                let rows = b.i32((copy * self.part.rows) as i64);
+                let rows = b.i32((copy * self.rows()) as i64);
                 starts[axis] = b.binary(B::Add, starts[axis], rows);
             }
             let copy = (shares > 1).then(|| b.i32(copy as i64));
@@ -392,55 +324,67 @@ fn consumers(form: &Form) -> usize {
     }
 }
 
-/// The stores and checks of a tile, after the loop over K; any other effect is refused.
-fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
-    let rest = form.tile.insts.iter().enumerate().filter(|(at, _)| *at != form.at);
-    let outside = k.body.insts.iter().filter(|i| form.tiles.is_some_and(|t| t != **i));
-    let mut all = vec![];
-    for (at, i) in rest.map(|(at, i)| (Some(at), *i)).chain(outside.map(|i| (None, *i))) {
-        let data = k.inst(i);
-        let after = at > Some(form.at);
-        match &data.op {
-            // A single row is stored again by every consumer, with the same values.
-            Op::Store
-                if after
-                    && matches!(k.ty(data.args[0]).shape(), [m, n] if (*m == 1 || *m == form.m) && (*n == 1 || *n == form.n)) =>
-            {
-                all.push(i);
-            }
-            Op::Check { .. }
-                if after
-                    && matches!(k.ty(data.args[2]).shape(), [m, n] if (*m == 1 || *m == form.m) && (*n == 1 || *n == form.n)) =>
-            {
-                all.push(i);
-            }
-            Op::TileStore if after && *k.ty(data.args[1]).shape() == [form.m, form.n] => all.push(i),
-            Op::Load | Op::Yield | Op::TileLoad => {}
-            op if crate::passes::is_pure(op) => {}
-            _ => {
-                let name = crate::text::print_inst(k, i);
-                return Err(Refusal(format!(
-                    "`{name}` cannot be computed slice by slice on sums of {}x{}",
-                    form.m, form.n
-                )));
-            }
+/// The types of descriptors, for tiles of these sizes.
+fn descriptors(
+    k: &Kernel,
+    tiles: impl Iterator<Item = (Value, [usize; 2], Swizzle)>,
+) -> Result<HashMap<Value, Type>, Refusal> {
+    let mut all: HashMap<Value, Type> = HashMap::new();
+    for (desc, shape, swizzle) in tiles {
+        let Type::Desc { elem, shape: whole, .. } = k.ty(desc) else { continue };
+        let lead = vec![1; whole.len().saturating_sub(2)];
+        let ty = Type::Desc { elem: *elem, shape: [lead, shape.to_vec()].concat(), swizzle };
+        if all.insert(desc, ty.clone()).is_some_and(|known| known != ty) {
+            return Err(Refusal("a descriptor is used for tiles of two kinds; give each a parameter".into()));
         }
-    }
-    if all.is_empty() {
-        return Err(Refusal("nothing of the tile is stored".into()));
     }
     Ok(all)
 }
 
-/// Least run of contiguous elements in a row for which a store through shared memory beats one from the accumulators'
-/// layout.
-const RUN: i64 = 8;
+/// Declares the parameters of the kernel, descriptors with their new types.
+fn params(k: &Kernel, types: &HashMap<Value, Type>, b: &mut Builder, c: &mut Copier) {
+    for p in &k.params {
+        let ty = types.get(&p.value).unwrap_or(k.ty(p.value)).clone();
+        let new = b.param_like(p, ty);
+        c.set(p.value, new);
+    }
+}
 
-/// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the
-/// accumulators' layout a thread has a few columns of many rows; from shared memory threads read whole rows.
-fn goes_through(k: &Kernel, facts: &Analysis, form: &Form, i: Inst) -> bool {
-    let data = k.inst(i);
-    let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
-    let rows = || *k.ty(data.args[0]).shape() == [form.m, form.n] && facts.follows(k, data.args[0], 1, RUN);
-    data.op == Op::TileStore || floats(data.args[1]) && rows()
+/// The loop over tiles, and its bounds.
+fn bounds_of(c: &mut Copier, tiles: Option<Inst>) -> Option<(Inst, [Value; 3])> {
+    let tiles = tiles?;
+    let bounds = c.all(&c.k.inst(tiles).args);
+    Some((tiles, bounds.try_into().ok()?))
+}
+
+/// Runs `body` for every tile of this block, with carried scalars. `before`: the instructions of a tile that its starts
+/// depend on.
+fn over_tiles<'k>(
+    b: &mut Builder,
+    c: &mut Copier<'k>,
+    (tiles, before): (Option<Inst>, &[Inst]),
+    start: &[Value],
+    body: impl FnOnce(&mut Builder, &mut Copier<'k>, &[Value]) -> Vec<Value>,
+) {
+    let Some((tiles, bounds)) = bounds_of(c, tiles) else {
+        body(b, c, start);
+        return;
+    };
+    b.for_loop(bounds, start, |b, t, now| at_tile(b, c, (tiles, t), before, |b, c| body(b, c, now)));
+}
+
+/// Runs `body` for tile `t` of the loop over tiles.
+fn at_tile<'k, T>(
+    b: &mut Builder,
+    c: &mut Copier<'k>,
+    (tiles, t): (Inst, Value),
+    before: &[Inst],
+    body: impl FnOnce(&mut Builder, &mut Copier<'k>) -> T,
+) -> T {
+    c.enter();
+    c.set(c.k.inst(tiles).regions[0].params[0], t);
+    c.scalars(b, before);
+    let done = body(b, c);
+    c.leave();
+    done
 }

@@ -33,7 +33,7 @@ pub struct Part {
 pub struct Slicer<'a, 'k> {
     copier: &'a mut Copier<'k>,
     part: Part,
-    /// Sums by the results of the loop over K.
+    /// What is known on the consumer's rows: sums by the results of the loop over K.
     sums: HashMap<Value, Value>,
     /// The consumer's first row; `None`: it has all rows.
     first_row: Option<Value>,
@@ -63,6 +63,15 @@ impl<'a, 'k> Slicer<'a, 'k> {
     /// The new value of a scalar.
     pub fn scalar(&mut self, b: &mut Builder, v: Value) -> Value {
         self.value(b, v, &[])
+    }
+    /// All columns of a block over the tile's rows, or of one that is the same for all rows.
+    pub fn rows(&mut self, b: &mut Builder, v: Value) -> Value {
+        let own = self.kernel().ty(v).shape().first() == Some(&self.part.tile[0]);
+        self.value(b, v, &[if own { Rows } else { Whole }, Whole])
+    }
+    /// From now on, `v` is known as `new` on the consumer's rows.
+    pub fn know(&mut self, v: Value, new: Value) {
+        self.sums.insert(v, new);
     }
     /// A block over the tile's rows and columns, or over one of these, restricted to the slice.
     pub fn block(&mut self, b: &mut Builder, v: Value) -> Value {
@@ -99,6 +108,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
         if let Some(sums) = self.sums.get(&v).copied() {
             return match axes {
                 [Rows, Columns] => b.part(sums, 1, self.first_column, self.part.columns),
+                [Rows, Whole] => sums,
                 _ => self.refuse(v, "the sums are not used row by row and column by column"),
             };
         }

@@ -5,21 +5,9 @@ use super::super::{
     copy::Copier,
     form::{self, Engine},
     ring::Ring,
-    slice::{Part, Slicer},
 };
-use super::{BUFFERS, Shared, Writer};
+use super::{Shared, Writer};
 use crate::{BinaryOp as B, Builder, CmpOp, Const, Elem, Op, Type, Value};
-
-/// When an output buffer is free.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// At once: threads have synchronised since the store before the last, which used the buffer.
-    Free,
-    /// Once threads have synchronised.
-    Met,
-    /// Once at most that many stores by tensor map are in flight, and threads have synchronised.
-    Sent(usize),
-}
 
 impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
@@ -77,10 +65,10 @@ impl<'k> Writer<'k> {
         b.inst(Op::WgmmaWait { pending: 0 }, &[token], &[self.block()], vec![])[0]
     }
     fn block(&self) -> Type {
-        Type::block(Elem::F32, [self.part.rows, self.form.n])
+        Type::block(Elem::F32, [self.rows(), self.form.n])
     }
     fn token(&self) -> Type {
-        Type::Token { elem: Elem::F32, shape: vec![self.part.rows, self.form.n] }
+        Type::Token { elem: Elem::F32, shape: vec![self.rows(), self.form.n] }
     }
     /// Which part of a tile's rows the consumer has; `None`: all.
     fn share(&self, copy: Option<Value>) -> Option<Value> {
@@ -168,9 +156,6 @@ impl<'k> Writer<'k> {
         let ends = b.cmp(CmpOp::Eq, trip, end);
         Some(b.select(ends, last, whole))
     }
-
-    // ---- The epilogue ----
-    /// Computes and stores some columns at a time.
     fn finish(
         &self,
         b: &mut Builder,
@@ -182,123 +167,9 @@ impl<'k> Writer<'k> {
         let loop_results = &self.k.inst(self.form.depth).results;
         let sums = self.form.sums.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
         let first_row = self.share(copy).map(|copy| {
-            let n = b.i32(self.part.rows as i64);
+            let n = b.i32(self.rows() as i64);
             b.binary(B::Mul, copy, n)
         });
-        let Part { rows: _, columns, .. } = self.part;
-        let parts = self.crew.columns.map_or(self.form.n, |n| n.min(self.form.n)).div_ceil(columns);
-        let way = self.way_out(parts);
-        let mut slicer = Slicer::new(c, self.part, sums, first_row);
-        let mut turn = 0;
-        for part in 0..parts {
-            slicer.columns_from(part * columns);
-            for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
-                if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
-                    // One value per row: stored with the first slice only.
-                    continue;
-                }
-                if matches!(data.op, Op::Check { .. }) {
-                    if part > 0 && self.k.ty(data.args[2]).shape()[1] == 1 {
-                        continue;
-                    }
-                    let to = slicer.scalar(b, data.args[0]);
-                    let blocks = data.args[1..].iter().map(|v| slicer.block(b, *v));
-                    let args: Vec<Value> = std::iter::once(to).chain(blocks).collect();
-                    b.inst(data.op.clone(), &args, &[], vec![]);
-                    continue;
-                }
-                if data.op == Op::Store {
-                    let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
-                    if through.is_some() {
-                        args[1] = self.in_rows(b, s, args[1], copy, (turn % BUFFERS, way));
-                        turn += 1;
-                    }
-                    b.inst(Op::Store, &args, &[], vec![]);
-                    continue;
-                }
-                let value = slicer.block(b, data.args[1]);
-                let mut starts: Vec<Value> = data.args[2..].iter().map(|v| slicer.scalar(b, *v)).collect();
-                let axis = starts.len() - 2;
-                if let Some(first) = first_row {
-                    starts[axis] = b.binary(B::Add, starts[axis], first);
-                }
-                let first = b.i32((part * columns) as i64);
-                starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
-                if let Some(desc) = slicer.param(data.args[0]) {
-                    self.send(b, s, [desc, value], copy, (turn % BUFFERS, way), &starts);
-                }
-                turn += 1;
-            }
-            if slicer.failed.is_some() {
-                break;
-            }
-        }
-        slicer.failed
-    }
-    /// What stores wait for before they reuse a buffer.
-    fn way_out(&self, parts: usize) -> Way {
-        let through: Vec<&Op> = self.effects.iter().filter(|e| e.1.is_some()).map(|e| &self.k.inst(e.0).op).collect();
-        let by_map = through.iter().filter(|op| ***op == Op::TileStore).count();
-        // With an odd number of stores, the next tile's first store would reuse the buffer of this tile's last one.
-        let even = (parts * through.len()).is_multiple_of(BUFFERS);
-        match (by_map, even) {
-            (0, true) => Way::Free,
-            (0, false) => Way::Met,
-            (n, true) if n == through.len() => Way::Sent(BUFFERS - 1),
-            _ => Way::Sent(0),
-        }
-    }
-    /// The shared tile that results of a value's type go through, and the number of the consumer's buffer in it.
-    fn buffer(&self, b: &mut Builder, s: &Shared, value: Value, copy: Option<Value>, n: usize) -> Option<[Value; 2]> {
-        let tile = s.outputs.iter().find(|o| Some(o.0) == b.elem(value))?.1;
-        let mut at = b.i32(n as i64);
-        if let Some(copy) = copy {
-            let n = b.i32(BUFFERS as i64);
-            let mine = b.binary(B::Mul, copy, n);
-            at = b.binary(B::Add, mine, at);
-        }
-        Some([tile, at])
-    }
-    /// Waits until a buffer is free.
-    fn wait_for_buffer(&self, b: &mut Builder, way: Way) {
-        if let Way::Sent(pending) = way {
-            b.inst(Op::TmaStoreWait { pending: pending as u8 }, &[], &[], vec![]);
-        }
-        if way != Way::Free {
-            b.inst(Op::Sync, &[], &[], vec![]);
-        }
-    }
-    /// Stores by tensor map through a buffer in shared memory, once the store before the last has read that buffer.
-    fn send(
-        &self,
-        b: &mut Builder,
-        s: &Shared,
-        [desc, value]: [Value; 2],
-        copy: Option<Value>,
-        (buffer, way): (usize, Way),
-        starts: &[Value],
-    ) {
-        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return };
-        self.wait_for_buffer(b, way);
-        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
-        b.inst(Op::FenceAsync, &[], &[], vec![]);
-        b.inst(Op::Sync, &[], &[], vec![]);
-        b.inst(Op::TmaStore, &[&[desc, tile, at], starts].concat(), &[], vec![]);
-    }
-    /// The value, read back row by row from a buffer.
-    fn in_rows(
-        &self,
-        b: &mut Builder,
-        s: &Shared,
-        value: Value,
-        copy: Option<Value>,
-        (buffer, way): (usize, Way),
-    ) -> Value {
-        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return value };
-        let ty = Type::block(b.elem(value).unwrap_or(Elem::F32), b.shape(value));
-        self.wait_for_buffer(b, way);
-        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
-        b.inst(Op::Sync, &[], &[], vec![]);
-        b.inst(Op::SharedLoad, &[tile, at], &[ty], vec![])[0]
+        self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums)
     }
 }

@@ -1,0 +1,232 @@
+//! Recognises two chained matmuls: loops whose first matmul gives scores, from which the left operand of the second one
+//! and what the loop carries are computed row by row, as in attention:
+//! ```text
+//! q = tile_load
+//! for j { k = tile_load; s = dot q, k; …; v = tile_load; sum = dot f(s), v, g(sum) }
+//! ```
+//! Several such loops may follow one another, each starting from what the one before it carried.
+use super::Refusal;
+use super::form::constant;
+use crate::passes::is_pure;
+use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
+use std::collections::HashMap;
+
+/// An operand that is loaded as a tile.
+#[derive(Clone)]
+pub struct Operand {
+    pub inst: Inst,
+    pub desc: Value,
+    pub elem: Elem,
+    /// As stored in memory.
+    pub shape: [usize; 2],
+    /// The matmul takes it transposed.
+    pub swapped: bool,
+}
+
+/// One of the loops.
+pub struct Pass {
+    pub inst: Inst,
+    /// Right operands of the two matmuls.
+    pub right: [Operand; 2],
+    /// The sums of the first matmul.
+    pub scores: Value,
+    /// The left operand of the second matmul, and what it adds to.
+    pub weights: Value,
+    pub from: Value,
+}
+
+pub struct Form {
+    /// The loop over tiles.
+    pub tiles: Option<Inst>,
+    /// The instructions of one tile.
+    pub tile: Region,
+    pub passes: Vec<Pass>,
+    /// Positions of the first and the last loop in the tile.
+    pub at: [usize; 2],
+    /// The left operand of the first matmul, which is the same for all iterations.
+    pub left: Operand,
+    /// Number of the carried value that the second matmul sums.
+    pub sum: usize,
+    /// Size of the sums, and columns of the scores.
+    pub m: usize,
+    pub n: usize,
+    pub scores: usize,
+}
+
+fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(what.into()))
+}
+
+/// The loops that multiply directly in a list, with their positions.
+fn loops(k: &Kernel, r: &Region) -> Vec<(usize, Inst)> {
+    let multiplies = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
+    let found = r.insts.iter().copied().enumerate();
+    found.filter(|(_, i)| k.inst(*i).op == Op::For && k.inst(*i).regions.iter().any(multiplies)).collect()
+}
+
+/// The list of a tile's instructions, with the loop over tiles if there is one.
+fn tile(k: &Kernel) -> Option<(Option<Inst>, &Region)> {
+    if !loops(k, &k.body).is_empty() {
+        return Some((None, &k.body));
+    }
+    let mut outer = k.body.insts.iter().filter(|i| k.inst(**i).op == Op::For);
+    match (outer.next(), outer.next()) {
+        (Some(i), None) => Some((Some(*i), k.inst(*i).regions.first()?)),
+        _ => None,
+    }
+}
+
+/// Whether a kernel has a loop with a matmul of what another one of the same loop gives.
+pub fn is_chained(k: &Kernel) -> bool {
+    let Some((_, tile)) = tile(k) else { return false };
+    loops(k, tile).iter().any(|(_, i)| {
+        let dots = |r: &Region| r.insts.iter().filter(|i| matches!(k.inst(**i).op, Op::Dot { .. })).count();
+        let loads: Vec<Value> = loaded(k, &k.inst(*i).regions[0]).into_keys().chain(loaded(k, tile).into_keys()).collect();
+        let computed = |i: &Inst| {
+            matches!(k.inst(*i).op, Op::Dot { .. }) && k.inst(*i).args.first().is_some_and(|a| !loads.contains(a))
+        };
+        let region = &k.inst(*i).regions[0];
+        dots(region) == 2 && region.insts.iter().any(computed)
+    })
+}
+
+/// The tiles that a list loads, by value; also their transposes.
+fn loaded(k: &Kernel, r: &Region) -> HashMap<Value, (Inst, bool)> {
+    let mut all = HashMap::new();
+    for &i in &r.insts {
+        let data = k.inst(i);
+        match &data.op {
+            Op::TileLoad => _ = all.insert(data.results[0], (i, false)),
+            Op::Permute(perm) if perm[..] == [1, 0] => {
+                if let Some(&(load, swapped)) = all.get(&data.args[0]) {
+                    all.insert(data.results[0], (load, !swapped));
+                }
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn operand(k: &Kernel, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option<Operand> {
+    let &(inst, swapped) = tiles.get(&v)?;
+    let data = k.inst(inst);
+    match k.ty(data.results[0]) {
+        Type::Block { elem, shape } if shape.len() == 2 => {
+            Some(Operand { inst, desc: data.args[0], elem: *elem, shape: [shape[0], shape[1]], swapped })
+        }
+        _ => None,
+    }
+}
+
+pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
+    let Some((tiles, tile)) = tile(k) else { return refuse("the matmuls are not in loops of one tile") };
+    if tiles.is_some_and(|t| !k.inst(t).results.is_empty()) {
+        return refuse("the loop over tiles carries values; make tiles independent of each other");
+    }
+    let found = loops(k, tile);
+    let (Some(first), Some(last)) = (found.first(), found.last()) else { return refuse("no loop multiplies") };
+    let before = loaded(k, tile);
+    let mut form: Option<Form> = None;
+    let mut known: Option<(&InstData, Operand)> = None;
+    for &(_, inst) in &found {
+        let data = k.inst(inst);
+        let (pass, left, sum) = pass(k, inst, &before)?;
+        if let Some((earlier, same)) = &known {
+            if data.args[3..] != earlier.results[..] || same.inst != left.inst {
+                return refuse("a loop does not start from what the one before it carried");
+            }
+        }
+        known = Some((data, left.clone()));
+        let (&[m, scores], &[_, n]) = (k.ty(pass.scores).shape(), k.ty(data.results[sum]).shape()) else {
+            return refuse("a matmul that does not have two axes");
+        };
+        match &mut form {
+            None => {
+                let at = [first.0, last.0];
+                form = Some(Form { tiles, tile: tile.clone(), passes: vec![pass], at, left, sum, m, n, scores });
+            }
+            Some(f) if f.sum == sum && [f.m, f.n, f.scores] == [m, n, scores] && f.same_tiles(&pass) => {
+                f.passes.push(pass);
+            }
+            Some(_) => return refuse("the loops multiply different tiles; make them alike"),
+        }
+    }
+    let Some(form) = form else { return refuse("no loop multiplies") };
+    if !at_least_once(k, k.inst(first.1)) {
+        return refuse("the first loop may have no iteration; let it start with one that the others follow");
+    }
+    Ok(form)
+}
+
+impl Form {
+    fn same_tiles(&self, p: &Pass) -> bool {
+        let of = |p: &Pass| p.right.clone().map(|o| (o.desc, o.shape, o.swapped));
+        self.passes.first().is_none_or(|first| of(first) == of(p))
+    }
+}
+
+/// Whether the loop's bounds say that it runs: its end is a constant above its start, or a maximum with a number above.
+fn at_least_once(k: &Kernel, data: &InstData) -> bool {
+    let facts = analysis::analyse(k);
+    let [lo, hi, ..] = data.args[..] else { return false };
+    let above = |v: Value| {
+        let (Some(v), Some(lo)) = (facts.affine(v), facts.affine(lo)) else { return false };
+        v.add_scaled(lo, -1).and_then(|d| facts.range(&d, &[])).is_some_and(|(least, _)| least > 0)
+    };
+    let made = k.insts.iter().find(|d| d.results[..] == [hi]);
+    above(hi)
+        || made.is_some_and(|d| d.op == Op::Binary(crate::BinaryOp::Max) && d.args.iter().any(|v| above(*v)))
+}
+
+fn pass(
+    k: &Kernel,
+    inst: Inst,
+    before: &HashMap<Value, (Inst, bool)>,
+) -> Result<(Pass, Operand, usize), Refusal> {
+    let region = &k.inst(inst).regions[0];
+    let inside = loaded(k, region);
+    let mut dots: Vec<&InstData> = vec![];
+    let mut yielded: &[Value] = &[];
+    for &i in &region.insts {
+        let data = k.inst(i);
+        match &data.op {
+            Op::Dot { precision: DotPrecision::Exact, terms: Terms::Products }
+                if k.ty(data.args[0]).elem().is_some_and(Elem::is_half) =>
+            {
+                dots.push(data)
+            }
+            Op::TileLoad | Op::Load => {}
+            Op::Yield => yielded = &data.args,
+            op if is_pure(op) && !matches!(op, Op::Dot { .. }) => {}
+            _ => {
+                let name = crate::text::print_inst(k, i);
+                return refuse(format!("`{name}` in the loop is not a load, arithmetic or a matmul of half types"));
+            }
+        }
+    }
+    let [first, second] = dots[..] else { return refuse("the loop does not have two matmuls") };
+    if constant(k, first.args[2]) != Some(Const::Float(0.0)) {
+        return refuse("the first matmul does not start from zero");
+    }
+    let (Some(left), Some(keys), Some(values)) =
+        (operand(k, first.args[0], before), operand(k, first.args[1], &inside), operand(k, second.args[1], &inside))
+    else {
+        return refuse("an operand of a matmul is not a loaded tile; the first one's left is loaded before the loop");
+    };
+    if left.swapped {
+        return refuse("the left operand is transposed; store it with its depth along rows");
+    }
+    let Some(sum) = yielded.iter().position(|v| *v == second.results[0]) else {
+        return refuse("the second matmul's sums are not carried on directly");
+    };
+    let pass = Pass {
+        inst,
+        right: [keys, values],
+        scores: first.results[0],
+        weights: second.args[0],
+        from: second.args[2],
+    };
+    Ok((pass, left, sum))
+}
+

@@ -1,0 +1,282 @@
+//! What consumers do with the sums of a tile: compute what is stored, some columns at a time, each slice being stored
+//! while the next one is computed. Stores by tensor map, and those of whole rows, go through shared memory.
+use super::super::{
+    Refusal,
+    copy::Copier,
+    form::Engine,
+    slice::{self, Part, Slicer},
+};
+use crate::analysis::{self, Analysis};
+use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Region, Swizzle, Type, Value};
+use std::collections::HashMap;
+
+/// Output buffers per consumer.
+pub const BUFFERS: usize = 2;
+
+/// Shared tiles that results go through, by element type.
+pub type Outputs = Vec<(Elem, Value)>;
+
+/// Where the sums of a tile are made.
+pub struct Tile<'a> {
+    pub engine: Engine,
+    /// The loop over tiles.
+    pub tiles: Option<Inst>,
+    /// The instructions of one tile.
+    pub body: &'a Region,
+    /// Positions in it of the first and the last loop that sums.
+    pub loops: [usize; 2],
+    /// Size of the sums.
+    pub size: [usize; 2],
+}
+
+pub struct Epilogue<'k> {
+    k: &'k Kernel,
+    pub part: Part,
+    consumers: usize,
+    /// Columns of a tile that are used.
+    used: usize,
+    /// Stores of the tile, in order, with the element type of those that go through shared memory.
+    effects: Vec<(Inst, Option<Elem>)>,
+}
+
+/// When an output buffer is free.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// At once: threads have synchronised since the store before the last, which used the buffer.
+    Free,
+    /// Once threads have synchronised.
+    Met,
+    /// Once at most that many stores by tensor map are in flight, and threads have synchronised.
+    Sent(usize),
+}
+
+impl<'k> Epilogue<'k> {
+    /// `rows`: of a tile, that one consumer has. `used`: columns that are used, at most.
+    pub fn new(
+        k: &'k Kernel,
+        tile: &Tile,
+        rows: usize,
+        consumers: usize,
+        used: Option<usize>,
+    ) -> Result<Epilogue<'k>, Refusal> {
+        let facts = analysis::analyse(k);
+        let through = |i: Inst| goes_through(k, &facts, tile.size, i).then(|| k.ty(k.inst(i).args[1]).elem()).flatten();
+        let effects: Vec<(Inst, Option<Elem>)> = effects(k, tile)?.into_iter().map(|i| (i, through(i))).collect();
+        let n = tile.size[1];
+        let used = used.map_or(n, |used| used.min(n));
+        let part = Part { engine: tile.engine, tile: tile.size, rows, columns: n };
+        let mut epilogue = Epilogue { k, part, consumers, used, effects };
+        let bytes: Vec<usize> = epilogue.types().iter().map(|e| e.bytes()).collect();
+        epilogue.part.columns = slice::columns(tile.engine, &bytes, n);
+        Ok(epilogue)
+    }
+    /// Element types of what goes through shared memory.
+    fn types(&self) -> Vec<Elem> {
+        let mut all: Vec<Elem> = self.effects.iter().filter_map(|e| e.1).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+    /// Bytes of the output buffers.
+    pub fn bytes(&self) -> usize {
+        let line: usize = self.types().iter().map(|e| e.bytes()).sum();
+        BUFFERS * self.consumers * self.part.rows * self.part.columns * line
+    }
+    /// Descriptors that results are stored by, with the size of a slice.
+    pub fn stored(&self) -> Vec<(Value, [usize; 2], Swizzle)> {
+        let stores = self.effects.iter().map(|e| self.k.inst(e.0)).filter(|d| d.op == Op::TileStore);
+        let Part { rows, columns, .. } = self.part;
+        let slice = stores.map(|d| {
+            let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
+            (d.args[0], [rows, columns], Swizzle::widest(elem, columns))
+        });
+        slice.collect()
+    }
+    /// Allocates the output buffers.
+    pub fn buffers(&self, b: &mut Builder) -> Outputs {
+        let mut outputs: Outputs = vec![];
+        for elem in self.effects.iter().filter_map(|e| e.1) {
+            if outputs.iter().all(|o| o.0 != elem) {
+                let Part { rows, columns, .. } = self.part;
+                outputs.push((elem, alloc(b, elem, [rows, columns], self.consumers * BUFFERS, Swizzle::widest(elem, columns))));
+            }
+        }
+        outputs
+    }
+    /// Computes and stores some columns at a time.
+    /// `sums`: by the results of the loops. `copy`: the number of the consumer; `first_row`: where its rows of the tile
+    /// start, if it does not have all of them.
+    pub fn finish(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Outputs,
+        [copy, first_row]: [Option<Value>; 2],
+        sums: HashMap<Value, Value>,
+    ) -> Option<Refusal> {
+        let columns = self.part.columns;
+        let parts = self.used.div_ceil(columns);
+        let way = self.way_out(parts);
+        let mut slicer = Slicer::new(c, self.part, sums, first_row);
+        let mut turn = 0;
+        for part in 0..parts {
+            slicer.columns_from(part * columns);
+            for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
+                if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
+                    // One value per row: stored with the first slice only.
+                    continue;
+                }
+                if matches!(data.op, Op::Check { .. }) {
+                    if part > 0 && self.k.ty(data.args[2]).shape()[1] == 1 {
+                        continue;
+                    }
+                    let to = slicer.scalar(b, data.args[0]);
+                    let blocks = data.args[1..].iter().map(|v| slicer.block(b, *v));
+                    let args: Vec<Value> = std::iter::once(to).chain(blocks).collect();
+                    b.inst(data.op.clone(), &args, &[], vec![]);
+                    continue;
+                }
+                if data.op == Op::Store {
+                    let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
+                    if through.is_some() {
+                        args[1] = self.in_rows(b, s, args[1], copy, (turn % BUFFERS, way));
+                        turn += 1;
+                    }
+                    b.inst(Op::Store, &args, &[], vec![]);
+                    continue;
+                }
+                let value = slicer.block(b, data.args[1]);
+                let mut starts: Vec<Value> = data.args[2..].iter().map(|v| slicer.scalar(b, *v)).collect();
+                let axis = starts.len() - 2;
+                if let Some(first) = first_row {
+                    starts[axis] = b.binary(B::Add, starts[axis], first);
+                }
+                let first = b.i32((part * columns) as i64);
+                starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
+                if let Some(desc) = slicer.param(data.args[0]) {
+                    self.send(b, s, [desc, value], copy, (turn % BUFFERS, way), &starts);
+                }
+                turn += 1;
+            }
+            if slicer.failed.is_some() {
+                break;
+            }
+        }
+        slicer.failed
+    }
+    /// What stores wait for before they reuse a buffer.
+    fn way_out(&self, parts: usize) -> Way {
+        let through: Vec<&Op> = self.effects.iter().filter(|e| e.1.is_some()).map(|e| &self.k.inst(e.0).op).collect();
+        let by_map = through.iter().filter(|op| ***op == Op::TileStore).count();
+        // With an odd number of stores, the next tile's first store would reuse the buffer of this tile's last one.
+        let even = (parts * through.len()).is_multiple_of(BUFFERS);
+        match (by_map, even) {
+            (0, true) => Way::Free,
+            (0, false) => Way::Met,
+            (n, true) if n == through.len() => Way::Sent(BUFFERS - 1),
+            _ => Way::Sent(0),
+        }
+    }
+    /// The shared tile that results of a value's type go through, and the number of the consumer's buffer in it.
+    fn buffer(&self, b: &mut Builder, s: &Outputs, value: Value, copy: Option<Value>, n: usize) -> Option<[Value; 2]> {
+        let tile = s.iter().find(|o| Some(o.0) == b.elem(value))?.1;
+        let mut at = b.i32(n as i64);
+        if let Some(copy) = copy {
+            let n = b.i32(BUFFERS as i64);
+            let mine = b.binary(B::Mul, copy, n);
+            at = b.binary(B::Add, mine, at);
+        }
+        Some([tile, at])
+    }
+    /// Waits until a buffer is free.
+    fn wait_for_buffer(&self, b: &mut Builder, way: Way) {
+        if let Way::Sent(pending) = way {
+            b.inst(Op::TmaStoreWait { pending: pending as u8 }, &[], &[], vec![]);
+        }
+        if way != Way::Free {
+            b.inst(Op::Sync, &[], &[], vec![]);
+        }
+    }
+    /// Stores by tensor map through a buffer in shared memory, once the store before the last has read that buffer.
+    fn send(
+        &self,
+        b: &mut Builder,
+        s: &Outputs,
+        [desc, value]: [Value; 2],
+        copy: Option<Value>,
+        (buffer, way): (usize, Way),
+        starts: &[Value],
+    ) {
+        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return };
+        self.wait_for_buffer(b, way);
+        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
+        b.inst(Op::FenceAsync, &[], &[], vec![]);
+        b.inst(Op::Sync, &[], &[], vec![]);
+        b.inst(Op::TmaStore, &[&[desc, tile, at], starts].concat(), &[], vec![]);
+    }
+    /// The value, read back row by row from a buffer.
+    fn in_rows(
+        &self,
+        b: &mut Builder,
+        s: &Outputs,
+        value: Value,
+        copy: Option<Value>,
+        (buffer, way): (usize, Way),
+    ) -> Value {
+        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return value };
+        let ty = Type::block(b.elem(value).unwrap_or(Elem::F32), b.shape(value));
+        self.wait_for_buffer(b, way);
+        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
+        b.inst(Op::Sync, &[], &[], vec![]);
+        b.inst(Op::SharedLoad, &[tile, at], &[ty], vec![])[0]
+    }
+}
+
+/// A shared tile of so many stages.
+pub fn alloc(b: &mut Builder, elem: Elem, shape: [usize; 2], stages: usize, swizzle: Swizzle) -> Value {
+    let ty = Type::Shared { elem, shape: shape.to_vec(), stages, swizzle };
+    b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
+}
+
+/// The stores and checks of a tile, after its loops; any other effect is refused.
+fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
+    let ([first, last], [m, n]) = (tile.loops, tile.size);
+    let looped = |at: usize, i: Inst| (first..=last).contains(&at) && k.inst(i).op == Op::For;
+    let rest = tile.body.insts.iter().enumerate().filter(|(at, i)| !looped(*at, **i));
+    let outside = k.body.insts.iter().filter(|i| tile.tiles.is_some_and(|t| t != **i));
+    let fits = |shape: &[usize]| matches!(shape, [a, b] if (*a == 1 || *a == m) && (*b == 1 || *b == n));
+    let mut all = vec![];
+    for (at, i) in rest.map(|(at, i)| (Some(at), *i)).chain(outside.map(|i| (None, *i))) {
+        let data = k.inst(i);
+        let after = at > Some(last);
+        match &data.op {
+            // A single row is stored again by every consumer, with the same values.
+            Op::Store if after && fits(k.ty(data.args[0]).shape()) => all.push(i),
+            Op::Check { .. } if after && fits(k.ty(data.args[2]).shape()) => all.push(i),
+            Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push(i),
+            Op::Load | Op::Yield | Op::TileLoad => {}
+            op if crate::passes::is_pure(op) => {}
+            _ => {
+                let name = crate::text::print_inst(k, i);
+                return Err(Refusal(format!("`{name}` cannot be computed slice by slice on sums of {m}x{n}")));
+            }
+        }
+    }
+    if all.is_empty() {
+        return Err(Refusal("nothing of the tile is stored".into()));
+    }
+    Ok(all)
+}
+
+/// Least run of contiguous elements in a row for which a store through shared memory beats one from the accumulators'
+/// layout.
+const RUN: i64 = 8;
+
+/// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the
+/// accumulators' layout a thread has a few columns of many rows; from shared memory threads read whole rows.
+fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool {
+    let data = k.inst(i);
+    let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
+    let rows = || *k.ty(data.args[0]).shape() == size && facts.follows(k, data.args[0], 1, RUN);
+    data.op == Op::TileStore || floats(data.args[1]) && rows()
+}

@@ -1,0 +1,288 @@
+//! Flash attention by warpgroups, from `sm_90` on: tiles of queries, keys and values through tensor maps, both matmuls by
+//! `wgmma`.
+//!
+//! Takes: an attention of half types whose operands are strided arrays. Gives: the block program of a tile of queries,
+//! `for keys { load; dot; softmax; load; dot }`, which the passes of the block IR make persistent and warp-specialised
+//! ([`kiln_block::passes::warpgroup`]); or `None` if an operand is computed, or a pass refuses.
+//!
+//! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
+//! keys first.
+use super::{Coords, NOT_PLACED, bounds, indices, last_of_block, results};
+use crate::LowerError;
+use crate::dag::{Dag, NodeId, NodeOp, Scene};
+use crate::emit::Lanes;
+use crate::expr::{CoordId, Expr};
+use crate::key_end::key_end;
+use crate::math;
+use crate::placed::the_sums;
+use crate::resolve::{Body, Matmul as Place};
+use crate::scores::{Sizes, masked_score};
+use crate::tile::{Cut, Frame, loads, looped, open_bare};
+use crate::warpgroup::Strided;
+use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
+use kiln_block::passes::warpgroup::{Launch, persistent};
+use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value};
+use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
+use kiln_plan::Hardware;
+use kiln_plan::attention::{Tiles, Warpgroups};
+use kiln_plan::exec::Work;
+use std::f64::consts::LOG2_E;
+
+/// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
+struct Operand {
+    array: Strided,
+    map: Value,
+    rows: usize,
+    columns: usize,
+}
+
+pub fn lower(
+    of: &Body,
+    v: ValueId,
+    z: &Sizes,
+    shape: Warpgroups,
+    machine: &Hardware,
+) -> Result<Option<Work<Kernel>>, LowerError> {
+    let Some(work) = plain(of, v, z, shape, machine)? else { return Ok(None) };
+    let Work::Block { code, args } = work else { return Ok(None) };
+    let launch =
+        Launch { blocks: code.instances().min(machine.units.multiprocessors), cluster: 1, group: 1, axes: None };
+    let columns = Some(z.e);
+    let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns };
+    let code = persistent::run(&code, launch).and_then(|code| chained::run(&code, Some(crew), machine));
+    Ok(code.ok().map(|code| Work::Block { code, args }))
+}
+
+/// The program of one tile per instance.
+fn plain(
+    of: &Body,
+    v: ValueId,
+    z: &Sizes,
+    shape: Warpgroups,
+    machine: &Hardware,
+) -> Result<Option<Work<Kernel>>, LowerError> {
+    let g = of.graph;
+    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
+    let (dtype, nb) = (g.dtype(v), z.batch.len());
+    let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
+    let at = indices(z, false);
+    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
+    let stores = results(of, v, z, &at, 1, &mut r)?;
+    let mut scene = Scene { dag: r.dag.clone(), stores };
+    let sums = the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+
+    let args = g.args(v);
+    let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
+    let lead = &at[..nb];
+    let [ct1, ct2] = [t1, t2].map(|i| Expr::coord(i, z.t));
+    let [cd1, cd2] = [d1, d2].map(|i| Expr::coord(i, z.d));
+    let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
+    let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
+    let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
+    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
+    let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
+    let end = key_end(&mut r.dag, score, t1, z.t);
+    let (score, scale) = without_scale(&mut r.dag, score, raw);
+    scene.dag = r.dag;
+
+    let extents = [&z.batch[..], &[z.heads, z.group]].concat();
+    let bytes = dtype.bytes();
+    let array = |node: NodeId, rows: (CoordId, usize), columns: (CoordId, usize)| match &scene.dag.node(node) {
+        n if n.dtype != dtype => None,
+        n => match &n.op {
+            NodeOp::Load { slot, at, guards } if guards.is_empty() => {
+                Strided::array(*slot, at, &extents, [rows, columns], bytes)
+            }
+            _ => None,
+        },
+    };
+    let (Some(q), Some(k), Some(w)) =
+        (array(q, (s, z.s), (d1, z.d)), array(k, (t1, z.t), (d2, z.d)), array(w, (t2, z.t), (e, z.e)))
+    else {
+        return Ok(None);
+    };
+
+    let rows = shape.rows();
+    let [wide_d, wide_e] = [z.d, z.e].map(|n| n.next_power_of_two().max(128 / bytes));
+    let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
+    let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
+    let outputs: Vec<Option<Strided>> =
+        scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
+    let mut used = loads(&scene.dag, &[scene.roots(), vec![score], end.into_iter().collect()].concat(), |_| false);
+    used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
+    let mut f = open_bare(of.name, &scene, &used, &cuts, 0);
+    let elem = math::stored(dtype);
+    let mut operand = |name: &str, array: Strided, rows: usize, columns: usize| {
+        let map = f.descriptor(name, array.slot, array.map(elem, [rows, columns]), true);
+        Operand { array, map, rows, columns }
+    };
+    let q = operand("q", q, rows, wide_d);
+    let k = operand("k", k, shape.keys, wide_d);
+    let w = operand("v", w, shape.keys, wide_e);
+    let maps: Vec<Option<Value>> = (outputs.iter().zip(&scene.stores).enumerate())
+        .map(|(i, (out, store))| {
+            let out = out.as_ref()?;
+            let ty = out.map(math::stored(store.dtype), [rows, wide_e]);
+            Some(f.descriptor(&format!("o{i}"), out.slot, ty, false))
+        })
+        .collect();
+
+    // ---- The tile's place ----
+    let all: usize = extents.iter().product();
+    let together = heads_together(z, bytes, machine);
+    let tiles = z.s.div_ceil(rows);
+    f.b.set_grid([together, tiles, all / together]);
+    f.b.set_warps(4 * shape.consumers);
+    let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
+    let (per, last) = (f.b.i32(together as i64), f.b.i32(tiles as i64 - 1));
+    let mut number = f.b.binary(B::Mul, outer, per);
+    number = f.b.binary(B::Add, number, within);
+    let mut batch = vec![];
+    for &n in extents.iter().rev() {
+        let n = f.b.i32(n as i64);
+        batch.push(f.b.binary(B::Rem, number, n));
+        number = f.b.binary(B::Div, number, n);
+    }
+    batch.reverse();
+    // Later queries attend to more keys where a mask is causal.
+    let tile = f.b.binary(B::Sub, last, tile);
+    let size = f.b.i32(rows as i64);
+    let first = f.b.binary(B::Mul, tile, size);
+    for (i, position) in batch.iter().enumerate() {
+        let base = f.b.cast(*position, f.em.index);
+        f.em.coords.insert(i as CoordId, Lanes { base: Some(base), lane: None, mask: None });
+    }
+    debug_assert_eq!((head, group), (nb as CoordId, nb as CoordId + 1));
+    let zero = f.b.i32(0);
+    for (cut, first) in cuts.into_iter().zip([first, zero]) {
+        let lanes = lanes(&mut f, cut, first);
+        f.em.coords.insert(cut.id, lanes);
+    }
+
+    // ---- The loop over keys ----
+    let load = |f: &mut Frame, o: &Operand, row: Value| {
+        let zero = f.b.i32(0);
+        let args = [&[o.map], &o.array.starts(&mut f.b, &batch, row, [zero; 2])[..]].concat();
+        f.b.inst(BlockOp::TileLoad, &args, &[Type::block(elem, [o.rows, o.columns])], vec![])[0]
+    };
+    let query = load(&mut f, &q, first);
+    let of_keys = cut(t1, z.t, shape.keys, 1);
+    let lane = f.iota(of_keys);
+    let ragged = !z.t.is_multiple_of(shape.keys);
+    let none = math::float(&mut f.b, Elem::F32, 0.0);
+    let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
+    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, 1]), f.b.splat(none, &[rows, wide_e])];
+    let end = end.map(|end| last_of_block(&mut f, end));
+    let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
+    let [lo, hi, step] = bounds(&mut f, z, &tiles, end, causal.then_some(s));
+    // One iteration at least: where a query attends to no key, all of its scores are masked.
+    let one = f.b.i32(1);
+    let hi = f.b.binary(B::Max, hi, one);
+    let out = looped(&mut f, [lo, hi, step], &start, |f, index, now| {
+        let base = f.b.cast(index, f.em.index);
+        let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
+        f.em.coords.insert(t1, Lanes { base: Some(base), lane, mask });
+        let keys = load(f, &k, index);
+        let keys = f.b.permute(keys, &[1, 0]);
+        let nothing = f.b.splat(none, &[rows, shape.keys]);
+        let scores = f.b.dot(query, keys, nothing, DotPrecision::Exact);
+        f.em.set(raw, scores);
+        let mut x = f.em.value(&mut f.b, score);
+        if let Some(m) = mask {
+            x = f.b.select(m, x, lowest);
+        }
+        let b = &mut f.b;
+        let unit = math::float(b, Elem::F32, scale * LOG2_E);
+        let most = b.reduce(R::Max, x, 1);
+        let most = b.expand_dims(most, 1);
+        let most = b.binary(B::Max, now[0], most);
+        // Where all keys so far are masked, the maximum is minus infinity, which must not be subtracted from itself.
+        let empty = b.cmp(CmpOp::Eq, most, lowest);
+        let safe = b.select(empty, none, most);
+        let less = b.binary(B::Mul, safe, unit);
+        let less = b.unary(U::Neg, less);
+        // 2^(x·unit - most·unit), the argument by one FMA.
+        let power = |b: &mut kiln_block::Builder, x: Value| {
+            let x = b.binary(B::Mul, x, unit);
+            let x = b.binary(B::Add, x, less);
+            b.unary(U::Exp2, x)
+        };
+        let p = power(b, x);
+        let keep = power(b, now[0]);
+        let sum = b.reduce(R::Sum, p, 1);
+        let sum = b.expand_dims(sum, 1);
+        let kept = b.binary(B::Mul, now[1], keep);
+        let sum = b.binary(B::Add, kept, sum);
+        let p = b.cast(p, elem);
+        let acc = b.binary(B::Mul, now[2], keep);
+        let values = load(f, &w, index);
+        let acc = f.b.dot(p, values, acc, DotPrecision::Exact);
+        vec![most, sum, acc]
+    });
+
+    // ---- The epilogue ----
+    let b = &mut f.b;
+    let one = math::float(b, Elem::F32, 1.0);
+    let mut weights = out[1];
+    if fully_masked != FullyMasked::Nan {
+        let empty = b.cmp(CmpOp::Eq, weights, none);
+        weights = b.select(empty, one, weights);
+    }
+    let share = b.binary(B::Div, one, weights);
+    let value = b.binary(B::Mul, out[2], share);
+    sums.iter().for_each(|node| f.em.set(*node, value));
+    let single: Vec<CoordId> = cuts.iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
+    for ((store, out), map) in scene.stores.iter().zip(&outputs).zip(maps) {
+        let (Some(out), Some(map)) = (out, map) else {
+            f.store_within(store, &single);
+            continue;
+        };
+        let v = f.em.value(&mut f.b, store.value);
+        let v = f.b.cast(v, math::stored(store.dtype));
+        let v = f.b.broadcast_to(v, &[rows, wide_e]);
+        let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
+        f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
+    }
+    f.finish().map(Some)
+}
+
+/// Lanes of a cut from `first` on (i32).
+fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
+    let base = f.b.cast(first, f.em.index);
+    let lane = f.iota(cut);
+    let ragged = !cut.extent.is_multiple_of(cut.block);
+    let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, cut.extent));
+    Lanes { base: Some(base), lane, mask }
+}
+
+/// Heads whose tiles are taken together, so that their keys and values stay in the L2 cache: a divisor of the number of
+/// heads.
+fn heads_together(z: &Sizes, bytes: usize, machine: &Hardware) -> usize {
+    let all = z.batch.iter().product::<usize>() * z.heads * z.group;
+    let each = z.t * (z.d + z.e) * bytes;
+    // Query heads that share keys are neighbours.
+    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
+    (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1)
+}
+
+/// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into the
+/// exponent, past masks.
+fn without_scale(dag: &mut Dag, score: NodeId, raw: NodeId) -> (NodeId, f64) {
+    let number = |dag: &Dag, n: NodeId| match dag.node(n).op {
+        NodeOp::Const(Scalar::Float(x)) => Some(x),
+        _ => None,
+    };
+    match dag.node(score).op.clone() {
+        NodeOp::Binary(BinaryOp::Mul, x, by) if x == raw => match number(dag, by).filter(|c| *c > 0.0 && c.is_finite()) {
+            Some(c) => (x, c),
+            None => (score, 1.0),
+        },
+        NodeOp::Select(mask, x, other) if number(dag, other) == Some(f64::NEG_INFINITY) => {
+            let (inner, scale) = without_scale(dag, x, raw);
+            let dtype = dag.node(score).dtype;
+            (dag.add(NodeOp::Select(mask, inner, other), dtype), scale)
+        }
+        _ => (score, 1.0),
+    }
+}
+
