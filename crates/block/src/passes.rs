@@ -9,9 +9,11 @@ pub mod layout;
 mod licm;
 mod numbers;
 pub mod persistent_rows;
+pub mod split;
 pub mod warpgroup;
 
-use crate::{BlockError, Kernel, Op, verify::verify};
+use crate::analysis::Analysis;
+use crate::{BinaryOp, BlockError, InstData, Kernel, Op, Value, verify::verify};
 use kiln_machine::Machine;
 
 /// A pass with its name.
@@ -24,8 +26,9 @@ pub const PASSES: &[Pass] =
 /// A pass for a machine, which refuses programs of another form.
 pub type Step = (&'static str, fn(&Kernel, &Machine) -> Result<Kernel, warpgroup::Refusal>);
 
-/// The passes toward warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
+/// `split` is for loops with masks. Then the passes toward warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
 pub const STEPS: &[Step] = &[
+    ("split", |k, _| Ok(split::run(k))),
     ("tensor_maps", |k, _| warpgroup::maps::run(k)),
     ("persistent", |k, m| {
         let launch = warpgroup::Launch::of(k, m.units.multiprocessors);
@@ -107,4 +110,15 @@ fn is_pure(op: &Op) -> bool {
             | Op::Dot { .. }
             | Op::ConvertLayout
     )
+}
+
+/// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that is.
+fn runs(k: &Kernel, facts: &Analysis, data: &InstData) -> bool {
+    let [lo, hi, ..] = data.args[..] else { return false };
+    let above = |v: Value| {
+        let (Some(v), Some(lo)) = (facts.affine(v), facts.affine(lo)) else { return false };
+        v.add_scaled(lo, -1).and_then(|d| facts.range(&d, &[])).is_some_and(|(least, _)| least > 0)
+    };
+    let made = k.insts.iter().find(|d| d.results[..] == [hi]);
+    above(hi) || made.is_some_and(|d| d.op == Op::Binary(BinaryOp::Max) && d.args.iter().any(|v| above(*v)))
 }

@@ -115,6 +115,19 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
+    /// Bytes of a row of a panel; `None` without swizzle.
+    pub fn span(self) -> Option<usize> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::B32 => Some(32),
+            Swizzle::B64 => Some(64),
+            Swizzle::B128 => Some(128),
+        }
+    }
+    /// Bytes of a row of so many elements, in whole panels.
+    pub fn row_bytes(self, elem: Elem, columns: usize) -> usize {
+        (columns * elem.bytes()).next_multiple_of(self.span().unwrap_or(1))
+    }
     /// The widest that rows of this many elements fill.
     pub fn widest(elem: Elem, columns: usize) -> Swizzle {
         match columns * elem.bytes() {

@@ -51,7 +51,7 @@ fn every_rule_speaks() {
         ),
         ("yield", "ends regions"),
         ("%v = tile_load %d, %i : bf16[64,64]", "1 starts"),
-        ("%s = alloc_shared : shared<bf16[64,16], 2, b64>", "shorter than the swizzle"),
+        ("%s = alloc_shared : shared<bf16[64,4], 2, b64>", "no multiple of 16"),
         (
             "%s = alloc_shared : shared<i32[8], 2, plain>\n%two = const 2 : i32\nshared_store %s, %two, %b",
             "stage 2 of 2",

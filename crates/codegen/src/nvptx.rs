@@ -151,10 +151,11 @@ fn argument(kernel: &Kernel, p: &Param) -> Argument {
     let (Type::Desc { elem, shape, swizzle }, Some(array)) = (kernel.ty(p.value), &p.array) else {
         return Argument::Address;
     };
-    let swizzle = tiles::span(*swizzle);
+    let swizzle = swizzle.span();
     let mut tile = shape.clone();
     if let (Some(span), Some(row)) = (swizzle, tile.last_mut()) {
-        *row = (*row).min(span / elem.bytes());
+        // One panel at a time; what is beyond the array is zero.
+        *row = span / elem.bytes();
     }
     Argument::Map(TensorMap { elem: *elem, array: array.clone(), tile, swizzle: swizzle.unwrap_or(0) })
 }

@@ -1,5 +1,6 @@
 //! All tests of this crate in one program, so that dependencies (LLVM for some crates) are linked once. A new file
 //! under `tests/` needs a line here (`kiln-xtask tests` checks).
+mod attention;
 mod common;
 mod conv;
 mod epilogue;

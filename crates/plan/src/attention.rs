@@ -168,7 +168,7 @@ impl Sizes {
     /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many iterations.
     fn seconds_by_warpgroups(&self, w: &Warpgroups, m: &Hardware) -> f64 {
         let per = w.rows();
-        let width: usize = self.widths.iter().map(|n| n.next_power_of_two().max(64)).sum();
+        let width: usize = self.widths.iter().map(|n| n.next_multiple_of(16)).sum();
         let each = 2. * (per * w.keys * width) as f64 / m.attention.warpgroups;
         let blocks = self.queries.div_ceil(per);
         let iterations = |block: usize| {

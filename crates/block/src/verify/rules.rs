@@ -36,16 +36,16 @@ pub fn well_formed(ty: &Type) -> Rule {
     }
 }
 
+/// Rows of a swizzled tile are stored in panels of the swizzle's span, whose 16-byte chunks are permuted; the last panel of
+/// a row need not be full.
 fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
-    let span = match swizzle {
-        Swizzle::None => return Ok(()),
-        Swizzle::B32 => 32,
-        Swizzle::B64 => 64,
-        Swizzle::B128 => 128,
-    };
+    const CHUNK: usize = 16;
+    if swizzle == Swizzle::None {
+        return Ok(());
+    }
     let row = ty.shape().last().map_or(0, |n| n * elem.bytes());
-    ensure(ty.shape().len() >= 2 && row >= span, || format!("{ty}: a row of {row} bytes is shorter than the swizzle"))?;
-    ensure(row.is_multiple_of(span), || format!("{ty}: a row of {row} bytes is no multiple of the swizzle"))
+    ensure(ty.shape().len() >= 2, || format!("{ty}: a swizzled tile has two axes at least"))?;
+    ensure(row > 0 && row.is_multiple_of(CHUNK), || format!("{ty}: a row of {row} bytes is no multiple of {CHUNK}"))
 }
 
 /// The array of a descriptor of this type.

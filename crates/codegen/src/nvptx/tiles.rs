@@ -12,16 +12,6 @@ use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::{Elem, InstData, Kernel, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
-/// Bytes of a row of a panel; `None` without swizzle.
-pub(super) fn span(s: Swizzle) -> Option<usize> {
-    match s {
-        Swizzle::None => None,
-        Swizzle::B32 => Some(32),
-        Swizzle::B64 => Some(64),
-        Swizzle::B128 => Some(128),
-    }
-}
-
 /// Where the tiles and barriers of a kernel lie, in bytes from the start of shared memory.
 #[derive(Default)]
 pub(super) struct Places {
@@ -35,8 +25,10 @@ impl Places {
         for data in k.body.insts.iter().map(|i| k.inst(*i)) {
             let (align, bytes) = match (&data.op, data.results.first().map(|v| k.ty(*v))) {
                 (Op::AllocShared, Some(Type::Shared { elem, shape, stages, swizzle })) => {
-                    let align = if span(*swizzle).is_some() { 1024 } else { 128 };
-                    (align, shape.iter().product::<usize>() * elem.bytes() * stages / blocks)
+                    let align = if swizzle.span().is_some() { 1024 } else { 128 };
+                    let (rows, columns) = shape.split_last().map_or((1, 1), |(n, rest)| (rest.iter().product(), *n));
+                    let tile = Tile { elem: *elem, rows, columns, swizzle: *swizzle };
+                    (align, tile.stage_bytes() * stages / blocks)
                 }
                 (Op::AllocBarriers, Some(Type::Barrier { count, .. })) => (8, count * 8),
                 _ => continue,
@@ -69,15 +61,15 @@ impl Tile {
         }
     }
     pub fn stage_bytes(&self) -> usize {
-        self.rows * self.columns * self.elem.bytes()
+        self.panels() * self.panel_bytes()
     }
     /// Bytes of a row of one panel.
     pub fn row_bytes(&self) -> usize {
-        let row = self.columns * self.elem.bytes();
-        span(self.swizzle).map_or(row, |s| s.min(row))
+        self.swizzle.span().unwrap_or(self.columns * self.elem.bytes())
     }
+    /// The last panel may be wider than what is left of a row.
     pub fn panels(&self) -> usize {
-        self.columns * self.elem.bytes() / self.row_bytes()
+        (self.columns * self.elem.bytes()).div_ceil(self.row_bytes())
     }
     pub fn panel_bytes(&self) -> usize {
         self.rows * self.row_bytes()
@@ -183,7 +175,7 @@ impl<'c> Gen<'c, '_> {
         let (panel, within) =
             (e.lshr(byte, e.int(t.row_bytes().ilog2().into()))?, e.and(byte, e.int(t.row_bytes() as i64 - 1))?);
         let mut chunk = e.lshr(within, e.int(4))?;
-        if span(t.swizzle).is_some() {
+        if t.swizzle.span().is_some() {
             // The pattern repeats after 128 bytes times eight: shorter rows share a line.
             let turn = e.lshr(row, e.int((8 / per_row).ilog2().into()))?;
             chunk = e.xor(chunk, e.and(turn, e.int(per_row - 1))?)?;

@@ -1,6 +1,6 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
-use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, ops::fault, text};
+use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault, text};
 use std::{collections::VecDeque, rc::Rc};
 
 /// A region being executed: its next instruction, and the op that owns it.
@@ -343,7 +343,10 @@ impl<'a> Machine<'a, '_> {
                 let (elem, shape) = block_type(self.k.ty(args[0]));
                 self.starts_aligned(flow, elem, &args[5..])?;
                 let block = self.tile_load(flow, args[2], &args[5..], elem, &shape)?;
-                let bytes = (block.count() * block.elem.bytes()) as i64;
+                // Whole panels are copied, zeros beyond the array.
+                let columns = block.shape.last().copied().unwrap_or(1);
+                let row = self.swizzle(args[2]).row_bytes(block.elem, columns);
+                let bytes = (block.count() / columns.max(1) * row) as i64;
                 self.tiles[tile].stages[stage] = Rc::new(block);
                 let b = self.barrier(flow, args[3], args[4])?;
                 b.bytes -= bytes;
@@ -448,6 +451,13 @@ impl<'a> Machine<'a, '_> {
             })
         };
         Ok((param, (0..shape.iter().product()).map(place).collect()))
+    }
+    /// How a descriptor's tiles are swizzled.
+    fn swizzle(&self, desc: Value) -> Swizzle {
+        match self.k.ty(desc) {
+            Type::Desc { swizzle, .. } => *swizzle,
+            _ => Swizzle::None,
+        }
     }
     /// TMA traps if a tile does not start at a multiple of 16 bytes along the contiguous axis.
     fn starts_aligned(&self, flow: &Flow, elem: Elem, starts: &[Value]) -> Said<()> {

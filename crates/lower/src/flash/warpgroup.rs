@@ -19,14 +19,19 @@ use crate::resolve::{Body, Matmul as Place};
 use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::Strided;
+use kiln_block::passes::split;
 use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
 use kiln_block::passes::warpgroup::{Launch, persistent};
-use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value};
+use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{Tiles, Warpgroups};
 use kiln_plan::exec::Work;
 use std::f64::consts::LOG2_E;
+
+/// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
+/// next to each other, so that no lane needs another's sum.
+const PARTS: usize = 8;
 
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
 struct Operand {
@@ -45,11 +50,11 @@ pub fn lower(
 ) -> Result<Option<Work<Kernel>>, LowerError> {
     let Some(work) = plain(of, v, z, shape, machine)? else { return Ok(None) };
     let Work::Block { code, args } = work else { return Ok(None) };
-    let launch =
-        Launch { blocks: code.instances().min(machine.units.multiprocessors), cluster: 1, group: 1, axes: None };
-    let columns = Some(z.e);
-    let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns };
-    let code = persistent::run(&code, launch).and_then(|code| chained::run(&code, Some(crew), machine));
+    let blocks = code.instances().min(machine.units.multiprocessors);
+    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, reversing: true };
+    let crew =
+        Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
+    let code = persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
     Ok(code.ok().map(|code| Work::Block { code, args }))
 }
 
@@ -171,7 +176,7 @@ fn plain(
     let ragged = !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
-    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, 1]), f.b.splat(none, &[rows, wide_e])];
+    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, PARTS]), f.b.splat(none, &[rows, wide_e])];
     let end = end.map(|end| last_of_block(&mut f, end));
     let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
     let [lo, hi, step] = bounds(&mut f, z, &tiles, end, causal.then_some(s));
@@ -202,15 +207,14 @@ fn plain(
         let less = b.binary(B::Mul, safe, unit);
         let less = b.unary(U::Neg, less);
         // 2^(x·unit - most·unit), the argument by one FMA.
-        let power = |b: &mut kiln_block::Builder, x: Value| {
+        let power = |b: &mut Builder, x: Value| {
             let x = b.binary(B::Mul, x, unit);
             let x = b.binary(B::Add, x, less);
             b.unary(U::Exp2, x)
         };
         let p = power(b, x);
         let keep = power(b, now[0]);
-        let sum = b.reduce(R::Sum, p, 1);
-        let sum = b.expand_dims(sum, 1);
+        let sum = parts_summed(b, p);
         let kept = b.binary(B::Mul, now[1], keep);
         let sum = b.binary(B::Add, kept, sum);
         let p = b.cast(p, elem);
@@ -223,7 +227,8 @@ fn plain(
     // ---- The epilogue ----
     let b = &mut f.b;
     let one = math::float(b, Elem::F32, 1.0);
-    let mut weights = out[1];
+    let mut weights = b.reduce(R::Sum, out[1], 1);
+    weights = b.expand_dims(weights, 1);
     if fully_masked != FullyMasked::Nan {
         let empty = b.cmp(CmpOp::Eq, weights, none);
         weights = b.select(empty, one, weights);
@@ -244,6 +249,16 @@ fn plain(
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
     f.finish().map(Some)
+}
+
+/// The sums of every [`PARTS`]-th column.
+fn parts_summed(b: &mut Builder, x: Value) -> Value {
+    let columns = b.shape(x)[1];
+    let first = b.part(x, 1, 0, PARTS);
+    (PARTS..columns).step_by(PARTS).fold(first, |sum, at| {
+        let part = b.part(x, 1, at, PARTS);
+        b.binary(B::Add, sum, part)
+    })
 }
 
 /// Lanes of a cut from `first` on (i32).

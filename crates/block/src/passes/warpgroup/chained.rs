@@ -7,7 +7,7 @@
 //! Several such loops may follow one another, each starting from what the one before it carried.
 use super::Refusal;
 use super::form::constant;
-use crate::passes::is_pure;
+use crate::passes::{is_pure, runs};
 use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
 use std::collections::HashMap;
 
@@ -153,30 +153,37 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
         }
     }
     let Some(form) = form else { return refuse("no loop multiplies") };
-    if !at_least_once(k, k.inst(first.1)) {
+    if !runs(k, &analysis::analyse(k), k.inst(first.1)) {
         return refuse("the first loop may have no iteration; let it start with one that the others follow");
     }
     Ok(form)
 }
 
+/// Elements of K per `wgmma` of half types, and multiples of columns.
+const STEP: usize = 16;
+const COLUMNS: usize = 8;
+
 impl Form {
+    /// Leaves out of the tiles what is not used: columns of the sums, and depth of the first matmul that is zero.
+    pub fn narrow(&mut self, columns: Option<usize>, depth: Option<usize>) {
+        if let Some(depth) = depth.map(|n| n.next_multiple_of(STEP)) {
+            let all_along = self.passes.iter().all(|p| p.right[0].swapped);
+            let right = self.passes.iter_mut().map(|p| &mut p.right[0]);
+            for o in std::iter::once(&mut self.left).chain(right).filter(|_| all_along) {
+                o.shape[1] = o.shape[1].min(depth);
+            }
+        }
+        if let Some(columns) = columns.map(|n| n.next_multiple_of(COLUMNS)) {
+            for o in self.passes.iter_mut().map(|p| &mut p.right[1]) {
+                let axis = usize::from(!o.swapped);
+                o.shape[axis] = o.shape[axis].min(columns);
+            }
+        }
+    }
     fn same_tiles(&self, p: &Pass) -> bool {
         let of = |p: &Pass| p.right.clone().map(|o| (o.desc, o.shape, o.swapped));
         self.passes.first().is_none_or(|first| of(first) == of(p))
     }
-}
-
-/// Whether the loop's bounds say that it runs: its end is a constant above its start, or a maximum with a number above.
-fn at_least_once(k: &Kernel, data: &InstData) -> bool {
-    let facts = analysis::analyse(k);
-    let [lo, hi, ..] = data.args[..] else { return false };
-    let above = |v: Value| {
-        let (Some(v), Some(lo)) = (facts.affine(v), facts.affine(lo)) else { return false };
-        v.add_scaled(lo, -1).and_then(|d| facts.range(&d, &[])).is_some_and(|(least, _)| least > 0)
-    };
-    let made = k.insts.iter().find(|d| d.results[..] == [hi]);
-    above(hi)
-        || made.is_some_and(|d| d.op == Op::Binary(crate::BinaryOp::Max) && d.args.iter().any(|v| above(*v)))
 }
 
 fn pass(

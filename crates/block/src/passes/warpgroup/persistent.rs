@@ -19,6 +19,8 @@ pub struct Launch {
     pub group: usize,
     /// The axes of the grid that are rows and columns of the matmul; `None`: tiles in the grid's own order.
     pub axes: Option<[usize; 2]>,
+    /// Every other round of tiles is taken in reverse, so that blocks share tiles of decreasing length evenly.
+    pub reversing: bool,
 }
 
 /// The tiles of a launch.
@@ -45,7 +47,7 @@ impl Launch {
         });
         let pairs = axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
         let cluster = if pairs { 2 } else { 1 };
-        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes }
+        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, reversing: false }
     }
 }
 
@@ -107,6 +109,9 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
         return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
     }
+    if cluster > 1 && launch.reversing {
+        return Err(Refusal("clusters take tiles in order".into()));
+    }
     if cluster > 1 && (axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
         return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
     }
@@ -121,17 +126,30 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
             (w.binary(B::Div, pid, n), Some(w.binary(B::Rem, pid, n)))
         }
     };
-    let (last, step) = (w.int(count / cluster), w.int(blocks / cluster));
+    let bounds = match launch.reversing {
+        false => [first, w.int(count / cluster), w.int(blocks / cluster)],
+        true => {
+            // Rounds of the block: the last one may have no tile for it.
+            let (full, rest) = (count / blocks, w.int(count % blocks));
+            let place = if full % 2 == 0 { pid } else { w.mirrored(pid, blocks) };
+            let left = w.binary(B::Sub, rest, place);
+            let (zero, one, full) = (w.int(0), w.int(1), w.int(full));
+            let left = w.binary(B::Max, left, zero);
+            let more = w.binary(B::Min, left, one);
+            [zero, w.binary(B::Add, full, more), one]
+        }
+    };
     let outside = std::mem::take(&mut w.out);
-    let t = w.k.new_value(Type::scalar(Elem::I32));
+    let index = w.k.new_value(Type::scalar(Elem::I32));
+    let t = if launch.reversing { w.reversing(index, pid, blocks) } else { index };
     let place = w.place(&tiles, launch, t, rank);
     w.rename(&old, place);
     // What only computed the old positions is dead now; `dce` removes it.
     w.out.extend(old);
     let end = w.k.new_inst(InstData { op: Op::Yield, args: vec![], results: vec![], regions: vec![] });
     w.out.push(end);
-    let region = Region { params: vec![t], insts: std::mem::take(&mut w.out) };
-    let data = InstData { op: Op::For, args: vec![first, last, step], results: vec![], regions: vec![region] };
+    let region = Region { params: vec![index], insts: std::mem::take(&mut w.out) };
+    let data = InstData { op: Op::For, args: bounds.to_vec(), results: vec![], regions: vec![region] };
     let tile_loop = w.k.new_inst(data);
     w.k.body.insts = [outside, vec![tile_loop]].concat();
     (w.k.grid, w.k.cluster) = ([blocks, 1, 1], cluster);
@@ -156,6 +174,23 @@ impl Writer {
     }
     fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
         self.one(Op::Binary(op), &[a, b])
+    }
+    /// The place of a block if blocks are numbered from the last one on.
+    fn mirrored(&mut self, pid: Value, blocks: usize) -> Value {
+        let last = self.int(blocks - 1);
+        self.binary(B::Sub, last, pid)
+    }
+    /// Number of the tile of a round, which is every other time taken in reverse.
+    fn reversing(&mut self, round: Value, pid: Value, blocks: usize) -> Value {
+        let two = self.int(2);
+        let odd = self.binary(B::Rem, round, two);
+        let mirrored = self.mirrored(pid, blocks);
+        let change = self.binary(B::Sub, mirrored, pid);
+        let change = self.binary(B::Mul, odd, change);
+        let place = self.binary(B::Add, pid, change);
+        let all = self.int(blocks);
+        let first = self.binary(B::Mul, round, all);
+        self.binary(B::Add, first, place)
     }
     /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
     /// group, column by column.

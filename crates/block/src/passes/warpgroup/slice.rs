@@ -147,6 +147,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 axes.remove(*at as usize);
                 vec![axes]
             }
+            Op::Part { axis: 1, .. } if axes[1] == Whole => vec![axes.to_vec()],
             Op::Permute(perm) => {
                 let mut to = vec![Whole; axes.len()];
                 perm.iter().zip(axes).for_each(|(p, a)| to[*p as usize] = *a);

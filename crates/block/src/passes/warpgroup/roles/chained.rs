@@ -19,6 +19,7 @@ use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
 use super::epilogue::{Epilogue, Outputs, Tile, alloc};
 use super::{descriptors, over_tiles, params};
+use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
 use kiln_machine::Machine;
@@ -33,8 +34,9 @@ pub struct Crew {
     /// Stages of the left operand, and of each right one.
     pub left: usize,
     pub right: usize,
-    /// Columns of the sums that are used, at most.
+    /// Columns of the sums that are used, at most, and elements of the first matmul's depth that are not zero.
     pub columns: Option<usize>,
+    pub depth: Option<usize>,
 }
 
 /// Registers of a thread that hold scores, weights and sums, at most: the others are for addresses and arithmetic.
@@ -44,13 +46,14 @@ const HELD: usize = 184;
 pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
     let mut k = kernel.clone();
     dce::run(&mut k);
-    let form = chained::recognise(&k)?;
-    let crew = crew.unwrap_or(Crew { consumers: (form.m / 64).clamp(1, 3), left: 1, right: 2, columns: None });
+    let mut form = chained::recognise(&k)?;
+    let crew = crew.unwrap_or(Crew { consumers: (form.m / 64).clamp(1, 3), left: 1, right: 2, columns: None, depth: None });
+    form.narrow(crew.columns, crew.depth);
     let rows = form.m / crew.consumers.max(1);
     let size = [form.m, form.n];
     let tile = Tile { engine: Engine::TensorCores, tiles: form.tiles, body: &form.tile, loops: form.at, size };
     let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
-    let w = Writer { k: &k, crew, epilogue, rows, form: &form };
+    let w = Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form };
     w.check(memory(m))?;
     w.write()
 }
@@ -89,6 +92,7 @@ struct Next {
 struct Writer<'k> {
     k: &'k Kernel,
     form: &'k Form,
+    facts: Analysis,
     crew: Crew,
     epilogue: Epilogue<'k>,
     /// Rows of a consumer.
@@ -108,11 +112,6 @@ impl<'k> Writer<'k> {
         let held = (f.scores + f.n) * self.rows / 128 + f.scores * self.rows / 256;
         ensure(held <= HELD, format!("a thread would hold {held} registers of scores and sums; make tiles smaller"))?;
         let [keys, values] = self.right();
-        for o in [&f.left, keys, values] {
-            ensure(o.shape[1] * o.elem.bytes() >= 128, {
-                format!("rows of {} {} in an operand's tile are shorter than 128 bytes", o.shape[1], o.elem)
-            })?;
-        }
         ensure(c.left > 0 && c.right > 1, "the rings need one stage on the left and two on the right".into())?;
         let bytes = c.left * bytes_of(&f.left) + c.right * (bytes_of(keys) + bytes_of(values)) + self.epilogue.bytes();
         ensure(bytes <= memory, format!("the tiles take {bytes} bytes of shared memory, and there are {memory}"))?;
@@ -215,6 +214,9 @@ impl<'k> Writer<'k> {
                 within(b, c, pass, lo);
                 carried = first(b, c, pass);
                 c.leave();
+                if self.is_single(pass) {
+                    continue;
+                }
                 lo = b.binary(B::Add, lo, step);
             }
             carried = b.for_loop([lo, hi, step], &carried, |b, index, now| {
@@ -369,6 +371,15 @@ impl<'k> Writer<'k> {
         let places = Places { left: s.left.next(b, at.left), right: [keys, s.right[1].next(b, values)] };
         (names.iter().copied().zip(results).collect(), places)
     }
+    /// Whether a loop has one iteration.
+    fn is_single(&self, pass: &Pass) -> bool {
+        let form = |v: &Value| self.facts.affine(*v);
+        let [Some(lo), Some(hi), Some(step)] = [0, 1, 2].map(|n| form(&self.k.inst(pass.inst).args[n])) else {
+            return false;
+        };
+        let length = hi.add_scaled(lo, -1).and_then(|f| f.as_constant());
+        length.is_some_and(|n| n > 0 && step.as_constant() == Some(n))
+    }
     /// A slice of whole rows.
     fn part(&self) -> Part {
         Part { engine: Engine::TensorCores, tile: [self.form.m, 0], rows: self.rows, columns: 0 }
@@ -442,6 +453,7 @@ impl<'k> Writer<'k> {
     }
 }
 
+/// Bytes of a tile, whose rows are whole panels.
 fn bytes_of(o: &Operand) -> usize {
-    o.shape[0] * o.shape[1] * o.elem.bytes()
+    o.shape[0] * Swizzle::B128.row_bytes(o.elem, o.shape[1])
 }

@@ -1,0 +1,268 @@
+//! Index-set splitting: iterations in which masks hold for every element get a loop of their own, without the masks.
+//!
+//! Takes a program of the upper level. A loop of the kernel's own list whose body selects infinities by comparisons of
+//! affine forms of the index becomes several, one after the other, that carry the same values on: the first iteration;
+//! those before and after the ones in which every such comparison selects the other operand for all elements; and these.
+//! Iterations keep their order, so no bit changes.
+use crate::analysis::{self, Affine, Analysis};
+use crate::{BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use super::runs;
+use std::collections::{HashMap, HashSet};
+
+/// The same program with its loops split; loops that no comparison bounds stay as they are.
+pub fn run(kernel: &Kernel) -> Kernel {
+    let mut k = kernel.clone();
+    let facts = analysis::analyse(kernel);
+    let old = std::mem::take(&mut k.body.insts);
+    let mut s = Splitter { old: kernel, k, out: vec![] };
+    for i in old {
+        match kernel.inst(i).op {
+            Op::For => s.for_loop(&facts, i),
+            _ => s.out.push(i),
+        }
+    }
+    s.k.body.insts = s.out;
+    s.k
+}
+
+/// The iterations in which a comparison has the same result for all elements: from an index on, or below one.
+enum Range {
+    From(Affine),
+    Below(Affine),
+}
+
+/// Comparisons of a body that are constant in the middle loop, with their results, and the bounds of that loop.
+struct Plain {
+    known: HashMap<Value, bool>,
+    from: Vec<Affine>,
+    below: Vec<Affine>,
+}
+
+struct Splitter<'k> {
+    old: &'k Kernel,
+    k: Kernel,
+    out: Vec<Inst>,
+}
+
+impl Splitter<'_> {
+    fn for_loop(&mut self, facts: &Analysis, i: Inst) {
+        let data = self.old.inst(i);
+        let found = plain(self.old, facts, data);
+        let step = facts.affine(data.args[2]).and_then(Affine::as_constant).filter(|s| *s > 0);
+        let found = found.filter(|_| runs(self.old, facts, data));
+        let (Some(plain), Some(size)) = (found, step) else { return self.out.push(i) };
+        let [lo, hi, step] = [data.args[0], data.args[1], data.args[2]];
+        // The first iterations: up to the greatest of the lower bounds, one at least.
+        let second = self.binary(B::Add, lo, step);
+        let mut middle = second;
+        for from in &plain.from {
+            let from = self.form(from);
+            let trips = self.trips(lo, from, size);
+            let ahead = self.binary(B::Mul, trips, step);
+            let from = self.binary(B::Add, lo, ahead);
+            middle = self.binary(B::Max, middle, from);
+        }
+        let mut end = hi;
+        for below in &plain.below {
+            let below = self.form(below);
+            end = self.binary(B::Min, end, below);
+        }
+        let trips = self.trips(middle, end, size);
+        let ahead = self.binary(B::Mul, trips, step);
+        let last = self.binary(B::Add, middle, ahead);
+        let none = HashMap::new();
+        let mut carried = data.args[3..].to_vec();
+        let mut parts = vec![([lo, second], &none), ([middle, end], &plain.known)];
+        if !plain.from.is_empty() {
+            let before = self.binary(B::Min, middle, hi);
+            parts.insert(1, ([second, before], &none));
+        }
+        if !plain.below.is_empty() {
+            parts.push(([last, hi], &none));
+        }
+        let count = parts.len();
+        for (n, ([lo, hi], known)) in parts.into_iter().enumerate() {
+            let args = [&[lo, hi, step], &carried[..]].concat();
+            // The last loop's results are the old loop's.
+            let results = match n + 1 == count {
+                true => data.results.clone(),
+                false => data.results.iter().map(|v| self.k.new_value(self.old.ty(*v).clone())).collect(),
+            };
+            let region = self.copied(&data.regions[0], known);
+            carried.clone_from(&results);
+            let split = self.k.new_inst(InstData { op: Op::For, args, results, regions: vec![region] });
+            self.out.push(split);
+        }
+    }
+    /// A copy of a region, in which the results of some comparisons are known.
+    fn copied(&mut self, r: &Region, known: &HashMap<Value, bool>) -> Region {
+        let mut to: HashMap<Value, Value> = HashMap::new();
+        self.copied_into(r, &mut to, &mut known.clone())
+    }
+    fn copied_into(&mut self, r: &Region, to: &mut HashMap<Value, Value>, known: &mut HashMap<Value, bool>) -> Region {
+        let fresh = |s: &mut Self, v: Value, to: &mut HashMap<Value, Value>| {
+            let new = s.k.new_value(s.old.ty(v).clone());
+            to.insert(v, new);
+            new
+        };
+        let params = r.params.iter().map(|v| fresh(self, *v, to)).collect();
+        let mut insts = vec![];
+        for &i in &r.insts {
+            let data = self.old.inst(i);
+            let now = |v: &Value, to: &HashMap<Value, Value>| to.get(v).copied().unwrap_or(*v);
+            let truth = |n: usize| data.args.get(n).and_then(|v| known.get(v)).copied();
+            let implied = match data.op {
+                Op::Binary(B::And) => [(0, 1), (1, 0)].into_iter().find(|(a, _)| truth(*a) == Some(true)).map(|x| x.1),
+                Op::Binary(B::Or) => [(0, 1), (1, 0)].into_iter().find(|(a, _)| truth(*a) == Some(false)).map(|x| x.1),
+                Op::Select => truth(0).map(|yes| if yes { 1 } else { 2 }),
+                _ => None,
+            };
+            if let ([result], Some(n)) = (&data.results[..], implied) {
+                let same = now(&data.args[n], to);
+                to.insert(*result, same);
+                if let Some(t) = truth(n) {
+                    known.insert(*result, t);
+                }
+                continue;
+            }
+            if let ([result], Some(t)) = (&data.results[..], follows(&data.op, truth(0))) {
+                known.insert(*result, t);
+            }
+            let args = data.args.iter().map(|v| now(v, to)).collect();
+            let regions = data.regions.iter().map(|r| self.copied_into(r, to, known)).collect();
+            let results = data.results.iter().map(|v| fresh(self, *v, to)).collect();
+            insts.push(self.k.new_inst(InstData { op: data.op.clone(), args, results, regions }));
+        }
+        Region { params, insts }
+    }
+
+    // ---- Scalar arithmetic before the loops ----
+    fn one(&mut self, op: Op, args: &[Value], elem: Elem) -> Value {
+        let v = self.k.new_value(Type::scalar(elem));
+        let inst = self.k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] });
+        self.out.push(inst);
+        v
+    }
+    fn int(&mut self, n: i64) -> Value {
+        self.one(Op::Const(Const::Int(n)), &[], Elem::I32)
+    }
+    fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
+        self.one(Op::Binary(op), &[a, b], Elem::I32)
+    }
+    /// The value of a form of scalars.
+    fn form(&mut self, f: &Affine) -> Value {
+        let mut sum = self.int(f.constant);
+        for &(v, c) in &f.scalars {
+            let v = if self.k.ty(v).elem() == Some(Elem::I32) { v } else { self.one(Op::Cast(Elem::I32), &[v], Elem::I32) };
+            let c = self.int(c);
+            let term = self.binary(B::Mul, v, c);
+            sum = self.binary(B::Add, sum, term);
+        }
+        sum
+    }
+    /// Iterations of a loop from `lo` to `hi`.
+    fn trips(&mut self, lo: Value, hi: Value, step: i64) -> Value {
+        let (zero, up, step) = (self.int(0), self.int(step - 1), self.int(step));
+        let length = self.binary(B::Sub, hi, lo);
+        let length = self.binary(B::Max, length, zero);
+        let length = self.binary(B::Add, length, up);
+        self.binary(B::Div, length, step)
+    }
+}
+
+/// The result of an op on a condition whose elements are all the same.
+fn follows(op: &Op, all: Option<bool>) -> Option<bool> {
+    match op {
+        Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => all,
+        Op::Unary(UnaryOp::Not) => all.map(|t| !t),
+        _ => None,
+    }
+}
+
+/// The comparisons that decide whether elements of the body are replaced by infinity, and where they do not.
+fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
+    let region = data.regions.first()?;
+    let index = *region.params.first()?;
+    let mut inside: HashSet<Value> = region.params[1..].iter().copied().collect();
+    let mut defined: HashMap<Value, &InstData> = HashMap::new();
+    k.walk_region(region, &mut |_, d| inside.extend(&d.results));
+    for d in region.insts.iter().map(|i| k.inst(*i)) {
+        d.results.iter().for_each(|v| _ = defined.insert(*v, d));
+    }
+    let infinite = |v: Value| match super::warpgroup::form::constant(k, v) {
+        Some(Const::Float(x)) => x.is_infinite(),
+        _ => false,
+    };
+    let mut plain = Plain { known: HashMap::new(), from: vec![], below: vec![] };
+    for &i in &region.insts {
+        let d = k.inst(i);
+        let (Op::Select, [condition, yes, no]) = (&d.op, &d.args[..]) else { continue };
+        let wanted = match (infinite(*yes), infinite(*no)) {
+            (false, true) => true,
+            (true, false) => false,
+            _ => continue,
+        };
+        let mut open = vec![(*condition, wanted)];
+        while let Some((v, wanted)) = open.pop() {
+            let Some(d) = defined.get(&v) else { continue };
+            match d.op {
+                Op::Binary(B::And) if wanted => open.extend(d.args.iter().map(|a| (*a, true))),
+                Op::Binary(B::Or) if !wanted => open.extend(d.args.iter().map(|a| (*a, false))),
+                Op::Unary(UnaryOp::Not) => open.push((d.args[0], !wanted)),
+                Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
+                    open.push((d.args[0], wanted))
+                }
+                Op::Cmp(_) => match range(k, facts, (v, index), wanted, &inside) {
+                    Some(Range::From(f)) if !plain.known.contains_key(&v) => {
+                        plain.known.insert(v, wanted);
+                        plain.from.push(f);
+                    }
+                    Some(Range::Below(f)) if !plain.known.contains_key(&v) => {
+                        plain.known.insert(v, wanted);
+                        plain.below.push(f);
+                    }
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+    }
+    (!plain.known.is_empty()).then_some(plain)
+}
+
+/// Where a comparison has the wanted result for all elements.
+fn range(
+    k: &Kernel,
+    facts: &Analysis,
+    (v, index): (Value, Value),
+    wanted: bool,
+    inside: &HashSet<Value>,
+) -> Option<Range> {
+    let [(form, op)] = &facts.bounds(v)?[..] else { return None };
+    // As `form + less < 0` or `-form + less < 0`.
+    let (sign, less) = match (op, wanted) {
+        (CmpOp::Lt, true) | (CmpOp::Ge, false) => (1, 0),
+        (CmpOp::Le, true) | (CmpOp::Gt, false) => (1, -1),
+        (CmpOp::Gt, true) | (CmpOp::Le, false) => (-1, 0),
+        (CmpOp::Ge, true) | (CmpOp::Lt, false) => (-1, -1),
+        _ => return None,
+    };
+    let form = form.scaled(sign)?;
+    let most = form.coeffs.iter().zip(k.ty(v).shape()).try_fold(0i64, |sum, (c, n)| {
+        sum.checked_add(c.checked_mul(*n as i64 - 1)?.max(0))
+    })?;
+    let factor = form.scalars.iter().find(|s| s.0 == index)?.1;
+    let mut rest = Affine { coeffs: vec![], constant: form.constant.checked_add(less)?.checked_add(most)?, ..form };
+    rest.scalars.retain(|s| s.0 != index);
+    let small = |n: i64| n.abs() < 1 << 30;
+    if rest.root.is_some() || rest.scalars.iter().any(|s| inside.contains(&s.0) || !small(s.1)) || !small(rest.constant) {
+        return None;
+    }
+    match factor {
+        // index + rest < 0
+        1 => Some(Range::Below(rest.scaled(-1)?)),
+        // index > rest
+        -1 => Some(Range::From(Affine { constant: rest.constant + 1, ..rest })),
+        _ => None,
+    }
+}
