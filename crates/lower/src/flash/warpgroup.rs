@@ -33,6 +33,9 @@ use std::f64::consts::LOG2_E;
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
 
+/// Tiles per multiprocessor from which on they are taken in pairs.
+const ROUNDS: usize = 4;
+
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
 struct Operand {
     array: Strided,
@@ -50,8 +53,10 @@ pub fn lower(
 ) -> Result<Option<Work<Kernel>>, LowerError> {
     let Some(work) = plain(of, v, z, shape, machine)? else { return Ok(None) };
     let Work::Block { code, args } = work else { return Ok(None) };
-    let blocks = code.instances().min(machine.units.multiprocessors);
-    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, reversing: true };
+    let processors = machine.units.multiprocessors;
+    let halves = in_halves(z, of, v, shape, processors);
+    let blocks = code.instances().min(processors);
+    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, halves };
     let crew =
         Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
     let code = persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
@@ -136,10 +141,25 @@ fn plain(
     let all: usize = extents.iter().product();
     let together = heads_together(z, bytes, machine);
     let tiles = z.s.div_ceil(rows);
-    f.b.set_grid([together, tiles, all / together]);
+    let halves = in_halves(z, of, v, shape, machine.units.multiprocessors);
+    let groups = all / together;
     f.b.set_warps(4 * shape.consumers);
-    let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
+    let [within, tile, mut outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
     let (per, last) = (f.b.i32(together as i64), f.b.i32(tiles as i64 - 1));
+    // Later queries attend to more keys where a mask is causal: those come first, or alternate with the first ones.
+    let mut tile = f.b.binary(B::Sub, last, tile);
+    if halves {
+        f.b.set_grid([together, tiles / 2, 2 * groups]);
+        let groups = f.b.i32(groups as i64);
+        let second = f.b.binary(B::Div, outer, groups);
+        outer = f.b.binary(B::Rem, outer, groups);
+        let mirrored = f.b.binary(B::Sub, last, tile);
+        let change = f.b.binary(B::Sub, mirrored, tile);
+        let change = f.b.binary(B::Mul, second, change);
+        tile = f.b.binary(B::Add, tile, change);
+    } else {
+        f.b.set_grid([together, tiles, groups]);
+    }
     let mut number = f.b.binary(B::Mul, outer, per);
     number = f.b.binary(B::Add, number, within);
     let mut batch = vec![];
@@ -149,8 +169,6 @@ fn plain(
         number = f.b.binary(B::Div, number, n);
     }
     batch.reverse();
-    // Later queries attend to more keys where a mask is causal.
-    let tile = f.b.binary(B::Sub, last, tile);
     let size = f.b.i32(rows as i64);
     let first = f.b.binary(B::Mul, tile, size);
     for (i, position) in batch.iter().enumerate() {
@@ -268,6 +286,15 @@ fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
     let ragged = !cut.extent.is_multiple_of(cut.block);
     let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, cut.extent));
     Lanes { base: Some(base), lane, mask }
+}
+
+/// Whether blocks take tiles with many keys and tiles with few keys in turn: where a causal mask makes them so, and every
+/// block has several.
+fn in_halves(z: &Sizes, of: &Body, v: ValueId, shape: Warpgroups, processors: usize) -> bool {
+    let causal = matches!(of.graph.op(v), Op::Attention { causal: true, .. });
+    let tiles = z.s.div_ceil(shape.rows());
+    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
+    causal && tiles.is_multiple_of(2) && heads * tiles >= ROUNDS * processors
 }
 
 /// Heads whose tiles are taken together, so that their keys and values stay in the L2 cache: a divisor of the number of

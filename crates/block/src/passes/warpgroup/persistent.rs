@@ -19,8 +19,9 @@ pub struct Launch {
     pub group: usize,
     /// The axes of the grid that are rows and columns of the matmul; `None`: tiles in the grid's own order.
     pub axes: Option<[usize; 2]>,
-    /// Every other round of tiles is taken in reverse, so that blocks share tiles of decreasing length evenly.
-    pub reversing: bool,
+    /// A block takes a tile of the first half of the order and then the same one of the second half: where one is long,
+    /// the other is short.
+    pub halves: bool,
 }
 
 /// The tiles of a launch.
@@ -47,7 +48,7 @@ impl Launch {
         });
         let pairs = axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
         let cluster = if pairs { 2 } else { 1 };
-        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, reversing: false }
+        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, halves: false }
     }
 }
 
@@ -109,8 +110,8 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
         return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
     }
-    if cluster > 1 && launch.reversing {
-        return Err(Refusal("clusters take tiles in order".into()));
+    if launch.halves && (cluster > 1 || !count.is_multiple_of(2)) {
+        return Err(Refusal(format!("{count} tiles in clusters of {cluster} are not taken in halves")));
     }
     if cluster > 1 && (axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
         return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
@@ -126,22 +127,19 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
             (w.binary(B::Div, pid, n), Some(w.binary(B::Rem, pid, n)))
         }
     };
-    let bounds = match launch.reversing {
+    let bounds = match launch.halves {
         false => [first, w.int(count / cluster), w.int(blocks / cluster)],
         true => {
-            // Rounds of the block: the last one may have no tile for it.
-            let (full, rest) = (count / blocks, w.int(count % blocks));
-            let place = if full % 2 == 0 { pid } else { w.mirrored(pid, blocks) };
-            let left = w.binary(B::Sub, rest, place);
-            let (zero, one, full) = (w.int(0), w.int(1), w.int(full));
-            let left = w.binary(B::Max, left, zero);
-            let more = w.binary(B::Min, left, one);
-            [zero, w.binary(B::Add, full, more), one]
+            // Two rounds for each tile of the first half.
+            let (half, step, two) = (w.int(count / 2 + blocks - 1), w.int(blocks), w.int(2));
+            let left = w.binary(B::Sub, half, pid);
+            let left = w.binary(B::Div, left, step);
+            [w.int(0), w.binary(B::Mul, left, two), w.int(1)]
         }
     };
     let outside = std::mem::take(&mut w.out);
     let index = w.k.new_value(Type::scalar(Elem::I32));
-    let t = if launch.reversing { w.reversing(index, pid, blocks) } else { index };
+    let t = if launch.halves { w.of_half(index, pid, [blocks, count / 2]) } else { index };
     let place = w.place(&tiles, launch, t, rank);
     w.rename(&old, place);
     // What only computed the old positions is dead now; `dce` removes it.
@@ -175,22 +173,14 @@ impl Writer {
     fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
         self.one(Op::Binary(op), &[a, b])
     }
-    /// The place of a block if blocks are numbered from the last one on.
-    fn mirrored(&mut self, pid: Value, blocks: usize) -> Value {
-        let last = self.int(blocks - 1);
-        self.binary(B::Sub, last, pid)
-    }
-    /// Number of the tile of a round, which is every other time taken in reverse.
-    fn reversing(&mut self, round: Value, pid: Value, blocks: usize) -> Value {
-        let two = self.int(2);
-        let odd = self.binary(B::Rem, round, two);
-        let mirrored = self.mirrored(pid, blocks);
-        let change = self.binary(B::Sub, mirrored, pid);
-        let change = self.binary(B::Mul, odd, change);
-        let place = self.binary(B::Add, pid, change);
-        let all = self.int(blocks);
-        let first = self.binary(B::Mul, round, all);
-        self.binary(B::Add, first, place)
+    /// Number of the tile of a round, which alternates between the halves of the order.
+    fn of_half(&mut self, round: Value, pid: Value, [blocks, half]: [usize; 2]) -> Value {
+        let (two, blocks, half) = (self.int(2), self.int(blocks), self.int(half));
+        let (turn, second) = (self.binary(B::Div, round, two), self.binary(B::Rem, round, two));
+        let ahead = self.binary(B::Mul, turn, blocks);
+        let t = self.binary(B::Add, pid, ahead);
+        let second = self.binary(B::Mul, second, half);
+        self.binary(B::Add, t, second)
     }
     /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
     /// group, column by column.
