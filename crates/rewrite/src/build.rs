@@ -3,6 +3,7 @@
 //! Normalised: chains of views of one kind, views that change nothing, explicit broadcasts of operands that a pointwise op broadcasts
 //! itself, casts to a wider type and back. All of this is exact.
 use crate::concat;
+use crate::constants::{self, Known};
 use crate::language::{Fact, Head, Term, Values, op};
 use egg::Id;
 use kiln_graph::ops::Class;
@@ -37,9 +38,13 @@ impl Builder {
     pub fn import(graph: &Graph) -> (Builder, Vec<Id>) {
         let mut b = Builder::default();
         let mut ids: Vec<Id> = Vec::with_capacity(graph.len());
-        for v in graph.values() {
+        for (v, known) in graph.values().zip(constants::known(graph)) {
             let node = graph.node(v);
             b.origin = node.source.clone();
+            if let Some(id) = known.and_then(|known| b.known(&known, &node.ty, &ids)) {
+                ids.push(id);
+                continue;
+            }
             let args: Vec<Id> = graph.args(v).iter().map(|a| ids[a.0 as usize]).collect();
             let serial = matches!(node.op, Op::Fallback(_)).then_some(v.0);
             ids.push(b.typed(node.op.clone(), node.ty.clone(), serial, args));
@@ -48,6 +53,25 @@ impl Builder {
         (b, ids)
     }
 
+    /// A value in its simpler form.
+    fn known(&mut self, known: &Known, ty: &Type, ids: &[Id]) -> Option<Id> {
+        let id = match known {
+            Known::Same(v) => ids[v.0 as usize],
+            Known::Uniform(n) => {
+                let n = self.typed(Op::Const(*n), Type::new(ty.dtype, []), None, vec![]);
+                if ty.shape.is_empty() { n } else { self.add(Op::Broadcast(ty.shape.clone()), &[n])? }
+            }
+            Known::Position { axis, first } => {
+                let at = self.typed(Op::Iota { axis: *axis }, ty.clone(), None, vec![]);
+                if *first == 0 {
+                    return Some(at);
+                }
+                let first = self.typed(Op::Const(Scalar::Int(*first)), Type::new(ty.dtype, []), None, vec![]);
+                self.binary(BinaryOp::Add, at, first)?
+            }
+        };
+        (self.ty(id) == ty).then_some(id)
+    }
     pub fn fact(&self, x: Id) -> &Fact {
         &self.g[x].data
     }

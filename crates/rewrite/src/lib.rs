@@ -20,6 +20,7 @@ pub mod body;
 pub mod build;
 pub mod checker;
 pub mod concat;
+mod constants;
 pub mod constraints;
 pub mod cost;
 pub mod dag;
