@@ -10,8 +10,8 @@
 //! that is mostly empty.
 //!
 //! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under a
-//! causal mask, and those beyond the end that a mask states ([`key_end`]), which the program computes from what it
-//! reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
+//! causal mask, and those before the first and beyond the end that a mask states ([`key_start`], [`key_end`]), which the program computes
+//! from what it reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
 //! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
 mod warpgroup;
 
@@ -19,7 +19,7 @@ use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
-use crate::key_end::key_end;
+use crate::key_end::{key_end, key_start};
 use crate::math;
 use crate::matmul::zero_outside;
 use crate::placed::{self, the_sums};
@@ -164,7 +164,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     // The raw score is an anchor at the empty index, which no element of a value has.
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
     let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
-    let end = key_end(&mut r.dag, score, t1, z.t);
+    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     scene.dag = r.dag;
 
     let way = Way::of(z, &tiles);
@@ -174,7 +174,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups)]);
     cuts.extend([cut(s, rows, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
-    let read = [scene.roots(), vec![q, k, w, score], end.into_iter().collect()].concat();
+    let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(of.name, &scene, &shape, &used);
@@ -193,8 +193,9 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
-    let end = end.map(|end| last_of_block(&mut f, end));
-    let bounds = bounds(&mut f, z, &tiles, end, if causal { Some(s) } else { None });
+    let [first, end] = ends;
+    let ends = [first.map(|n| of_block(&mut f, n, R::Min)), end.map(|n| of_block(&mut f, n, R::Max))];
+    let bounds = bounds(&mut f, z, &tiles, ends, if causal { Some(s) } else { None });
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
@@ -253,28 +254,41 @@ fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: 
     zero_outside(f, v, mask)
 }
 
-/// The loop over the keys of an instance: first, end, step. `end`: where the mask ends the keys; slices are cut for these, so that few keys
-/// are not the work of one slice. `queries`: the queries' coordinate under a causal mask.
-fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, end: Option<Value>, queries: Option<CoordId>) -> [Value; 3] {
+/// The loop over the keys of an instance: first, end, step. `start`, `end`: between which keys the mask leaves any; slices are cut for
+/// these, so that few keys are not the work of one slice. `queries`: the queries' coordinate under a causal mask.
+fn bounds(
+    f: &mut Frame,
+    z: &Sizes,
+    tiles: &Tiles,
+    [start, end]: [Option<Value>; 2],
+    queries: Option<CoordId>,
+) -> [Value; 3] {
     let seen = if queries.is_some() { z.t.min(z.s) } else { z.t };
     let (mut lo, mut hi, step) = (f.b.i32(0), f.b.i32(seen as i64), f.b.i32(tiles.keys as i64));
     if let Some(end) = end {
         hi = f.b.binary(B::Min, hi, end);
     }
+    if let Some(start) = start {
+        // Blocks of keys begin at multiples of their size.
+        let blocks = f.b.binary(B::Div, start, step);
+        lo = f.b.binary(B::Mul, blocks, step);
+    }
     if let Some(part) = f.part {
-        let len = match end {
-            None => f.b.i32(tiles.part as i64),
-            Some(_) => {
+        let len = match (start, end) {
+            (None, None) => f.b.i32(tiles.part as i64),
+            _ => {
                 // Blocks of keys for each slice, rounded up.
                 let once = (tiles.parts * tiles.keys) as i64;
                 let (once, less) = (f.b.i32(once), f.b.i32(once - 1));
-                let up = f.b.binary(B::Add, hi, less);
+                let keys = if start.is_some() { f.b.binary(B::Sub, hi, lo) } else { hi };
+                let up = f.b.binary(B::Add, keys, less);
                 let blocks = f.b.binary(B::Div, up, once);
                 f.b.binary(B::Mul, blocks, step)
             }
         };
         let part = f.b.cast(part, Elem::I32);
-        lo = f.b.binary(B::Mul, part, len);
+        let before = f.b.binary(B::Mul, part, len);
+        lo = if start.is_some() { f.b.binary(B::Add, lo, before) } else { before };
         let end = f.b.binary(B::Add, lo, len);
         hi = f.b.binary(B::Min, hi, end);
     }
@@ -288,15 +302,15 @@ fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, end: Option<Value>, queries: 
     [lo, hi, step]
 }
 
-/// The greatest end of the keys of the block's queries, as i32.
-fn last_of_block(f: &mut Frame, end: NodeId) -> Value {
-    let end = f.em.value(&mut f.b, end);
-    // The end is at most the number of keys, which a loop can count.
-    let mut end = f.b.cast(end, Elem::I32);
-    while !f.b.ty(end).is_scalar() {
-        end = f.b.reduce(R::Max, end, 0);
+/// The least or greatest of a bound of the keys over the block's queries, as i32.
+fn of_block(f: &mut Frame, bound: NodeId, by: R) -> Value {
+    let bound = f.em.value(&mut f.b, bound);
+    // It is at most the number of keys, which a loop can count.
+    let mut bound = f.b.cast(bound, Elem::I32);
+    while !f.b.ty(bound).is_scalar() {
+        bound = f.b.reduce(by, bound, 0);
     }
-    end
+    bound
 }
 
 /// How a block multiplies: by matmuls, with scores `[queries, keys]`; or for a single query by sums over rows of keys

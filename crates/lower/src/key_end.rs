@@ -1,11 +1,12 @@
-//! The end of the keys that a mask lets a query attend to, where the mask says so by a comparison: of `key <= position`
-//! it is `position + 1`. Attention loops over keys up to there, and reads none beyond.
+//! The first and the end of the keys that a mask lets a query attend to, where the mask says so by comparisons: of `key <= position` the
+//! end is `position + 1`, and of `position - key < window` the first is `position - window + 1`. Attention loops over the keys in between,
+//! and reads no others.
 //!
-//! Takes: the scalar program of a masked score. Gives: a node that is computed without the key, and from which on every
+//! Takes: the scalar program of a masked score. Gives: a node that is computed without the key, and from which on (or before which) every
 //! score is minus infinity, whatever it was before the mask. As everywhere with skipped keys, a score that is NaN or
 //! infinite before an additive mask counts as masked.
 //!
-//! Never wrong: where arithmetic might wrap around, or a condition is not understood, there is no end.
+//! Never wrong: where arithmetic might wrap around, or a condition is not understood, there is no bound.
 use crate::dag::{Dag, NodeId, NodeOp};
 use crate::expr::{CoordId, Expr};
 use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, UnaryOp};
@@ -18,29 +19,57 @@ const DEEP: usize = 32;
 /// The first of the keys from which on `score` is minus infinity: an i64 node in `0..=keys`. `key`: the coordinate of
 /// the key.
 pub fn key_end(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> Option<NodeId> {
-    let mut s = Search { dag, key };
-    let end = s.masked(score, DEEP)?;
-    let most = s.number(keys as i64);
-    let end = s.dag.binary(BinaryOp::Min, end, most);
-    let zero = s.number(0);
-    Some(s.dag.binary(BinaryOp::Max, end, zero))
+    Search { dag, key, keys: keys as i64, side: Side::From }.bound(score)
+}
+/// The first of the keys before which `score` is not always minus infinity: an i64 node in `0..=keys`.
+pub fn key_start(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> Option<NodeId> {
+    Search { dag, key, keys: keys as i64, side: Side::Before }.bound(score)
+}
+
+/// Which keys a property holds for.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    /// Those from a bound on.
+    From,
+    /// Those before a bound.
+    Before,
 }
 
 struct Search<'a> {
     dag: &'a mut Dag,
     key: CoordId,
+    keys: i64,
+    side: Side,
+}
+
+/// An integer that is the key, or its negative, plus something that does not depend on it.
+struct Linear {
+    negative: bool,
+    /// `None`: nothing is added.
+    offset: Option<NodeId>,
 }
 
 impl Search<'_> {
-    /// From which key on a float is minus infinity.
+    fn bound(&mut self, score: NodeId) -> Option<NodeId> {
+        let bound = self.masked(score, DEEP)?;
+        let (least, most) = (self.number(0), self.number(self.keys));
+        let bound = self.dag.binary(BinaryOp::Min, bound, most);
+        Some(self.dag.binary(BinaryOp::Max, bound, least))
+    }
+    /// The bound of a property that all keys have.
+    fn all(&mut self) -> NodeId {
+        let bound = if self.side == Side::From { 0 } else { self.keys };
+        self.number(bound)
+    }
+    /// For which keys a float is minus infinity.
     fn masked(&mut self, n: NodeId, deep: usize) -> Option<NodeId> {
         let deep = deep.checked_sub(1)?;
         match self.dag.node(n).op.clone() {
-            NodeOp::Const(s) => (s.as_f64() == f64::NEG_INFINITY).then(|| self.number(0)),
+            NodeOp::Const(s) => (s.as_f64() == f64::NEG_INFINITY).then(|| self.all()),
             NodeOp::Cast(a) if self.dag.node(a).dtype.is_float() => self.masked(a, deep),
             NodeOp::Binary(BinaryOp::Add, a, b) => {
                 let (a, b) = (self.masked(a, deep), self.masked(b, deep));
-                self.first(a, b)
+                self.either(a, b)
             }
             NodeOp::Select(c, a, b) => {
                 let (a, b) = (self.masked(a, deep), self.masked(b, deep));
@@ -49,16 +78,16 @@ impl Search<'_> {
             _ => None,
         }
     }
-    /// From which key on a condition is `value`.
+    /// For which keys a condition is `value`.
     fn settled(&mut self, n: NodeId, value: bool, deep: usize) -> Option<NodeId> {
         let deep = deep.checked_sub(1)?;
         match self.dag.node(n).op.clone() {
-            NodeOp::Const(Scalar::Bool(v)) => (v == value).then(|| self.number(0)),
+            NodeOp::Const(Scalar::Bool(v)) => (v == value).then(|| self.all()),
             NodeOp::Unary(UnaryOp::Not, a) => self.settled(a, !value, deep),
             NodeOp::Binary(op @ (BinaryOp::And | BinaryOp::Or), a, b) => {
                 let (a, b) = (self.settled(a, value, deep), self.settled(b, value, deep));
                 // One false operand makes a conjunction false, one true operand a disjunction true.
-                if (op == BinaryOp::Or) == value { self.first(a, b) } else { self.last(a, b) }
+                if (op == BinaryOp::Or) == value { self.either(a, b) } else { self.both(a, b) }
             }
             NodeOp::Select(c, a, b) => {
                 let (a, b) = (self.settled(a, value, deep), self.settled(b, value, deep));
@@ -76,59 +105,94 @@ impl Search<'_> {
             _ => None,
         }
     }
-    /// The key from which on `c ? a : b` has a property that `a` and `b` have from these keys on.
+    /// For which keys `c ? a : b` has a property that `a` and `b` have for these keys.
     fn chosen(&mut self, c: NodeId, a: Option<NodeId>, b: Option<NodeId>, deep: usize) -> Option<NodeId> {
         let (never, always) = (self.settled(c, false, deep), self.settled(c, true, deep));
-        let (by_a, by_b, either) = (self.last(always, a), self.last(never, b), self.last(a, b));
-        let one = self.first(by_a, by_b);
-        self.first(one, either)
+        let (by_a, by_b, by_both) = (self.both(always, a), self.both(never, b), self.both(a, b));
+        let one = self.either(by_a, by_b);
+        self.either(one, by_both)
     }
-    /// The key from which on `key side op limit` is false for integers.
+    /// For which keys `side op limit` is false for integers.
     fn passed(&mut self, op: CompareOp, side: NodeId, limit: NodeId) -> Option<NodeId> {
-        let beyond = match op {
-            CompareOp::Lt => 0,
-            CompareOp::Le | CompareOp::Eq => 1,
-            CompareOp::Ne | CompareOp::Gt | CompareOp::Ge => return None,
-        };
         if !self.dag.node(limit).dtype.is_int() {
             return None;
         }
-        let offset = self.key_plus(side)?;
         // Farther than any key with its offset.
-        let mut end = self.within(limit, 4 * FAR);
-        if let Some(offset) = offset {
-            end = self.dag.binary(BinaryOp::Sub, end, offset);
+        let limit = self.within(limit, 4 * FAR);
+        if let NodeOp::Unary(UnaryOp::Abs, a) = self.dag.node(side).op {
+            let (least, _) = self.dag.node(a).dtype.int_range()?;
+            // |a| is below a limit only if both a and -a are; the least integer is its own negative.
+            if self.dag.range(a).0 == least {
+                return None;
+            }
+            let zero = self.number(0);
+            let lowest = self.dag.binary(BinaryOp::Sub, zero, limit);
+            let (above, below) = match op {
+                CompareOp::Lt | CompareOp::Le => (self.beyond(op, a, limit), self.beyond(mirrored(op), a, lowest)),
+                _ => return None,
+            };
+            return self.either(above, below);
         }
-        let beyond = self.number(beyond);
-        Some(self.dag.binary(BinaryOp::Add, end, beyond))
+        self.beyond(op, side, limit)
     }
-    /// What is added to the key, if the integer is the key plus something within [`FAR`] that does not depend on it, and
-    /// the sum does not wrap around. `Some(None)`: nothing is added.
-    fn key_plus(&mut self, n: NodeId) -> Option<Option<NodeId>> {
+    /// The same for a limit that is far from wrapping around.
+    fn beyond(&mut self, op: CompareOp, side: NodeId, limit: NodeId) -> Option<NodeId> {
+        let Linear { negative, offset } = self.key_plus(side)?;
+        let (op, limit) = match (negative, offset) {
+            (_, None) if !negative => (op, limit),
+            (false, Some(offset)) => (op, self.dag.binary(BinaryOp::Sub, limit, offset)),
+            (_, offset) => {
+                let zero = self.number(0);
+                (mirrored(op), self.dag.binary(BinaryOp::Sub, offset.unwrap_or(zero), limit))
+            }
+        };
+        // The comparison of the key itself with the limit.
+        let next = match (self.side, op) {
+            (Side::From, CompareOp::Lt) | (Side::Before, CompareOp::Ge | CompareOp::Eq) => 0,
+            (Side::From, CompareOp::Le | CompareOp::Eq) | (Side::Before, CompareOp::Gt) => 1,
+            _ => return None,
+        };
+        let next = self.number(next);
+        Some(self.dag.binary(BinaryOp::Add, limit, next))
+    }
+    /// The integer as the key plus something within [`FAR`] that does not depend on it, if the sum does not wrap around.
+    fn key_plus(&mut self, n: NodeId) -> Option<Linear> {
         let node = self.dag.node(n).clone();
         let (least, most) = node.dtype.int_range()?;
         let fits = |(lo, hi): (i64, i64)| least <= lo && hi <= most && -FAR <= lo && hi <= FAR;
         match node.op {
-            NodeOp::Index(e) if e.stride(self.key) == Some(1) && fits(e.range()) => {
+            NodeOp::Index(e) if matches!(e.stride(self.key), Some(1 | -1)) && fits(e.range()) => {
                 let own =
                     e.terms.iter().find(|(a, _)| matches!(a, crate::expr::Atom::Coord { id, .. } if *id == self.key));
                 let own = Expr { terms: own.cloned().into_iter().collect(), constant: 0 };
                 let rest = e.plus(&own.scale(-1));
                 let nothing = rest == Expr::default();
-                Some((!nothing).then(|| self.dag.add(NodeOp::Index(rest), DType::I64)))
+                let offset = (!nothing).then(|| self.dag.add(NodeOp::Index(rest), DType::I64));
+                Some(Linear { negative: e.stride(self.key) == Some(-1), offset })
             }
             NodeOp::Cast(a) if self.dag.node(a).dtype.is_int() && fits(self.dag.range(a)) => self.key_plus(a),
             NodeOp::Binary(op @ (BinaryOp::Add | BinaryOp::Sub), a, b) => {
-                let (a, b) = if op == BinaryOp::Add && !self.varies(a) { (b, a) } else { (a, b) };
+                let subtracts = op == BinaryOp::Sub;
                 let ((al, ah), (bl, bh)) = (self.dag.range(a), self.dag.range(b));
-                let (bl, bh) = if op == BinaryOp::Add { (bl, bh) } else { (bh.checked_neg()?, bl.checked_neg()?) };
-                if self.varies(b) || !fits((al.checked_add(bl)?, ah.checked_add(bh)?)) {
+                let (bl, bh) = if subtracts { (bh.checked_neg()?, bl.checked_neg()?) } else { (bl, bh) };
+                if !fits((al.checked_add(bl)?, ah.checked_add(bh)?)) {
                     return None;
                 }
-                let before = self.key_plus(a)?;
-                let more = self.dag.add(NodeOp::Cast(b), DType::I64);
+                let (with_key, other, swapped) = match (self.varies(a), self.varies(b)) {
+                    (true, false) => (a, b, false),
+                    (false, true) => (b, a, true),
+                    _ => return None,
+                };
+                let Linear { negative, offset } = self.key_plus(with_key)?;
                 let zero = self.number(0);
-                Some(Some(self.dag.binary(op, before.unwrap_or(zero), more)))
+                let own = offset.unwrap_or(zero);
+                let other = self.dag.add(NodeOp::Cast(other), DType::I64);
+                let offset = match (subtracts, swapped) {
+                    (true, true) => self.dag.binary(BinaryOp::Sub, other, own),
+                    (true, false) => self.dag.binary(BinaryOp::Sub, own, other),
+                    (false, _) => self.dag.binary(BinaryOp::Add, own, other),
+                };
+                Some(Linear { negative: negative != (subtracts && swapped), offset: Some(offset) })
             }
             _ => None,
         }
@@ -152,21 +216,23 @@ impl Search<'_> {
         }
         found
     }
-    /// The smaller of what is known.
-    fn first(&mut self, a: Option<NodeId>, b: Option<NodeId>) -> Option<NodeId> {
+    /// The bound of the keys that have one property or the other, as far as known.
+    fn either(&mut self, a: Option<NodeId>, b: Option<NodeId>) -> Option<NodeId> {
+        let op = if self.side == Side::From { BinaryOp::Min } else { BinaryOp::Max };
         match (a, b) {
-            (Some(a), Some(b)) if a != b => Some(self.dag.binary(BinaryOp::Min, a, b)),
+            (Some(a), Some(b)) if a != b => Some(self.dag.binary(op, a, b)),
             (a, b) => a.or(b),
         }
     }
-    /// The larger, if both are known.
-    fn last(&mut self, a: Option<NodeId>, b: Option<NodeId>) -> Option<NodeId> {
+    /// The bound of the keys that have both properties, if both are known.
+    fn both(&mut self, a: Option<NodeId>, b: Option<NodeId>) -> Option<NodeId> {
         let (a, b) = (a?, b?);
-        let zero = self.number(0);
+        let op = if self.side == Side::From { BinaryOp::Max } else { BinaryOp::Min };
+        let all = self.all();
         Some(match (a, b) {
-            _ if a == b || b == zero => a,
-            _ if a == zero => b,
-            _ => self.dag.binary(BinaryOp::Max, a, b),
+            _ if a == b || b == all => a,
+            _ if a == all => b,
+            _ => self.dag.binary(op, a, b),
         })
     }
     fn number(&mut self, v: i64) -> NodeId {

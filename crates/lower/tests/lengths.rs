@@ -1,5 +1,5 @@
-//! Attention under a mask that says up to which key a query attends, by a number read from memory: the programs must
-//! give what the graph gives, and must read no block of keys beyond.
+//! Attention under a mask that says from which or up to which key a query attends, by a number read from memory: the programs must
+//! give what the graph gives, and must read no other block of keys.
 use crate::common::{difference, interpreted, lowered, ran};
 use kiln_graph::{Graph, Tensor, params::Random, random};
 use kiln_machine::Arch;
@@ -13,61 +13,111 @@ struct Mask {
     /// Type of `%p`, in terms of `B` (batch), `S` (queries) and `T` (keys).
     positions: &'static str,
     lines: &'static str,
-    /// The number of keys that query `s` attends to, from its position, if nothing else masks them.
+    /// The keys that query `s` attends to end here, from its position, if nothing else masks them.
     end: fn(i64, i64) -> i64,
+    /// They start here.
+    start: fn(i64, i64) -> i64,
     /// Whether positions may be the greatest number.
     any: bool,
 }
 
-const MASKS: [Mask; 9] = [
+const MASKS: [Mask; 14] = [
     Mask {
         positions: "i64[1]",
         lines: "%k = iota axis=0 : i64[T]\n %m = le %k, %p",
         end: |p, _| p.saturating_add(1),
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i32[B,1,1,1]",
         lines: "%k = iota axis=3 : i32[1,1,1,T]\n %m = lt %k, %p",
         end: |p, _| p,
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i64[S]",
         lines: "%q1 = reshape %p shape=[S,1]\n %k = iota axis=1 : i64[1,T]\n %m = ge %q1, %k",
         end: |p, _| p.saturating_add(1),
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i64[B,1,1,1]",
         lines: "%k = iota axis=0 : i64[T]\n %k1 = reshape %k shape=[1,1,1,T]\n %c = le %k1, %p\n %m = and %c, %pad",
         end: |p, _| p.saturating_add(1),
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i64[B,1,S,1]",
         lines: "%k = iota axis=0 : i64[T]\n %c = gt %k, %p\n %c1 = not %c\n %m = select %c1, 0.0, -inf",
         end: |p, _| p.saturating_add(1),
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i64[1]",
         lines: "%k = iota axis=0 : i64[T]\n %k1 = add %k, 3\n %m = le %k1, %p",
         end: |p, _| p.saturating_sub(2),
+        start: |_, _| 0,
         any: true,
     },
     Mask {
         positions: "i64[1]",
         lines: "%k = iota axis=0 : i64[T]\n %r = iota axis=0 : i64[S,1]\n %q1 = add %r, %p\n %m = le %k, %q1",
         end: |p, s| p + s + 1,
+        start: |_, _| 0,
         any: false,
     },
-    Mask { positions: "i32[1]", lines: "%k = iota axis=0 : i32[T]\n %m = eq %k, %p", end: |p, _| p + 1, any: true },
-    // A window: the first condition ends the keys, the second is about where they start.
+    Mask { positions: "i32[1]", lines: "%k = iota axis=0 : i32[T]\n %m = eq %k, %p", end: |p, _| p + 1, start: |p, _| p, any: false },
+    // A window.
     Mask {
         positions: "i64[S,1]",
         lines: "%k = iota axis=1 : i64[1,T]\n %c = le %k, %p\n %low = sub %p, 40\n %d = lt %low, %k\n %m = and %c, %d",
         end: |p, _| p + 1,
+        start: |p, _| p - 39,
+        any: false,
+    },
+    Mask {
+        positions: "i64[1]",
+        lines: "%k = iota axis=0 : i64[T]\n %r = iota axis=0 : i64[S,1]\n %q1 = add %r, 290\n %d = sub %q1, %k\n %c = ge %d, 0
+        %w = lt %d, 30\n %m = and %c, %w",
+        end: |_, s| s + 291,
+        start: |_, s| s + 261,
+        any: false,
+    },
+    // To both sides of the position.
+    Mask {
+        positions: "i64[B,1,S,1]",
+        lines: "%k = iota axis=0 : i64[T]\n %p32 = cast %p to=i32\n %p1 = min %p32, 100000\n %p2 = max %p1, -100000
+        %p3 = cast %p2 to=i64\n %d = sub %k, %p3\n %a = abs %d\n %c = gt %a, 20\n %m = select %c, -inf, %zero",
+        end: |p, _| p + 21,
+        start: |p, _| p - 20,
+        any: false,
+    },
+    // From the position on.
+    Mask {
+        positions: "i64[B,1,1,1]",
+        lines: "%k = iota axis=3 : i64[1,1,1,T]\n %m = ge %k, %p",
+        end: |_, _| i64::MAX,
+        start: |p, _| p,
+        any: true,
+    },
+    Mask {
+        positions: "i32[1]",
+        lines: "%k = iota axis=0 : i32[T]\n %c = lt %p, %k\n %m = and %c, %pad",
+        end: |_, _| i64::MAX,
+        start: |p, _| p.saturating_add(1),
+        any: true,
+    },
+    // Either of two windows.
+    Mask {
+        positions: "i64[S,1]",
+        lines: "%k = iota axis=1 : i64[1,T]\n %c = ge %k, %p\n %low = add %p, 70\n %d = ge %k, %low\n %m = or %c, %d",
+        end: |_, _| i64::MAX,
+        start: |p, _| p,
         any: false,
     },
 ];
@@ -87,8 +137,8 @@ fn graph(mask: &Mask, [b, hq, hk, s, t, d]: Shape, dtype: &str, how: &str) -> Gr
     text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Inputs, and the same with NaN in the keys that no query attends to: on a GPU in all blocks of keys beyond the end of every query
-/// of a batch, on the host in all keys beyond the greatest end.
+/// Inputs, and the same with NaN in the keys that no query attends to: on a GPU in all blocks of keys beyond the end, or before the first,
+/// of every query of a batch; on the host in all keys beyond the greatest end.
 fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) -> [Vec<Tensor>; 2] {
     /// A multiple of the keys of every tile.
     const BLOCK: usize = 256;
@@ -119,6 +169,8 @@ fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) ->
         (false, false) => p.get_i64(0),
     };
     let end = |batch: usize| (0..s).map(|q| (mask.end)(position(batch, q), q as i64)).max().unwrap_or(0).clamp(0, t64);
+    let start =
+        |batch: usize| (0..s).map(|q| (mask.start)(position(batch, q), q as i64)).min().unwrap_or(0).clamp(0, t64);
     let greatest = (0..b).map(end).max().unwrap_or(0);
     for batch in 0..b {
         let first = match target {
@@ -126,8 +178,10 @@ fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) ->
             Arch::Cpu => (greatest as usize).max(1),
             _ => (end(batch) as usize).next_multiple_of(BLOCK),
         };
+        let before = if target == Arch::Cpu { 0 } else { start(batch) as usize / BLOCK * BLOCK };
         for x in &mut poisoned[1..3] {
-            let unread = (0..hk).flat_map(|h| (first.min(t)..t).map(move |k| (batch * hk + h) * t + k));
+            let unread =
+                (0..hk).flat_map(|h| (0..before).chain(first.min(t)..t).map(move |k| (batch * hk + h) * t + k));
             unread.flat_map(|row| row * d..(row + 1) * d).for_each(|i| x.set_f64(i, f64::NAN));
         }
     }
@@ -161,7 +215,7 @@ fn check(target: Arch) {
 }
 
 #[test]
-fn gpu_programs_read_no_block_of_keys_beyond_the_end() {
+fn gpu_programs_read_no_block_of_keys_that_is_masked() {
     check(Arch::Sm90a);
 }
 
@@ -176,11 +230,11 @@ fn a_disjunction_has_no_end() {
     let shape = [1, 2, 2, 1, 600, 16];
     for lines in [
         "%k = iota axis=0 : i64[T]\n %c = le %k, %p\n %m = or %c, %pad",
-        "%k = iota axis=0 : i64[T]\n %m = ge %k, %p",
+        "%k = iota axis=0 : i64[T]\n %c = ge %k, %p\n %m = or %c, %pad",
         // The sum may wrap around.
         "%k = iota axis=0 : i64[T]\n %k1 = sub %p, %k\n %m = ge %k1, 0",
     ] {
-        let mask = Mask { positions: "i64[1]", lines, end: |_, _| 600, any: true };
+        let mask = Mask { positions: "i64[1]", lines, end: |_, _| 600, start: |_, _| 0, any: true };
         let g = graph(&mask, shape, "f32", "");
         for position in [i64::MIN, -1, 17, 300, i64::MAX] {
             let mut all = random::inputs(&g, 5);

@@ -7,6 +7,7 @@ mod epilogue;
 mod indices;
 mod large;
 mod lengths;
+mod masks;
 mod matmul;
 mod nested;
 mod pointwise;

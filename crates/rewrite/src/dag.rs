@@ -69,6 +69,25 @@ pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
     !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
 }
 
+/// For each value, whether attention's masks are computed from it and it is computed from indices and constants alone, element by element.
+fn masks_of_indices(p: &Program, class: &[Class]) -> Vec<bool> {
+    let plain = |c: Class| matches!(c, Class::Pointwise | Class::View | Class::Generator);
+    let mut indexed: Vec<bool> = Vec::with_capacity(p.nodes.len());
+    for (n, &c) in p.nodes.iter().zip(class) {
+        indexed.push(plain(c) && n.args.iter().all(|&a| indexed[a]));
+    }
+    let mask = |n: &Node| if let Op::Attention { .. } = n.value.op { n.args.get(3).copied() } else { None };
+    let (mut out, mut todo) = (vec![false; p.nodes.len()], p.nodes.iter().filter_map(mask).collect::<Vec<_>>());
+    let mut seen = out.clone();
+    while let Some(v) = todo.pop() {
+        if plain(class[v]) && !std::mem::replace(&mut seen[v], true) {
+            out[v] = indexed[v];
+            todo.extend(&p.nodes[v].args);
+        }
+    }
+    out
+}
+
 /// The part of a program that one stage computes.
 #[derive(Clone, Debug)]
 pub struct Dag {
@@ -84,11 +103,12 @@ pub struct Dag {
 }
 
 impl Dag {
-    /// The run: frozen values are leaves, but views of them and constants are still read through.
+    /// The run: frozen values are leaves, but views of them and constants are still read through, and masks may be computed from indices.
     pub fn run(p: &Program) -> Dag {
         let mut class: Vec<Class> = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
-        for (c, n) in class.iter_mut().zip(&p.nodes) {
-            if n.value.frozen && !c.is_free() {
+        let indexed = masks_of_indices(p, &class);
+        for (i, (c, n)) in class.iter_mut().zip(&p.nodes).enumerate() {
+            if n.value.frozen && !c.is_free() && !indexed[i] {
                 *c = Class::Leaf;
             }
         }

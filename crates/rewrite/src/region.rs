@@ -15,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
 mod key_end;
+mod mask;
 mod rows;
 
 use anchor::Anchor;
+use mask::Scores;
 
 /// Why a region is not one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -137,8 +139,8 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
-    /// The mask of attention, if the kernel computes it.
-    mask: Option<usize>,
+    /// The scores of attention, if it has a mask.
+    scores: Option<Scores>,
     /// The second matmul of a dual GEMM, or the anchor itself if the second one is the other half of its columns.
     dual: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
@@ -221,7 +223,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
         uses,
         price: Price::default(),
         anchor: None,
-        mask: None,
+        scores: None,
         dual: None,
         operands: vec![],
         rows: None,
@@ -305,8 +307,8 @@ impl Region<'_> {
                 Class::Scatter => self.anchor(v, &u, done.first(), Anchor::Scatter)?,
             };
             for (i, (a, map)) in reach.into_iter().enumerate() {
-                let computed = self.mask.is_some() && class == Class::Attention && i == MASK;
-                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !computed);
+                let mask = class == Class::Attention && i == MASK;
+                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !mask);
                 let again = (self.dag.count(v) / self.dag.count(a).max(1.) / 64.).max(1.);
                 let times = u.times * if class == Class::Pointwise { again } else { 1. };
                 self.uses.entry(a).or_default().push(Use { map, prologue, times });
@@ -389,7 +391,8 @@ impl Region<'_> {
 
     fn pointwise(&mut self, v: usize, u: &Use) -> Vec<(usize, Map)> {
         let (dag, rank) = (self.dag, u.map.len());
-        self.price.other += dag.op(v).weight() * dag.count(v) * u.times;
+        let count = self.computed(&u.map).unwrap_or(dag.count(v) * u.times);
+        self.price.other += dag.op(v).weight() * count;
         let per_channel = matches!(dag.op(v), Op::BatchNorm { .. });
         let args = dag.args(v).iter().enumerate();
         args.map(|(i, &a)| {
@@ -474,20 +477,16 @@ impl Region<'_> {
             Class::Conv | Class::Pool if dag.args(anchor).iter().any(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }
-            Class::Attention if self.mask.is_some() && self.computes_mask_alone(anchor) => {}
-            Class::Attention if any(Class::Pointwise) || any(Class::Movement) => {
-                return Err(Reject::ArithmeticAroundAttention);
-            }
-            Class::Attention if dag.args(anchor).get(MASK).is_some_and(held) => {
-                return Err(Reject::AnchorNeedsStoredOperands);
-            }
+            Class::Attention if !self.computes_mask_alone(anchor) => return Err(Reject::ArithmeticAroundAttention),
             _ => {}
         }
         if any(Class::Movement) {
             return Err(Reject::DataMovementAfterMatmul);
         }
         let outside = |v: &usize| members.binary_search(v).is_err();
-        let computed = |us: &Vec<Use>| us.iter().any(|u| u.map.iter().any(|w| w.computed));
+        // Masks are read element by element.
+        let copied = |u: &&Use| u.prologue || dag.class[anchor] != Class::Attention;
+        let computed = |us: &Vec<Use>| us.iter().filter(copied).any(|u| u.map.iter().any(|w| w.computed));
         if self.uses.iter().any(|(v, us)| outside(v) && computed(us)) {
             return Err(Reject::OperandNotStrided);
         }
@@ -512,6 +511,7 @@ impl Region<'_> {
         let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
         let passes = if wide { self.levels as f64 + last } else { 1. };
         let mut read = 0.;
+        let loads: f64 = inputs.iter().map(|(_, us)| self.loads(us)).sum();
         for (v, us) in inputs {
             let crosses =
                 |u: &Use| innermost(&u.map) != lane && lane.is_some_and(|l| self.space.flat(&u.map).contains(&l));
@@ -520,6 +520,7 @@ impl Region<'_> {
             read += bytes * if on_row(us) { passes } else { 1. } * if transposed { 1.1 } else { 1. };
         }
         self.price.read = read;
+        self.price.other += loads;
         let (times, launches) = self.anchor.map_or((1., 0.), |v| self.scans(v));
         self.price.read *= times;
         let price = self.price.timed(self.machine);

@@ -202,8 +202,8 @@ fn counts(name: &str, g: &Graph) -> (usize, usize) {
 
 #[test]
 fn twelve_layers_of_bert() {
-    // A layer: QKV, attention, projection + residual, norm, up + GELU, down + residual, norm.
-    assert_eq!(counts("BERT-base b1 s128", &bert(12, "bf16", [1, 128, 12, 64], 30522)).1, 12 * 7 + 2);
+    // A layer: QKV, attention with its mask, projection + residual, norm, up + GELU, down + residual, norm.
+    assert_eq!(counts("BERT-base b1 s128", &bert(12, "bf16", [1, 128, 12, 64], 30522)).1, 12 * 7 + 1);
 }
 #[test]
 fn four_layers_of_llama() {

@@ -1,5 +1,5 @@
 //! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
-use super::{MASK, Region, Reject, Use};
+use super::{MASK, Region, Reject, Scores, Use};
 use crate::cost::{matrix_flops, matrix_seconds};
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::Op;
@@ -162,24 +162,13 @@ impl Region<'_> {
         }
         if let Some(&mask) = args.get(MASK) {
             let map = align(dag.shape(mask), lead + 2, &with(&m[..lead], &m[lead], &keys));
-            if self.ends_keys(mask, &map, &keys) {
-                self.mask = Some(mask);
-            }
+            let skips = self.bounds_keys(mask, &map, &keys);
+            let (queries, count) =
+                (m[lead].atoms.clone(), dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64);
+            self.scores = Some(Scores { mask, queries, keys: keys.atoms, count, skips });
             reach.push((mask, map));
         }
         reach
-    }
-    /// Do all members that are more than views of attention's operands and result belong to its mask, element by element?
-    pub(super) fn computes_mask_alone(&self, anchor: usize) -> bool {
-        let (dag, members) = (self.dag, self.members);
-        let (mut cone, mut open) = (BTreeSet::new(), self.mask.into_iter().collect::<Vec<_>>());
-        while let Some(v) = open.pop() {
-            if members.binary_search(&v).is_ok() && cone.insert(v) {
-                open.extend(dag.args(v));
-            }
-        }
-        let plain = |v: usize| matches!(dag.class[v], Class::Pointwise | Class::View | Class::Generator);
-        members.iter().all(|v| *v == anchor || dag.class[*v].is_free() || cone.contains(v) && plain(*v))
     }
 
     /// Checks that operands of matmuls and attention are matrices of constant strides in memory, and attention's result too.

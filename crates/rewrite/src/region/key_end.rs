@@ -12,7 +12,7 @@ const DEEP: usize = 32;
 impl Region<'_> {
     /// Whether the kernel computes this mask, and it is minus infinity (or false) from some key on. `keys`: the axis of
     /// the keys.
-    pub(super) fn ends_keys(&mut self, mask: usize, map: &Map, keys: &AxisMap) -> bool {
+    pub(super) fn bounds_keys(&mut self, mask: usize, map: &Map, keys: &AxisMap) -> bool {
         let [key] = keys.atoms[..] else { return false };
         match self.dag.ty(mask).dtype.is_float() {
             true => self.is_masked(mask, map, key, DEEP),

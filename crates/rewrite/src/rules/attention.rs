@@ -1,9 +1,10 @@
 //! Recognises attention written in primitives (scores, scale, mask, softmax, values), and grouped-query attention.
 use super::Rule;
 use crate::build::Builder;
+use crate::language::round_to;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, CompareOp, FullyMasked, Op, ReduceOp, Scalar, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Op, ReduceOp, Scalar, UnaryOp};
 use kiln_plan::Numerics::*;
 
 /// The operand of the softmax.
@@ -15,18 +16,27 @@ struct Scores {
     mask: Option<Id>,
 }
 
-/// Matches `scale · q·kᵀ (+ mask)`; a mask may also be a select between scores and a very low number.
-fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
+/// Steps between the matmul and the softmax that are followed.
+const DEEP: usize = 12;
+
+/// Matches what stands between a matmul and a softmax: constant factors, sums with masks, and choices between scores and a very low number,
+/// in any order in which later steps do not scale earlier ones. Casts between floats are followed: scores are f32 in the kernel, without the
+/// rounding of half types in between.
+fn scores(b: &mut Builder, x: Id, deep: usize) -> Option<Scores> {
+    let deep = deep.checked_sub(1)?;
     if let Some(s) = scaled(b, x, 1., 0) {
         return Some(s);
+    }
+    if let Some(y) = b.form(x, |o, a| float_cast(b, o, a)) {
+        return scores(b, y, deep);
     }
     let sums: Vec<(Id, Id)> = forms(b, x, |o, a| match o {
         Op::Binary(BinaryOp::Add) => vec![(a[0], a[1]), (a[1], a[0])],
         _ => vec![],
     });
     for (s, mask) in sums {
-        if let Some(s) = scaled(b, s, 1., 0) {
-            return Some(Scores { mask: Some(mask), ..s });
+        if let Some(s) = scores(b, s, deep) {
+            return s.plus(b, mask);
         }
     }
     let choices: Vec<(Id, Id, Id)> =
@@ -34,41 +44,97 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
     // The scores may be the first or the second choice.
     let both = choices.into_iter().flat_map(|(c, s, t)| [(c, s, t, false), (c, t, s, true)]);
     for (condition, s, low, inverted) in both.collect::<Vec<_>>() {
-        let (Some(v), Some(s)) = (b.fact(low).number(), scaled(b, s, 1., 0)) else { continue };
-        let keep = if inverted { b.unary(UnaryOp::Not, condition)? } else { condition };
-        if v == f64::NEG_INFINITY {
-            return Some(Scores { mask: Some(keep), ..s });
-        }
+        let Some(v) = b.fact(low).number() else { continue };
         // So low that adding it to a score gives this number again.
-        if v < -1e30 || (b.ty(low).dtype == kiln_graph::DType::F16 && v < -6e4) {
-            let zero = b.constant(b.ty(low).dtype, 0.);
-            let low = b.constant(b.ty(low).dtype, v);
-            let mask = b.add(Op::Select, &[keep, zero, low])?;
-            return Some(Scores { mask: Some(mask), ..s });
+        let lowest = v < -1e30 || (b.ty(low).dtype == DType::F16 && v < -6e4);
+        if !lowest {
+            continue;
         }
+        let Some(s) = scores(b, s, deep) else { continue };
+        let keep = if inverted { b.unary(UnaryOp::Not, condition)? } else { condition };
+        return s.kept(b, keep, v);
     }
     None
 }
+impl Scores {
+    /// The scores with a mask added.
+    fn plus(self, b: &mut Builder, mask: Id) -> Option<Scores> {
+        let mask = of_type(b, mask, b.ty(self.q).dtype)?;
+        let mask = match self.mask {
+            None => mask,
+            Some(keep) if b.ty(keep).dtype == DType::Bool => chosen(b, keep, mask, f64::NEG_INFINITY)?,
+            Some(first) => b.binary(BinaryOp::Add, first, mask)?,
+        };
+        Some(Scores { mask: Some(mask), ..self })
+    }
+    /// The scores where a condition holds, and a very low number elsewhere.
+    fn kept(self, b: &mut Builder, keep: Id, low: f64) -> Option<Scores> {
+        let dtype = b.ty(self.q).dtype;
+        let zero = b.constant(dtype, 0.);
+        let mask = match self.mask {
+            None if low == f64::NEG_INFINITY => keep,
+            None => chosen(b, keep, zero, low)?,
+            Some(first) if b.ty(first).dtype != DType::Bool => chosen(b, keep, first, low)?,
+            Some(first) if low == f64::NEG_INFINITY => b.binary(BinaryOp::And, first, keep)?,
+            Some(first) => {
+                let first = chosen(b, first, zero, f64::NEG_INFINITY)?;
+                chosen(b, keep, first, low)?
+            }
+        };
+        Some(Scores { mask: Some(mask), ..self })
+    }
+}
+/// `value` where `keep` holds, and elsewhere a number, the nearest one of its type.
+fn chosen(b: &mut Builder, keep: Id, value: Id, low: f64) -> Option<Id> {
+    let dtype = b.ty(value).dtype;
+    let rounded = round_to(low, dtype);
+    // The lowest number of a wider type is the lowest of this one, not minus infinity.
+    let low = if rounded.is_infinite() && low.is_finite() { -dtype.format()?.largest() } else { rounded };
+    let low = b.constant(dtype, low);
+    b.add(Op::Select, &[keep, value, low])
+}
+/// A mask in another type, if all of its elements are numbers of that type.
+fn of_type(b: &mut Builder, mask: Id, dtype: DType) -> Option<Id> {
+    if b.ty(mask).dtype == dtype {
+        return Some(mask);
+    }
+    let inner = b.form(mask, |o, a| float_cast(b, o, a));
+    inner.filter(|&y| b.ty(y).dtype == dtype)
+}
+/// The operand of a cast between floats.
+fn float_cast(b: &Builder, o: &Op, a: &[Id]) -> Option<Id> {
+    (matches!(o, Op::Cast(to) if to.is_float()) && b.ty(a[0]).dtype.is_float()).then(|| a[0])
+}
 /// Matches `q·kᵀ` with a few constant factors.
 fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
+    /// Factors and casts that are followed.
+    const MOST: usize = 6;
     let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, a[0], a[1], scale)));
-    if found.is_some() || depth > 3 {
-        // A form may have the factors of operands outside of the matmul; it is preferred, as no factor is left inside.
-        let bare = factors(b, x)
-            .into_iter()
-            .find_map(|(y, c)| if depth < 3 { scaled(b, y, scale * c, depth + 1) } else { None });
-        return bare.or(found);
+    if depth >= MOST {
+        return found;
     }
-    factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1))
+    // A form may have the factors of operands outside of the matmul; it is preferred, as no factor is left inside.
+    let bare = factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1));
+    let cast = || b.form(x, |o, a| float_cast(b, o, a)).and_then(|y| scaled(b, y, scale, depth + 1));
+    bare.or(found).or_else(cast)
 }
 /// The matmul of `q` and `k`, with their constant factors moved to the scale.
 fn bare(b: &Builder, mut q: Id, mut k: Id, mut scale: f64) -> Scores {
     for x in [&mut q, &mut k] {
-        if let Some((y, c)) = factors(b, *x).into_iter().find(|&(y, _)| b.shape(y) == b.shape(*x)) {
+        if let Some((y, c)) = outer_factor(b, *x) {
             (*x, scale) = (y, scale * c);
         }
     }
     Scores { q, k, scale, mask: None }
+}
+/// `x` as a value of its type and shape times a number: a half type may be multiplied in f32.
+fn outer_factor(b: &Builder, x: Id) -> Option<(Id, f64)> {
+    let same = |y: Id| (b.ty(y) == b.ty(x)).then_some(y);
+    if let Some(found) = factors(b, x).into_iter().find(|&(y, _)| same(y).is_some()) {
+        return Some(found);
+    }
+    let wide = b.form(x, |o, a| float_cast(b, o, a))?;
+    factors(b, wide).into_iter().find_map(|(y, c)| Some((same(b.form(y, |o, a| float_cast(b, o, a))?)?, c)))
 }
 /// `x` as a value times a number.
 fn factors(b: &Builder, x: Id) -> Vec<(Id, f64)> {
@@ -122,11 +188,14 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if safe.is_some_and(|c| !all_masked(b, c, x)) || m.var("z").is_some_and(|z| b.fact(z).number() != Some(0.)) {
         return None;
     }
-    let mut s = scores(b, x)?;
+    let mut s = scores(b, x, DEEP)?;
     if safe.is_some() {
         s.mask = s.mask.map(|mask| kept(b, mask).unwrap_or(mask));
     }
     let k = b.transpose(s.k)?;
+    if [k, v].iter().any(|&x| b.ty(x).dtype != b.ty(s.q).dtype) {
+        return None;
+    }
     let heads = |x: Id| b.shape(x).get(..rank - 2).map(<[usize]>::to_vec);
     if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
         return None;
@@ -169,7 +238,11 @@ pub const RULES: &[Rule] = &[
         name: "attention",
         numerics: Torch,
         half: Torch,
-        left: &["(dot (softmax:f ?s) ?v)", "(dot (select ?c ?z (softmax:f ?s)) ?v)"],
+        left: &[
+            "(dot (softmax:f ?s) ?v)",
+            "(dot (cast (softmax:f ?s)) ?v)",
+            "(dot (select ?c ?z (softmax:f ?s)) ?v)",
+        ],
         when: &[],
         right: attention,
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {

@@ -1,0 +1,53 @@
+//! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give what the graph gives,
+//! also for queries that no key counts for.
+use crate::common::{TARGETS, difference, interpreted, lowered, ran};
+use kiln_graph::{Graph, params::Random, random};
+use kiln_plan::KernelKind::Attention;
+
+/// Masks of `S` queries over `T` keys, with `%dq`, `%dk`: documents of queries and keys; `%prefix`: a length; `%slope`: of a head; `%bias`.
+const MASKS: [&str; 10] = [
+    "%m = le %t, %r",
+    "%c = le %t, %r\n %d = sub %r, %t\n %w = lt %d, 7\n %m = and %c, %w",
+    "%c = le %t, %r\n %e = lt %t, %prefix\n %m = or %c, %e",
+    "%m = eq %dq, %dk",
+    "%a = eq %dq, %dk\n %c = le %t, %r\n %b = and %a, %c\n %m = select %b, %zero, -inf",
+    "%d = sub %t, %r\n %f = cast %d to=D\n %m = mul %slope, %f",
+    "%d = sub %t, %r\n %f = cast %d to=D\n %a = mul %slope, %f\n %c = le %t, %r\n %m = select %c, %a, -inf",
+    "%d = sub %r, %t\n %a = abs %d\n %w = gt %a, 9\n %m = select %w, -inf, %zero",
+    "%c = le %t, %r\n %a = add %bias, %slope\n %m = select %c, %a, -inf",
+    "%c = lt %t, %prefix\n %d = broadcast %c shape=[2,4,S,T]\n %m = not %d",
+];
+
+fn graph(mask: &str, [s, t, d]: [usize; 3], dtype: &str, how: &str) -> Graph {
+    let text = "graph k(%q: D[2,4,S,W], %k: D[2,2,T,W], %v: D[2,2,T,W], %doc_q: i64[2,S], %doc_k: i64[2,T], %prefix: i64[2,1,1,1],
+        %slope: D[4,1,1], %bias: D[1,4,S,T]) {
+        %zero = const 0.0 : D[]\n %r = iota axis=0 : i64[S,1]\n %t = iota axis=1 : i64[1,T]
+        %dq = reshape %doc_q shape=[2,1,S,1]\n %dk = reshape %doc_k shape=[2,1,1,T]\n MASK
+        %y = attention %q, %k, %v, %m scale=0.3 HOW\n return %y\n}";
+    let text = text.replace("MASK", mask).replace("HOW", how).replace("D[", &format!("{dtype}["));
+    let text = text.replace("to=D", &format!("to={dtype}"));
+    let sized = [("S", s), ("T", t), ("W", d)].iter().fold(text, |text, (name, n)| text.replace(name, &n.to_string()));
+    sized.parse().unwrap_or_else(|e| panic!("{e}\n{sized}"))
+}
+
+#[test]
+fn computed_masks() {
+    let mut r = Random::new(23);
+    for (i, mask) in MASKS.iter().enumerate() {
+        for (n, shape) in [[20, 20, 16], [37, 70, 24], [1, 33, 16], [130, 5, 8], [9, 1, 16]].into_iter().enumerate() {
+            for how in ["", "fully_masked=nan"] {
+                let g = graph(mask, shape, ["f32", "bf16", "f16"][(i + n) % 3], how);
+                let mut inputs = random::inputs(&g, r.below(1 << 20) as u64);
+                // As models have them: multiples of these by distances are exact in every type.
+                (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
+                let want = interpreted(&g, &inputs).unwrap();
+                for target in TARGETS {
+                    let got = ran(Attention, &g, &inputs, target).unwrap_or_else(|e| panic!("{e}\n{g}"));
+                    difference(&g, &want, &got).unwrap_or_else(|e| {
+                        panic!("mask {i}, {target:?}: {e}\n{g}\n{}", lowered(Attention, &g, target))
+                    });
+                }
+            }
+        }
+    }
+}
