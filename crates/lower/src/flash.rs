@@ -16,7 +16,7 @@
 mod warpgroup;
 
 use crate::LowerError;
-use crate::dag::{NodeId, NodeOp, Scene, Store};
+use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::key_end::{key_end, key_start};
@@ -29,7 +29,7 @@ use crate::rows::Emitted;
 use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
-use kiln_graph::{DType, FullyMasked, Op, Type, ValueId};
+use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
@@ -172,7 +172,8 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     let (groups, rows) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups)]);
-    cuts.extend([cut(s, rows, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
+    let of_queries = cut(s, rows, tiles.queries, 0);
+    cuts.extend([of_queries, cut(e, z.e, way.wide_e, 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
     let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
@@ -194,7 +195,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let rows = tiles.queries;
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
     let [first, end] = ends;
-    let ends = [first.map(|n| of_block(&mut f, n, R::Min)), end.map(|n| of_block(&mut f, n, R::Max))];
+    let ends = [(first, R::Min), (end, R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_queries)));
     let bounds = bounds(&mut f, z, &tiles, ends, if causal { Some(s) } else { None });
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
@@ -302,15 +303,68 @@ fn bounds(
     [lo, hi, step]
 }
 
-/// The least or greatest of a bound of the keys over the block's queries, as i32.
-fn of_block(f: &mut Frame, bound: NodeId, by: R) -> Value {
-    let bound = f.em.value(&mut f.b, bound);
-    // It is at most the number of keys, which a loop can count.
-    let mut bound = f.b.cast(bound, Elem::I32);
-    while !f.b.ty(bound).is_scalar() {
-        bound = f.b.reduce(by, bound, 0);
+/// The least or greatest of a bound of the keys over the block's queries, as i32. `queries`: their coordinate and how many
+/// a block has. Where the bound is known to rise or fall along the queries, it is that of the last or the first one.
+fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
+    let at = f.em.coords.get(&queries.id).copied().zip(trend(f.em.dag, bound, queries.id));
+    let Some((lanes, trend)) = at else {
+        let bound = f.em.value(&mut f.b, bound);
+        let mut bound = f.b.cast(bound, Elem::I32);
+        while !f.b.ty(bound).is_scalar() {
+            bound = f.b.reduce(by, bound, 0);
+        }
+        return bound;
+    };
+    let mut base = lanes.base;
+    if (trend == Trend::Rises) == (by == R::Max) {
+        let last = f.em.int(&mut f.b, queries.block as i64 - 1);
+        let position = base.map_or(last, |base| f.b.binary(B::Add, base, last));
+        let most = f.em.int(&mut f.b, queries.extent as i64 - 1);
+        base = Some(f.b.binary(B::Min, position, most));
     }
-    bound
+    f.em.enter();
+    f.em.coords.insert(queries.id, Lanes { base, lane: None, mask: None });
+    let bound = f.em.value(&mut f.b, bound);
+    f.em.leave(&mut f.b);
+    f.em.coords.insert(queries.id, lanes);
+    // It is at most the number of keys, which a loop can count.
+    f.b.cast(bound, Elem::I32)
+}
+
+/// How a number changes along a coordinate.
+#[derive(Clone, Copy, PartialEq)]
+enum Trend {
+    Rises,
+    Falls,
+}
+
+/// How an integer changes along a coordinate, weakly; `None` if that is not known, or if its element does not depend on
+/// the coordinate alone.
+fn trend(dag: &Dag, n: NodeId, along: CoordId) -> Option<Trend> {
+    use Trend::{Falls, Rises};
+    let opposite = |t: Trend| if t == Rises { Falls } else { Rises };
+    // `None` inside: it does not change.
+    fn of(dag: &Dag, n: NodeId, along: CoordId, opposite: &impl Fn(Trend) -> Trend) -> Option<Option<Trend>> {
+        let both = |a: Option<Trend>, b: Option<Trend>| match (a, b) {
+            (None, t) | (t, None) => Some(t),
+            (Some(a), Some(b)) => (a == b).then_some(Some(a)),
+        };
+        match &dag.node(n).op {
+            NodeOp::Const(_) => Some(None),
+            NodeOp::Index(e) if !e.uses(along) => Some(None),
+            NodeOp::Index(e) => e.stride(along).map(|c| Some(if c > 0 { Trend::Rises } else { Trend::Falls })),
+            NodeOp::Load { at, guards, .. } if guards.is_empty() && !at.uses(along) => Some(None),
+            NodeOp::Cast(a) if dag.node(*a).dtype.is_int() => of(dag, *a, along, opposite),
+            NodeOp::Binary(BinaryOp::Add | BinaryOp::Min | BinaryOp::Max, a, b) => {
+                both(of(dag, *a, along, opposite)?, of(dag, *b, along, opposite)?)
+            }
+            NodeOp::Binary(BinaryOp::Sub, a, b) => {
+                both(of(dag, *a, along, opposite)?, of(dag, *b, along, opposite)?.map(opposite))
+            }
+            _ => None,
+        }
+    }
+    of(dag, n, along, &opposite)?
 }
 
 /// How a block multiplies: by matmuls, with scores `[queries, keys]`; or for a single query by sums over rows of keys

@@ -157,7 +157,13 @@ impl Sizes {
     /// Tiles of the warp-specialised kernel, where the machine and the types have one.
     pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
         let whole = self.widths.iter().all(|n| n.is_multiple_of(8));
-        if !m.arch.has_wgmma() || !self.is_half() || !whole || self.packed > 1 || self.widest() > WIDEST || self.keys == 0 {
+        if !m.arch.has_wgmma()
+            || !self.is_half()
+            || !whole
+            || self.packed > 1
+            || self.widest() > WIDEST
+            || self.keys == 0
+        {
             return None;
         }
         let consumers = if self.queries <= Warpgroups::ROWS { 1 } else { 2 };

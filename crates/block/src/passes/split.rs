@@ -4,9 +4,9 @@
 //! affine forms of the index becomes several, one after the other, that carry the same values on: the first iteration;
 //! those before and after the ones in which every such comparison selects the other operand for all elements; and these.
 //! Iterations keep their order, so no bit changes.
+use super::runs;
 use crate::analysis::{self, Affine, Analysis};
 use crate::{BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
-use super::runs;
 use std::collections::{HashMap, HashSet};
 
 /// The same program with its loops split; loops that no comparison bounds stay as they are.
@@ -153,7 +153,8 @@ impl Splitter<'_> {
     fn form(&mut self, f: &Affine) -> Value {
         let mut sum = self.int(f.constant);
         for &(v, c) in &f.scalars {
-            let v = if self.k.ty(v).elem() == Some(Elem::I32) { v } else { self.one(Op::Cast(Elem::I32), &[v], Elem::I32) };
+            let v =
+                if self.k.ty(v).elem() == Some(Elem::I32) { v } else { self.one(Op::Cast(Elem::I32), &[v], Elem::I32) };
             let c = self.int(c);
             let term = self.binary(B::Mul, v, c);
             sum = self.binary(B::Add, sum, term);
@@ -248,14 +249,17 @@ fn range(
         _ => return None,
     };
     let form = form.scaled(sign)?;
-    let most = form.coeffs.iter().zip(k.ty(v).shape()).try_fold(0i64, |sum, (c, n)| {
-        sum.checked_add(c.checked_mul(*n as i64 - 1)?.max(0))
-    })?;
+    let most = form
+        .coeffs
+        .iter()
+        .zip(k.ty(v).shape())
+        .try_fold(0i64, |sum, (c, n)| sum.checked_add(c.checked_mul(*n as i64 - 1)?.max(0)))?;
     let factor = form.scalars.iter().find(|s| s.0 == index)?.1;
     let mut rest = Affine { coeffs: vec![], constant: form.constant.checked_add(less)?.checked_add(most)?, ..form };
     rest.scalars.retain(|s| s.0 != index);
     let small = |n: i64| n.abs() < 1 << 30;
-    if rest.root.is_some() || rest.scalars.iter().any(|s| inside.contains(&s.0) || !small(s.1)) || !small(rest.constant) {
+    if rest.root.is_some() || rest.scalars.iter().any(|s| inside.contains(&s.0) || !small(s.1)) || !small(rest.constant)
+    {
         return None;
     }
     match factor {

@@ -73,7 +73,8 @@ impl<'c> Gen<'c, '_> {
             return Err(Fail::Unsupported(format!("a matmul of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
         }
         let b = self.operand_of(b, sb, !transposed[1])?;
-        let (depth, columns) = if transposed[1] { (b.tile.columns, b.tile.rows) } else { (b.tile.rows, b.tile.columns) };
+        let (depth, columns) =
+            if transposed[1] { (b.tile.columns, b.tile.rows) } else { (b.tile.rows, b.tile.columns) };
         let steps = depth * b.tile.elem.bytes() / STEP;
         let mut values = self.plain(acc)?;
         let fresh = values.iter().all(is_zero);

@@ -7,12 +7,12 @@
 //!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first.
-use super::{Coords, NOT_PLACED, bounds, indices, last_of_block, results};
+use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, trend};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
-use crate::key_end::key_end;
+use crate::key_end::{key_end, key_start};
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
@@ -22,7 +22,9 @@ use crate::warpgroup::Strided;
 use kiln_block::passes::split;
 use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
 use kiln_block::passes::warpgroup::{Launch, persistent};
-use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value};
+use kiln_block::{
+    BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value,
+};
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{Tiles, Warpgroups};
@@ -51,26 +53,24 @@ pub fn lower(
     shape: Warpgroups,
     machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
-    let Some(work) = plain(of, v, z, shape, machine)? else { return Ok(None) };
-    let Work::Block { code, args } = work else { return Ok(None) };
+    let Some((Work::Block { code, args }, halves)) = plain(of, v, z, shape, machine)? else { return Ok(None) };
     let processors = machine.units.multiprocessors;
-    let halves = in_halves(z, of, v, shape, processors);
     let blocks = code.instances().min(processors);
     let launch = Launch { blocks, cluster: 1, group: 1, axes: None, halves };
-    let crew =
-        Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
+    let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
     let code = persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
     Ok(code.ok().map(|code| Work::Block { code, args }))
 }
 
-/// The program of one tile per instance.
+/// The program of one tile per instance, and whether tiles of the first half of the grid are long where those of the
+/// second half are short.
 fn plain(
     of: &Body,
     v: ValueId,
     z: &Sizes,
     shape: Warpgroups,
     machine: &Hardware,
-) -> Result<Option<Work<Kernel>>, LowerError> {
+) -> Result<Option<(Work<Kernel>, bool)>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let (dtype, nb) = (g.dtype(v), z.batch.len());
@@ -91,7 +91,8 @@ fn plain(
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
     let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
-    let end = key_end(&mut r.dag, score, t1, z.t);
+    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
+    let uneven = causal || ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     scene.dag = r.dag;
 
@@ -118,7 +119,8 @@ fn plain(
     let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
     let outputs: Vec<Option<Strided>> =
         scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
-    let mut used = loads(&scene.dag, &[scene.roots(), vec![score], end.into_iter().collect()].concat(), |_| false);
+    let mut used =
+        loads(&scene.dag, &[scene.roots(), vec![score], ends.into_iter().flatten().collect()].concat(), |_| false);
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
     let mut f = open_bare(of.name, &scene, &used, &cuts, 0);
     let elem = math::stored(dtype);
@@ -141,7 +143,7 @@ fn plain(
     let all: usize = extents.iter().product();
     let together = heads_together(z, bytes, machine);
     let tiles = z.s.div_ceil(rows);
-    let halves = in_halves(z, of, v, shape, machine.units.multiprocessors);
+    let halves = uneven && in_halves(z, shape, machine.units.multiprocessors);
     let groups = all / together;
     f.b.set_warps(4 * shape.consumers);
     let [within, tile, mut outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
@@ -191,16 +193,24 @@ fn plain(
     let query = load(&mut f, &q, first);
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
-    let ragged = !z.t.is_multiple_of(shape.keys);
+    let bounded = ends.iter().any(Option::is_some);
+    let ragged = bounded || !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, PARTS]), f.b.splat(none, &[rows, wide_e])];
-    let end = end.map(|end| last_of_block(&mut f, end));
+    let [start_at, end_at] =
+        [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &cuts[0])));
     let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
-    let [lo, hi, step] = bounds(&mut f, z, &tiles, end, causal.then_some(s));
-    // One iteration at least: where a query attends to no key, all of its scores are masked.
+    let [mut lo, hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], causal.then_some(s));
+    // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.
+    if bounded {
+        let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);
+        let empty = f.b.cmp(CmpOp::Le, hi, lo);
+        lo = f.b.select(empty, beyond, lo);
+    }
     let one = f.b.i32(1);
-    let hi = f.b.binary(B::Max, hi, one);
+    let least = f.b.binary(B::Add, lo, one);
+    let hi = f.b.binary(B::Max, hi, least);
     let out = looped(&mut f, [lo, hi, step], &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
@@ -266,7 +276,7 @@ fn plain(
         let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
-    f.finish().map(Some)
+    Ok(Some((f.finish()?, halves)))
 }
 
 /// The sums of every [`PARTS`]-th column.
@@ -288,13 +298,11 @@ fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
     Lanes { base: Some(base), lane, mask }
 }
 
-/// Whether blocks take tiles with many keys and tiles with few keys in turn: where a causal mask makes them so, and every
-/// block has several.
-fn in_halves(z: &Sizes, of: &Body, v: ValueId, shape: Warpgroups, processors: usize) -> bool {
-    let causal = matches!(of.graph.op(v), Op::Attention { causal: true, .. });
+/// Whether blocks can take tiles with many keys and tiles with few keys in turn, each several.
+fn in_halves(z: &Sizes, shape: Warpgroups, processors: usize) -> bool {
     let tiles = z.s.div_ceil(shape.rows());
     let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
-    causal && tiles.is_multiple_of(2) && heads * tiles >= ROUNDS * processors
+    tiles.is_multiple_of(2) && heads * tiles >= ROUNDS * processors
 }
 
 /// Heads whose tiles are taken together, so that their keys and values stay in the L2 cache: a divisor of the number of
@@ -315,7 +323,8 @@ fn without_scale(dag: &mut Dag, score: NodeId, raw: NodeId) -> (NodeId, f64) {
         _ => None,
     };
     match dag.node(score).op.clone() {
-        NodeOp::Binary(BinaryOp::Mul, x, by) if x == raw => match number(dag, by).filter(|c| *c > 0.0 && c.is_finite()) {
+        NodeOp::Binary(BinaryOp::Mul, x, by) if x == raw => match number(dag, by).filter(|c| *c > 0.0 && c.is_finite())
+        {
             Some(c) => (x, c),
             None => (score, 1.0),
         },
@@ -327,4 +336,3 @@ fn without_scale(dag: &mut Dag, score: NodeId, raw: NodeId) -> (NodeId, f64) {
         _ => (score, 1.0),
     }
 }
-

@@ -81,7 +81,8 @@ pub fn is_chained(k: &Kernel) -> bool {
     let Some((_, tile)) = tile(k) else { return false };
     loops(k, tile).iter().any(|(_, i)| {
         let dots = |r: &Region| r.insts.iter().filter(|i| matches!(k.inst(**i).op, Op::Dot { .. })).count();
-        let loads: Vec<Value> = loaded(k, &k.inst(*i).regions[0]).into_keys().chain(loaded(k, tile).into_keys()).collect();
+        let loads: Vec<Value> =
+            loaded(k, &k.inst(*i).regions[0]).into_keys().chain(loaded(k, tile).into_keys()).collect();
         let computed = |i: &Inst| {
             matches!(k.inst(*i).op, Op::Dot { .. }) && k.inst(*i).args.first().is_some_and(|a| !loads.contains(a))
         };
@@ -186,11 +187,7 @@ impl Form {
     }
 }
 
-fn pass(
-    k: &Kernel,
-    inst: Inst,
-    before: &HashMap<Value, (Inst, bool)>,
-) -> Result<(Pass, Operand, usize), Refusal> {
+fn pass(k: &Kernel, inst: Inst, before: &HashMap<Value, (Inst, bool)>) -> Result<(Pass, Operand, usize), Refusal> {
     let region = &k.inst(inst).regions[0];
     let inside = loaded(k, region);
     let mut dots: Vec<&InstData> = vec![];
@@ -227,13 +224,7 @@ fn pass(
     let Some(sum) = yielded.iter().position(|v| *v == second.results[0]) else {
         return refuse("the second matmul's sums are not carried on directly");
     };
-    let pass = Pass {
-        inst,
-        right: [keys, values],
-        scores: first.results[0],
-        weights: second.args[0],
-        from: second.args[2],
-    };
+    let pass =
+        Pass { inst, right: [keys, values], scores: first.results[0], weights: second.args[0], from: second.args[2] };
     Ok((pass, left, sum))
 }
-

@@ -1,7 +1,7 @@
 //! Copies instructions of one kernel into another, with renamed operands.
 use super::form::is_scalar;
 use crate::{Builder, Inst, InstData, Kernel, Op, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// New names of old values, by scope.
 #[derive(Clone)]
@@ -51,17 +51,31 @@ impl<'k> Copier<'k> {
         };
         old.iter().map(&mut one).collect()
     }
-    /// Copies pure scalar instructions whose operands have new names.
+    /// Copies scalar instructions whose operands have new names: pure ones, and reads of what is never written.
     pub fn scalars(&mut self, b: &mut Builder, insts: &[Inst]) {
         insts.iter().for_each(|i| self.scalar(b, *i));
     }
     pub fn scalar(&mut self, b: &mut Builder, i: Inst) {
         let data = self.k.inst(i);
         let args: Option<Vec<Value>> = data.args.iter().map(|v| self.get(*v)).collect();
-        let Some(args) = args.filter(|_| is_scalar(self.k, data)) else { return };
+        let Some(args) = args.filter(|_| self.is_copied(data)) else { return };
         let types: Vec<_> = data.results.iter().map(|v| self.k.ty(*v).clone()).collect();
         let made = b.inst(data.op.clone(), &args, &types, vec![]);
         data.results.iter().zip(made).for_each(|(old, new)| self.set(*old, new));
+    }
+    fn is_copied(&self, data: &InstData) -> bool {
+        let read = |v: Value| self.k.ty(v).is_scalar() && self.is_readonly(v);
+        is_scalar(self.k, data) || data.op == Op::Load && data.args.first().is_some_and(|v| read(*v))
+    }
+    /// Of these values, one that [`Copier::scalars`] of the instructions would not make; `params`: what they may use.
+    pub fn underivable(&self, params: &[Value], insts: &[Inst], wanted: &[Value]) -> Option<Value> {
+        let mut known: HashSet<Value> = self.k.params.iter().map(|p| p.value).chain(params.iter().copied()).collect();
+        for data in insts.iter().map(|i| self.k.inst(*i)) {
+            if self.is_copied(data) && data.args.iter().all(|v| known.contains(v)) {
+                known.extend(&data.results);
+            }
+        }
+        wanted.iter().copied().find(|v| !known.contains(v))
     }
     /// Whether a pointer starts from a `readonly` parameter.
     pub fn is_readonly(&self, mut pointer: Value) -> bool {

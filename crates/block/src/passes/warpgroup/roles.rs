@@ -81,8 +81,7 @@ impl<'k> Writer<'k> {
         let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
         let size = [form.m, form.n];
-        let tile =
-            Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
+        let tile = Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
         let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?;
         let room = memory.saturating_sub(epilogue.bytes()) / stage.max(1);
         if crew.stages == 0 {

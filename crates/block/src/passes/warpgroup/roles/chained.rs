@@ -47,7 +47,8 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     let mut k = kernel.clone();
     dce::run(&mut k);
     let mut form = chained::recognise(&k)?;
-    let crew = crew.unwrap_or(Crew { consumers: (form.m / 64).clamp(1, 3), left: 1, right: 2, columns: None, depth: None });
+    let crew =
+        crew.unwrap_or(Crew { consumers: (form.m / 64).clamp(1, 3), left: 1, right: 2, columns: None, depth: None });
     form.narrow(crew.columns, crew.depth);
     let rows = form.m / crew.consumers.max(1);
     let size = [form.m, form.n];
@@ -55,6 +56,7 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
     let w = Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form };
     w.check(memory(m))?;
+    w.check_scalars()?;
     w.write()
 }
 
@@ -116,6 +118,31 @@ impl<'k> Writer<'k> {
         let bytes = c.left * bytes_of(&f.left) + c.right * (bytes_of(keys) + bytes_of(values)) + self.epilogue.bytes();
         ensure(bytes <= memory, format!("the tiles take {bytes} bytes of shared memory, and there are {memory}"))?;
         ensure(self.k.cluster == 1, "chained matmuls are not shared by clusters".into())
+    }
+    /// Checks that bounds of loops and starts of tiles are arithmetic on scalars, which both roles can do.
+    fn check_scalars(&self) -> Result<(), Refusal> {
+        let k = self.k;
+        let c = Copier::new(k);
+        let args = |i: Inst, from: usize| k.inst(i).args[from..].to_vec();
+        let mut params: Vec<Value> = vec![];
+        let mut insts = k.body.insts.clone();
+        let mut wanted = args(self.form.left.inst, 1);
+        if let Some(tiles) = self.form.tiles {
+            params.extend(&k.inst(tiles).regions[0].params);
+            insts.extend(&self.form.tile.insts);
+            wanted.extend(args(tiles, 0));
+        }
+        for pass in &self.form.passes {
+            let region = &k.inst(pass.inst).regions[0];
+            params.push(region.params[0]);
+            insts.extend(&region.insts);
+            wanted.extend(&k.inst(pass.inst).args[..3]);
+            pass.right.iter().for_each(|o| wanted.extend(args(o.inst, 1)));
+        }
+        match c.underivable(&params, &insts, &wanted) {
+            Some(v) => Err(Refusal(format!("a tile or a loop depends on {v}, which is not arithmetic on scalars"))),
+            None => Ok(()),
+        }
     }
     fn right(&self) -> [&Operand; 2] {
         let [keys, values] = &self.form.passes[0].right;
@@ -425,7 +452,8 @@ impl<'k> Writer<'k> {
         let region = &self.k.inst(pass.inst).regions[0];
         let yielded = region.insts.last().map(|i| &self.k.inst(*i).args[..]).unwrap_or_default();
         let own = region.params[1 + self.form.sum];
-        let mut known: HashMap<Value, Value> = region.params[1..].iter().copied().zip(carried.iter().copied()).collect();
+        let mut known: HashMap<Value, Value> =
+            region.params[1..].iter().copied().zip(carried.iter().copied()).collect();
         known.remove(&own);
         known.insert(pass.scores, scores);
         let definition = |c: &Copier<'k>, v: Value| c.definition(v).map(|d| (d.op.clone(), d.args.clone()));

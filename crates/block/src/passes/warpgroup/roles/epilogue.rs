@@ -98,7 +98,10 @@ impl<'k> Epilogue<'k> {
         for elem in self.effects.iter().filter_map(|e| e.1) {
             if outputs.iter().all(|o| o.0 != elem) {
                 let Part { rows, columns, .. } = self.part;
-                outputs.push((elem, alloc(b, elem, [rows, columns], self.consumers * BUFFERS, Swizzle::widest(elem, columns))));
+                outputs.push((
+                    elem,
+                    alloc(b, elem, [rows, columns], self.consumers * BUFFERS, Swizzle::widest(elem, columns)),
+                ));
             }
         }
         outputs
