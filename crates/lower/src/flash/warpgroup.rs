@@ -35,8 +35,10 @@ use std::f64::consts::LOG2_E;
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
 
-/// Tiles per multiprocessor from which on they are taken in pairs.
-const ROUNDS: usize = 4;
+/// Numbers of heads that are tried.
+const CHOICES: usize = 6;
+/// What a tile costs beside its iterations, in iterations.
+const BESIDE: f64 = 1.5;
 
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
 struct Operand {
@@ -141,9 +143,8 @@ fn plain(
 
     // ---- The tile's place ----
     let all: usize = extents.iter().product();
-    let together = heads_together(z, bytes, machine);
+    let Order { together, halves } = Order::of(z, shape, uneven, bytes, machine);
     let tiles = z.s.div_ceil(rows);
-    let halves = uneven && in_halves(z, shape, machine.units.multiprocessors);
     let groups = all / together;
     f.b.set_warps(4 * shape.consumers);
     let [within, tile, mut outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
@@ -298,21 +299,70 @@ fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
     Lanes { base: Some(base), lane, mask }
 }
 
-/// Whether blocks can take tiles with many keys and tiles with few keys in turn, each several.
-fn in_halves(z: &Sizes, shape: Warpgroups, processors: usize) -> bool {
-    let tiles = z.s.div_ceil(shape.rows());
-    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
-    tiles.is_multiple_of(2) && heads * tiles >= ROUNDS * processors
+/// The order in which tiles are taken: so many heads at a time, and whether tiles with many keys and tiles with few keys
+/// alternate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Order {
+    together: usize,
+    halves: bool,
 }
 
-/// Heads whose tiles are taken together, so that their keys and values stay in the L2 cache: a divisor of the number of
-/// heads.
-fn heads_together(z: &Sizes, bytes: usize, machine: &Hardware) -> usize {
-    let all = z.batch.iter().product::<usize>() * z.heads * z.group;
-    let each = z.t * (z.d + z.e) * bytes;
-    // Query heads that share keys are neighbours.
-    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
-    (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1)
+impl Order {
+    /// The order whose slowest block is done first. Keys and values of heads that are taken together stay in the L2 cache.
+    /// `uneven`: later tiles have more keys.
+    fn of(z: &Sizes, shape: Warpgroups, uneven: bool, bytes: usize, machine: &Hardware) -> Order {
+        let all = z.batch.iter().product::<usize>() * z.heads * z.group;
+        let each = z.t * (z.d + z.e) * bytes;
+        // Query heads that share keys are neighbours.
+        let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
+        let fitting = (1..=all.min(most)).rev().filter(|n| all.is_multiple_of(*n)).take(CHOICES);
+        let tiles = z.s.div_ceil(shape.rows());
+        let mut best: Option<(f64, Order)> = None;
+        for together in fitting {
+            for halves in [false, true] {
+                if halves && !(uneven && tiles.is_multiple_of(2)) {
+                    continue;
+                }
+                let order = Order { together, halves };
+                let time = order.slowest(z, shape, uneven, machine.units.multiprocessors);
+                if best.is_none_or(|(least, _)| time < least) {
+                    best = Some((time, order));
+                }
+            }
+            // Without a difference between tiles any order is the same.
+            if !uneven {
+                break;
+            }
+        }
+        best.map_or(Order { together: 1, halves: false }, |b| b.1)
+    }
+    /// Iterations of the block that has most, where every tile costs as much as [`BESIDE`] iterations beside its own.
+    fn slowest(self, z: &Sizes, shape: Warpgroups, uneven: bool, processors: usize) -> f64 {
+        let tiles = z.s.div_ceil(shape.rows());
+        let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
+        let count = heads * tiles;
+        let length = |tile: usize| {
+            let after = z.s.saturating_sub((tile + 1) * shape.rows());
+            let seen = if uneven { z.t.saturating_sub(after).max(1) } else { z.t };
+            BESIDE + seen.div_ceil(shape.keys) as f64
+        };
+        let lengths: Vec<f64> = (0..tiles).map(length).collect();
+        let blocks = count.min(processors);
+        let mut sums = vec![0.0f64; blocks];
+        for t in 0..count {
+            let within = t / self.together;
+            let (block, tile) = match self.halves {
+                false => (t % blocks, tiles - 1 - within % tiles),
+                true => {
+                    let (half, per) = (count / 2, tiles / 2);
+                    let pair = within % per;
+                    (t % half % blocks, if t < half { tiles - 1 - pair } else { pair })
+                }
+            };
+            sums[block] += lengths[tile];
+        }
+        sums.into_iter().fold(0.0, f64::max)
+    }
 }
 
 /// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into the
