@@ -3,7 +3,7 @@
 use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
-    BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Terms, Type, UnaryOp, Value, text, verify::verify,
+    Array, BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Terms, Type, UnaryOp, Value, text, verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
 use kiln_machine::Arch;
@@ -255,6 +255,10 @@ fn every_step_keeps_every_bit() {
         let single = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         check("persistent", &single);
+        if mapped.instances().is_multiple_of(2) {
+            let halves = Launch { blocks: 3, cluster: 1, group: 3, halves: true, ..Launch::of(&mapped, 132) };
+            check("persistent, halves", &persistent::run(&mapped, halves).unwrap_or_else(|e| panic!("{about}: {e}")));
+        }
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
         let ping_pong = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
@@ -280,4 +284,105 @@ fn every_step_keeps_every_bit() {
         }
     }
     assert!(made > 4 * 16, "{made}");
+}
+
+/// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum.
+fn chained(r: &mut Random) -> (Kernel, usize, usize) {
+    let (m, keys, width) = (64 * (1 + r.below(2)), 64, 64);
+    let (rows, columns) = (1 + r.below(200), 1 + r.below(300));
+    let mut b = Builder::new("chained", [rows.div_ceil(m), 1, 1], 4 * (m / 64));
+    let elem = r.pick(&[Elem::Bf16, Elem::F16]);
+    let mut desc = |name: &str, outer: usize, tile: usize, readonly: bool| {
+        let array = Array { offset: 0, sizes: vec![outer, width], strides: vec![width, 1] };
+        b.descriptor(name, Type::Desc { elem, shape: vec![tile, width], swizzle: Swizzle::B128 }, array, readonly)
+    };
+    let (q, k, v) = (desc("q", rows, m, true), desc("k", columns, keys, true), desc("v", columns, keys, true));
+    let o = desc("o", rows, m, false);
+    let (zero, size) = (b.i32(0), b.i32(m as i64));
+    let pid = b.program_id(0);
+    let first = b.binary(BinaryOp::Mul, pid, size);
+    let tile = |b: &mut Builder, desc: Value, at: Value, rows: usize| {
+        b.inst(Op::TileLoad, &[desc, at, zero], &[Type::block(elem, [rows, width])], vec![])[0]
+    };
+    let query = tile(&mut b, q, first, m);
+    let lowest = b.constant(Type::block(Elem::F32, [m, 1]), Const::Float(f64::NEG_INFINITY));
+    let none = b.constant(Type::block(Elem::F32, [m, width]), Const::Float(0.0));
+    let (end, step) = (b.i32(columns as i64), b.i32(keys as i64));
+    let window = b.i32(r.pick(&[20, 70, 1000]));
+    let (at_row, at_column) = (b.iota(m), b.iota(keys));
+    let (at_row, at_column) = (b.expand_dims(at_row, 1), b.expand_dims(at_column, 0));
+    let at_row = b.binary(BinaryOp::Add, at_row, first);
+    let out = b.for_loop([zero, end, step], &[lowest, none], |b, index, now| {
+        let k = tile(b, k, index, keys);
+        let k = b.permute(k, &[1, 0]);
+        let nothing = b.constant(Type::block(Elem::F32, [m, keys]), Const::Float(0.0));
+        let s = b.dot(query, k, nothing, DotPrecision::Exact);
+        let key = b.binary(BinaryOp::Add, at_column, index);
+        let before = b.cmp(CmpOp::Le, key, at_row);
+        let oldest = b.binary(BinaryOp::Sub, at_row, window);
+        let after = b.cmp(CmpOp::Gt, key, oldest);
+        let inside = b.binary(BinaryOp::And, before, after);
+        let low = b.constant(Type::scalar(Elem::F32), Const::Float(f64::NEG_INFINITY));
+        let s = b.select(inside, s, low);
+        let most = b.reduce(kiln_block::ReduceOp::Max, s, 1);
+        let most = b.expand_dims(most, 1);
+        let most = b.binary(BinaryOp::Max, now[0], most);
+        // Halves of what is left of the maximum: any function of the scores will do.
+        let bound = b.constant(Type::scalar(Elem::F32), Const::Float(-4.0));
+        let weights = b.binary(BinaryOp::Max, s, bound);
+        let weights = b.cast(weights, elem);
+        let half = b.constant(Type::scalar(Elem::F32), Const::Float(0.5));
+        let sum = b.binary(BinaryOp::Mul, now[1], half);
+        let v = tile(b, v, index, keys);
+        vec![most, b.dot(weights, v, sum, DotPrecision::Exact)]
+    });
+    let bound = b.constant(Type::scalar(Elem::F32), Const::Float(-9.0));
+    let most = b.binary(BinaryOp::Max, out[0], bound);
+    let result = b.binary(BinaryOp::Add, out[1], most);
+    let result = b.cast(result, elem);
+    b.inst(Op::TileStore, &[o, result, first, zero], &[], vec![]);
+    (b.finish(), rows * width, columns * width)
+}
+
+#[test]
+fn chained_matmuls_keep_every_bit() {
+    for seed in 0..24 {
+        let mut r = Random(seed);
+        let (k, q, keys) = chained(&mut r);
+        let elem = k.params.first().and_then(|p| k.ty(p.value).elem()).unwrap();
+        let mut random = |n: usize| Buffer::from_f64(elem, &[n], (0..n).map(|_| r.below(65) as f64 / 16.0 - 2.0).collect::<Vec<f64>>());
+        let buffers = vec![random(q), random(keys), random(keys), Buffer::zeros(elem, &[q])];
+        let about = format!("seed {seed}");
+        let wanted = result(&k, buffers.clone(), &about);
+        let check = |name: &str, k: &Kernel| {
+            let got = result(k, buffers.clone(), &format!("{about} after {name}"));
+            assert!(got == wanted, "{about}: {name} changes the result\n{}", text::print(k));
+        };
+        let split = kiln_block::passes::split::run(&k);
+        check("split", &split);
+        let loops = |k: &Kernel| text::print(k).matches(" = for ").count();
+        assert_eq!((loops(&k), loops(&split)), (1, 4), "{about}");
+        for before in [k.clone(), split] {
+            let launch = Launch { blocks: 2, cluster: 1, group: 1, axes: None, halves: false };
+            let walking = persistent::run(&before, launch).unwrap_or_else(|e| panic!("{about}: {e}"));
+            check("persistent", &walking);
+            for (left, right) in [(1, 2), (2, 3)] {
+                let crew = roles::chained::Crew {
+                    consumers: k.warps / 4,
+                    left,
+                    right,
+                    columns: Some(64),
+                    depth: Some(64),
+                };
+                let roles = roles::chained::run(&walking, Some(crew), Arch::Sm90a.machine());
+                let roles = roles.unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(&walking)));
+                check("roles", &roles);
+                let mut clean = roles.compacted();
+                kiln_block::passes::canonicalise(&mut clean).unwrap();
+                check("roles, canonical", &clean);
+                let text = text::print(&clean);
+                assert_eq!(text::parse(&text).unwrap().compacted(), clean, "{about}");
+            }
+        }
+    }
 }
