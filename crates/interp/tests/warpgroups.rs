@@ -3,7 +3,8 @@
 use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
-    Array, BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Terms, Type, UnaryOp, Value, text, verify::verify,
+    Array, BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Terms, Type, UnaryOp, Value, text,
+    verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
 use kiln_machine::Arch;
@@ -350,7 +351,9 @@ fn chained_matmuls_keep_every_bit() {
         let mut r = Random(seed);
         let (k, q, keys) = chained(&mut r);
         let elem = k.params.first().and_then(|p| k.ty(p.value).elem()).unwrap();
-        let mut random = |n: usize| Buffer::from_f64(elem, &[n], (0..n).map(|_| r.below(65) as f64 / 16.0 - 2.0).collect::<Vec<f64>>());
+        let mut random = |n: usize| {
+            Buffer::from_f64(elem, &[n], (0..n).map(|_| r.below(65) as f64 / 16.0 - 2.0).collect::<Vec<f64>>())
+        };
         let buffers = vec![random(q), random(keys), random(keys), Buffer::zeros(elem, &[q])];
         let about = format!("seed {seed}");
         let wanted = result(&k, buffers.clone(), &about);
@@ -367,13 +370,8 @@ fn chained_matmuls_keep_every_bit() {
             let walking = persistent::run(&before, launch).unwrap_or_else(|e| panic!("{about}: {e}"));
             check("persistent", &walking);
             for (left, right) in [(1, 2), (2, 3)] {
-                let crew = roles::chained::Crew {
-                    consumers: k.warps / 4,
-                    left,
-                    right,
-                    columns: Some(64),
-                    depth: Some(64),
-                };
+                let crew =
+                    roles::chained::Crew { consumers: k.warps / 4, left, right, columns: Some(64), depth: Some(64) };
                 let roles = roles::chained::run(&walking, Some(crew), Arch::Sm90a.machine());
                 let roles = roles.unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(&walking)));
                 check("roles", &roles);

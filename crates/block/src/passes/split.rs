@@ -31,11 +31,33 @@ enum Range {
     Below(Affine),
 }
 
-/// Comparisons of a body that are constant in the middle loop, with their results, and the bounds of that loop.
+/// Conditions of a body that are constant in the middle loop, with their values, and the bounds of that loop.
+#[derive(Default)]
 struct Plain {
     known: HashMap<Value, bool>,
-    from: Vec<Affine>,
-    below: Vec<Affine>,
+    /// From the greatest of these on, each being the least of several forms.
+    from: Vec<Vec<Affine>>,
+    /// Below the least of these, each being the greatest of several forms.
+    below: Vec<Vec<Affine>>,
+}
+
+impl Plain {
+    /// Both bounds, where the conditions of both are constant.
+    fn and(mut self, other: Plain) -> Plain {
+        self.known.extend(other.known);
+        self.from.extend(other.from);
+        self.below.extend(other.below);
+        self
+    }
+    /// Either bound, where the disjunction `v` of the two is constant.
+    fn or(self, other: Plain, v: Value, wanted: bool) -> Option<Plain> {
+        let known = HashMap::from([(v, wanted)]);
+        match (&self.from[..], &self.below[..], &other.from[..], &other.below[..]) {
+            ([a], [], [b], []) => Some(Plain { known, from: vec![[&a[..], b].concat()], below: vec![] }),
+            ([], [a], [], [b]) => Some(Plain { known, from: vec![], below: vec![[&a[..], b].concat()] }),
+            _ => None,
+        }
+    }
 }
 
 struct Splitter<'k> {
@@ -56,7 +78,7 @@ impl Splitter<'_> {
         let second = self.binary(B::Add, lo, step);
         let mut middle = second;
         for from in &plain.from {
-            let from = self.form(from);
+            let from = self.extreme(from, B::Min);
             let trips = self.trips(lo, from, size);
             let ahead = self.binary(B::Mul, trips, step);
             let from = self.binary(B::Add, lo, ahead);
@@ -64,7 +86,7 @@ impl Splitter<'_> {
         }
         let mut end = hi;
         for below in &plain.below {
-            let below = self.form(below);
+            let below = self.extreme(below, B::Max);
             end = self.binary(B::Min, end, below);
         }
         let trips = self.trips(middle, end, size);
@@ -161,6 +183,18 @@ impl Splitter<'_> {
         }
         sum
     }
+    fn extreme(&mut self, forms: &[Affine], by: B) -> Value {
+        let mut all = forms.iter();
+        let mut v = match all.next() {
+            Some(f) => self.form(f),
+            None => self.int(0),
+        };
+        for f in all {
+            let f = self.form(f);
+            v = self.binary(by, v, f);
+        }
+        v
+    }
     /// Iterations of a loop from `lo` to `hi`.
     fn trips(&mut self, lo: Value, hi: Value, step: i64) -> Value {
         let (zero, up, step) = (self.int(0), self.int(step - 1), self.int(step));
@@ -180,7 +214,7 @@ fn follows(op: &Op, all: Option<bool>) -> Option<bool> {
     }
 }
 
-/// The comparisons that decide whether elements of the body are replaced by infinity, and where they do not.
+/// The conditions that decide whether elements of the body are replaced by infinity, and where they do not.
 fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
     let region = data.regions.first()?;
     let index = *region.params.first()?;
@@ -194,7 +228,8 @@ fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
         Some(Const::Float(x)) => x.is_infinite(),
         _ => false,
     };
-    let mut plain = Plain { known: HashMap::new(), from: vec![], below: vec![] };
+    let s = Search { k, facts, index, inside, defined };
+    let mut plain = Plain::default();
     for &i in &region.insts {
         let d = k.inst(i);
         let (Op::Select, [condition, yes, no]) = (&d.op, &d.args[..]) else { continue };
@@ -203,32 +238,59 @@ fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
             (true, false) => false,
             _ => continue,
         };
-        let mut open = vec![(*condition, wanted)];
-        while let Some((v, wanted)) = open.pop() {
-            let Some(d) = defined.get(&v) else { continue };
-            match d.op {
-                Op::Binary(B::And) if wanted => open.extend(d.args.iter().map(|a| (*a, true))),
-                Op::Binary(B::Or) if !wanted => open.extend(d.args.iter().map(|a| (*a, false))),
-                Op::Unary(UnaryOp::Not) => open.push((d.args[0], !wanted)),
-                Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
-                    open.push((d.args[0], wanted))
-                }
-                Op::Cmp(_) => match range(k, facts, (v, index), wanted, &inside) {
-                    Some(Range::From(f)) if !plain.known.contains_key(&v) => {
-                        plain.known.insert(v, wanted);
-                        plain.from.push(f);
-                    }
-                    Some(Range::Below(f)) if !plain.known.contains_key(&v) => {
-                        plain.known.insert(v, wanted);
-                        plain.below.push(f);
-                    }
-                    _ => {}
-                },
-                _ => {}
-            }
+        if !plain.known.contains_key(condition) {
+            plain = plain.and(s.condition(*condition, wanted).unwrap_or_default());
         }
     }
     (!plain.known.is_empty()).then_some(plain)
+}
+
+struct Search<'k> {
+    k: &'k Kernel,
+    facts: &'k Analysis,
+    /// The loop's index, what the body defines beside it, and where.
+    index: Value,
+    inside: HashSet<Value>,
+    defined: HashMap<Value, &'k InstData>,
+}
+
+impl Search<'_> {
+    /// Where a condition has the wanted value for all elements, or where at least some of its parts do.
+    fn condition(&self, v: Value, wanted: bool) -> Option<Plain> {
+        let d = self.defined.get(&v)?;
+        let of = |n: usize, wanted: bool| self.condition(*d.args.get(n)?, wanted);
+        match d.op {
+            // One side is enough of a conjunction: the other one stays.
+            Op::Binary(B::And) if wanted => Some(of(0, true).unwrap_or_default().and(of(1, true).unwrap_or_default())),
+            Op::Binary(B::Or) if !wanted => {
+                Some(of(0, false).unwrap_or_default().and(of(1, false).unwrap_or_default()))
+            }
+            Op::Binary(B::And | B::Or) => {
+                let whole = |n: usize| of(n, wanted).filter(|p| p.known.contains_key(&d.args[n]));
+                whole(0)?.or(whole(1)?, v, wanted)
+            }
+            Op::Unary(UnaryOp::Not) => self.followed(v, wanted, of(0, !wanted)?, !wanted),
+            Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
+                self.followed(v, wanted, of(0, wanted)?, wanted)
+            }
+            Op::Cmp(_) => {
+                let known = HashMap::from([(v, wanted)]);
+                Some(match range(self.k, self.facts, (v, self.index), wanted, &self.inside)? {
+                    Range::From(f) => Plain { known, from: vec![vec![f]], below: vec![] },
+                    Range::Below(f) => Plain { known, from: vec![], below: vec![vec![f]] },
+                })
+            }
+            _ => None,
+        }
+    }
+    /// The bounds of an operand, which are those of the result if the whole operand is known.
+    fn followed(&self, v: Value, wanted: bool, mut of: Plain, operand: bool) -> Option<Plain> {
+        let d = self.defined.get(&v)?;
+        if of.known.get(&d.args[0]) == Some(&operand) {
+            of.known.insert(v, wanted);
+        }
+        Some(of)
+    }
 }
 
 /// Where a comparison has the wanted result for all elements.

@@ -24,7 +24,7 @@ use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
 use kiln_machine::Machine;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -355,8 +355,6 @@ impl<'k> Writer<'k> {
             |b, c, pass| {
                 let keys = at.right[0];
                 let token = self.scores(b, s, stage, keys);
-                let scores = self.wait(b, token, self.form.scores, 0);
-                s.right[0].release(b, keys.stage);
                 let init = &self.k.inst(pass.inst).args[3..];
                 let mut slicer = Slicer::new(c, self.part(), HashMap::new(), first_row);
                 let init: Vec<Value> = init.iter().map(|v| slicer.rows(b, *v)).collect();
@@ -364,6 +362,11 @@ impl<'k> Writer<'k> {
                     fault.borrow_mut().get_or_insert(failed);
                 }
                 let sum = init[self.form.sum];
+                let scores = |b: &mut Builder| {
+                    let scores = self.wait(b, token, self.form.scores, 0);
+                    s.right[0].release(b, keys.stage);
+                    scores
+                };
                 let next = self.next(b, c, pass, (scores, first_row), &init, |_| sum, &fault);
                 let rings = [s.right[0].next(b, keys).values(), at.right[1].values()].concat();
                 [rings, next.carried, vec![next.weights]].concat()
@@ -373,8 +376,11 @@ impl<'k> Writer<'k> {
                 let (carried, weights) = (&now[4..4 + count], now[4 + count]);
                 let token = self.scores(b, s, stage, keys);
                 let sum = self.weigh(b, s, weights, values, carried[self.form.sum]);
-                let scores = self.wait(b, token, self.form.scores, 1);
-                s.right[0].release(b, keys.stage);
+                let scores = |b: &mut Builder| {
+                    let scores = self.wait(b, token, self.form.scores, 1);
+                    s.right[0].release(b, keys.stage);
+                    scores
+                };
                 let sum = |b: &mut Builder| {
                     let sum = self.wait(b, sum, self.form.n, 0);
                     s.right[1].release(b, values.stage);
@@ -437,14 +443,29 @@ impl<'k> Writer<'k> {
         let ty = Type::block(Elem::F32, [self.rows, columns]);
         b.inst(Op::WgmmaWait { pending }, &[token], &[ty], vec![])[0]
     }
-    /// What the iteration computes from its scores. What does not need the sums comes before `sum`, which waits for
-    /// them; weights are rounded after it, as the tensor cores still read the registers of the ones before.
+    /// Blocks that an iteration reads from memory at addresses that do not depend on its scores or on what it carries.
+    fn reads(&self, pass: &Pass) -> Vec<Value> {
+        let region = &self.k.inst(pass.inst).regions[0];
+        let mut late: HashSet<Value> = region.params[1..].iter().copied().chain([pass.scores]).collect();
+        let mut reads = vec![];
+        for data in region.insts.iter().map(|i| self.k.inst(*i)) {
+            if data.args.iter().any(|v| late.contains(v)) {
+                late.extend(&data.results);
+            } else if data.op == Op::Load && !self.k.ty(data.results[0]).is_scalar() {
+                reads.extend(&data.results);
+            }
+        }
+        reads
+    }
+    /// What the iteration computes from its scores. What it reads from memory comes before `scores`, which waits for
+    /// them. What does not need the sums comes before `sum`, which waits for those; weights are rounded after it, as the
+    /// tensor cores still read the registers of the ones before.
     fn next(
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
         pass: &Pass,
-        (scores, first_row): (Value, Option<Value>),
+        (scores, first_row): (impl FnOnce(&mut Builder) -> Value, Option<Value>),
         carried: &[Value],
         sum: impl FnOnce(&mut Builder) -> Value,
         fault: &RefCell<Option<Refusal>>,
@@ -455,7 +476,7 @@ impl<'k> Writer<'k> {
         let mut known: HashMap<Value, Value> =
             region.params[1..].iter().copied().zip(carried.iter().copied()).collect();
         known.remove(&own);
-        known.insert(pass.scores, scores);
+        let reads = self.reads(pass);
         let definition = |c: &Copier<'k>, v: Value| c.definition(v).map(|d| (d.op.clone(), d.args.clone()));
         let exact = match definition(c, pass.weights) {
             Some((Op::Cast(_), args)) => args[0],
@@ -463,6 +484,9 @@ impl<'k> Writer<'k> {
         };
         let factors: Vec<Value> = definition(c, pass.from).map(|d| d.1).unwrap_or_default();
         let mut slicer = Slicer::new(c, self.part(), known, first_row);
+        reads.into_iter().for_each(|v| _ = slicer.rows(b, v));
+        let scores = scores(b);
+        slicer.know(pass.scores, scores);
         slicer.rows(b, exact);
         factors.iter().filter(|v| **v != own && **v != pass.from).for_each(|v| _ = slicer.rows(b, *v));
         let mut next: Vec<Value> = vec![];
