@@ -76,8 +76,9 @@ fn masks_of_indices(p: &Program, class: &[Class]) -> Vec<bool> {
     for (n, &c) in p.nodes.iter().zip(class) {
         indexed.push(plain(c) && n.args.iter().all(|&a| indexed[a]));
     }
-    let mask = |n: &Node| if let Op::Attention { .. } = n.value.op { n.args.get(3).copied() } else { None };
-    let (mut out, mut todo) = (vec![false; p.nodes.len()], p.nodes.iter().filter_map(mask).collect::<Vec<_>>());
+    let attention = p.nodes.iter().filter(|n| Class::of(&n.value.op) == Class::Attention);
+    let mut todo: Vec<usize> = attention.flat_map(|n| n.args.get(3..).unwrap_or_default()).copied().collect();
+    let mut out = vec![false; p.nodes.len()];
     let mut seen = out.clone();
     while let Some(v) = todo.pop() {
         if plain(class[v]) && !std::mem::replace(&mut seen[v], true) {
