@@ -470,6 +470,18 @@ fn attention_of_score_functions() {
         }
     }
 }
+/// Windows of an image, as Swin computes them: a bias of each head, and a mask of each window, which a view of the scores has an axis for.
+#[test]
+fn attention_of_windows() {
+    for dtype in ["f32", "bf16"] {
+        let text = "graph g(%q: T[6,2,20,24], %k: T[6,2,20,24], %v: T[6,2,20,24], %b: T[2,20,20], %m: T[3,20,20]) {
+            %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n %e = mul %d, 0.25\n %s1 = add %e, %b
+            %s2 = reshape %s1 shape=[2,3,2,20,20]\n %m1 = reshape %m shape=[1,3,1,20,20]\n %s3 = add %s2, %m1
+            %s = reshape %s3 shape=[6,2,20,20]\n %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}";
+        let p = checked(&text.replace("T[", &format!("{dtype}[")));
+        assert_eq!(kinds(&p), [Attention], "{p}");
+    }
+}
 /// Steps after a mask are not the score function's; nor is a function of two scores.
 #[test]
 fn other_functions_of_scores_are_no_attention() {

@@ -37,6 +37,15 @@ fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
     if let Some(y) = b.form(x, |o, a| float_cast(b, o, a)) {
         return scores(b, y, left);
     }
+    let views: Vec<Id> = forms(b, x, |o, a| match o {
+        Op::Reshape(_) if trailing(b.shape(a[0])) == trailing(b.shape(x)) => vec![a[0]],
+        _ => vec![],
+    });
+    for y in views {
+        if let Some(s) = scores(b, y, left) {
+            return s.reshaped(b, y, x);
+        }
+    }
     let choices: Vec<(Id, Id, Id)> =
         forms(b, x, |o, a| if *o == Op::Select { vec![(a[0], a[1], a[2])] } else { vec![] });
     // The scores may be the first or the second choice.
@@ -106,6 +115,21 @@ impl Scores {
         };
         Some(Scores { mask: Some(mask), ..self })
     }
+    /// The scores in another shape of their batches and heads, as `Swin` splits windows from images.
+    fn reshaped(mut self, b: &mut Builder, from: Id, to: Id) -> Option<Scores> {
+        let (from, to) = (b.shape(from).to_vec(), b.shape(to).to_vec());
+        for x in self.operands.iter_mut().chain(&mut self.mask) {
+            let shape = b.shape(*x).to_vec();
+            let lead = shape.len().saturating_sub(2);
+            *x = if shape[..lead].iter().all(|&n| n == 1) {
+                b.reshape(*x, &shape[lead..])?
+            } else {
+                let whole = b.add(Op::Broadcast(from.clone()), &[*x])?;
+                b.reshape(whole, &to)?
+            };
+        }
+        Some(self)
+    }
     /// The scores and a number or a tensor.
     fn with(self, b: &mut Builder, op: BinaryOp, other: Id) -> Option<Scores> {
         if let Some(number) = b.fact(other).number() {
@@ -121,6 +145,10 @@ impl Scores {
         self.steps.push(step);
         self.mask.is_none().then_some(self)
     }
+}
+/// The axes of queries and keys.
+fn trailing(shape: &[usize]) -> Option<&[usize]> {
+    shape.len().checked_sub(2).map(|lead| &shape[lead..])
 }
 /// `value` where `keep` holds, and elsewhere a number, the nearest one of its type.
 fn chosen(b: &mut Builder, keep: Id, value: Id, low: f64) -> Option<Id> {
