@@ -20,6 +20,7 @@ pub mod pairwise;
 pub mod params;
 pub mod random;
 mod rebuild;
+mod score;
 pub mod tensor;
 pub mod text;
 pub mod verify;
@@ -36,4 +37,5 @@ pub use ops::{
     unary::UnaryOp,
 };
 pub use params::{random_params, random_tensor};
+pub use score::ScoreStep;
 pub use tensor::{Tensor, Type};

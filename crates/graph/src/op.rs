@@ -3,7 +3,7 @@
 //! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0; reductions and scans
 //! keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
 //! The properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
-use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, Type, UnaryOp};
+use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, ScoreStep, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
 /// A compile-time scalar. Equality and hash are bitwise, so a NaN equals itself.
@@ -291,8 +291,8 @@ pub enum Op {
     /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
     Linear,
     /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
-    /// and an optional mask that broadcasts to `[B.., Hq, S, T]` (bool: false masks out; float: added to the scores). Result
-    /// `[B.., Hq, S, E]`.
+    /// those of the steps of `score`, and an optional mask (bool: false masks out; float: added to the scores); steps' operands and mask
+    /// broadcast to `[B.., Hq, S, T]`. Result `[B.., Hq, S, E]`.
     Attention {
         /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
@@ -301,6 +301,9 @@ pub enum Op {
         /// The result for a query that attends to no key.
         #[serde(default, skip_serializing_if = "FullyMasked::is_default")]
         fully_masked: FullyMasked,
+        /// What is made of the scaled scores before they are masked.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        score: Vec<ScoreStep>,
     },
     // Calls into libtorch.
     /// A call that libtorch runs. Its value is the first result.

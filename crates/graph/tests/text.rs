@@ -1,7 +1,7 @@
 //! The text form: valid text parses, prints canonically and parses back to an equal graph; invalid text is an error with a position.
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, FullyMasked, Graph, GraphError, Init, Op, PoolKind, ReduceOp, Scalar, ScatterMode,
-    Source, Type, UnaryOp, text,
+    ScoreStep, Source, Type, UnaryOp, text,
 };
 
 fn round_trip(g: &Graph) {
@@ -95,7 +95,16 @@ fn every_kind_of_op_survives() {
         output_padding: one(o),
     };
     let pool = |kind| Op::Pool { kind, window: one(3), stride: one(2), padding: one(1), dilation: one(1), ceil: true };
-    let attention = |fully_masked| Op::Attention { scale: Scalar::Float(0.125), causal: true, fully_masked };
+    let attention = |fully_masked| Op::Attention {
+        scale: Scalar::Float(0.125),
+        causal: true,
+        fully_masked,
+        score: vec![
+            ScoreStep::Number(BinaryOp::Div, Scalar::Float(50.0)),
+            ScoreStep::Unary(UnaryOp::Tanh),
+            ScoreStep::Operand(BinaryOp::Mul),
+        ],
+    };
     let fallback = FallbackOp {
         name: "aten::linalg_svd".into(),
         overload: String::new(),
@@ -126,8 +135,8 @@ fn every_kind_of_op_survives() {
         (Op::Softmax { axis: 1 }, vec![x]),
         (Op::LayerNorm { axes: 2, affine: false, eps: Scalar::Float(1e-5) }, vec![x]),
         (Op::GroupNorm { groups: 3, affine: false, eps: Scalar::Float(1e-5) }, vec![x]),
-        (attention(FullyMasked::Zero), vec![x, x, x]),
-        (attention(FullyMasked::Nan), vec![x, x, x]),
+        (attention(FullyMasked::Zero), vec![x, x, x, x]),
+        (attention(FullyMasked::Nan), vec![x, x, x, x]),
         (Op::Fallback(Box::new(fallback)), vec![x]),
         (Op::Unary(UnaryOp::IsNan), vec![x]),
         (Op::Binary(BinaryOp::Pow), vec![x, early]),

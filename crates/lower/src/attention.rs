@@ -161,7 +161,7 @@ const KEY: CoordId = (1 << 20) - 1;
 
 impl Ends<'_> {
     fn of<'a>(of: &Body, v: ValueId, z: &'a Sizes, part: &'a Part) -> Result<Option<Ends<'a>>, LowerError> {
-        let Some(&mask) = of.graph.args(v).get(3) else { return Ok(None) };
+        let Some(&mask) = of.graph.args(v).get(of.graph.op(v).mask_place()) else { return Ok(None) };
         let mut shape = [&z.batch[..], &[z.heads * z.group, part.size[1]]].concat();
         if !z.batch.is_empty() {
             shape[0] = part.size[0];
@@ -281,7 +281,7 @@ fn softmax(
 
 /// Whether masked scores are replaced, so that raw ones may hold anything.
 fn masked_by_choice(of: &Body, v: ValueId) -> bool {
-    of.graph.args(v).get(3).is_some_and(|m| of.graph.dtype(*m) == DType::Bool)
+    of.graph.args(v).get(of.graph.op(v).mask_place()).is_some_and(|m| of.graph.dtype(*m) == DType::Bool)
 }
 /// The score of keys before the end; minus infinity for others, whose raw score is not computed.
 fn computed_before(r: &mut Resolver, score: NodeId, key: &Expr, end: Slot) -> NodeId {

@@ -2,7 +2,7 @@
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
-use kiln_graph::{BinaryOp, DType, Op, ValueId};
+use kiln_graph::{BinaryOp, DType, Op, ScoreStep, ValueId};
 
 /// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
 pub struct Sizes {
@@ -35,14 +35,33 @@ fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
     broadcast_index(at, shape)
 }
 
-/// A score from its raw dot product: scaled, masked.
+/// A score from its raw dot product: scaled, by its score function, masked.
 pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
-    let Op::Attention { scale, causal, .. } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
+    let graph = r.graph;
+    let op = graph.op(v);
+    let Op::Attention { scale, causal, score, .. } = op else { return Err(r.unsupported("not attention")) };
+    let args = graph.args(v);
     let dtype = r.dag.node(raw).dtype;
     let scale = r.dag.number(dtype, scale.as_f64());
     let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);
+    let mut operands = args[3..op.mask_place()].iter();
+    for step in score {
+        x = match *step {
+            ScoreStep::Unary(u) => r.dag.add(NodeOp::Unary(u, x), dtype),
+            ScoreStep::Number(b, c) => {
+                let c = r.dag.number(dtype, c.as_f64());
+                r.dag.binary(b, x, c)
+            }
+            ScoreStep::Operand(b) => {
+                let next = operands.next();
+                let &y = next.ok_or_else(|| r.invariant("a step of a score function has no operand"))?;
+                let y = r.at(y, &mask_index(graph.shape(y), at), &[])?;
+                r.dag.binary(b, x, y)
+            }
+        };
+    }
     let lowest = r.dag.number(dtype, f64::NEG_INFINITY);
-    if let Some(&mask) = r.graph.args(v).get(3) {
+    if let Some(&mask) = args.get(op.mask_place()) {
         let ix = mask_index(r.graph.shape(mask), at);
         let m = r.at(mask, &ix, &[])?;
         x = if r.graph.dtype(mask) == DType::Bool {
@@ -51,7 +70,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> R
             r.dag.binary(BinaryOp::Add, x, m)
         };
     }
-    if causal {
+    if *causal {
         let ahead = at[at.len() - 2].plus(&at[at.len() - 1].clone().scale(-1));
         let seen = r.dag.add(NodeOp::Inside(vec![Guard { expr: ahead, lo: 0, hi: i64::MAX }]), DType::Bool);
         x = r.dag.add(NodeOp::Select(seen, x, lowest), dtype);

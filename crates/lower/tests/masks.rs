@@ -18,16 +18,29 @@ const MASKS: [&str; 10] = [
     "%c = lt %t, %prefix\n %d = broadcast %c shape=[2,4,S,T]\n %m = not %d",
 ];
 
-fn graph(mask: &str, [s, t, d]: [usize; 3], dtype: &str, how: &str) -> Graph {
+fn text(mask: &str, [s, t, d]: [usize; 3], dtype: &str, attention: &str) -> String {
     let text = "graph k(%q: D[2,4,S,W], %k: D[2,2,T,W], %v: D[2,2,T,W], %doc_q: i64[2,S], %doc_k: i64[2,T], %prefix: i64[2,1,1,1],
         %slope: D[4,1,1], %bias: D[1,4,S,T]) {
         %zero = const 0.0 : D[]\n %r = iota axis=0 : i64[S,1]\n %t = iota axis=1 : i64[1,T]
         %dq = reshape %doc_q shape=[2,1,S,1]\n %dk = reshape %doc_k shape=[2,1,1,T]\n MASK
-        %y = attention %q, %k, %v, %m scale=0.3 HOW\n return %y\n}";
-    let text = text.replace("MASK", mask).replace("HOW", how).replace("D[", &format!("{dtype}["));
+        %cap = exp %slope\n %y = attention %q, %k, %v, CALL\n return %y\n}";
+    let text = text.replace("MASK", mask).replace("CALL", attention).replace("D[", &format!("{dtype}["));
     let text = text.replace("to=D", &format!("to={dtype}"));
-    let sized = [("S", s), ("T", t), ("W", d)].iter().fold(text, |text, (name, n)| text.replace(name, &n.to_string()));
-    sized.parse().unwrap_or_else(|e| panic!("{e}\n{sized}"))
+    [("S", s), ("T", t), ("W", d)].iter().fold(text, |text, (name, n)| text.replace(name, &n.to_string()))
+}
+
+/// Compares programs on random inputs with the interpreter of graphs.
+fn compare(text: &str, r: &mut Random) {
+    let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let mut inputs = random::inputs(&g, r.below(1 << 20) as u64);
+    // As models have them: multiples of these by distances are exact in every type.
+    (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
+    let want = interpreted(&g, &inputs).unwrap();
+    for target in TARGETS {
+        let got = ran(Attention, &g, &inputs, target).unwrap_or_else(|e| panic!("{e}\n{g}"));
+        difference(&g, &want, &got)
+            .unwrap_or_else(|e| panic!("{target:?}: {e}\n{g}\n{}", lowered(Attention, &g, target)));
+    }
 }
 
 #[test]
@@ -36,17 +49,37 @@ fn computed_masks() {
     for (i, mask) in MASKS.iter().enumerate() {
         for (n, shape) in [[20, 20, 16], [37, 70, 24], [1, 33, 16], [130, 5, 8], [9, 1, 16]].into_iter().enumerate() {
             for how in ["", "fully_masked=nan"] {
-                let g = graph(mask, shape, ["f32", "bf16", "f16"][(i + n) % 3], how);
-                let mut inputs = random::inputs(&g, r.below(1 << 20) as u64);
-                // As models have them: multiples of these by distances are exact in every type.
-                (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
-                let want = interpreted(&g, &inputs).unwrap();
-                for target in TARGETS {
-                    let got = ran(Attention, &g, &inputs, target).unwrap_or_else(|e| panic!("{e}\n{g}"));
-                    difference(&g, &want, &got).unwrap_or_else(|e| {
-                        panic!("mask {i}, {target:?}: {e}\n{g}\n{}", lowered(Attention, &g, target))
-                    });
-                }
+                let dtype = ["f32", "bf16", "f16"][(i + n) % 3];
+                compare(&text(mask, shape, dtype, &format!("%m scale=0.3 {how}")), &mut r);
+            }
+        }
+    }
+}
+
+/// Score functions and their operands, in the order in which the node takes them; a mask follows or not.
+const FUNCTIONS: [(&str, &str); 7] = [
+    ("div 2.0, tanh, mul 2.0", ""),
+    ("mul operand", "%slope, "),
+    ("mul operand, tanh, sub operand", "%slope, %bias, "),
+    ("div operand, div 3.0, tanh, mul 3.0", "%slope, "),
+    ("max -0.5, min operand, add operand", "%cap, %slope, "),
+    ("silu, add operand", "%bias, "),
+    ("abs, neg", ""),
+];
+
+/// A score function before a mask that is computed, in the kernel or read, or before none.
+#[test]
+fn score_functions() {
+    let mut r = Random::new(29);
+    for (i, (steps, operands)) in FUNCTIONS.iter().enumerate() {
+        for (n, shape) in [[20, 20, 16], [37, 70, 24], [1, 300, 16], [130, 5, 8]].into_iter().enumerate() {
+            for (mask, has_mask) in
+                [("%m = le %t, %r", true), ("%m = le %t, %r", false), ("%m = add %bias, %zero", true)]
+            {
+                let dtype = ["f32", "bf16", "f16"][(i + n) % 3];
+                let operands = format!("{operands}{}", if has_mask { "%m" } else { "" });
+                let call = format!("{} scale=0.3 score=\"{steps}\"", operands.trim_end_matches(", "));
+                compare(&text(mask, shape, dtype, &call).replace("%v,  scale", "%v scale"), &mut r);
             }
         }
     }

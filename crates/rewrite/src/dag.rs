@@ -69,15 +69,22 @@ pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
     !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
 }
 
-/// For each value, whether attention's masks are computed from it and it is computed from indices and constants alone, element by element.
+/// Most operations of a step from indices to a mask that is repeated for every score: a comparison, a sum, a choice. Functions cost more
+/// than loading their results.
+const CHEAP: f64 = 2.;
+
+/// For each value, whether attention's masks are computed from it and it is computed from indices and constants alone, element by element
+/// and cheaply.
 fn masks_of_indices(p: &Program, class: &[Class]) -> Vec<bool> {
     let plain = |c: Class| matches!(c, Class::Pointwise | Class::View | Class::Generator);
     let mut indexed: Vec<bool> = Vec::with_capacity(p.nodes.len());
     for (n, &c) in p.nodes.iter().zip(class) {
-        indexed.push(plain(c) && n.args.iter().all(|&a| indexed[a]));
+        let cheap = c != Class::Pointwise || n.value.op.weight() <= CHEAP;
+        indexed.push(plain(c) && cheap && n.args.iter().all(|&a| indexed[a]));
     }
-    let mask = |n: &Node| if let Op::Attention { .. } = n.value.op { n.args.get(3).copied() } else { None };
-    let (mut out, mut todo) = (vec![false; p.nodes.len()], p.nodes.iter().filter_map(mask).collect::<Vec<_>>());
+    let attention = p.nodes.iter().filter(|n| Class::of(&n.value.op) == Class::Attention);
+    let mut todo: Vec<usize> = attention.flat_map(|n| n.args.get(3..).unwrap_or_default()).copied().collect();
+    let mut out = vec![false; p.nodes.len()];
     let mut seen = out.clone();
     while let Some(v) = todo.pop() {
         if plain(class[v]) && !std::mem::replace(&mut seen[v], true) {
@@ -100,6 +107,8 @@ pub struct Dag {
     /// All values that the roots depend on in this stage, ascending.
     pub live: Vec<usize>,
     pub stage: Stage,
+    /// For each value, whether it is computed from indices for attention's masks, so cheaply that no kernel reads it from memory.
+    indexed: Vec<bool>,
 }
 
 impl Dag {
@@ -116,16 +125,17 @@ impl Dag {
         for &r in roots.iter().filter(|&&r| p.nodes[r].value.frozen) {
             class[r] = Class::Leaf;
         }
-        Dag::new(p, class, roots, Stage::Run)
+        Dag::new(p, class, roots, Stage::Run, indexed)
     }
     /// The load: computes the frozen values `wanted`.
     pub fn load(p: &Program, wanted: impl IntoIterator<Item = usize>) -> Dag {
         let class = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
-        Dag::new(p, class, wanted.into_iter().collect(), Stage::Load)
+        let indexed = vec![false; p.nodes.len()];
+        Dag::new(p, class, wanted.into_iter().collect(), Stage::Load, indexed)
     }
-    fn new(p: &Program, class: Vec<Class>, roots: BTreeSet<usize>, stage: Stage) -> Dag {
+    fn new(p: &Program, class: Vec<Class>, roots: BTreeSet<usize>, stage: Stage, indexed: Vec<bool>) -> Dag {
         let roots: Vec<usize> = roots.into_iter().collect();
-        let mut dag = Dag { nodes: p.nodes.clone(), class, roots, kept: vec![], live: vec![], stage };
+        let mut dag = Dag { nodes: p.nodes.clone(), class, roots, kept: vec![], live: vec![], stage, indexed };
         let (mut seen, mut todo) = (vec![false; dag.nodes.len()], dag.roots.clone());
         while let Some(v) = todo.pop() {
             if !std::mem::replace(&mut seen[v], true) {
@@ -157,6 +167,10 @@ impl Dag {
     /// Must the value be stored, whether or not another kernel reads it?
     pub fn is_root(&self, v: usize) -> bool {
         self.roots.binary_search(&v).is_ok() || self.kept.binary_search(&v).is_ok()
+    }
+    /// Whether the value needs no kernel of its own if its users can compute it inline.
+    pub fn is_free(&self, v: usize) -> bool {
+        self.class[v].is_free() || self.indexed[v]
     }
     pub fn frozen(&self, v: usize) -> bool {
         self.nodes[v].value.frozen

@@ -86,9 +86,6 @@ const NEAR: usize = 16;
 /// Readers of a kernel that are considered at once.
 const FEW: usize = 32;
 
-/// Share of its time that work at load time costs: next to nothing, but less of it is better.
-const AT_LOAD: f64 = 1e-5;
-
 /// Seconds saved.
 #[derive(PartialEq)]
 struct Gain(f64);
@@ -185,7 +182,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         let mut price = self.check.price(self.dag, &self.kinds, &members, &outs)?;
         if self.dag.stage == Stage::Run && members.iter().all(|&m| self.dag.frozen(m)) {
-            price.seconds *= AT_LOAD;
+            price.seconds = 0.;
         }
         Ok(Kernel::new(self.dag, members, outs, price))
     }
@@ -230,25 +227,26 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
             for b in self.plan.by_id.keys().copied().collect::<Vec<_>>() {
                 let members = self.plan.by_id.get(&b).map(|k| k.members.clone()).unwrap_or_default();
-                moved |= members.into_iter().any(|m| !dag.class[m].is_free() && self.shift(b, m));
+                moved |= members.into_iter().any(|m| !dag.is_free(m) && self.shift(b, m));
             }
             if !moved {
                 break;
             }
         }
     }
-    /// Values that need a kernel: all ops except views, and views that must be stored.
+    /// Values that need a kernel: all ops except those that are computed inline, and of these all that must be stored.
     fn ops(&self) -> Vec<usize> {
         let dag = self.dag;
         let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
-        dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect()
+        dag.live.iter().copied().filter(|v| computes(v) && (!dag.is_free(*v) || dag.is_root(*v))).collect()
     }
-    /// Views belong to the kernels that read through them. Views that such a kernel cannot follow are stored too; libtorch follows none.
+    /// Views and what is computed from indices belong to the kernels that read them. Those that such a kernel cannot follow are stored too;
+    /// libtorch follows none.
     fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
         let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
         let users = self.users_of_fallbacks();
-        let free = |a: &usize| dag.class[*a].is_free();
+        let free = |a: &usize| dag.is_free(*a);
         while let Some(v) = todo.pop() {
             if dag.class[v] == Class::Fallback {
                 todo.extend(dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)));
@@ -258,7 +256,7 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
             let (mut members, mut open) = (Set::from([v]), vec![v]);
             while let Some(x) = open.pop() {
-                let through = |a: &usize| dag.class[*a].is_free() && !stored.contains(a);
+                let through = |a: &usize| dag.is_free(*a) && !stored.contains(a);
                 open.extend(dag.args(x).iter().copied().filter(through).filter(|&a| members.insert(a)));
             }
             match self.price(sorted(members), vec![v]) {

@@ -106,8 +106,8 @@ impl Reject {
 pub const MAX_MEMBERS: usize = 160;
 /// Most buffers of one kernel: each is an argument of its programs, and GPU programs take up to 512.
 pub const MAX_BUFFERS: usize = 256;
-/// Which operand of attention is its mask.
-const MASK: usize = 3;
+/// The first operand of attention that belongs to its scores: those of its score function, and its mask.
+const OF_SCORES: usize = 3;
 /// Most different access maps of one value; it is computed separately for each.
 pub const MAX_USES: usize = 8;
 
@@ -139,7 +139,7 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
-    /// The scores of attention, if it has a mask.
+    /// The scores of attention.
     scores: Option<Scores>,
     /// The second matmul of a dual GEMM, or the anchor itself if the second one is the other half of its columns.
     dual: Option<usize>,
@@ -307,8 +307,8 @@ impl Region<'_> {
                 Class::Scatter => self.anchor(v, &u, done.first(), Anchor::Scatter)?,
             };
             for (i, (a, map)) in reach.into_iter().enumerate() {
-                let mask = class == Class::Attention && i == MASK;
-                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !mask);
+                let of_score = class == Class::Attention && i >= OF_SCORES;
+                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !of_score);
                 let again = (self.dag.count(v) / self.dag.count(a).max(1.) / 64.).max(1.);
                 let times = u.times * if class == Class::Pointwise { again } else { 1. };
                 self.uses.entry(a).or_default().push(Use { map, prologue, times });
@@ -477,7 +477,7 @@ impl Region<'_> {
             Class::Conv | Class::Pool if dag.args(anchor).iter().any(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }
-            Class::Attention if !self.computes_mask_alone(anchor) => return Err(Reject::ArithmeticAroundAttention),
+            Class::Attention if !self.computes_scores_alone(anchor) => return Err(Reject::ArithmeticAroundAttention),
             _ => {}
         }
         if any(Class::Movement) {

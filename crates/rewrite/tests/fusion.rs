@@ -433,6 +433,72 @@ fn attention_of_half_types_scaled_in_f32() {
         }
     }
 }
+/// What is made of a score by pointwise steps is attention's, before a mask: soft caps, tensors that scale, limits.
+#[test]
+fn attention_of_score_functions() {
+    let causal = "%r = iota axis=0 : i64[20,1]\n %j = iota axis=1 : i64[1,20]\n %late = gt %j, %r";
+    let cap = "%c1 = div %e, 5.0\n %c2 = tanh %c1\n %c = mul %c2, 5.0";
+    let cases = [
+        (format!("%e = mul %d, 0.204\n {cap}\n %s = mul %c, 1.0"), "mul 5"),
+        (format!("%e = mul %d, 0.204\n {cap}\n %s = add %c, %m"), "tanh"),
+        (format!("%e = mul %d, 0.204\n {cap}\n {causal}\n %s = select %late, -inf, %c"), "tanh"),
+        (format!("%e = mul %d, 0.204\n {cap}\n {causal}\n %a = add %c, %m\n %s = select %late, -inf, %a"), "tanh"),
+        ("%s = mul %d, %scale".into(), "mul operand"),
+        ("%s = mul %one, %d".into(), "mul operand"),
+        ("%s = div %d, %root".into(), "operand"),
+        ("%e = mul %d, %scale\n %s = add %e, %m".into(), "mul operand"),
+        (
+            format!("%e = mul %scale, %d\n {cap}\n %f = div %c, %root\n {causal}\n %s = select %late, -inf, %f"),
+            "mul operand, div 5.0, tanh",
+        ),
+        ("%e = sub %d, %scale\n %f = max %e, -1.0\n %s = min %f, %one".into(), "sub operand, max -1.0, min operand"),
+        ("%e = mul %d, 0.204\n %f = silu %e\n %s = add %f, %m".into(), "silu"),
+    ];
+    for (lines, steps) in &cases {
+        for dtype in ["f32", "bf16"] {
+            let text = format!(
+                "graph g(%q: T[2,2,20,24], %k: T[2,2,20,24], %v: T[2,2,20,24], %m: T[2,1,1,20], %scale: T[2,1,1], %one: T[]) {{
+                %big = exp %one\n %root = sqrt %big\n %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n {lines}
+                %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}}"
+            );
+            let p = checked(&text.replace("T[", &format!("{dtype}[")));
+            let kernels: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
+            assert_eq!(kernels, [Attention], "{lines}\n{p}");
+            let root = usize::from(lines.contains("root") && p.kernels.len() > 1);
+            assert_eq!(p.kernels.len(), 1 + root, "{lines}\n{p}");
+            assert!(p.to_string().contains(steps), "{lines}\n{p}");
+        }
+    }
+}
+/// Windows of an image, as Swin computes them: a bias of each head, and a mask of each window, which a view of the scores has an axis for.
+#[test]
+fn attention_of_windows() {
+    for dtype in ["f32", "bf16"] {
+        let text = "graph g(%q: T[6,2,20,24], %k: T[6,2,20,24], %v: T[6,2,20,24], %b: T[2,20,20], %m: T[3,20,20]) {
+            %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n %e = mul %d, 0.25\n %s1 = add %e, %b
+            %s2 = reshape %s1 shape=[2,3,2,20,20]\n %m1 = reshape %m shape=[1,3,1,20,20]\n %s3 = add %s2, %m1
+            %s = reshape %s3 shape=[6,2,20,20]\n %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}";
+        let p = checked(&text.replace("T[", &format!("{dtype}[")));
+        assert_eq!(kinds(&p), [Attention], "{p}");
+    }
+}
+/// Steps after a mask are not the score function's; nor is a function of two scores.
+#[test]
+fn other_functions_of_scores_are_no_attention() {
+    for lines in [
+        "%c = lt %m, 0.0\n %e = select %c, %d, -inf\n %s = tanh %e",
+        "%e = tanh %d\n %s = mul %e, %d",
+        "%e = add %d, %m\n %s = mul %e, 2.0",
+        "%f = gt %d, %m\n %s = select %f, %d, %m",
+    ] {
+        let p = checked(&format!(
+            "graph g(%q: f32[2,2,20,24], %k: f32[2,2,20,24], %v: f32[2,2,20,24], %m: f32[2,1,1,20]) {{
+            %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n {lines}\n %p = softmax %s axis=3\n %y = dot %p, %v
+            return %y\n}}"
+        ));
+        assert!(!kinds(&p).contains(&Attention), "{lines}\n{p}");
+    }
+}
 #[test]
 fn heads_shared_by_groups_of_queries_are_not_copied() {
     let p = checked("graph g(%q: f32[1,8,16,16], %k: f32[1,2,16,16], %v: f32[1,2,16,16]) {

@@ -1,13 +1,24 @@
 //! Inference and decomposition of scaled dot-product attention.
 use super::{Built, softmax::softmax};
 use crate::{
-    BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, Type, ValueId,
+    BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ScoreStep, Type, ValueId,
     infer::{broadcast, broadcasts_to, check_type, float, number, same_dtype},
 };
 
+impl Op {
+    /// Which operand of attention is its mask, if it has one: the first after those of its score function.
+    pub fn mask_place(&self) -> usize {
+        let Op::Attention { score, .. } = self else { return 0 };
+        3 + score.iter().filter(|step| step.takes_operand()).count()
+    }
+}
+
 pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    if let Op::Attention { scale, .. } = op {
-        number(*scale)?;
+    let Op::Attention { scale, score, .. } = op else { return Err("not attention".into()) };
+    number(*scale)?;
+    let mask_place = op.mask_place();
+    if !(mask_place..=mask_place + 1).contains(&args.len()) {
+        return Err(format!("{} operands, {mask_place} are wanted, or one more with a mask", args.len()));
     }
     let (q, k, v) = (args[0], args[1], args[2]);
     let dtype = same_dtype(&args[..3])?;
@@ -23,20 +34,53 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
         return Err(format!("{hq} query heads are not a multiple of {hk} key heads"));
     }
     let scores = [qb, &[*hq, *s, *t]].concat();
-    if let Some(mask) = args.get(3) {
+    let fits = |what: &str, x: &Type| {
+        if !broadcasts_to(&x.shape, &scores) || broadcast(&x.shape, &scores).is_err() {
+            return Err(format!("the {what} {x} does not broadcast to the scores {scores:?}"));
+        }
+        Ok(())
+    };
+    if let Some(mask) = args.get(mask_place) {
         if mask.dtype != DType::Bool && mask.dtype != dtype {
             return Err(format!("the mask is {}, it must be bool or {dtype}", mask.dtype));
         }
-        if !broadcasts_to(&mask.shape, &scores) || broadcast(&mask.shape, &scores).is_err() {
-            return Err(format!("the mask {mask} does not broadcast to the scores {scores:?}"));
+        fits("mask", mask)?;
+    }
+    for x in &args[3..mask_place] {
+        if x.dtype != dtype {
+            return Err(format!("an operand of the score function is {}, it must be {dtype}", x.dtype));
         }
+        fits("operand", x)?;
+    }
+    for step in score {
+        check_step(step, dtype)?;
     }
     check_type(&Type { dtype, shape: scores }).map_err(|e| format!("scores: {e}"))?;
     Ok(Type { dtype, shape: [qb, &[*hq, *s, *e]].concat() })
 }
 
+/// Whether a step makes a score of a score.
+fn check_step(step: &ScoreStep, dtype: DType) -> Result<(), String> {
+    match step {
+        ScoreStep::Unary(u) => {
+            let score = Type::new(dtype, []);
+            if crate::infer::infer(&Op::Unary(*u), &[&score]) != Ok(score) {
+                return Err(format!("`{step}` of a score is not a score"));
+            }
+        }
+        ScoreStep::Number(b, _) | ScoreStep::Operand(b) if !ScoreStep::BINARY.contains(b) => {
+            let known: Vec<&str> = ScoreStep::BINARY.iter().map(|b| b.name()).collect();
+            return Err(format!("`{step}` is no step of a score function: use one of {}", known.join(", ")));
+        }
+        ScoreStep::Number(_, s) => number(*s)?,
+        ScoreStep::Operand(_) => {}
+    }
+    Ok(())
+}
+
 pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
-    let &Op::Attention { scale, causal, fully_masked } = op else { return Ok(args[0]) };
+    let Op::Attention { scale, causal, fully_masked, score } = op else { return Ok(args[0]) };
+    let mask_place = op.mask_place();
     let (mut q, mut k, mut v) = (args[0], args[1], args[2]);
     let q_shape = g.shape(q).to_vec();
     let r = q_shape.len();
@@ -60,20 +104,38 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
     let k = g.transpose(k)?;
     let mut scores = g.dot(q, k)?;
     scores = g.binary_scalar(BinaryOp::Mul, scores, scale.as_f64())?;
-    if causal {
+    // A mask or an operand of a step, in the shape of the scores where that has an axis of groups.
+    let fitted = |g: &mut Graph, x: ValueId| match grouped && g.shape(x).len() >= 3 {
+        true => {
+            let whole = g.broadcast_to(x, [&q_shape[..r - 1], &[t]].concat())?;
+            g.reshape(whole, scores_shape.clone())
+        }
+        false => Ok(x),
+    };
+    let mut more = args[3..mask_place].iter();
+    for step in score {
+        scores = match step {
+            ScoreStep::Unary(u) => g.unary(*u, scores)?,
+            ScoreStep::Number(b, s) => g.binary_scalar(*b, scores, s.as_f64())?,
+            ScoreStep::Operand(b) => match more.next() {
+                Some(&x) => {
+                    let x = fitted(g, x)?;
+                    g.binary(*b, scores, x)?
+                }
+                // Invariant: inference has counted the operands.
+                None => scores,
+            },
+        };
+    }
+    if *causal {
         let row = g.iota(DType::I64, [s, 1], 0);
         let column = g.iota(DType::I64, [1, t], 1);
         let seen = g.compare(CompareOp::Le, column, row)?;
         let hidden = g.constant_like(scores, f64::NEG_INFINITY)?;
         scores = g.select(seen, scores, hidden)?;
     }
-    if let Some(&mask) = args.get(3) {
-        let mask = if grouped && g.shape(mask).len() >= 3 {
-            let whole = g.broadcast_to(mask, [&q_shape[..r - 1], &[t]].concat())?;
-            g.reshape(whole, scores_shape)?
-        } else {
-            mask
-        };
+    if let Some(&mask) = args.get(mask_place) {
+        let mask = fitted(g, mask)?;
         scores = if g.dtype(mask) == DType::Bool {
             let hidden = g.constant_like(scores, f64::NEG_INFINITY)?;
             g.select(mask, scores, hidden)?
@@ -82,8 +144,8 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
         };
     }
     let axis = g.shape(scores).len() - 1;
-    // Without a mask, some key counts for every query.
-    let safe = args.len() > 3 && fully_masked == FullyMasked::Zero;
+    // Without a mask or a score function, some key counts for every query.
+    let safe = (args.len() > 3 || !score.is_empty()) && *fully_masked == FullyMasked::Zero;
     let p = softmax(g, scores, axis, safe)?;
     let y = g.dot(p, v)?;
     g.reshape(y, ty.shape.clone())

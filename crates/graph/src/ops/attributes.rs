@@ -1,6 +1,6 @@
 //! Attributes of ops, visited one by one. The parser and the printer of the text form share this visit.
 use super::*;
-use crate::graph::float_text;
+use crate::{ScoreStep, graph::float_text};
 use std::fmt::Display;
 
 /// The value of an attribute as parsed from text.
@@ -97,10 +97,11 @@ impl Op {
                 v.optional("affine", affine);
                 v.needed("eps", eps);
             }
-            Op::Attention { scale, causal, fully_masked } => {
+            Op::Attention { scale, causal, fully_masked, score } => {
                 v.needed("scale", scale);
                 v.optional("causal", causal);
                 v.rare("fully_masked", fully_masked);
+                v.rare("score", score);
             }
             Op::Fallback(f) => {
                 v.optional("name", &mut f.name);
@@ -234,6 +235,15 @@ impl Attribute for FullyMasked {
             FullyMasked::Zero => "zero".into(),
             FullyMasked::Nan => "nan".into(),
         }
+    }
+}
+impl Attribute for Vec<ScoreStep> {
+    const WANTS: &'static str = "steps in quotes, as \"div 50.0, tanh, mul 50.0, mul operand\"";
+    fn read(text: Attr) -> Option<Vec<ScoreStep>> {
+        if let Attr::Str(s) = text { ScoreStep::parse_all(&s) } else { None }
+    }
+    fn show(&self) -> String {
+        quoted(&ScoreStep::show_all(self))
     }
 }
 impl Attribute for Vec<Type> {

@@ -1,12 +1,12 @@
 //! Composite ops (softmax, norms, attention), computed whole in the carrier's precision; the caller rounds the result once.
 use super::{
-    pointwise::map2,
+    pointwise::{map2, reals},
     reduce::{sum, sum_of},
     region::Positions,
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
-use kiln_graph::{FullyMasked, Op, ops::real::Real};
+use kiln_graph::{FullyMasked, Op, ScoreStep, ops::real::Real};
 use std::sync::Arc;
 
 /// A composite that has no module of its own. `shape`: of the result.
@@ -18,12 +18,12 @@ pub(super) fn composite(op: &Op, args: &[&Value], shape: &[usize]) -> Result<Dat
         Op::RmsNorm { eps } => rms_norm(args[0], args[1], eps.as_f64()),
         Op::GroupNorm { groups, eps, .. } => group_norm(args, *groups, eps.as_f64()),
         Op::BatchNorm { eps } => batch_norm(args, eps.as_f64()),
-        Op::Attention { scale, causal, fully_masked } => {
+        Op::Attention { .. } => {
             let r = shape.len();
             let (heads, key_heads) = (shape[r - 3], args[1].ty.shape[r - 3]);
             let key_head = (0..heads).map(|h| h * key_heads / heads).collect();
             let rows = Rows { queries: Positions::all(shape[r - 2]), key_head };
-            attention(args, scale.as_f64(), *causal, *fully_masked, &rows)
+            attention(op, args, &rows)
         }
         Op::Logaddexp => logaddexp(args[0], args[1], shape),
         _ => Err(format!("{} has no reference", op.name())),
@@ -185,55 +185,71 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
 
 /// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
 /// `_safe_softmax`) or NaN (its softmax).
-pub(super) fn attention(
-    args: &[&Value],
-    scale: f64,
-    causal: bool,
-    fully_masked: FullyMasked,
-    rows: &Rows,
-) -> Result<Data, String> {
+pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, String> {
+    let Op::Attention { scale, causal, fully_masked, score } = op else { return Err("not attention".into()) };
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
     let (key_heads, t, e) = (k.ty.shape[r - 3], k.ty.shape[r - 2], v.ty.shape[r - 1]);
     let batch: usize = q.ty.shape[..r - 3].iter().product();
-    // Offset of each row of scores in the mask, and the mask's stride along a row (0 if broadcast).
     let scores = [&q.ty.shape[..r - 1], &[t]].concat();
-    let mut mask_rows = Vec::new();
-    let mut mask_step = 0;
-    if let Some(mask) = args.get(3) {
-        let strides = broadcast_strides(&mask.ty.shape, &scores);
-        mask_step = strides[r - 1] as usize;
-        walk(&scores[..r - 1], [&strides[..r - 1]], [0], |[i]| mask_rows.push(i));
-    }
+    // Of what broadcasts to the scores: the offset of each of their rows, and the stride along a row (0 if broadcast).
+    let rows_of = |x: &Value| {
+        let (strides, mut at) = (broadcast_strides(&x.ty.shape, &scores), Vec::new());
+        walk(&scores[..r - 1], [&strides[..r - 1]], [0], |[i]| at.push(i));
+        (at, strides[r - 1] as usize)
+    };
     let size = Sizes { batch, heads, key_heads, s, t, d, e };
-    let mask = args.get(3).map(|m| &m.data);
+    let mask = args.get(op.mask_place()).map(|m| (rows_of(m), &m.data));
+    let others: Vec<((Vec<usize>, usize), &Data)> =
+        args[3..op.mask_place()].iter().map(|x| (rows_of(x), &x.data)).collect();
     macro_rules! on {
-        ($variant:ident, $q:expr) => {{
+        ($variant:ident, $function:ident, $q:expr) => {{
             let (Data::$variant(k), Data::$variant(v)) = (&k.data, &v.data) else {
                 return Err("operands are of different types".into());
             };
-            let add = |row: usize, scores: &mut [_]| match mask {
-                Some(Data::Bool(m)) => {
+            let step = |row: usize, scores: &mut Vec<_>| -> Result<(), String> {
+                let mut others = others.iter();
+                for step in score {
+                    *scores = match step {
+                        ScoreStep::Unary(u) => {
+                            let f = u.function().reference.ok_or_else(|| format!("{step} of floats"))?.$function;
+                            scores.iter().map(|x| f(*x)).collect()
+                        }
+                        ScoreStep::Number(b, c) => reals(*b, (scores, &[t]), (&[Real::of(c.as_f64())], &[]), &[t])?,
+                        ScoreStep::Operand(b) => {
+                            let Some(((at, stride), Data::$variant(x))) = others.next() else {
+                                return Err("an operand of the score function is missing, or of another type".into());
+                            };
+                            let along: Vec<_> = (0..t).map(|j| x[at[row] + j * stride]).collect();
+                            reals(*b, (scores, &[t]), (&along, &[t]), &[t])?
+                        }
+                    };
+                }
+                Ok(())
+            };
+            let add = |row: usize, scores: &mut [_]| match &mask {
+                Some(((at, stride), Data::Bool(m))) => {
                     for (j, x) in scores.iter_mut().enumerate() {
-                        if !m[mask_rows[row] + j * mask_step] {
+                        if !m[at[row] + j * stride] {
                             *x = Real::of(f64::NEG_INFINITY);
                         }
                     }
                 }
-                Some(Data::$variant(m)) => {
+                Some(((at, stride), Data::$variant(m))) => {
                     for (j, x) in scores.iter_mut().enumerate() {
-                        *x += m[mask_rows[row] + j * mask_step];
+                        *x += m[at[row] + j * stride];
                     }
                 }
                 _ => {}
             };
-            Data::$variant(Arc::new(attend($q, k, v, &size, rows, (scale, causal, fully_masked), add)))
+            let how = (scale.as_f64(), *causal, *fully_masked);
+            Data::$variant(Arc::new(attend($q, k, v, &size, rows, how, step, add)?))
         }};
     }
     Ok(match &q.data {
-        Data::F32(q) => on!(F32, q),
-        Data::F64(q) => on!(F64, q),
+        Data::F32(q) => on!(F32, f32, q),
+        Data::F64(q) => on!(F64, f64, q),
         _ => return Err("expected floats".into()),
     })
 }
@@ -256,6 +272,8 @@ struct Sizes {
     e: usize,
 }
 
+/// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row.
+#[allow(clippy::too_many_arguments)]
 fn attend<R: Real>(
     q: &[R],
     k: &[R],
@@ -263,8 +281,9 @@ fn attend<R: Real>(
     z: &Sizes,
     rows: &Rows,
     (scale, causal, fully_masked): (f64, bool, FullyMasked),
+    step: impl Fn(usize, &mut Vec<R>) -> Result<(), String>,
     mask: impl Fn(usize, &mut [R]),
-) -> Vec<R> {
+) -> Result<Vec<R>, String> {
     let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
     let mut scores = vec![R::ZERO; z.t];
     let masked = R::of(f64::NEG_INFINITY);
@@ -276,7 +295,11 @@ fn attend<R: Real>(
         for (j, score) in scores.iter_mut().enumerate() {
             let key = &k[(key_head * z.t + j) * z.d..][..z.d];
             let dot = query_row.iter().zip(key).fold(R::ZERO, |s, (x, y)| s + *x * *y);
-            *score = if causal && j > query { masked } else { dot * R::of(scale) };
+            *score = dot * R::of(scale);
+        }
+        step(row, &mut scores)?;
+        if causal {
+            scores.iter_mut().skip(query + 1).for_each(|x| *x = masked);
         }
         mask(row, &mut scores);
         // Weights of zero: a non-finite value still gives NaN.
@@ -290,5 +313,5 @@ fn attend<R: Real>(
             result.iter_mut().zip(value).for_each(|(s, x)| *s += *p * *x);
         }
     }
-    out
+    Ok(out)
 }

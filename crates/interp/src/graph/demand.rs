@@ -285,8 +285,8 @@ pub(super) fn needs(g: &Graph, v: ValueId, region: &Region) -> Vec<Region> {
             let k = join([key_heads.clone(), t.clone(), d]);
             let v = join([key_heads, t.clone(), region[rank - 1].clone()]);
             let scores = join([heads.clone(), queries.clone(), t]);
-            let mask = args.get(3).map(|m| broadcast(g.shape(*m), &scores));
-            [q, k, v].into_iter().chain(mask).collect()
+            let of_scores = args[3..].iter().map(|x| broadcast(g.shape(*x), &scores));
+            [q, k, v].into_iter().chain(of_scores).collect()
         }
         Op::Fallback(_) | Op::Result(_) => args.iter().map(|a| whole(g.shape(*a))).collect(),
     }

@@ -40,13 +40,13 @@ pub(super) fn eval_part(
             let lo: Vec<i64> = region.iter().zip(lo).map(before).collect();
             movement::pad(args[0], args[1], &lo, &ty.shape)?
         }
-        Op::Attention { scale, causal, fully_masked } => {
+        op @ Op::Attention { .. } => {
             let r = region.len();
             let (heads, key_heads) = (&region[r - 3], &from[1][r - 3]);
             let of = |h| key_heads.find(h * key_heads.size() / heads.size());
             let key_head = heads.iter().map(of).collect::<Option<_>>().ok_or("a head's keys were not computed")?;
             let rows = Rows { queries: region[r - 2].clone(), key_head };
-            composite::attention(args, scale.as_f64(), *causal, *fully_masked, &rows)?
+            composite::attention(op, args, &rows)?
         }
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
             let steps = Steps { stride, padding, dilation };

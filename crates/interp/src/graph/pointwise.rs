@@ -91,7 +91,7 @@ fn root(op: BinaryOp, power: &Value) -> Option<UnaryOp> {
 
 type Operand<'a, T> = (&'a [T], &'a [usize]);
 
-fn reals<R: Real>(op: BinaryOp, a: Operand<R>, b: Operand<R>, shape: &[usize]) -> Result<Vec<R>, String> {
+pub(super) fn reals<R: Real>(op: BinaryOp, a: Operand<R>, b: Operand<R>, shape: &[usize]) -> Result<Vec<R>, String> {
     Ok(match op {
         BinaryOp::Add => map2(a, b, shape, |x, y| x + y),
         BinaryOp::Sub => map2(a, b, shape, |x, y| x - y),

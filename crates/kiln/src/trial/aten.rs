@@ -1,6 +1,7 @@
 //! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the interpreter.
 //!
 //! Takes a graph, its inputs and parameters; gives the outputs, each value rounded by libtorch itself.
+use kiln_graph::decompose::decompose_op;
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, FullyMasked, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
 };
@@ -296,7 +297,14 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         Op::BatchNorm { eps } => {
             call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
         }
-        Op::Attention { scale, causal, fully_masked } => {
+        Op::Attention { score, .. } if !score.is_empty() => {
+            // libtorch has no operator for it.
+            let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
+            let parts = decompose_op(op, &types).map_err(|e| e.to_string())?.ok_or("attention has no decomposition")?;
+            let results = run_model(torch, &parts, args, &[], Floats::Own)?;
+            results.into_iter().next().ok_or_else(|| "no result".into())
+        }
+        Op::Attention { scale, causal, fully_masked, .. } => {
             let grouped = args[0].ty.shape[args[0].ty.rank() - 3] != args[1].ty.shape[args[1].ty.rank() - 3];
             let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);
             let safe = call("scaled_dot_product_attention", "", list)?;

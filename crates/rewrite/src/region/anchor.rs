@@ -1,9 +1,9 @@
 //! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
-use super::{MASK, Region, Reject, Scores, Use};
+use super::{OF_SCORES, Region, Reject, Scores, Use};
 use crate::cost::{matrix_flops, matrix_seconds};
 use crate::space::{Atom, AxisMap, Map, align};
-use kiln_graph::Op;
 use kiln_graph::ops::Class;
+use kiln_graph::{Op, ScoreStep};
 use std::collections::BTreeSet;
 
 /// The classes of [`Class::is_anchor`].
@@ -160,14 +160,18 @@ impl Region<'_> {
             self.operands.push((a, map.iter().map(|w| vec![w.clone()]).collect()));
             reach.push((a, map));
         }
-        if let Some(&mask) = args.get(MASK) {
-            let map = align(dag.shape(mask), lead + 2, &with(&m[..lead], &m[lead], &keys));
-            let skips = self.bounds_keys(mask, &map, &keys);
-            let (queries, count) =
-                (m[lead].atoms.clone(), dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64);
-            self.scores = Some(Scores { mask, queries, keys: keys.atoms, count, skips });
-            reach.push((mask, map));
+        let (queries, count) =
+            (m[lead].atoms.clone(), dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64);
+        if let Op::Attention { score, .. } = dag.op(v) {
+            self.price.other += count * score.iter().map(step_weight).sum::<f64>();
         }
+        let of_scores = args.get(OF_SCORES..).unwrap_or_default();
+        let at = with(&m[..lead], &m[lead], &keys);
+        let maps: Vec<(usize, Map)> = of_scores.iter().map(|&a| (a, align(dag.shape(a), lead + 2, &at))).collect();
+        let mask = maps.get(dag.op(v).mask_place() - OF_SCORES).cloned();
+        let skips = mask.is_some_and(|(mask, map)| self.bounds_keys(mask, &map, &keys));
+        self.scores = Some(Scores { operands: of_scores.to_vec(), queries, keys: keys.atoms, count, skips });
+        reach.extend(maps);
         reach
     }
 
@@ -205,5 +209,13 @@ impl Region<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Operations of a step of a score function.
+fn step_weight(step: &ScoreStep) -> f64 {
+    match *step {
+        ScoreStep::Unary(u) => Op::Unary(u).weight(),
+        ScoreStep::Number(b, _) | ScoreStep::Operand(b) => Op::Binary(b).weight(),
     }
 }

@@ -1,4 +1,5 @@
-//! The mask of attention: a kernel may compute it from what it is made of, element by element, or read it from memory. Prices decide.
+//! The mask of attention, and other operands of its scores: a kernel may compute them from what they are made of, element by element, or
+//! read them from memory. Prices decide.
 //!
 //! A mask is needed for every score, in every head. So its arithmetic is priced once for each score, also where the mask itself is smaller;
 //! and so is the loading of every element that it is computed from. What depends on the query alone or on the key alone is computed once
@@ -14,9 +15,10 @@ const LOAD: f64 = 6.;
 /// Rows or columns of a tile of scores, which share what does not depend on the other index.
 const TILE: f64 = 64.;
 
-/// The scores of an attention with a mask.
+/// The scores of an attention.
 pub(super) struct Scores {
-    pub mask: usize,
+    /// What the kernel reads or computes for them: the operands of the score function, and the mask.
+    pub operands: Vec<usize>,
     pub queries: Vec<Atom>,
     pub keys: Vec<Atom>,
     pub count: f64,
@@ -42,10 +44,11 @@ impl Region<'_> {
         let Some(scores) = &self.scores else { return 0. };
         uses.iter().filter(|u| !u.prologue).map(|u| LOAD * self.elements(scores, &u.map)).sum()
     }
-    /// Do all members that are more than views of attention's operands and result belong to its mask, element by element?
-    pub(super) fn computes_mask_alone(&self, anchor: usize) -> bool {
+    /// Do all members that are more than views of attention's operands and result belong to its scores, element by element?
+    pub(super) fn computes_scores_alone(&self, anchor: usize) -> bool {
         let (dag, members) = (self.dag, self.members);
-        let (mut cone, mut open) = (BTreeSet::new(), self.scores.iter().map(|s| s.mask).collect::<Vec<_>>());
+        let (mut cone, mut open) =
+            (BTreeSet::new(), self.scores.iter().flat_map(|s| s.operands.clone()).collect::<Vec<_>>());
         while let Some(v) = open.pop() {
             if members.binary_search(&v).is_ok() && cone.insert(v) {
                 open.extend(dag.args(v));

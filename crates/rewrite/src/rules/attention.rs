@@ -4,39 +4,46 @@ use crate::build::Builder;
 use crate::language::round_to;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Op, ReduceOp, Scalar, UnaryOp};
+use kiln_graph::ops::Class;
+use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Op, ReduceOp, Scalar, ScoreStep, UnaryOp};
 use kiln_plan::Numerics::*;
+use std::collections::BTreeSet;
 
 /// The operand of the softmax.
 struct Scores {
+    /// The matmul.
+    dot: Id,
     q: Id,
     /// Keys, transposed.
     k: Id,
     scale: f64,
+    /// The score function, and what its steps take.
+    steps: Vec<ScoreStep>,
+    operands: Vec<Id>,
     mask: Option<Id>,
 }
 
-/// Steps between the matmul and the softmax that are followed.
-const DEEP: usize = 12;
+/// Values that are looked at between a softmax and its matmul.
+const MOST: usize = 64;
 
-/// Matches what stands between a matmul and a softmax: constant factors, sums with masks, and choices between scores and a very low number,
-/// in any order in which later steps do not scale earlier ones. Casts between floats are followed: scores are f32 in the kernel, without the
-/// rounding of half types in between.
-fn scores(b: &mut Builder, x: Id, deep: usize) -> Option<Scores> {
-    let deep = deep.checked_sub(1)?;
+/// Matches what stands between a matmul and a softmax: constant factors, a chain of pointwise steps, sums with masks, and choices between
+/// scores and a very low number. Casts between floats are followed: scores are f32 in the kernel, without the rounding of half types in
+/// between. `left`: values that may still be looked at.
+fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
+    *left = left.checked_sub(1)?;
     if let Some(s) = scaled(b, x, 1., 0) {
         return Some(s);
     }
     if let Some(y) = b.form(x, |o, a| float_cast(b, o, a)) {
-        return scores(b, y, deep);
+        return scores(b, y, left);
     }
-    let sums: Vec<(Id, Id)> = forms(b, x, |o, a| match o {
-        Op::Binary(BinaryOp::Add) => vec![(a[0], a[1]), (a[1], a[0])],
+    let views: Vec<Id> = forms(b, x, |o, a| match o {
+        Op::Reshape(_) if trailing(b.shape(a[0])) == trailing(b.shape(x)) => vec![a[0]],
         _ => vec![],
     });
-    for (s, mask) in sums {
-        if let Some(s) = scores(b, s, deep) {
-            return s.plus(b, mask);
+    for y in views {
+        if let Some(s) = scores(b, y, left) {
+            return s.reshaped(b, y, x);
         }
     }
     let choices: Vec<(Id, Id, Id)> =
@@ -50,9 +57,34 @@ fn scores(b: &mut Builder, x: Id, deep: usize) -> Option<Scores> {
         if !lowest {
             continue;
         }
-        let Some(s) = scores(b, s, deep) else { continue };
+        let Some(s) = scores(b, s, left) else { continue };
         let keep = if inverted { b.unary(UnaryOp::Not, condition)? } else { condition };
         return s.kept(b, keep, v);
+    }
+    let pairs: Vec<(BinaryOp, Id, Id)> = forms(b, x, |o, a| match *o {
+        Op::Binary(op @ (BinaryOp::Add | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min)) => {
+            vec![(op, a[0], a[1]), (op, a[1], a[0])]
+        }
+        Op::Binary(op @ (BinaryOp::Sub | BinaryOp::Div)) => vec![(op, a[0], a[1])],
+        _ => vec![],
+    });
+    for (op, s, other) in pairs {
+        // A factor of every score has one number for all.
+        if b.fact(s).number().is_some() {
+            continue;
+        }
+        if let Some(s) = scores(b, s, left) {
+            return if op == BinaryOp::Add { s.plus(b, other) } else { s.with(b, op, other) };
+        }
+    }
+    let functions: Vec<(UnaryOp, Id)> = forms(b, x, |o, a| match *o {
+        Op::Unary(u) if b.ty(a[0]) == b.ty(x) => vec![(u, a[0])],
+        _ => vec![],
+    });
+    for (u, y) in functions {
+        if let Some(s) = scores(b, y, left) {
+            return s.then(ScoreStep::Unary(u));
+        }
     }
     None
 }
@@ -83,6 +115,40 @@ impl Scores {
         };
         Some(Scores { mask: Some(mask), ..self })
     }
+    /// The scores in another shape of their batches and heads, as `Swin` splits windows from images.
+    fn reshaped(mut self, b: &mut Builder, from: Id, to: Id) -> Option<Scores> {
+        let (from, to) = (b.shape(from).to_vec(), b.shape(to).to_vec());
+        for x in self.operands.iter_mut().chain(&mut self.mask) {
+            let shape = b.shape(*x).to_vec();
+            let lead = shape.len().saturating_sub(2);
+            *x = if shape[..lead].iter().all(|&n| n == 1) {
+                b.reshape(*x, &shape[lead..])?
+            } else {
+                let whole = b.add(Op::Broadcast(from.clone()), &[*x])?;
+                b.reshape(whole, &to)?
+            };
+        }
+        Some(self)
+    }
+    /// The scores and a number or a tensor.
+    fn with(self, b: &mut Builder, op: BinaryOp, other: Id) -> Option<Scores> {
+        if let Some(number) = b.fact(other).number() {
+            return self.then(ScoreStep::Number(op, Scalar::Float(number)));
+        }
+        let other = of_type(b, other, b.ty(self.q).dtype)?;
+        let mut s = self.then(ScoreStep::Operand(op))?;
+        s.operands.push(other);
+        Some(s)
+    }
+    /// The scores with one more step. None may follow a mask.
+    fn then(mut self, step: ScoreStep) -> Option<Scores> {
+        self.steps.push(step);
+        self.mask.is_none().then_some(self)
+    }
+}
+/// The axes of queries and keys.
+fn trailing(shape: &[usize]) -> Option<&[usize]> {
+    shape.len().checked_sub(2).map(|lead| &shape[lead..])
 }
 /// `value` where `keep` holds, and elsewhere a number, the nearest one of its type.
 fn chosen(b: &mut Builder, keep: Id, value: Id, low: f64) -> Option<Id> {
@@ -101,6 +167,20 @@ fn of_type(b: &mut Builder, mask: Id, dtype: DType) -> Option<Id> {
     let inner = b.form(mask, |o, a| float_cast(b, o, a));
     inner.filter(|&y| b.ty(y).dtype == dtype)
 }
+/// Whether values are computed from the scores too, which then have to be in memory.
+fn depends(b: &Builder, of: &[Id], scores: Id) -> bool {
+    let (mut seen, mut todo) = (BTreeSet::new(), of.to_vec());
+    while let Some(x) = todo.pop() {
+        if x == scores {
+            return true;
+        }
+        if seen.len() < MOST && seen.insert(x) {
+            let args = |o: &Op, a: &[Id]| matches!(Class::of(o), Class::Pointwise | Class::View).then(|| a.to_vec());
+            todo.extend(b.form(x, args).unwrap_or_default());
+        }
+    }
+    false
+}
 /// The operand of a cast between floats.
 fn float_cast(b: &Builder, o: &Op, a: &[Id]) -> Option<Id> {
     (matches!(o, Op::Cast(to) if to.is_float()) && b.ty(a[0]).dtype.is_float()).then(|| a[0])
@@ -108,9 +188,9 @@ fn float_cast(b: &Builder, o: &Op, a: &[Id]) -> Option<Id> {
 /// Matches `q·kᵀ` with a few constant factors.
 fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     /// Factors and casts that are followed.
-    const MOST: usize = 6;
-    let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, a[0], a[1], scale)));
-    if depth >= MOST {
+    const DEEP: usize = 6;
+    let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, x, [a[0], a[1]], scale)));
+    if depth >= DEEP {
         return found;
     }
     // A form may have the factors of operands outside of the matmul; it is preferred, as no factor is left inside.
@@ -119,13 +199,13 @@ fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     bare.or(found).or_else(cast)
 }
 /// The matmul of `q` and `k`, with their constant factors moved to the scale.
-fn bare(b: &Builder, mut q: Id, mut k: Id, mut scale: f64) -> Scores {
+fn bare(b: &Builder, dot: Id, [mut q, mut k]: [Id; 2], mut scale: f64) -> Scores {
     for x in [&mut q, &mut k] {
         if let Some((y, c)) = outer_factor(b, *x) {
             (*x, scale) = (y, scale * c);
         }
     }
-    Scores { q, k, scale, mask: None }
+    Scores { dot, q, k, scale, steps: vec![], operands: vec![], mask: None }
 }
 /// `x` as a value of its type and shape times a number: a half type may be multiplied in f32.
 fn outer_factor(b: &Builder, x: Id) -> Option<(Id, f64)> {
@@ -188,7 +268,8 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if safe.is_some_and(|c| !all_masked(b, c, x)) || m.var("z").is_some_and(|z| b.fact(z).number() != Some(0.)) {
         return None;
     }
-    let mut s = scores(b, x, DEEP)?;
+    let mut left = MOST;
+    let mut s = scores(b, x, &mut left)?;
     if safe.is_some() {
         s.mask = s.mask.map(|mask| kept(b, mask).unwrap_or(mask));
     }
@@ -200,11 +281,15 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
         return None;
     }
-    let mut args = vec![s.q, k, v];
-    args.extend(s.mask);
-    // A softmax of scores that are all minus infinity is NaN, which a mask can make of finite scores.
-    let fully_masked = if s.mask.is_some() && safe.is_none() { FullyMasked::Nan } else { FullyMasked::Zero };
-    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false, fully_masked }, &args)
+    let more: Vec<Id> = s.operands.into_iter().chain(s.mask).collect();
+    if depends(b, &more, s.dot) {
+        return None;
+    }
+    let args = [vec![s.q, k, v], more].concat();
+    // A softmax of scores that are all minus infinity is NaN, which a mask or a step can make of finite scores.
+    let may_be_masked = s.mask.is_some() || !s.steps.is_empty();
+    let fully_masked = if may_be_masked && safe.is_none() { FullyMasked::Nan } else { FullyMasked::Zero };
+    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false, fully_masked, score: s.steps }, &args)
 }
 
 /// The keys or values of which `x` repeats each head for a group of consecutive query heads.
@@ -229,7 +314,7 @@ fn shared_heads(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (q, k, v) = (m.var("q")?, m.var("k")?, m.var("v")?);
     let (k, v) = (repeated(b, k)?, repeated(b, v)?);
     let mut args = vec![q, k, v];
-    args.extend(m.var("m"));
+    args.extend(["a", "b", "c"].iter().filter_map(|x| m.var(x)));
     b.add(m.op("f")?.clone(), &args)
 }
 
@@ -249,14 +334,19 @@ pub const RULES: &[Rule] = &[
             %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %s = div %d, 4.0\n %a = add %m, %s
             %p = softmax %a axis=3\n %y = dot %p, %v\n return %y\n}",
         near_miss: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {
-            %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %s = mul %d, %m
+            %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %n = abs %d\n %s = mul %d, %n
             %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}",
     },
     Rule {
         name: "attention-shared-heads",
         numerics: Exact,
         half: Exact,
-        left: &["(attention:f ?q ?k ?v)", "(attention:f ?q ?k ?v ?m)"],
+        left: &[
+            "(attention:f ?q ?k ?v)",
+            "(attention:f ?q ?k ?v ?a)",
+            "(attention:f ?q ?k ?v ?a ?b)",
+            "(attention:f ?q ?k ?v ?a ?b ?c)",
+        ],
         when: &[],
         right: shared_heads,
         example: "(%q: f32[2,4,8,16], %k: f32[2,2,8,16], %v: f32[2,2,8,16]) {

@@ -47,7 +47,11 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
             _ if marked[v.0 as usize] => &args[..],
             Op::Conv { transposed: false, .. } => &args[1..],
             Op::Attention { causal: true, .. } => &args[2..3],
-            Op::Attention { .. } if args.get(3).is_some_and(|m| matches!(g.op(*m), Op::Compare(_))) => &args[2..3],
+            op @ Op::Attention { .. }
+                if args.get(op.mask_place()).is_some_and(|m| matches!(g.op(*m), Op::Compare(_))) =>
+            {
+                &args[2..3]
+            }
             _ => &[],
         };
         of.iter().for_each(|a| marked[a.0 as usize] = true);

@@ -1,7 +1,9 @@
 //! Steps that add layers: matmuls, convolutions, pooling, norms over channels, attention.
 use super::{Made, Maker, unfit};
 use crate::random::dot;
-use crate::{BinaryOp, CompareOp, DType, FullyMasked, GraphError, Op, PoolKind, Scalar, Type, UnaryOp, ValueId};
+use crate::{
+    BinaryOp, CompareOp, DType, FullyMasked, GraphError, Op, PoolKind, Scalar, ScoreStep, Type, UnaryOp, ValueId,
+};
 
 const EPS: Scalar = Scalar::Float(1e-5);
 
@@ -140,7 +142,15 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     let causal = args.len() == 3 && a[2] == b[2] && m.once_in(2);
     let scale = Scalar::Float(1.0 / (a[3].max(1) as f64).sqrt());
     let fully_masked = if args.len() > 3 && m.once_in(2) { FullyMasked::Nan } else { FullyMasked::Zero };
-    m.g.add(Op::Attention { scale, causal, fully_masked }, &args)
+    let mut score = vec![];
+    if m.once_in(4) {
+        // A soft cap, of scores that a tensor scales.
+        let factor = m.input(dtype, &[a[1], 1, 1]);
+        args.insert(3, factor);
+        let cap = [BinaryOp::Div, BinaryOp::Mul].map(|b| ScoreStep::Number(b, Scalar::Float(4.0)));
+        score = vec![ScoreStep::Operand(BinaryOp::Mul), cap[0], ScoreStep::Unary(UnaryOp::Tanh), cap[1]];
+    }
+    m.g.add(Op::Attention { scale, causal, fully_masked, score }, &args)
 }
 
 /// Softmax of causally masked scores, from primitives.
