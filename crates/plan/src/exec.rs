@@ -1,8 +1,12 @@
 //! What a kernel is lowered to: steps that a runtime carries out in order. Generic over the code of a step, so that lowering gives
 //! steps of block programs and code generation turns them into steps of machine code.
 //!
-//! A kernel of the plan may take several steps: block programs, and matmuls by a library. So a GEMM with its epilogue is one kernel of the
+//! A kernel of the plan may take several steps: block programs, matmuls by a library, and on the host attention. So a GEMM with its epilogue is one kernel of the
 //! plan, however the device runs it.
+mod attention;
+
+pub use attention::{AttentionCall, Mask};
+
 use kiln_graph::{DType, FallbackOp, Graph, Type};
 use serde::{Deserialize, Serialize};
 
@@ -267,6 +271,8 @@ pub enum Work<K> {
     },
     /// A matmul by a library.
     Gemm(GemmCall),
+    /// Attention by the host's library.
+    Attention(Box<AttentionCall>),
     /// The kernel's whole body by libtorch.
     Fallback(LibraryCall),
     /// The kernel's whole body by the graph interpreter on the host: correct but slow, for what cannot be lowered yet.
@@ -318,6 +324,7 @@ impl<K> Steps<K> {
             Ok(match w {
                 Work::Block { code, args } => Work::Block { code: f(code)?, args },
                 Work::Gemm(g) => Work::Gemm(g),
+                Work::Attention(a) => Work::Attention(a),
                 Work::Fallback(o) => Work::Fallback(o),
                 Work::Interpret { body, why } => Work::Interpret { body, why },
             })

@@ -169,8 +169,12 @@ impl<'a> Facts<'a> {
     /// Names of the buffers from which programs read where a loop ends.
     fn loop_ends(&self, c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> Vec<String> {
         let mut names = BTreeSet::new();
-        // On the host a step computes the sizes of matmuls.
-        let limit = |w: &Work<_>| if let Work::Gemm(g) = w { g.limit.map(|l| l.slot) } else { None };
+        // On the host a step computes the sizes of matmuls and where the keys of attention end.
+        let limit = |w: &Work<_>| match w {
+            Work::Gemm(g) => g.limit.map(|l| l.slot),
+            Work::Attention(a) => a.ends.as_ref().map(|m| m.slot),
+            _ => None,
+        };
         let limits: Vec<Slot> = steps.steps.iter().filter_map(limit).collect();
         for work in &steps.steps {
             let Work::Block { code, args } = work else { continue };

@@ -65,6 +65,7 @@ pub(super) fn read(exe: &Executable, layout: &Layout, packed: &[Operand]) -> Has
                     let operands = [(Role::A, g.a.slot), (Role::B, g.b.slot)];
                     operands.into_iter().filter(|(role, _)| !packed.contains(&(step, *role))).map(|o| o.1).collect()
                 }
+                Work::Attention(a) => a.slots(),
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     (0..kernel.inputs.len() as u32).map(Slot::Input).collect()
                 }

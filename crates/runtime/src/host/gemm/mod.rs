@@ -12,12 +12,12 @@
 //!
 //! In this folder, lanes are the rows of a or the columns of b, and depth is K.
 #[cfg(target_arch = "x86_64")]
-mod amx;
-mod block;
-mod buffer;
+pub(in crate::host) mod amx;
+pub(in crate::host) mod block;
+pub(in crate::host) mod buffer;
 mod finish;
-mod kernel;
-mod pack;
+pub(in crate::host) mod kernel;
+pub(in crate::host) mod pack;
 mod prefetch;
 mod prepack;
 mod vector;
@@ -91,7 +91,7 @@ fn flipped(g: &GemmCall) -> bool {
 }
 
 /// Offset of batch `i` in elements; `i` counts all batch axes, the last one fastest.
-fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
+pub(in crate::host) fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
     let (mut rest, mut offset) = (i, 0);
     for (n, stride) in batch.iter().zip(strides).rev() {
         offset += rest % n * stride;
