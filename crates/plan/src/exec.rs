@@ -95,38 +95,6 @@ pub struct GemmCall {
     /// Applied to the result before it is stored.
     #[serde(default)]
     pub epilogue: Box<Epilogue>,
-    /// A size that is read from memory when the matmul runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Limit>,
-}
-
-/// A size of a matmul that is read from memory: only that many columns or products are computed, at least one and at most those of the
-/// call. Of the result, columns beyond are not written. Only the host's library takes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Limit {
-    /// Which size it is.
-    pub of: Limited,
-    /// Its value, an i64.
-    pub slot: Slot,
-}
-/// What a [`Limit`] cuts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limited {
-    /// n: columns of b and c.
-    Columns,
-    /// k: columns of a and rows of b.
-    Depth,
-}
-impl Limit {
-    /// n and k where the slot holds `value`.
-    pub fn sizes(&self, value: i64, [n, k]: [usize; 2]) -> [usize; 2] {
-        let cut = |size: usize| size.min(usize::try_from(value).unwrap_or(0).max(1));
-        match self.of {
-            Limited::Columns => [cut(n), k],
-            Limited::Depth => [n, cut(k)],
-        }
-    }
 }
 
 /// `c = activation(scale · a × b + factor · residual + bias)`, in the accumulation type.
@@ -187,10 +155,10 @@ pub struct Strided {
 }
 
 impl GemmCall {
-    /// The buffers of a, b and c, then those of the epilogue, then that of the limit.
+    /// The buffers of a, b and c, then those of the epilogue.
     pub fn slots(&self) -> Vec<Slot> {
         let residual = self.epilogue.residual.iter().map(|r| r.0.slot);
-        let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0)).chain(self.limit.iter().map(|l| l.slot));
+        let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0));
         [self.a.slot, self.b.slot, self.c.slot].into_iter().chain(more).collect()
     }
     /// a, b, c and the residual as plain matrices, the last two row-major; `None` if one is not. Without a residual, the last is c.

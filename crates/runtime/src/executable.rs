@@ -337,12 +337,6 @@ impl Executable {
                 return Err(format!("the bias of a matmul is {ty}, not {n} values of {dtype} from element {offset}"));
             }
         }
-        if let Some(limit) = g.limit {
-            let ty = self.slot_type(k, limit.slot).ok_or_else(|| format!("has no {:?}", limit.slot))?;
-            if ty.dtype != DType::I64 || ty.count() == 0 {
-                return Err(format!("the size of a matmul is read from {ty}, not from an i64"));
-            }
-        }
         let residual = g.epilogue.residual.as_ref().map(|r| ("residual", &r.0, g.m, g.n, g.c_dtype));
         let all = [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)];
         let mut all = all.into_iter().chain(residual);

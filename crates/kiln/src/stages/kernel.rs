@@ -8,7 +8,7 @@ use crate::{
 };
 use kiln_codegen::{host, nvptx};
 use kiln_graph::count;
-use kiln_plan::exec::{AttentionCall, Limited, Work};
+use kiln_plan::exec::{AttentionCall, Work};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
@@ -60,12 +60,7 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
                 continue;
             }
             Work::Gemm(g) => {
-                let mut more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
-                more += match g.limit.map(|l| l.of) {
-                    None => "",
-                    Some(Limited::Columns) => ", as many columns as memory says",
-                    Some(Limited::Depth) => ", as many products as memory says",
-                };
+                let more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
                 format!("a matmul by the library: {} x {} x {} in {}{more}", g.m, g.n, g.k, g.dtype.name())
             }
             Work::Attention(a) => attention(a),

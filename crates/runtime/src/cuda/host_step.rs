@@ -113,9 +113,7 @@ impl CudaSession {
             },
             // SAFETY: `Executable::check` has checked the extents.
             Work::Gemm(g) => unsafe {
-                // The limit's slot is the last (`GemmCall::slots`).
-                let limit = g.limit.and(args.last()).map(|at| at.cast_const());
-                let x = gemm::Operands { a: args[0], b: args[1], c: args[2], limit };
+                let x = gemm::Operands { a: args[0], b: args[1], c: args[2] };
                 gemm::gemm(p, g, x, &gemm::Weights::default());
             },
             // SAFETY: as for matmuls; the operands are in the order of `AttentionCall::slots`.

@@ -462,12 +462,7 @@ impl Inner {
                 Work::Block { code: Code::Ptx(_), .. } => {}
                 Work::Gemm(g) => {
                     let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
-                    let x = gemm::Operands {
-                        a: at(g.a.slot),
-                        b: at(g.b.slot),
-                        c: at(g.c.slot),
-                        limit: g.limit.map(|l| at(l.slot).cast_const()),
-                    };
+                    let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
                     let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&UNPACKED);
                     // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the other buffers.
                     unsafe { gemm::gemm(p, g, x, weights) };

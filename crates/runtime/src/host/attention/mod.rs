@@ -5,7 +5,7 @@
 //!
 //! A block of rows of q passes over blocks of keys. Its scores are multiplied, masked and turned into powers of two, relative to the
 //! greatest score so far ([`softmax`]); sums of values are scaled down when that grows. Keys beyond the last that a row attends to are not
-//! computed: a panel of rows ends with its last row. Keys and values are packed once per head if several blocks of rows use them, block by
+//! computed, whether causality, an end or a mask in memory says so: a panel of rows ends with its longest row. Keys and values are packed once per head if several blocks of rows use them, block by
 //! block if one does, and not at all for a few rows.
 //!
 //! bf16 is multiplied by the matrix unit where there is one ([`matrix`]), everything else by vectors ([`vectors`]).

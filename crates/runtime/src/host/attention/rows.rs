@@ -230,19 +230,23 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
             let apart = room.apart.room::<U::Panel>(high * unit.apart());
             let bias = room.bias.room::<U::Sum>(U::KEYS);
             for key in (keys.start..last).step_by(U::KEYS) {
-                let count = |end: usize| end.saturating_sub(key).min(U::KEYS);
-                let mut most = [0; MOST];
-                ends.chunks(height).zip(&mut most).for_each(|(of, most)| {
-                    *most = of.iter().map(|end| count(*end)).max().unwrap_or(0);
-                });
+                let (mut counts, mut most, mut of) = ([0; MOST], [0; MOST], None);
+                for (i, (row, end)) in rows.clone().zip(ends).enumerate() {
+                    let n = end.saturating_sub(key).min(U::KEYS);
+                    counts[i] = self.counted([row, key, n], &mut of);
+                    most[i / height] = counts[i].max(most[i / height]);
+                }
                 let some = Rows { count: rows.len(), height, keys: &most[..rows.len().div_ceil(height)] };
+                if some.most() == 0 {
+                    continue;
+                }
                 let block = key..key + some.most();
                 let [k, v] = self.panels(unit, block, packed, [&mut room.keys, &mut room.values]);
                 unit.scores(a.depth, queries, some, k, scores, pitch);
                 let mut of = None;
                 for (first, panel, n) in some.panels() {
                     for i in first..first + panel {
-                        let (x, own, old) = (scores.add(i * pitch), count(ends[i]), seen[i]);
+                        let (x, own, old) = (scores.add(i * pitch), counts[i], seen[i]);
                         if self.explicit() {
                             self.bias([rows.start + i, key, n], bias, &mut of);
                             (loops.masked)(x, bias, own, U::Sum::of(a.scale));
@@ -259,6 +263,32 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
             }
             (sums, wide, seen)
         }
+    }
+
+    /// Of `n` keys from `key` on, the number of those up to the last that the mask lets the row attend to. `of`: where the mask was last
+    /// looked at, for how many keys, and the answer.
+    ///
+    /// # Safety
+    /// The mask holds what the call says.
+    unsafe fn counted(&self, [row, key, n]: [usize; 3], of: &mut Option<([usize; 2], usize)>) -> usize {
+        let (Some(at), Some(mask)) = (self.mask, &self.call.mask) else { return n };
+        let stride = Side(&mask.matrix.cols).stride().unwrap_or(0);
+        let first = Side(&mask.matrix.rows).at(row) + key * stride;
+        // Masks are often the same for many queries.
+        if let Some((from, found)) = *of
+            && from == [first, n]
+        {
+            return found;
+        }
+        // SAFETY: this function's contract.
+        let found = unsafe {
+            match mask.dtype {
+                DType::Bool => to_last(at.add(first), stride, n, |x| x != 0),
+                _ => to_last(at.cast::<U::Source>().add(first), stride, n, |x| x.widen() != U::Sum::LOWEST),
+            }
+        };
+        *of = Some(([first, n], found));
+        found
     }
 
     /// What the mask adds to the scores of a row and `n` keys from `key` on. `of`: where what is there came from.
@@ -312,6 +342,30 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
             });
         }
     }
+}
+
+/// The number of elements up to the last that `counts`; these are `stride` apart.
+///
+/// # Safety
+/// They exist.
+unsafe fn to_last<S: Copy>(from: *const S, stride: usize, n: usize, counts: impl Fn(S) -> bool) -> usize {
+    /// Elements that are looked at together, which the compiler does in vectors.
+    const SOME: usize = 64;
+    // SAFETY: this function's contract.
+    let at = |i: usize| unsafe { *from.add(i * stride) };
+    let mut end = n;
+    if stride == 1 {
+        // SAFETY: this function's contract.
+        let all = unsafe { std::slice::from_raw_parts(from, n) };
+        let none = |some: &[S]| !some.iter().fold(false, |found, x| found | counts(*x));
+        end -= all.rchunks_exact(SOME).take_while(|some| none(some)).count() * SOME;
+    } else if stride == 0 && n > 0 {
+        return if counts(at(0)) { n } else { 0 };
+    }
+    while end > 0 && !counts(at(end - 1)) {
+        end -= 1;
+    }
+    end
 }
 
 /// Elements that are `stride` apart, each turned into a number.

@@ -257,7 +257,7 @@ impl Case {
 
 #[test]
 fn any_shape_mask_and_type() {
-    for seed in 0..400 {
+    for seed in 0..200 {
         let device = HostDevice::new([1, 3][seed as usize % 2]).unwrap();
         let mut case = Case::draw(&mut Random::new(seed));
         case.poison();
@@ -361,6 +361,40 @@ fn scores_that_are_not_finite() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn keys_that_a_mask_hides_are_not_computed() {
+    let device = HostDevice::new(1).unwrap();
+    for ((dtype, _), of_mask) in DTYPES.into_iter().flat_map(|d| [(d, DType::Bool), (d, d.0)]) {
+        // A window that is narrower than a block of keys, as a mask for each query.
+        let (queries, keys) = (300, 1500);
+        let mut case = plain(dtype, queries, keys, 8);
+        let sees = |row: usize, key: usize| key <= row + 600 && key + 20 > row + 600;
+        let kept = |at: usize| match (of_mask, sees(at / keys, at % keys)) {
+            (DType::Bool, sees) => f64::from(u8::from(sees)),
+            (_, true) => 0.0,
+            (_, false) => f64::NEG_INFINITY,
+        };
+        let values: Vec<f64> = (0..queries * keys).map(kept).collect();
+        let (rows, cols) = (axes([(queries, keys)]), axes([(keys, 1)]));
+        let matrix = Matrix { slot: Slot::Input(3), rows, cols, ..case.call.q.clone() };
+        case.call.mask = Some(Mask { dtype: of_mask, matrix });
+        case.mask = Some(Tensor::from_f64(Type::new(of_mask, [queries * keys]), values));
+        // Blocks of keys before all windows, and after them, are not read.
+        for key in (0..512).chain(1024..keys) {
+            (0..8).for_each(|e| case.v.set_f64(key * 8 + e, f64::NAN));
+        }
+        for &level in Level::here() {
+            let got = case.run(&device, level).to_f64_vec();
+            assert!(
+                got.iter().all(|x| x.is_finite()),
+                "{level}, {dtype} with a mask of {of_mask}: hidden values count"
+            );
+        }
+        (0..8 * keys).filter(|at| !(512..1024).contains(&(at / 8))).for_each(|at| case.v.set_f64(at, 0.0));
+        case.check(&device, "window");
     }
 }
 

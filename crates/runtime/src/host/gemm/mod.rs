@@ -39,15 +39,13 @@ pub(crate) struct Operands {
     pub a: *const u8,
     pub b: *const u8,
     pub c: *mut u8,
-    /// The value of [`GemmCall::limit`].
-    pub limit: Option<*const u8>,
 }
 
 /// Computes the matmul. Operands that `weights` holds packed are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else accesses `c` during the call; the limit's is that of an i64. `weights` are those that `prepack` made for this call.
+/// are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that `prepack` made for this call.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
@@ -110,11 +108,7 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
     w: &Weights,
 ) {
     let batches: usize = g.batch.iter().product();
-    let [n, k] = match (g.limit, x.limit) {
-        // SAFETY: as `gemm`'s contract.
-        (Some(limit), Some(at)) => limit.sizes(unsafe { at.cast::<i64>().read() }, [g.n, g.k]),
-        _ => [g.n, g.k],
-    };
+    let [n, k] = [g.n, g.k];
     if g.m == 0 || g.n == 0 || batches == 0 {
         return;
     }
