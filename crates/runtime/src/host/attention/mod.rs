@@ -10,6 +10,8 @@
 //!
 //! bf16 is multiplied by the matrix unit where there is one ([`matrix`]), everything else by vectors ([`vectors`]).
 #[cfg(target_arch = "x86_64")]
+mod few;
+#[cfg(target_arch = "x86_64")]
 mod matrix;
 mod rows;
 mod softmax;

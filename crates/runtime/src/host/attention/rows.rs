@@ -13,7 +13,7 @@ use crate::host::gemm::{
 use kiln_cpu::Level;
 use kiln_graph::{DType, FullyMasked};
 use kiln_plan::exec::AttentionCall;
-use std::ops::Range;
+use std::{any::TypeId, ops::Range};
 
 /// Most rows of a block.
 pub const MOST: usize = 128;
@@ -80,7 +80,11 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
             return [None; 2];
         }
         let rows = self.call.rows();
-        [unit.keys(self.k, rows), unit.values(self.v, rows, self.call.width)]
+        match [unit.keys(self.k, rows), unit.values(self.v, rows, self.call.width)] {
+            [Some(k), Some(v)] if k.by_key == v.by_key => [Some(k), Some(v)],
+            // Rows are in panels for both, or for none.
+            [k, v] => [k, v].map(|x| x.filter(|x| !x.by_key)),
+        }
     }
     /// The number of keys that a row attends to.
     fn end(&self, row: usize) -> usize {
@@ -227,7 +231,7 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
                 unit.queries(self.q, some, a.depth, height, queries.add(first * depth));
             }
             let scores = room.scores.room::<U::Sum>(high * pitch);
-            let apart = room.apart.room::<U::Panel>(high * unit.apart());
+            let apart = room.apart.room::<U::Panel>(unit.apart(high));
             let bias = room.bias.room::<U::Sum>(U::KEYS);
             for key in (keys.start..last).step_by(U::KEYS) {
                 let (mut counts, mut most, mut of) = ([0; MOST], [0; MOST], None);
@@ -248,7 +252,7 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
                     for i in first..first + panel {
                         let (x, own, old) = (scores.add(i * pitch), counts[i], seen[i]);
                         if self.explicit() {
-                            self.bias([rows.start + i, key, n], bias, &mut of);
+                            let bias = self.bias([rows.start + i, key, n], bias, &mut of);
                             (loops.masked)(x, bias, own, U::Sum::of(a.scale));
                         }
                         let new = unit.powers(x, [i, own, n], old.greatest, c, apart);
@@ -291,23 +295,32 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         found
     }
 
-    /// What the mask adds to the scores of a row and `n` keys from `key` on. `of`: where what is there came from.
+    /// What the mask adds to the scores of a row and `n` keys from `key` on: in place if it can be read there, else in `to`. `of`: where
+    /// what is in `to` came from.
     ///
     /// # Safety
     /// The mask holds what the call says; there is room for `n` numbers.
-    unsafe fn bias(&self, [row, key, n]: [usize; 3], to: *mut U::Sum, of: &mut Option<(usize, usize)>) {
+    unsafe fn bias(
+        &self,
+        [row, key, n]: [usize; 3],
+        to: *mut U::Sum,
+        of: &mut Option<(usize, usize)>,
+    ) -> *const U::Sum {
         let (Some(at), Some(mask)) = (self.mask, &self.call.mask) else {
             if of.replace((0, n)).is_none_or(|o| o.1 < n) {
                 // SAFETY: this function's contract.
                 unsafe { std::slice::from_raw_parts_mut(to, n) }.fill(U::Sum::of(0.0));
             }
-            return;
+            return to;
         };
         let stride = Side(&mask.matrix.cols).stride().unwrap_or(0);
         let first = Side(&mask.matrix.rows).at(row) + key * stride;
+        if stride == 1 && mask.dtype != DType::Bool && TypeId::of::<U::Source>() == TypeId::of::<U::Sum>() {
+            return at.cast::<U::Sum>().wrapping_add(first);
+        }
         // Masks are often the same for many queries.
         if of.is_some_and(|(from, count)| from == first && count >= n) {
-            return;
+            return to;
         }
         *of = Some((first, n));
         // SAFETY: this function's contract.
@@ -321,6 +334,7 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
                 _ => fill(to, at.cast::<U::Source>().add(first), stride, Element::widen),
             }
         }
+        to
     }
 
     /// Writes a row of the result: sums of values over the sum of the powers.

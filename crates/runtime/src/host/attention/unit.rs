@@ -5,6 +5,9 @@ use super::softmax::{Score, Seen};
 use crate::host::gemm::pack::{Element, Source};
 use kiln_cpu::Level;
 
+/// With at most this many rows, keys and values are read once, as they lie in memory.
+pub const FEW: usize = 3;
+
 /// Keys or values of a block: in panels of lanes (keys, or columns of values) over a depth, or as they lie in memory.
 pub struct Panels<P> {
     pub at: *const P,
@@ -65,8 +68,8 @@ pub trait Unit: Sized {
     fn lanes(&self) -> usize;
     /// The depth of panels that hold this one.
     fn padded(&self, depth: usize) -> usize;
-    /// Elements of the probabilities of a row, if they are not in place of its scores.
-    fn apart(&self) -> usize;
+    /// Elements of the probabilities of so many rows, if they are not in place of scores.
+    fn apart(&self, rows: usize) -> usize;
 
     /// Packs `n` rows from `row` on into one panel.
     ///

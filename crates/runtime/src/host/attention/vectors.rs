@@ -1,7 +1,7 @@
 //! Attention by the micro-kernels of matmuls, in the type of sums. Half types are widened when they are packed.
 use super::{
     softmax::{Score, Seen},
-    unit::{Panels, Rows, Unit},
+    unit::{FEW, Panels, Rows, Unit},
 };
 use crate::host::gemm::{
     kernel::{DOTS, Kernels, ROWS, Real},
@@ -10,8 +10,6 @@ use crate::host::gemm::{
 use kiln_cpu::Level;
 use std::{any::TypeId, marker::PhantomData};
 
-/// With at most this many rows, keys and values are read once, as they lie in memory.
-const FEW: usize = 3;
 /// With at most this many rows, packing values that can be read in place is not profitable.
 const SOME: usize = 160;
 
@@ -49,7 +47,7 @@ impl<S: Element<Acc: Score>> Unit for Vectors<S> {
     fn padded(&self, depth: usize) -> usize {
         depth
     }
-    fn apart(&self) -> usize {
+    fn apart(&self, _: usize) -> usize {
         0
     }
     unsafe fn queries(&self, from: Source<S>, row: [usize; 2], depth: usize, height: usize, to: *mut S::Acc) {
