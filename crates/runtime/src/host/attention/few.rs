@@ -87,7 +87,7 @@ unsafe fn columns<const N: usize>(
         std::array::from_fn(|i| (u32::from(u16::MAX) >> (LANES - LANES.min(left - i * LANES))) as __mmask16);
     // SAFETY: this function's contract; masked elements are not read.
     unsafe {
-        let mut own: [__m512; N] = std::array::from_fn(|i| _mm512_loadu_ps(sums.add(i * LANES)));
+        let mut own = [_mm512_setzero_ps(); N];
         for key in 0..n {
             let p = *probabilities.add(key / STEP * step + key % STEP);
             let p = _mm512_set1_ps(f32::from_bits(u32::from(p) << 16));
@@ -97,7 +97,10 @@ unsafe fn columns<const N: usize>(
                 own[i] = _mm512_fmadd_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(value)), own[i]);
             }
         }
-        (0..N).for_each(|i| _mm512_storeu_ps(sums.add(i * LANES), own[i]));
+        for (i, own) in own.into_iter().enumerate() {
+            let sum = sums.add(i * LANES);
+            _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), own));
+        }
     }
     N * LANES
 }

@@ -313,6 +313,21 @@ fn long_keys_are_split_over_threads_and_joined() {
     }
 }
 
+/// Sums of many keys stay as exact as sums of blocks: their error does not grow with each key.
+#[test]
+fn errors_over_many_keys() {
+    for queries in [1, 16] {
+        let case = plain(DType::F32, queries, 30_000, 16);
+        let want = case.want(0, 0);
+        for &level in Level::here() {
+            let got = case.run(&HostDevice::new(1).unwrap(), level);
+            let most = want.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
+            let error = want.iter().enumerate().map(|(e, x)| (got.get_f64(e) - x).abs()).fold(0.0, f64::max);
+            assert!(error < 1e-6 * most, "{level}, {queries} queries: an error of {error} in values up to {most}");
+        }
+    }
+}
+
 #[test]
 fn results_of_a_query_do_not_depend_on_others_where_the_contract_says_so() {
     let device = HostDevice::new(4).unwrap();

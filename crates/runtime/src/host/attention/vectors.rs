@@ -13,6 +13,9 @@ use std::{any::TypeId, marker::PhantomData};
 /// With at most this many rows, packing values that can be read in place is not profitable.
 const SOME: usize = 160;
 
+/// Columns of values of few queries that are summed together.
+const COLUMNS: usize = 256;
+
 /// Vectors of one instruction set.
 pub struct Vectors<S: Element<Acc: Score>> {
     level: Level,
@@ -168,21 +171,28 @@ impl<S: Element<Acc: Score>> Vectors<S> {
             }
         }
     }
-    /// Adds values in memory, scaled by the probabilities of a row.
+    /// Adds values in memory, scaled by the probabilities of a row. Those of the block are summed apart, so that the sum over many keys is
+    /// one of a few numbers.
     ///
     /// # Safety
     /// The values exist.
     unsafe fn add_row(&self, x: *const S::Acc, n: usize, values: Panels<S::Acc>, width: usize, sums: *mut S::Acc) {
         let whole = n - n % ROWS;
-        // SAFETY: this function's contract.
-        unsafe {
-            for key in (0..whole).step_by(ROWS) {
-                let p = &*x.add(key).cast::<[S::Acc; ROWS]>();
-                (self.kernels.rows)(width, p, values.at.add(key * values.pitch), values.pitch, sums);
-            }
-            for key in whole..n {
-                let (p, value) = (*x.add(key), values.at.add(key * values.pitch));
-                (0..width).for_each(|i| *sums.add(i) = (*sums.add(i)).plus(p.times(*value.add(i))));
+        for column in (0..width).step_by(COLUMNS) {
+            let mut own = [S::Acc::default(); COLUMNS];
+            let (at, own) = (values.at.wrapping_add(column), &mut own[..COLUMNS.min(width - column)]);
+            // SAFETY: this function's contract.
+            unsafe {
+                for key in (0..whole).step_by(ROWS) {
+                    let p = &*x.add(key).cast::<[S::Acc; ROWS]>();
+                    (self.kernels.rows)(own.len(), p, at.add(key * values.pitch), values.pitch, own.as_mut_ptr());
+                }
+                for key in whole..n {
+                    let (p, value) = (*x.add(key), at.add(key * values.pitch));
+                    own.iter_mut().enumerate().for_each(|(i, own)| *own = own.plus(p.times(*value.add(i))));
+                }
+                let sums = std::slice::from_raw_parts_mut(sums.add(column), own.len());
+                sums.iter_mut().zip(own).for_each(|(sum, own)| *sum = sum.plus(*own));
             }
         }
     }
