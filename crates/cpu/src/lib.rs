@@ -14,7 +14,7 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The matrix unit for bf16.
+    /// The matrix unit for bf16, and AVX-512 BF16.
     Amx,
 }
 
@@ -121,7 +121,9 @@ fn has_matrix_unit() -> bool {
     const UNIT: u32 = 1 << 22 | 1 << 24;
     /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: threads that start later have the permission, too.
     const REQUEST: [libc::c_long; 2] = [0x1023, 18];
-    __cpuid_count(7, 0).edx & UNIT == UNIT
+    // Loops around the unit round with AVX-512 BF16, which every processor with the unit has.
+    is_x86_feature_detected!("avx512bf16")
+        && __cpuid_count(7, 0).edx & UNIT == UNIT
         // SAFETY: changes nothing but this permission.
         && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST[0], REQUEST[1]) } == 0
 }

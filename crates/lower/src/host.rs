@@ -8,7 +8,7 @@ use crate::rows::Emitted;
 use crate::space::Space;
 use crate::{LowerError, if_taken, pointwise, reduction};
 use kiln_graph::{DType, Type, ValueId};
-use kiln_plan::exec::{GemmCall, Limit, Limited, Matrix, Slot, Work, axes};
+use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
 /// The steps of a kernel under construction.
 pub struct Host<'a> {
@@ -124,15 +124,8 @@ impl<'a> Host<'a> {
             c,
             workspace: None,
             epilogue: Default::default(),
-            limit: None,
         };
         self.out.steps.push(Work::Gemm(call));
-    }
-    /// Cuts the last matmul to a size in memory.
-    pub fn limit(&mut self, of: Limited, slot: Option<Slot>) {
-        if let (Some(Work::Gemm(call)), Some(slot)) = (self.out.steps.last_mut(), slot) {
-            call.limit = Some(Limit { of, slot });
-        }
     }
 
     /// Where the matmul is stored: in the output if nothing comes after it, else in scratch in its accumulator type.

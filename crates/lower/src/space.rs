@@ -35,10 +35,6 @@ impl Space {
         }
         s
     }
-    /// A space whose axes are expressions of coordinates elsewhere.
-    pub fn of(axes: &[Expr]) -> Space {
-        Space { axes: axes.to_vec(), ..Space::default() }
-    }
     /// The same space, for the check that no reduction depends on an enclosing row.
     pub fn apart(&self) -> Space {
         Space { apart: true, ..self.clone() }

@@ -74,6 +74,8 @@ const WIDEST: usize = 256;
 const NARROW: usize = 8192;
 /// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their own.
 const PACKED: usize = 64;
+/// Most queries for which tiles have 16 rows.
+const FEW: usize = 32;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
@@ -114,7 +116,7 @@ impl Sizes {
         if self.is_half() {
             return match rows {
                 // As many keys as keep loads in flight without filling a thread's registers.
-                ..=32 => [16, (NARROW / widest).clamp(64, 128), 4],
+                ..=FEW => [16, (NARROW / widest).clamp(64, 128), 4],
                 128.. if widest <= 64 && m.counted(self.blocks(128)) >= TWICE * m.units.multiprocessors => [128, 64, 4],
                 _ if widest <= 128 && self.seen().div_ceil(64).is_multiple_of(2) => [64, 128, 4],
                 _ => [64, 64, 4],

@@ -1,8 +1,12 @@
 //! What a kernel is lowered to: steps that a runtime carries out in order. Generic over the code of a step, so that lowering gives
 //! steps of block programs and code generation turns them into steps of machine code.
 //!
-//! A kernel of the plan may take several steps: block programs, and matmuls by a library. So a GEMM with its epilogue is one kernel of the
+//! A kernel of the plan may take several steps: block programs, matmuls by a library, and on the host attention. So a GEMM with its epilogue is one kernel of the
 //! plan, however the device runs it.
+mod attention;
+
+pub use attention::{AttentionCall, Mask};
+
 use kiln_graph::{DType, FallbackOp, Graph, Type};
 use serde::{Deserialize, Serialize};
 
@@ -91,38 +95,6 @@ pub struct GemmCall {
     /// Applied to the result before it is stored.
     #[serde(default)]
     pub epilogue: Box<Epilogue>,
-    /// A size that is read from memory when the matmul runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Limit>,
-}
-
-/// A size of a matmul that is read from memory: only that many columns or products are computed, at least one and at most those of the
-/// call. Of the result, columns beyond are not written. Only the host's library takes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Limit {
-    /// Which size it is.
-    pub of: Limited,
-    /// Its value, an i64.
-    pub slot: Slot,
-}
-/// What a [`Limit`] cuts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limited {
-    /// n: columns of b and c.
-    Columns,
-    /// k: columns of a and rows of b.
-    Depth,
-}
-impl Limit {
-    /// n and k where the slot holds `value`.
-    pub fn sizes(&self, value: i64, [n, k]: [usize; 2]) -> [usize; 2] {
-        let cut = |size: usize| size.min(usize::try_from(value).unwrap_or(0).max(1));
-        match self.of {
-            Limited::Columns => [cut(n), k],
-            Limited::Depth => [n, cut(k)],
-        }
-    }
 }
 
 /// `c = activation(scale · a × b + factor · residual + bias)`, in the accumulation type.
@@ -183,10 +155,10 @@ pub struct Strided {
 }
 
 impl GemmCall {
-    /// The buffers of a, b and c, then those of the epilogue, then that of the limit.
+    /// The buffers of a, b and c, then those of the epilogue.
     pub fn slots(&self) -> Vec<Slot> {
         let residual = self.epilogue.residual.iter().map(|r| r.0.slot);
-        let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0)).chain(self.limit.iter().map(|l| l.slot));
+        let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0));
         [self.a.slot, self.b.slot, self.c.slot].into_iter().chain(more).collect()
     }
     /// a, b, c and the residual as plain matrices, the last two row-major; `None` if one is not. Without a residual, the last is c.
@@ -267,6 +239,8 @@ pub enum Work<K> {
     },
     /// A matmul by a library.
     Gemm(GemmCall),
+    /// Attention by the host's library.
+    Attention(Box<AttentionCall>),
     /// The kernel's whole body by libtorch.
     Fallback(LibraryCall),
     /// The kernel's whole body by the graph interpreter on the host: correct but slow, for what cannot be lowered yet.
@@ -318,6 +292,7 @@ impl<K> Steps<K> {
             Ok(match w {
                 Work::Block { code, args } => Work::Block { code: f(code)?, args },
                 Work::Gemm(g) => Work::Gemm(g),
+                Work::Attention(a) => Work::Attention(a),
                 Work::Fallback(o) => Work::Fallback(o),
                 Work::Interpret { body, why } => Work::Interpret { body, why },
             })

@@ -108,7 +108,7 @@ pub(crate) fn call<K>(
             let all: Vec<usize> = (0..outputs.len()).collect();
             check_results(of, "the interpreter", callbacks.interpret(&body.0, args), &all, outputs)
         }
-        Work::Block { .. } | Work::Gemm(_) => Ok(vec![]),
+        Work::Block { .. } | Work::Gemm(_) | Work::Attention(_) => Ok(vec![]),
     }
 }
 

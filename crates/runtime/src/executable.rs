@@ -10,7 +10,7 @@ use crate::RuntimeError;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
-    exec::{Axis, GemmCall, Matrix, Slot, Steps, Work},
+    exec::{AttentionCall, Axis, GemmCall, Matrix, Slot, Steps, Work},
     index::{Fault, IndexSite},
 };
 use std::{
@@ -129,6 +129,7 @@ impl KernelCode {
             self.steps.steps.iter().any(|w| match w {
                 Work::Block { args, .. } => args.contains(slot),
                 Work::Gemm(g) => g.slots().contains(slot),
+                Work::Attention(a) => a.slots().contains(slot),
                 Work::Fallback(_) | Work::Interpret { .. } => true,
             })
         };
@@ -310,6 +311,7 @@ impl Executable {
                 None => Ok(()),
             },
             Work::Gemm(g) => self.check_gemm(k, g),
+            Work::Attention(a) => self.check_attention(k, a),
             Work::Fallback(call) => match call.operands.iter().find(|i| **i >= k.inputs.len()) {
                 Some(i) => Err(format!("has no input {i}")),
                 None => Ok(()),
@@ -335,28 +337,73 @@ impl Executable {
                 return Err(format!("the bias of a matmul is {ty}, not {n} values of {dtype} from element {offset}"));
             }
         }
-        if let Some(limit) = g.limit {
-            let ty = self.slot_type(k, limit.slot).ok_or_else(|| format!("has no {:?}", limit.slot))?;
-            if ty.dtype != DType::I64 || ty.count() == 0 {
-                return Err(format!("the size of a matmul is read from {ty}, not from an i64"));
-            }
-        }
         let residual = g.epilogue.residual.as_ref().map(|r| ("residual", &r.0, g.m, g.n, g.c_dtype));
         let all = [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)];
-        for (name, x, rows, cols, dtype) in all.into_iter().chain(residual) {
-            let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
-            if ty.dtype != dtype {
-                return Err(format!("operand {name} of a matmul is {ty}, not {dtype}"));
-            }
-            if x.batch_strides.len() != g.batch.len() {
-                return Err(format!("operand {name} of a matmul has the wrong number of batch strides"));
-            }
-            if positions(&x.rows) != Some(rows) || positions(&x.cols) != Some(cols) {
-                return Err(format!("the axes of operand {name} of a matmul do not make {rows}×{cols} elements"));
-            }
-            if extent(x, &g.batch).is_none_or(|e| e > ty.count()) {
-                return Err(format!("operand {name} of a matmul reaches beyond its buffer of {ty}"));
-            }
+        let mut all = all.into_iter().chain(residual);
+        all.try_for_each(|(name, x, rows, cols, dtype)| {
+            self.check_operand(k, &format!("operand {name} of a matmul"), x, &g.batch, [rows, cols], dtype)
+        })
+    }
+
+    fn check_attention(&self, k: &KernelCode, a: &AttentionCall) -> Result<(), String> {
+        let sums = a.dtype.compute();
+        if !matches!(a.dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) {
+            return Err(format!("the library has no attention of {} operands", a.dtype));
+        }
+        if a.out_dtype != a.dtype && a.out_dtype != sums {
+            return Err(format!("there is no attention of {} operands with a result of {}", a.dtype, a.out_dtype));
+        }
+        if matches!(a.out.slot, Slot::Input(_)) {
+            return Err("attention writes an input".into());
+        }
+        if a.keys == 0 || a.depth == 0 {
+            return Err("attention without keys, or of heads of width 0".into());
+        }
+        let plain = |m: &Matrix| m.rows.len() <= 1 && m.cols.len() <= 1;
+        if !plain(&a.k) || !plain(&a.v) {
+            return Err("keys and values of attention need one axis for their rows and one for their columns".into());
+        }
+        if let Some(m) = &a.mask
+            && (m.dtype != DType::Bool && m.dtype != a.dtype || m.matrix.cols.len() > 1)
+        {
+            return Err(format!("a mask of {} does not fit attention of {}", m.dtype, a.dtype));
+        }
+        let rows = a.group.checked_mul(a.queries).ok_or("attention of more rows than memory has")?;
+        let all = [
+            ("q", &a.q, rows, a.depth, a.dtype),
+            ("k", &a.k, a.keys, a.depth, a.dtype),
+            ("v", &a.v, a.keys, a.width, a.dtype),
+            ("out", &a.out, rows, a.width, a.out_dtype),
+        ];
+        let mask = a.mask.iter().map(|m| ("mask", &m.matrix, rows, a.keys, m.dtype));
+        let ends = a.ends.iter().map(|m| ("ends", m, rows, 1, DType::I64));
+        all.into_iter().chain(mask).chain(ends).try_for_each(|(name, x, rows, cols, dtype)| {
+            self.check_operand(k, &format!("operand {name} of attention"), x, &a.batch, [rows, cols], dtype)
+        })
+    }
+
+    /// Whether a strided operand has these sizes and lies within its buffer.
+    fn check_operand(
+        &self,
+        k: &KernelCode,
+        what: &str,
+        x: &Matrix,
+        batch: &[usize],
+        [rows, cols]: [usize; 2],
+        dtype: DType,
+    ) -> Result<(), String> {
+        let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
+        if ty.dtype != dtype {
+            return Err(format!("{what} is {ty}, not {dtype}"));
+        }
+        if x.batch_strides.len() != batch.len() {
+            return Err(format!("{what} has the wrong number of batch strides"));
+        }
+        if positions(&x.rows) != Some(rows) || positions(&x.cols) != Some(cols) {
+            return Err(format!("the axes of {what} do not make {rows}×{cols} elements"));
+        }
+        if extent(x, batch).is_none_or(|e| e > ty.count()) {
+            return Err(format!("{what} reaches beyond its buffer of {ty}"));
         }
         Ok(())
     }

@@ -331,7 +331,6 @@ fn matmuls_stay_within_the_callers_memory() {
                 c: side(Slot::Output(0), m, n),
                 workspace: None,
                 epilogue: Default::default(),
-                limit: None,
             };
             let mut kernel = kernel("gemm", Stage::Run, &[0, 1], &[2], add);
             kernel.steps.steps = vec![Work::Gemm(call)];

@@ -179,7 +179,6 @@ fn scratch_buffers_and_matmuls() {
         c: m(Slot::Output(0), (10, 100), (10, 1)),
         workspace: None,
         epilogue: Default::default(),
-        limit: None,
     };
     let kinds = [BufferKind::Input(0), BufferKind::Temp];
     let mut k = kernel("gemm_0", Stage::Run, &[0], &[1], double);
@@ -226,7 +225,6 @@ pub(crate) fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
         c,
         workspace: None,
         epilogue: Default::default(),
-        limit: None,
     })
 }
 

@@ -169,13 +169,13 @@ impl<'a> Facts<'a> {
     /// Names of the buffers from which programs read where a loop ends.
     fn loop_ends(&self, c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> Vec<String> {
         let mut names = BTreeSet::new();
-        // On the host a step computes the sizes of matmuls.
-        let limit = |w: &Work<_>| if let Work::Gemm(g) = w { g.limit.map(|l| l.slot) } else { None };
-        let limits: Vec<Slot> = steps.steps.iter().filter_map(limit).collect();
+        // On the host a step computes where the keys of attention end.
+        let end = |w: &Work<_>| if let Work::Attention(a) = w { a.ends.as_ref().map(|m| m.slot) } else { None };
+        let ends_at: Vec<Slot> = steps.steps.iter().filter_map(end).collect();
         for work in &steps.steps {
             let Work::Block { code, args } = work else { continue };
             let program = &c.programs[*code];
-            let computes = |(p, slot): (&kiln_block::Param, &Slot)| !p.readonly && limits.contains(slot);
+            let computes = |(p, slot): (&kiln_block::Param, &Slot)| !p.readonly && ends_at.contains(slot);
             let sizes = program.params.iter().zip(args).any(computes);
             let ends = kiln_block::analysis::loop_ends(program);
             for (p, slot) in program.params.iter().zip(args) {

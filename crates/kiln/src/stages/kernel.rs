@@ -8,7 +8,7 @@ use crate::{
 };
 use kiln_codegen::{host, nvptx};
 use kiln_graph::count;
-use kiln_plan::exec::{Limited, Work};
+use kiln_plan::exec::{AttentionCall, Work};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
@@ -60,20 +60,31 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
                 continue;
             }
             Work::Gemm(g) => {
-                let mut more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
-                more += match g.limit.map(|l| l.of) {
-                    None => "",
-                    Some(Limited::Columns) => ", as many columns as memory says",
-                    Some(Limited::Depth) => ", as many products as memory says",
-                };
+                let more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
                 format!("a matmul by the library: {} x {} x {} in {}{more}", g.m, g.n, g.k, g.dtype.name())
             }
+            Work::Attention(a) => attention(a),
             Work::Fallback(op) => format!("libtorch runs {}", op.op.name),
             Work::Interpret { why, .. } => format!("interpreted: {why}"),
         };
         let _ = writeln!(t, "{} {}: {note}", stage.remark(), k.name);
     }
     Ok(t)
+}
+
+/// Attention by the library in words.
+fn attention(a: &AttentionCall) -> String {
+    let (heads, more) = (
+        a.batch.iter().product::<usize>() * a.group,
+        [
+            (a.causal, ", causal"),
+            (a.mask.is_some(), ", with a mask in memory"),
+            (a.ends.is_some(), ", as many keys of each query as memory says"),
+        ],
+    );
+    let more: String = more.into_iter().filter(|m| m.0).map(|m| m.1).collect();
+    let (s, t, d, e) = (a.queries, a.keys, a.depth, a.width);
+    format!("attention by the library: {heads} heads, {s} x {d} by {t} x {d} and {t} x {e} in {}{more}", a.dtype.name())
 }
 
 /// A block program at a stage.

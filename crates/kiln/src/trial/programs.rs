@@ -75,7 +75,9 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
                         memory.insert(*id, buffer(&t.ty, t.bytes().to_vec())?);
                     }
                 }
-                Work::Gemm(_) | Work::Fallback(_) => return Err(format!("{} calls a library", kernel.name)),
+                Work::Gemm(_) | Work::Attention(_) | Work::Fallback(_) => {
+                    return Err(format!("{} calls a library", kernel.name));
+                }
             }
         }
         let record = tensor(&record, &scratch[&Slot::Faults])?.get_i64(0);
@@ -89,7 +91,7 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
 
 /// The kernel's steps, or its alternative steps if the former call a GPU library.
 fn without_library(steps: &Steps<usize>) -> Result<&Steps<usize>, String> {
-    let calls = |s: &Steps<usize>| s.steps.iter().any(|w| matches!(w, Work::Gemm(_)));
+    let calls = |s: &Steps<usize>| s.steps.iter().any(|w| matches!(w, Work::Gemm(_) | Work::Attention(_)));
     match &steps.otherwise {
         _ if !calls(steps) => Ok(steps),
         Some(other) if !calls(other) => Ok(other),

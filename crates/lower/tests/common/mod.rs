@@ -1,11 +1,11 @@
 //! Runs the steps of a kernel with the block interpreter and compares with the graph interpreter.
 use kiln_block::Elem;
-use kiln_graph::{DType, Graph, Tensor, Type, random};
+use kiln_graph::{DType, FullyMasked, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, lower};
 use kiln_machine::Arch;
-use kiln_plan::exec::{Activation, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
+use kiln_plan::exec::{Activation, AttentionCall, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
 use std::collections::HashMap;
 
@@ -71,6 +71,7 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
                 }
             }
             Work::Gemm(call) => gemm(call, &mut memory),
+            Work::Attention(call) => attention(call, &mut memory),
             other => return Err(format!("unexpected step {other:?}")),
         }
     }
@@ -115,15 +116,11 @@ fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
     };
     let residual = call.epilogue.residual.as_ref().map(|r| values(r.0.slot)).unwrap_or_default();
     let bias = call.epilogue.bias.map(|b| values(b.0)).unwrap_or_default();
-    let limit = call.limit.map(|l| memory[&l.slot].bytes[..8].try_into().expect("an i64"));
     let c = memory.get_mut(&call.c.slot).expect("c");
     assert_eq!(c.elem, elem(call.c_dtype), "c's type");
     let mut out = c.to_f64();
     let batches: usize = call.batch.iter().product();
-    let [n, k] = match call.limit {
-        Some(l) => l.sizes(i64::from_le_bytes(limit.expect("a limit")), [call.n, call.k]),
-        None => [call.n, call.k],
-    };
+    let [n, k] = [call.n, call.k];
     for i in 0..batches {
         let at = |m: &Matrix| {
             let mut rest = i;
@@ -150,6 +147,64 @@ fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
         }
     }
     *c = Buffer::from_f64(c.elem, &c.shape.clone(), out);
+}
+
+/// Offset of a batch, counted over all batch axes.
+fn batch_place(batch: &[usize], strides: &[usize], i: usize) -> usize {
+    batch.iter().zip(strides).rev().fold((i, 0), |(rest, at), (n, s)| (rest / n, at + rest % n * s)).1
+}
+
+/// A library's attention. Keys that a row does not attend to are not read.
+fn attention(a: &AttentionCall, memory: &mut HashMap<Slot, Buffer>) {
+    for (m, dtype) in [(&a.q, a.dtype), (&a.k, a.dtype), (&a.v, a.dtype), (&a.out, a.out_dtype)] {
+        assert_eq!(memory[&m.slot].elem, elem(dtype), "an operand's type");
+    }
+    let read = |slot: Slot| memory[&slot].to_f64();
+    let [q, k, v] = [&a.q, &a.k, &a.v].map(|m| read(m.slot));
+    let mask = a.mask.as_ref().map(|m| {
+        assert_eq!(memory[&m.matrix.slot].elem, elem(m.dtype), "the mask's type");
+        (m, read(m.matrix.slot))
+    });
+    let ends = a.ends.as_ref().map(|m| (m, read(m.slot)));
+    let mut out = read(a.out.slot);
+    for i in 0..a.batch.iter().product() {
+        let at = |m: &Matrix, row: usize, col: usize| {
+            m.offset + batch_place(&a.batch, &m.batch_strides, i) + place(&m.rows, row) + place(&m.cols, col)
+        };
+        for row in 0..a.rows() {
+            let causal = if a.causal { a.keys.min(row % a.queries + 1) } else { a.keys };
+            let end = ends.as_ref().map_or(causal, |(m, e)| causal.min(e[at(m, row, 0)] as usize));
+            let score = |key: usize| {
+                let x = a.scale * (0..a.depth).map(|d| q[at(&a.q, row, d)] * k[at(&a.k, key, d)]).sum::<f64>();
+                match &mask {
+                    Some((m, of)) if m.dtype == DType::Bool => {
+                        if of[at(&m.matrix, row, key)] != 0.0 {
+                            x
+                        } else {
+                            f64::NEG_INFINITY
+                        }
+                    }
+                    Some((m, of)) => x + of[at(&m.matrix, row, key)],
+                    None => x,
+                }
+            };
+            let scores: Vec<f64> = (0..end).map(score).collect();
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let none = most == f64::NEG_INFINITY && !scores.iter().any(|s| s.is_nan());
+            let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            for e in 0..a.width {
+                let values = powers.iter().enumerate().map(|(key, p)| p / sum * v[at(&a.v, key, e)]);
+                out[at(&a.out, row, e)] = match (none, a.fully_masked) {
+                    (true, FullyMasked::Zero) => 0.0,
+                    (true, FullyMasked::Nan) => f64::NAN,
+                    (false, _) => values.sum(),
+                };
+            }
+        }
+    }
+    let buffer = memory.get_mut(&a.out.slot).expect("the result");
+    *buffer = Buffer::from_f64(buffer.elem, &buffer.shape.clone(), out);
 }
 
 /// Largest error allowed: relative to the greater of 1 and the value.

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Code, DeviceTensor, KernelCode, RuntimeError,
     callbacks::{call, call_in_place},
-    host::{Tally, gemm, run_grid},
+    host::{Tally, attention, gemm, run_grid},
 };
 use kiln_graph::Tensor;
 use kiln_plan::{
@@ -38,6 +38,7 @@ impl CudaSession {
         let slots: Vec<Slot> = match work {
             Work::Block { args, .. } => args.clone(),
             Work::Gemm(g) => g.slots(),
+            Work::Attention(a) => a.slots(),
             Work::Fallback(_) | Work::Interpret { .. } => (0..kernel.inputs.len() as u32).map(Slot::Input).collect(),
         };
         let mut tensors = self.fetch(k, kernel, &slots, stream)?;
@@ -112,10 +113,14 @@ impl CudaSession {
             },
             // SAFETY: `Executable::check` has checked the extents.
             Work::Gemm(g) => unsafe {
-                // The limit's slot is the last (`GemmCall::slots`).
-                let limit = g.limit.and(args.last()).map(|at| at.cast_const());
-                let x = gemm::Operands { a: args[0], b: args[1], c: args[2], limit };
+                let x = gemm::Operands { a: args[0], b: args[1], c: args[2] };
                 gemm::gemm(p, g, x, &gemm::Weights::default());
+            },
+            // SAFETY: as for matmuls; the operands are in the order of `AttentionCall::slots`.
+            Work::Attention(a) => unsafe {
+                let mut args = args.iter();
+                let x = attention::Operands::new(a, |_| args.next().map_or(std::ptr::null_mut(), |at| *at));
+                attention::attention(p, a, x);
             },
             _ => {}
         }

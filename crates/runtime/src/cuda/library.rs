@@ -104,7 +104,7 @@ unsafe impl Send for Matmul {}
 impl Matmul {
     /// Chooses the algorithm. `None` if the library has none for this matmul.
     pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Matmul> {
-        if !call.dtype.is_float() || call.limit.is_some() {
+        if !call.dtype.is_float() {
             return None;
         }
         let [a, b, c, added] = call.strided()?;

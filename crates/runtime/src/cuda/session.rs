@@ -134,7 +134,7 @@ impl CudaSession {
             Work::Block { code, .. } => !matches!(code, Code::Ptx(_)),
             // Whether the library takes a matmul is known when it is prepared.
             Work::Gemm(_) | Work::Fallback(_) => false,
-            Work::Interpret { .. } => true,
+            Work::Attention(_) | Work::Interpret { .. } => true,
         };
         let host =
             exe.kernels.iter().any(|k| k.steps.steps.iter().any(on_host)).then(|| HostDevice::new(0)).transpose()?;

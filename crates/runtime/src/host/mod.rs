@@ -1,6 +1,7 @@
-//! The host as a device: a pool of threads, and grids of kernels and matmuls split over them.
+//! The host as a device: a pool of threads, and grids of kernels, matmuls and attention split over them.
 //!
 //! Takes: an executable whose code is [`crate::Code::Host`]. Gives: sessions that run it. Never: generates code.
+pub(crate) mod attention;
 mod caller;
 pub(crate) mod gemm;
 pub(crate) mod session;

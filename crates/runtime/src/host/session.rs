@@ -3,7 +3,7 @@
 //! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
 //! kernel is read right after the kernel.
 use super::{
-    HostDevice, Parallel, Tally,
+    HostDevice, Parallel, Tally, attention,
     caller::{self, Callers},
     gemm, run_grid,
     shared::{HostShared, Lent, Need, arena},
@@ -462,15 +462,15 @@ impl Inner {
                 Work::Block { code: Code::Ptx(_), .. } => {}
                 Work::Gemm(g) => {
                     let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
-                    let x = gemm::Operands {
-                        a: at(g.a.slot),
-                        b: at(g.b.slot),
-                        c: at(g.c.slot),
-                        limit: g.limit.map(|l| at(l.slot).cast_const()),
-                    };
+                    let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
                     let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&UNPACKED);
                     // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the other buffers.
                     unsafe { gemm::gemm(p, g, x, weights) };
+                }
+                Work::Attention(a) => {
+                    let x = attention::Operands::new(a, |slot| self.addresses[self.layout.slot(k, kernel, slot)]);
+                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps the result apart from the other buffers.
+                    unsafe { attention::attention(p, a, x) };
                 }
                 Work::Fallback(call) if self.call_in_place(kernel, call) => {}
                 Work::Fallback(_) | Work::Interpret { .. } => {

@@ -27,8 +27,7 @@ pub(super) fn operands<'a>(exe: &'a Executable, layout: &Layout, places: &[Place
     let mut all = vec![];
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
         for (s, work) in kernel.steps.steps.iter().enumerate() {
-            // Panels are laid out for all columns and products.
-            let Some(call) = unlimited(work) else { continue };
+            let Work::Gemm(call) = work else { continue };
             for (role, slot) in [(Role::A, call.a.slot), (Role::B, call.b.slot)] {
                 let Some(b) = constant(kernel, slot, places) else { continue };
                 let step = layout.first_step(k) + s;
@@ -38,11 +37,6 @@ pub(super) fn operands<'a>(exe: &'a Executable, layout: &Layout, places: &[Place
         }
     }
     all
-}
-
-/// A matmul whose sizes are those of its call.
-fn unlimited<C>(work: &Work<C>) -> Option<&GemmCall> {
-    if let Work::Gemm(g) = work { Some(g).filter(|g| g.limit.is_none()) } else { None }
 }
 
 /// The buffer of a slot, if it is a parameter or frozen: no run changes it.
@@ -65,6 +59,7 @@ pub(super) fn read(exe: &Executable, layout: &Layout, packed: &[Operand]) -> Has
                     let operands = [(Role::A, g.a.slot), (Role::B, g.b.slot)];
                     operands.into_iter().filter(|(role, _)| !packed.contains(&(step, *role))).map(|o| o.1).collect()
                 }
+                Work::Attention(a) => a.slots(),
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     (0..kernel.inputs.len() as u32).map(Slot::Input).collect()
                 }

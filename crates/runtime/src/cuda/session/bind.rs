@@ -113,7 +113,7 @@ impl CudaSession {
                 let found = match work {
                     Work::Block { args, .. } => args.iter().any(|a| moves(kernel, a)),
                     Work::Gemm(g) => g.slots().iter().any(|a| moves(kernel, a)),
-                    Work::Fallback(_) | Work::Interpret { .. } => false,
+                    Work::Attention(_) | Work::Fallback(_) | Work::Interpret { .. } => false,
                 };
                 all.extend(found.then_some((k, s)));
             }

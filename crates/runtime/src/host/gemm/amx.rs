@@ -7,6 +7,7 @@ mod panels;
 mod unit;
 
 pub use panels::pack;
+pub use unit::Unit;
 
 use super::{
     Parallel, Shared,
@@ -15,12 +16,11 @@ use super::{
     pack::{Element, Source},
 };
 use std::ops::Range;
-use unit::Unit;
 
 /// Lanes of a panel.
 pub const LANES: usize = 32;
 /// Depth of a tile.
-const STEP: usize = 32;
+pub const STEP: usize = 32;
 /// Deepest slice of two panels that are multiplied at once: one of the panels stays in the L1 cache.
 const SLICE: usize = 512;
 /// Most rows and columns of a task: its accumulators and a slice of the panels of b stay in the L2 cache.

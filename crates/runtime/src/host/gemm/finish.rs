@@ -74,7 +74,6 @@ mod tests {
             c,
             workspace,
             epilogue: Box::new(epilogue),
-            limit: None,
         };
         let tensor = |n: usize, f: &dyn Fn(usize) -> f64| Tensor::from_f64(Type::new(DType::F32, [n]), (0..n).map(f));
         let some = |i: usize| i as f64;

@@ -12,12 +12,12 @@
 //!
 //! In this folder, lanes are the rows of a or the columns of b, and depth is K.
 #[cfg(target_arch = "x86_64")]
-mod amx;
-mod block;
-mod buffer;
+pub(in crate::host) mod amx;
+pub(in crate::host) mod block;
+pub(in crate::host) mod buffer;
 mod finish;
-mod kernel;
-mod pack;
+pub(in crate::host) mod kernel;
+pub(in crate::host) mod pack;
 mod prefetch;
 mod prepack;
 mod vector;
@@ -39,15 +39,13 @@ pub(crate) struct Operands {
     pub a: *const u8,
     pub b: *const u8,
     pub c: *mut u8,
-    /// The value of [`GemmCall::limit`].
-    pub limit: Option<*const u8>,
 }
 
 /// Computes the matmul. Operands that `weights` holds packed are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else accesses `c` during the call; the limit's is that of an i64. `weights` are those that `prepack` made for this call.
+/// are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that `prepack` made for this call.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
@@ -91,7 +89,7 @@ fn flipped(g: &GemmCall) -> bool {
 }
 
 /// Offset of batch `i` in elements; `i` counts all batch axes, the last one fastest.
-fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
+pub(in crate::host) fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
     let (mut rest, mut offset) = (i, 0);
     for (n, stride) in batch.iter().zip(strides).rev() {
         offset += rest % n * stride;
@@ -110,11 +108,7 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
     w: &Weights,
 ) {
     let batches: usize = g.batch.iter().product();
-    let [n, k] = match (g.limit, x.limit) {
-        // SAFETY: as `gemm`'s contract.
-        (Some(limit), Some(at)) => limit.sizes(unsafe { at.cast::<i64>().read() }, [g.n, g.k]),
-        _ => [g.n, g.k],
-    };
+    let [n, k] = [g.n, g.k];
     if g.m == 0 || g.n == 0 || batches == 0 {
         return;
     }

@@ -3,7 +3,7 @@ use super::*;
 use crate::HostDevice;
 use crate::shared::Value;
 use kiln_graph::{Tensor, Type};
-use kiln_plan::exec::{Axis, Limit, Limited, Slot, axes};
+use kiln_plan::exec::{Axis, Slot, axes};
 
 /// A linear congruential generator.
 struct Random(u64);
@@ -104,7 +104,6 @@ impl Case {
                 c,
                 workspace: None,
                 epilogue: Default::default(),
-                limit: None,
             },
             [na, nb, nc],
         )
@@ -125,13 +124,7 @@ fn ways() -> impl Iterator<Item = Way> {
 }
 
 fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
-    run_limited(device, way, (g, 0), [a, b], c);
-}
-
-/// With the value of the call's limit, if it has one.
-fn run_limited(device: &HostDevice, way: Way, (g, value): (&GemmCall, i64), [a, b]: [&Tensor; 2], c: &mut Tensor) {
-    let limit = g.limit.map(|_| (&raw const value).cast());
-    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr(), limit };
+    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() };
     let p = device.parallel();
     // SAFETY: the tensors were made large enough for the call.
     unsafe {
@@ -144,21 +137,14 @@ fn run_limited(device: &HostDevice, way: Way, (g, value): (&GemmCall, i64), [a, 
 }
 
 fn check(device: &HostDevice, case: &Case) {
-    check_limited(device, case, None);
-}
-
-/// Where a size is read from memory, no operand is packed.
-fn check_limited(device: &HostDevice, case: &Case, limit: Option<(Limited, i64)>) {
-    let (mut g, sizes) = case.call();
-    g.limit = limit.map(|(of, _)| Limit { of, slot: Slot::Scratch(0) });
-    let value = limit.map_or(0, |l| l.1);
-    let [n, k] = g.limit.map_or([g.n, g.k], |l| l.sizes(value, [g.n, g.k]));
+    let (g, sizes) = case.call();
+    let [n, k] = [g.n, g.k];
     let mut random = Random(case.seed);
     let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| random.tensor(d, sizes[i]));
     let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
-    for way in ways().filter(|w| limit.is_none() || w.packed == [false; 2]) {
+    for way in ways() {
         let mut c = before.clone();
-        run_limited(device, way, (&g, value), [&a, &b], &mut c);
+        run(device, way, &g, &a, &b, &mut c);
         let mut written = vec![false; sizes[2]];
         for i in 0..g.batch.iter().product() {
             for (row, col) in (0..g.m).flat_map(|r| (0..n).map(move |c| (r, c))) {
@@ -212,20 +198,6 @@ const DTYPES: [(DType, DType); 11] = [
     (DType::I32, DType::I32),
     (DType::I64, DType::I64),
 ];
-
-#[test]
-fn sizes_read_from_memory() {
-    for seed in 0..200 {
-        let mut r = Random(seed);
-        r.bits();
-        let size = [1 + r.below(9), 1 + r.below(300), 1 + r.below(300)];
-        let forms = [0; 3].map(|_| FORMS[r.below(4)]);
-        let case = Case { seed, size, batch: vec![2], dtypes: DTYPES[r.below(6)], forms, broadcast: [false; 2] };
-        let of = [Limited::Columns, Limited::Depth][r.below(2)];
-        let value = [-3, 0, 1, r.below(300) as i64, i64::MAX][r.below(5)];
-        check_limited(&HostDevice::new(1).unwrap(), &case, Some((of, value)));
-    }
-}
 
 #[test]
 fn generated_matmuls() {
