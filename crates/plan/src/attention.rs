@@ -158,14 +158,10 @@ impl Sizes {
     }
     /// Tiles of the warp-specialised kernel, where the machine and the types have one.
     pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
-        let whole = self.widths.iter().all(|n| n.is_multiple_of(8));
-        if !m.arch.has_wgmma()
-            || !self.is_half()
-            || !whole
-            || self.packed > 1
-            || self.widest() > WIDEST
-            || self.keys == 0
-        {
+        // Fewer queries wait for memory, and tiles of 64 rows are mostly empty.
+        let sizes = self.queries > FEW && self.packed == 1 && self.keys > 0;
+        let widths = self.widest() <= WIDEST && self.widths.iter().all(|n| n.is_multiple_of(8));
+        if !m.arch.has_wgmma() || !self.is_half() || !sizes || !widths {
             return None;
         }
         let consumers = if self.queries <= Warpgroups::ROWS { 1 } else { 2 };
