@@ -7,7 +7,7 @@
 //! the offsets of pointers are assumed not to wrap, as in `kiln_block::analysis`.
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
-use inkwell::values::{IntValue, PointerValue};
+use inkwell::values::{FloatValue, IntValue, PointerValue};
 use kiln_block::{CmpOp, Elem};
 use std::collections::HashMap;
 
@@ -135,6 +135,12 @@ impl<'c> Index<'c> {
         let (lo, hi) = (self.lo.checked_add(off)?, self.hi.checked_add(off)?);
         (lo >= least && hi <= most).then_some((lo, hi))
     }
+    /// Whether the number and its parts have 32 bits, with room for another number.
+    fn is_narrow(&self) -> bool {
+        const LIMIT: i64 = 1 << 30;
+        let small = |n: i64| (-LIMIT..LIMIT).contains(&n);
+        small(self.lo) && small(self.hi) && small(self.off)
+    }
     fn ty(&self, e: &Emit<'c>) -> inkwell::types::IntType<'c> {
         if self.bits == 32 { e.i32() } else { e.i64() }
     }
@@ -146,6 +152,21 @@ impl<'c> Index<'c> {
             Some(base) if self.off == 0 => Ok(base),
             Some(base) => memo.int((Key::Whole, Some(base), None, self.off), || e.add(base, e.int_of(ty, self.off))),
         }
+    }
+    /// The number as f32, where it and its parts are exact: the part that registers share is converted once, as a
+    /// conversion costs as much as several additions. `None` if it may be larger.
+    pub fn as_float(&self, e: &Emit<'c>) -> Res<Option<FloatValue<'c>>> {
+        const EXACT: i64 = 1 << 24;
+        let small = |n: Option<i64>| n.is_some_and(|n| n.abs() <= EXACT);
+        let ends = [self.lo.checked_add(self.off), self.hi.checked_add(self.off), Some(self.lo), Some(self.hi)];
+        if !ends.into_iter().all(small) || !small(Some(self.off)) {
+            return Ok(None);
+        }
+        let off = e.f32().const_float(self.off as f64);
+        let Some(base) = self.base else { return Ok(Some(off)) };
+        let base = if self.bits > 32 { e.b.build_int_truncate(base, e.i32(), "")? } else { base };
+        let base = e.b.build_signed_int_to_float(base, e.f32(), "")?;
+        Ok(Some(if self.off == 0 { base } else { e.fadd(base, off)? }))
     }
     pub fn add(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
         let off = wrap(self.off.wrapping_add(o.off), self.bits);
@@ -177,7 +198,12 @@ impl<'c> Index<'c> {
                 let base = memo.int((Key::Mul, Some(a), Some(b), 0), || e.mul(a, b))?;
                 let div = |i: &Index<'c>| i.div.min(two(i.off));
                 let div = div(&self).saturating_mul(div(&o)).min(1 << 40);
-                let (lo, hi) = limits(self.bits);
+                let corners = self.bounds(0).zip(o.bounds(0)).and_then(|((a, b), (c, d))| {
+                    let all: Option<Vec<i64>> =
+                        [(a, c), (a, d), (b, c), (b, d)].into_iter().map(|(x, y)| x.checked_mul(y)).collect();
+                    all.and_then(|all| Some((*all.iter().min()?, *all.iter().max()?)))
+                });
+                let (lo, hi) = range(self.bits, corners.map(|c| c.0), corners.map(|c| c.1));
                 Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: self.bits })
             }
         }
@@ -258,6 +284,10 @@ impl<'c> Index<'c> {
     /// The comparison as a condition.
     pub fn compare(self, op: CmpOp, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
         let not = |v: IntValue<'c>, memo: &mut Memo<'c>| memo.int((Key::Not, Some(v), None, 0), || e.not(v));
+        if self.is_narrow() && o.is_narrow() && self.bits == 64 && o.bits == 64 {
+            let (a, b) = (self.resize(32, e, memo)?, o.resize(32, e, memo)?);
+            return a.compare(op, b, e, memo);
+        }
         match op {
             CmpOp::Lt => self.less(o, e, memo),
             CmpOp::Ge => {

@@ -127,6 +127,14 @@ impl<'c> Gen<'c, '_> {
             }
             (Op::Cast(Elem::I64), [a]) => some(a.index()?.resize(64, e, memo)?),
             (Op::Cast(Elem::I32), [a]) => some(a.index()?.resize(32, e, memo)?),
+            (Op::Cast(to), [a]) if matches!(to, Elem::F32 | Elem::F16 | Elem::Bf16) => {
+                let number = a.index()?.as_float(e)?;
+                let narrowed = number.map(|x| match e.elem(*to) {
+                    BasicTypeEnum::FloatType(t) if *to != Elem::F32 => e.b.build_float_trunc(x, t, ""),
+                    _ => Ok(x),
+                });
+                Ok(narrowed.transpose()?.map(|x| Reg::Plain(x.into())))
+            }
             (Op::Unary(UnaryOp::Neg), [a]) => {
                 let a = a.index()?;
                 some(Index::constant(0, a.bits).sub(a, e, memo)?)

@@ -210,6 +210,10 @@ fn plain(
         let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);
         let empty = f.b.cmp(CmpOp::Le, hi, lo);
         lo = f.b.select(empty, beyond, lo);
+        // It is between these anyway; index arithmetic in 32 bits relies on it.
+        let none = f.b.i32(0);
+        lo = f.b.binary(B::Min, lo, beyond);
+        lo = f.b.binary(B::Max, lo, none);
     }
     let one = f.b.i32(1);
     let least = f.b.binary(B::Add, lo, one);
