@@ -1,5 +1,6 @@
 //! The kernels of well-known blocks, written in primitives as models write them.
 use crate::common::{self, agrees, exact, fused, graph, kinds, plan_with, unfused};
+use kiln_machine::Arch;
 use kiln_plan::{KernelKind::*, Plan};
 use kiln_rewrite::Options;
 
@@ -621,14 +622,17 @@ fn masks_of_indices_are_not_stored() {
             let attention: String =
                 (0..layers).map(|i| format!("%y{i} = attention %q, %k, %v, %{mask} scale={}.5\n", i + 1)).collect();
             let results: Vec<String> = (0..layers).map(|i| format!("%y{i}")).collect();
-            let p = fused(&format!(
+            let g = graph(&format!(
                 "graph g(%q: bf16[4,32,4096,128], %k: bf16[4,8,4096,128], %v: bf16[4,8,4096,128], %doc: i64[4,4096],
                 %prefix: i64[4,1,1,1], %slope: bf16[32,1,1]) {{
                 {parts}\n {lines}\n {attention} return {}\n}}",
                 results.join(", ")
             ));
-            assert_eq!(kinds(&p), vec![Attention; layers], "{lines}\n{p}");
-            assert_eq!(p.kernels.len(), layers, "{lines}\n{p}");
+            for arch in [Arch::Sm90a, Arch::Cpu] {
+                let p = kiln_rewrite::plan(&g, arch.machine(), &Options::default()).unwrap();
+                assert_eq!(kinds(&p), vec![Attention; layers], "{lines}\n{p}");
+                assert_eq!(p.kernels.len(), layers, "{lines}\n{p}");
+            }
         }
     }
 }

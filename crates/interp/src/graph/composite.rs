@@ -244,7 +244,7 @@ pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, S
                 _ => {}
             };
             let how = (scale.as_f64(), *causal, *fully_masked);
-            Data::$variant(Arc::new(attend($q, k, v, &size, rows, how, step, add)?))
+            Data::$variant(Arc::new(attend([&$q[..], k, v], &size, rows, how, step, add)?))
         }};
     }
     Ok(match &q.data {
@@ -273,11 +273,8 @@ struct Sizes {
 }
 
 /// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row.
-#[allow(clippy::too_many_arguments)]
 fn attend<R: Real>(
-    q: &[R],
-    k: &[R],
-    v: &[R],
+    [q, k, v]: [&[R]; 3],
     z: &Sizes,
     rows: &Rows,
     (scale, causal, fully_masked): (f64, bool, FullyMasked),

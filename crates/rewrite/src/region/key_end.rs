@@ -1,6 +1,6 @@
 //! Masks of attention that say up to which key a query attends, by comparing the key's index with a number that does not
-//! depend on it, as `key <= position`. Lowering ends the loop over keys there, so such a mask belongs in attention's
-//! kernel; all others are read from memory.
+//! depend on it, as `key <= position`. Lowering ends the loop over keys there, so the arithmetic of such a mask is not priced
+//! by scores ([`super::mask`]).
 use super::Region;
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;

@@ -69,7 +69,6 @@ fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
         _ => vec![],
     });
     for (op, s, other) in pairs {
-        // A factor of every score has one number for all.
         if b.fact(s).number().is_some() {
             continue;
         }
@@ -132,7 +131,7 @@ impl Scores {
     }
     /// The scores and a number or a tensor.
     fn with(self, b: &mut Builder, op: BinaryOp, other: Id) -> Option<Scores> {
-        if let Some(number) = b.fact(other).number() {
+        if let Some(number) = b.fact(other).number().filter(|n| !n.is_nan()) {
             return self.then(ScoreStep::Number(op, Scalar::Float(number)));
         }
         let other = of_type(b, other, b.ty(self.q).dtype)?;
