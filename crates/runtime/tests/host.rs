@@ -1,8 +1,8 @@
 //! Sessions on the host, with plain Rust functions in place of generated code.
-use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
+use kiln_graph::{DType, FallbackOp, FullyMasked, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{BodyGraph, GemmCall, LibraryCall, Matrix, Slot, Work, axes},
+    exec::{AttentionCall, BodyGraph, GemmCall, LibraryCall, Mask, Matrix, Slot, Work, axes},
 };
 use kiln_runtime::{
     Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, Refused,
@@ -203,6 +203,62 @@ fn scratch_buffers_and_matmuls() {
     refuse(GemmCall { k: 101, ..g.clone() }, what);
     let a = m(Slot::Input(0), (10, 101), (100, 1));
     refuse(GemmCall { a, ..g }, "operand a of a matmul reaches beyond its buffer of f32[1000]");
+}
+
+#[test]
+fn attention_and_what_it_refuses() {
+    let m = |slot| Matrix { slot, offset: 0, rows: axes([(10, 10)]), cols: axes([(10, 1)]), batch_strides: vec![100] };
+    let a = AttentionCall {
+        dtype: DType::F32,
+        out_dtype: DType::F32,
+        batch_invariant: false,
+        batch: vec![10],
+        group: 1,
+        queries: 10,
+        keys: 10,
+        depth: 10,
+        width: 10,
+        scale: 0.5,
+        causal: true,
+        fully_masked: FullyMasked::Zero,
+        q: m(Slot::Input(0)),
+        k: m(Slot::Input(0)),
+        v: m(Slot::Input(0)),
+        out: m(Slot::Output(0)),
+        mask: None,
+        ends: None,
+    };
+    let mut k = kernel("attention_0", Stage::Run, &[0], &[1], double);
+    k.steps.steps = vec![Work::Attention(Box::new(a.clone()))];
+    let mut exe = executable(1, [BufferKind::Input(0), BufferKind::Temp].map(buffer).into(), vec![k], &[1]);
+    let x = tensor(|i| (i % 7) as f64 / 7.0);
+    let session = Session::new(&host(2), exe.clone(), vec![], Arc::new(NoCallbacks)).unwrap();
+    let out = session.run(std::slice::from_ref(&x)).unwrap();
+    for (head, row, e) in [(0, 0, 0), (3, 9, 9), (9, 4, 7)] {
+        let at = |row: usize, e: usize| x.get_f64(head * 100 + row * 10 + e);
+        let power = |key: usize| (0.5 * (0..10).map(|d| at(row, d) * at(key, d)).sum::<f64>()).exp();
+        let sum: f64 = (0..=row).map(power).sum();
+        let want: f64 = (0..=row).map(|key| power(key) / sum * at(key, e)).sum();
+        let got = out[0].get_f64(head * 100 + row * 10 + e);
+        assert!((got - want).abs() < 1e-6, "[{head}][{row},{e}] is {got}, not {want}");
+    }
+    let mut refuse = |change: &dyn Fn(&mut AttentionCall), want: &str| {
+        let mut call = a.clone();
+        change(&mut call);
+        exe.kernels[0].steps.steps[0] = Work::Attention(Box::new(call));
+        let e = Session::new(&host(1), exe.clone(), vec![], Arc::new(NoCallbacks)).err().unwrap().to_string();
+        assert!(e.contains(want), "{e}");
+    };
+    refuse(&|a| a.keys = 11, "the axes of operand k of attention do not make 11×10 elements");
+    refuse(&|a| a.v.offset = 1, "operand v of attention reaches beyond its buffer of f32[1000]");
+    refuse(&|a| a.dtype = DType::I64, "no attention of i64 operands");
+    refuse(&|a| a.out_dtype = DType::F64, "no attention of f32 operands with a result of f64");
+    refuse(&|a| a.out.slot = Slot::Input(0), "attention writes an input");
+    refuse(&|a| a.keys = 0, "attention without keys");
+    refuse(&|a| a.ends = Some(Matrix { cols: vec![], ..m(Slot::Input(0)) }), "operand ends of attention is f32[1000]");
+    refuse(&|a| a.mask = Some(Mask { dtype: DType::F64, matrix: m(Slot::Input(0)) }), "a mask of f64 does not fit");
+    let halves = Matrix { rows: axes([(2, 30), (5, 10)]), ..m(Slot::Input(0)) };
+    refuse(&|a| a.k = halves.clone(), "keys and values of attention need one axis for their rows");
 }
 
 /// A matmul of `10×100` by `100×10`, all at offset 0 of their buffers.

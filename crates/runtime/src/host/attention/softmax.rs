@@ -71,6 +71,7 @@ impl Score for f64 {
 }
 
 /// Coefficients of polynomials for `2^r` over `0 ≤ r ≤ 1`, the constant first: least maxima of the relative error, 2·10⁻⁹ and 3·10⁻⁶.
+#[expect(clippy::approx_constant, reason = "a coefficient near ln 2")]
 const POWER: [f32; 7] = [1.0, 0.693_147, 0.240_229_83, 0.055_483_34, 0.009_678_841, 0.001_243_968_8, 0.000_217_022_55];
 #[cfg(target_arch = "x86_64")]
 const POWER_HALF: [f32; 5] = [1.000_002_6, 0.693_003_83, 0.241_442_76, 0.052_011_46, 0.013_534_168];

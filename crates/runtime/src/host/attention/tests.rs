@@ -304,6 +304,7 @@ fn long_keys_are_split_over_threads_and_joined() {
     for (dtype, _) in [DTYPES[0], DTYPES[1], DTYPES[5]] {
         for (queries, keys) in [(1, 5000), (2, 4097), (40, 4100)] {
             let case = plain(dtype, queries, keys, 24);
+            // SAFETY: every processor has this level.
             let unit = unsafe { Vectors::<f32>::ready(Level::Portable) };
             assert!(Split::new(&unit, 4, 1, &case.call, queries.min(10)).parts > 1, "{queries} queries are not split");
             case.check(&HostDevice::new(4).unwrap(), "parts");
