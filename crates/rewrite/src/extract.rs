@@ -258,12 +258,16 @@ impl<'a> Extractor<'a> {
 fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
-/// Could two matmuls with a softmax in between be faster than this attention? Only on a GPU, if there is no fused program for it or rows
-/// of scores are multiples of 16 bytes (otherwise the matmuls are slower than predicted).
+/// Could two matmuls with a softmax in between be faster than this attention? On a GPU if there is no fused program for it or rows of scores
+/// are multiples of 16 bytes (otherwise the matmuls are slower than predicted); on the host, whose attention has no score function, if it
+/// has one.
 fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
-    let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
+    let (Op::Attention { causal, score, .. }, [q, k, v, ..]) = (o, args) else { return false };
+    if !m.arch.is_gpu() {
+        return !score.is_empty();
+    }
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
-    m.arch.is_gpu() && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))
+    !sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16)
 }
 
 /// Classes with the heads of their e-nodes, as imported.

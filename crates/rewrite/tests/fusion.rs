@@ -462,7 +462,11 @@ fn attention_of_score_functions() {
                 %big = exp %one\n %root = sqrt %big\n %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n {lines}
                 %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}}"
             );
-            let p = checked(&text.replace("T[", &format!("{dtype}[")));
+            let g = graph(&text.replace("T[", &format!("{dtype}[")));
+            let host = kiln_rewrite::plan(&g, Arch::Cpu.machine(), &Options::default()).unwrap();
+            assert!(!kinds(&host).contains(&Attention), "the host's attention has no score function\n{host}");
+            let p = plan_with(&g, Options::default());
+            agrees(&g, &p);
             let kernels: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
             assert_eq!(kernels, [Attention], "{lines}\n{p}");
             let root = usize::from(lines.contains("root") && p.kernels.len() > 1);
