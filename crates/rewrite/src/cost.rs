@@ -110,10 +110,6 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if matches!(dag.op(v), Op::Attention { score, .. } if !score.is_empty()) {
         return INTERPRETED;
     }
-    // The host's attention has no score function.
-    if matches!(dag.op(v), Op::Attention { score, .. } if !score.is_empty()) {
-        return INTERPRETED;
-    }
     let flops = matrix_flops(dag, v);
     if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
 }
