@@ -133,10 +133,10 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
     for &(_, inst) in &found {
         let data = k.inst(inst);
         let (pass, left, sum) = pass(k, inst, &before)?;
-        if let Some((earlier, same)) = &known {
-            if data.args[3..] != earlier.results[..] || same.inst != left.inst {
-                return refuse("a loop does not start from what the one before it carried");
-            }
+        if let Some((earlier, same)) = &known
+            && (data.args[3..] != earlier.results[..] || same.inst != left.inst)
+        {
+            return refuse("a loop does not start from what the one before it carried");
         }
         known = Some((data, left.clone()));
         let (&[m, scores], &[_, n]) = (k.ty(pass.scores).shape(), k.ty(data.results[sum]).shape()) else {

@@ -91,6 +91,14 @@ struct Next {
     weights: Value,
 }
 
+/// The consumer that is written: its number and the first of its rows, if it is not the only one; and why it could not
+/// be written.
+struct Consumer {
+    copy: Option<Value>,
+    first_row: Option<Value>,
+    failed: RefCell<Option<Refusal>>,
+}
+
 struct Writer<'k> {
     k: &'k Kernel,
     form: &'k Form,
@@ -324,7 +332,9 @@ impl<'k> Writer<'k> {
                 let n = b.i32(self.rows as i64);
                 b.binary(B::Mul, copy, n)
             });
-            let (sums, places) = self.multiply(b, c, s, (copy, first_row), at, &mut failed);
+            let consumer = Consumer { copy, first_row, failed: RefCell::new(None) };
+            let (sums, places) = self.multiply(b, c, s, &consumer, at);
+            failed = consumer.failed.into_inner();
             if failed.is_none() {
                 failed = self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums);
             }
@@ -341,14 +351,12 @@ impl<'k> Writer<'k> {
         b: &mut Builder,
         c: &mut Copier<'k>,
         s: &Shared,
-        (copy, first_row): (Option<Value>, Option<Value>),
+        consumer: &Consumer,
         at: Places,
-        failed: &mut Option<Refusal>,
     ) -> (HashMap<Value, Value>, Places) {
-        let stage = self.left_stage(b, at.left, copy);
+        let stage = self.left_stage(b, at.left, consumer.copy);
         s.left.wait(b, at.left);
         let count = self.k.inst(self.form.passes[0].inst).results.len();
-        let fault = RefCell::new(None);
         let out = self.over_iterations(
             b,
             c,
@@ -356,10 +364,10 @@ impl<'k> Writer<'k> {
                 let keys = at.right[0];
                 let token = self.scores(b, s, stage, keys);
                 let init = &self.k.inst(pass.inst).args[3..];
-                let mut slicer = Slicer::new(c, self.part(), HashMap::new(), first_row);
+                let mut slicer = Slicer::new(c, self.part(), HashMap::new(), consumer.first_row);
                 let init: Vec<Value> = init.iter().map(|v| slicer.rows(b, *v)).collect();
                 if let Some(failed) = slicer.failed {
-                    fault.borrow_mut().get_or_insert(failed);
+                    consumer.failed.borrow_mut().get_or_insert(failed);
                 }
                 let sum = init[self.form.sum];
                 let scores = |b: &mut Builder| {
@@ -367,7 +375,7 @@ impl<'k> Writer<'k> {
                     s.right[0].release(b, keys.stage);
                     scores
                 };
-                let next = self.next(b, c, pass, (scores, first_row), &init, |_| sum, &fault);
+                let next = self.next(b, c, (pass, consumer), &init, scores, |_| sum);
                 let rings = [s.right[0].next(b, keys).values(), at.right[1].values()].concat();
                 [rings, next.carried, vec![next.weights]].concat()
             },
@@ -386,7 +394,7 @@ impl<'k> Writer<'k> {
                     s.right[1].release(b, values.stage);
                     sum
                 };
-                let next = self.next(b, c, pass, (scores, first_row), carried, sum, &fault);
+                let next = self.next(b, c, (pass, consumer), carried, scores, sum);
                 let rings = [s.right[0].next(b, keys).values(), s.right[1].next(b, values).values()].concat();
                 [rings, next.carried, vec![next.weights]].concat()
             },
@@ -400,7 +408,6 @@ impl<'k> Writer<'k> {
         let mut results = carried.to_vec();
         results[self.form.sum] = sum;
         let names = &self.k.inst(self.form.passes[self.form.passes.len() - 1].inst).results;
-        *failed = fault.into_inner();
         let places = Places { left: s.left.next(b, at.left), right: [keys, s.right[1].next(b, values)] };
         (names.iter().copied().zip(results).collect(), places)
     }
@@ -464,11 +471,10 @@ impl<'k> Writer<'k> {
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
-        pass: &Pass,
-        (scores, first_row): (impl FnOnce(&mut Builder) -> Value, Option<Value>),
+        (pass, consumer): (&Pass, &Consumer),
         carried: &[Value],
+        scores: impl FnOnce(&mut Builder) -> Value,
         sum: impl FnOnce(&mut Builder) -> Value,
-        fault: &RefCell<Option<Refusal>>,
     ) -> Next {
         let region = &self.k.inst(pass.inst).regions[0];
         let yielded = region.insts.last().map(|i| &self.k.inst(*i).args[..]).unwrap_or_default();
@@ -483,7 +489,7 @@ impl<'k> Writer<'k> {
             _ => pass.weights,
         };
         let factors: Vec<Value> = definition(c, pass.from).map(|d| d.1).unwrap_or_default();
-        let mut slicer = Slicer::new(c, self.part(), known, first_row);
+        let mut slicer = Slicer::new(c, self.part(), known, consumer.first_row);
         reads.into_iter().for_each(|v| _ = slicer.rows(b, v));
         let scores = scores(b);
         slicer.know(pass.scores, scores);
@@ -499,7 +505,7 @@ impl<'k> Writer<'k> {
         next[self.form.sum] = slicer.rows(b, pass.from);
         let weights = slicer.rows(b, pass.weights);
         if let Some(failed) = slicer.failed {
-            fault.borrow_mut().get_or_insert(failed);
+            consumer.failed.borrow_mut().get_or_insert(failed);
         }
         Next { carried: next, weights }
     }
