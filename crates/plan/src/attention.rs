@@ -151,8 +151,10 @@ impl Sizes {
     /// The faster way to write the program.
     pub fn way(&self, m: &Hardware) -> Way {
         let tiles = self.tiles(m);
+        // The two sum in different orders.
+        let z = Sizes { heads: m.counted(self.heads), ..*self };
         match self.warpgroups(m) {
-            Some(w) if self.seconds_by_warpgroups(&w, m) < self.seconds(&tiles, m) => Way::Warpgroups(w),
+            Some(w) if z.seconds_by_warpgroups(&w, m) < z.seconds(&tiles, m) => Way::Warpgroups(w),
             _ => Way::Warps(tiles),
         }
     }
