@@ -78,7 +78,9 @@ fn keys_beyond_the_position_are_not_read() {
 #[test]
 fn the_report_says_where_loops_end() {
     for target in [Target::Cpu, Target::Sm90a] {
-        for (mask, ends) in [("le", vec!["input 3".to_string()]), ("ge", vec![])] {
+        // On GPUs keys before the first are skipped, too, and slices of the keys are cut from there on.
+        let starts = if target == Target::Cpu { vec![] } else { vec!["input 3".to_string()] };
+        for (mask, ends) in [("le", vec!["input 3".to_string()]), ("ge", starts)] {
             let model = model("bf16", 1, mask);
             let report = Report::new(&compile(&model, &options(target)).unwrap());
             let attention: Vec<_> = report.kernels.iter().filter(|k| k.kind == "attention").collect();

@@ -6,6 +6,7 @@ use crate::concat;
 use crate::constants::{self, Known};
 use crate::language::{Fact, Head, Term, Values, op};
 use egg::Id;
+use kiln_graph::decompose::decompose_op;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Source, Type, UnaryOp, infer::infer};
 use std::collections::BTreeMap;
@@ -47,12 +48,36 @@ impl Builder {
             }
             let args: Vec<Id> = graph.args(v).iter().map(|a| ids[a.0 as usize]).collect();
             let serial = matches!(node.op, Op::Fallback(_)).then_some(v.0);
-            ids.push(b.typed(node.op.clone(), node.ty.clone(), serial, args));
+            let id = b.typed(node.op.clone(), node.ty.clone(), serial, args.clone());
+            if matches!(&node.op, Op::Attention { score, .. } if !score.is_empty())
+                && let Some(steps) = b.decomposed(&node.op, &args)
+            {
+                // The host has no kernel for it.
+                b.equate(id, steps);
+            }
+            ids.push(id);
         }
         b.g.rebuild();
         (b, ids)
     }
 
+    /// A composite as the ops that it is made of.
+    fn decomposed(&mut self, op: &Op, args: &[Id]) -> Option<Id> {
+        let types: Vec<Type> = args.iter().map(|a| self.ty(*a).clone()).collect();
+        let part = decompose_op(op, &types).ok()??;
+        let mut ids: Vec<Id> = vec![];
+        for v in part.values() {
+            let id = match part.op(v) {
+                Op::Input(i) => *args.get(*i as usize)?,
+                op => {
+                    let args = part.args(v).iter().map(|a| ids[a.0 as usize]).collect();
+                    self.typed(op.clone(), part.ty(v).clone(), None, args)
+                }
+            };
+            ids.push(id);
+        }
+        part.outputs.first().map(|v| ids[v.0 as usize])
+    }
     /// A value in its simpler form.
     fn known(&mut self, known: &Known, ty: &Type, ids: &[Id]) -> Option<Id> {
         let id = match known {

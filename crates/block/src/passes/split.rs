@@ -319,7 +319,7 @@ fn range(
     let factor = form.scalars.iter().find(|s| s.0 == index)?.1;
     let mut rest = Affine { coeffs: vec![], constant: form.constant.checked_add(less)?.checked_add(most)?, ..form };
     rest.scalars.retain(|s| s.0 != index);
-    let small = |n: i64| n.abs() < 1 << 30;
+    let small = |n: i64| (-(1 << 30)..1 << 30).contains(&n);
     if rest.root.is_some() || rest.scalars.iter().any(|s| inside.contains(&s.0) || !small(s.1)) || !small(rest.constant)
     {
         return None;

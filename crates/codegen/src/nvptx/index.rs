@@ -157,7 +157,7 @@ impl<'c> Index<'c> {
     /// conversion costs as much as several additions. `None` if it may be larger.
     pub fn as_float(&self, e: &Emit<'c>) -> Res<Option<FloatValue<'c>>> {
         const EXACT: i64 = 1 << 24;
-        let small = |n: Option<i64>| n.is_some_and(|n| n.abs() <= EXACT);
+        let small = |n: Option<i64>| n.is_some_and(|n| (-EXACT..=EXACT).contains(&n));
         let ends = [self.lo.checked_add(self.off), self.hi.checked_add(self.off), Some(self.lo), Some(self.hi)];
         if !ends.into_iter().all(small) || !small(Some(self.off)) {
             return Ok(None);

@@ -18,13 +18,7 @@ pub(super) fn composite(op: &Op, args: &[&Value], shape: &[usize]) -> Result<Dat
         Op::RmsNorm { eps } => rms_norm(args[0], args[1], eps.as_f64()),
         Op::GroupNorm { groups, eps, .. } => group_norm(args, *groups, eps.as_f64()),
         Op::BatchNorm { eps } => batch_norm(args, eps.as_f64()),
-        Op::Attention { .. } => {
-            let r = shape.len();
-            let (heads, key_heads) = (shape[r - 3], args[1].ty.shape[r - 3]);
-            let key_head = (0..heads).map(|h| h * key_heads / heads).collect();
-            let rows = Rows { queries: Positions::all(shape[r - 2]), key_head };
-            attention(op, args, &rows)
-        }
+        Op::Attention { .. } => attention(op, args, &Rows::all(args, shape, true)),
         Op::Logaddexp => logaddexp(args[0], args[1], shape),
         _ => Err(format!("{} has no reference", op.name())),
     }
@@ -260,6 +254,18 @@ pub(super) struct Rows {
     pub queries: Positions,
     /// For each head the key head whose keys it reads.
     pub key_head: Vec<usize>,
+    /// Values of keys whose weight is zero count, too: NaN where they are not finite.
+    pub every_value: bool,
+}
+
+impl Rows {
+    /// All rows of a result of this shape.
+    pub fn all(args: &[&Value], shape: &[usize], every_value: bool) -> Rows {
+        let r = shape.len();
+        let (heads, key_heads) = (shape[r - 3], args[1].ty.shape[r - 3]);
+        let key_head = (0..heads).map(|h| h * key_heads / heads).collect();
+        Rows { queries: Positions::all(shape[r - 2]), key_head, every_value }
+    }
 }
 
 struct Sizes {
@@ -305,7 +311,7 @@ fn attend<R: Real>(
             false => softmax_row(&mut scores, false),
         }
         let result = &mut out[row * z.e..(row + 1) * z.e];
-        for (j, p) in scores.iter().enumerate() {
+        for (j, p) in scores.iter().enumerate().filter(|(_, p)| rows.every_value || **p != R::ZERO) {
             let value = &v[(key_head * z.t + j) * z.e..][..z.e];
             result.iter_mut().zip(value).for_each(|(s, x)| *s += *p * *x);
         }

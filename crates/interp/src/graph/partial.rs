@@ -45,7 +45,7 @@ pub(super) fn eval_part(
             let (heads, key_heads) = (&region[r - 3], &from[1][r - 3]);
             let of = |h| key_heads.find(h * key_heads.size() / heads.size());
             let key_head = heads.iter().map(of).collect::<Option<_>>().ok_or("a head's keys were not computed")?;
-            let rows = Rows { queries: region[r - 2].clone(), key_head };
+            let rows = Rows { queries: region[r - 2].clone(), key_head, every_value: true };
             composite::attention(op, args, &rows)?
         }
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
