@@ -5,7 +5,7 @@
 //! that may be negative); what remains here is a comparison of positions, which fused kernels compute themselves. Small
 //! tensors are evaluated; of large ones it is only found that they are uniform.
 use kiln_graph::ops::Class;
-use kiln_graph::{BinaryOp, Graph, Op, Scalar, Tensor, Type, ValueId};
+use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Tensor, Type, ValueId};
 use kiln_interp::graph::{no_fallback, run};
 
 /// A simpler form of a value.
@@ -40,7 +40,7 @@ struct Fact {
 
 fn fact(g: &Graph, v: ValueId, facts: &[Fact]) -> Fact {
     let (op, ty, args) = (g.op(v), g.ty(v), g.args(v));
-    let exact = |t: &Type| t.dtype.is_int() || t.dtype == kiln_graph::DType::Bool;
+    let exact = |t: &Type| t.dtype.is_int() || t.dtype == DType::Bool;
     if !exact(ty) || !args.iter().all(|a| exact(g.ty(*a))) || ty.count() == 0 {
         return Fact::default();
     }
@@ -75,9 +75,9 @@ fn fact(g: &Graph, v: ValueId, facts: &[Fact]) -> Fact {
         return Fact { data: None, known: known.map(Known::Uniform) };
     }
     // A condition that always holds leaves the other one.
-    if let (Op::Binary(BinaryOp::And), [x, y]) = (op, &args[..]) {
+    if let (Op::Binary(BinaryOp::And), [x, y], DType::Bool) = (op, &args[..], ty.dtype) {
         for (constant, other) in [(x, y), (y, x)] {
-            if uniform(constant).is_some_and(|s| s.as_f64() == 1.0) && g.shape(*other) == ty.shape {
+            if uniform(constant) == Some(Scalar::Bool(true)) && g.shape(*other) == ty.shape {
                 return Fact { data: None, known: Some(Known::Same(*other)) };
             }
         }
@@ -96,7 +96,7 @@ fn evaluated(op: &Op, ty: &Type, operands: &[Tensor]) -> Option<Tensor> {
 
 fn number(t: &Tensor, i: usize) -> Scalar {
     match t.ty.dtype {
-        kiln_graph::DType::Bool => Scalar::Bool(t.get_i64(i) != 0),
+        DType::Bool => Scalar::Bool(t.get_i64(i) != 0),
         _ => Scalar::Int(t.get_i64(i)),
     }
 }
@@ -137,6 +137,11 @@ mod tests {
              %m = le %j, %i\n %b = and %e, %m");
         assert_eq!(all.last().unwrap(), &Some(Known::Same(ValueId(all.len() as u32 - 2))));
         assert!(all[all.len() - 2].is_none());
+    }
+    #[test]
+    fn bits_of_integers_are_no_conditions() {
+        let all = of("%o = const 1 : i64[]\n %i = iota axis=0 : i64[4]\n %x1 = add %x, %i\n %a = and %x1, %o");
+        assert!(all.last().unwrap().is_none());
     }
     #[test]
     fn what_depends_on_inputs_or_is_out_of_range_is_not_known() {
