@@ -114,7 +114,7 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
 }
 /// Price of attention without a block program, in seconds: more than any alternative.
-const INTERPRETED: f64 = 1.0;
+pub const INTERPRETED: f64 = 1.0;
 
 /// A lower bound in seconds of the time of every plan of this program, the larger of two: moving inputs, parameters and results once
 /// (except lookup tables); and a launch per matmul, each at its roofline bound and reading its weights.

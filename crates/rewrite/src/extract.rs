@@ -4,6 +4,7 @@
 //! hill climbing tries families of alternative forms (all values of a kind at once, so that repeated layers change together). Every
 //! choice is priced by planning its kernels.
 use crate::checker::Checker;
+use crate::cost;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
@@ -80,6 +81,10 @@ impl<'a> Extractor<'a> {
                 m.rates.launch
                     + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype.name())
                     + bytes / m.rates.bandwidth
+            }
+            // The host has no kernel of it.
+            Class::Attention if !m.arch.is_gpu() && matches!(o, Op::Attention { score, .. } if !score.is_empty()) => {
+                cost::INTERPRETED
             }
             Class::Attention => {
                 let (keys, depth, width) = (from_end(1, 2), from_end(0, 1), from_end(2, 1));

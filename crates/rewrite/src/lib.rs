@@ -43,7 +43,7 @@ use dag::{Dag, Program};
 use emit::Fusion;
 use extract::{Best, Extractor};
 use impossible::Impossible;
-use kiln_graph::Graph;
+use kiln_graph::{Graph, Op, decompose::decompose_all};
 use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Plan, Search};
 
@@ -118,6 +118,11 @@ pub fn plan_counted(
 
 fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut Checker) -> Result<Plan, RewriteError> {
     if !options.fuse {
+        // The host has no kernel of attention with a score function.
+        let in_steps = |op: &Op| matches!(op, Op::Attention { score, .. } if !score.is_empty());
+        let split = g.values().any(|v| in_steps(g.op(v))) && !check.machine.arch.is_gpu();
+        let steps = if split { decompose_all(g, in_steps).ok() } else { None };
+        let g = steps.as_ref().unwrap_or(g);
         let program = Program::of_graph(g);
         let dag = Dag::run(&program);
         let kernels = Fusion::Unfused.kernels(&dag, check);
