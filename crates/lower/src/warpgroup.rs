@@ -292,7 +292,7 @@ fn tile_shape(major: Major, outer: usize, depth: usize) -> [usize; 2] {
 }
 
 /// Lanes of a cut from `first` on (i32).
-fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
+pub fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
     let base = f.b.cast(first, f.em.index);
     let lane = f.iota(cut);
     let ragged = !cut.extent.is_multiple_of(cut.block);

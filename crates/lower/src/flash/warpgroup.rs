@@ -18,7 +18,7 @@ use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
 use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
-use crate::warpgroup::Strided;
+use crate::warpgroup::{Strided, lanes};
 use kiln_block::passes::split;
 use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
 use kiln_block::passes::warpgroup::{Launch, persistent};
@@ -78,7 +78,7 @@ fn plain(
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let (dtype, nb) = (g.dtype(v), z.batch.len());
-    let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
+    let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
     let at = indices(z, false);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
     let stores = results(of, v, z, &at, 1, &mut r)?;
@@ -180,7 +180,6 @@ fn plain(
         let base = f.b.cast(*position, f.em.index);
         f.em.coords.insert(i as CoordId, Lanes { base: Some(base), lane: None, mask: None });
     }
-    debug_assert_eq!((head, group), (nb as CoordId, nb as CoordId + 1));
     let zero = f.b.i32(0);
     for (cut, first) in cuts.into_iter().zip([first, zero]) {
         let lanes = lanes(&mut f, cut, first);
@@ -294,15 +293,6 @@ fn parts_summed(b: &mut Builder, x: Value) -> Value {
         let part = b.part(x, 1, at, PARTS);
         b.binary(B::Add, sum, part)
     })
-}
-
-/// Lanes of a cut from `first` on (i32).
-fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
-    let base = f.b.cast(first, f.em.index);
-    let lane = f.iota(cut);
-    let ragged = !cut.extent.is_multiple_of(cut.block);
-    let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, cut.extent));
-    Lanes { base: Some(base), lane, mask }
 }
 
 /// The order in which tiles are taken: so many heads at a time, and whether tiles with many keys and tiles with few keys
