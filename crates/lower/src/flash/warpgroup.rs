@@ -196,7 +196,8 @@ fn plain(
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
     let bounded = ends.iter().any(Option::is_some);
-    let ragged = bounded || !z.t.is_multiple_of(shape.keys);
+    // Keys beyond the last one are masked as those from an end on are, but not as those before a start.
+    let ragged = ends[0].is_some() || !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, PARTS]), f.b.splat(none, &[rows, wide_e])];
