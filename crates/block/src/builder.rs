@@ -261,6 +261,15 @@ impl Builder {
         let args: Vec<Value> = [lo, hi, step].into_iter().chain(carried.iter().copied()).collect();
         self.inst(Op::For, &args, &types, vec![region])
     }
+    /// Runs `body`, which gives a condition and the next values of the carried scalars, until the condition is false.
+    pub fn while_loop(&mut self, carried: &[Value], body: impl FnOnce(&mut Builder, &[Value]) -> (Value, Vec<Value>)) {
+        let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
+        let region = self.region(&types, |b, now| {
+            let (more, next) = body(b, now);
+            [vec![more], next].concat()
+        });
+        self.inst(Op::While, carried, &[], vec![region]);
+    }
     /// A region with these parameters that holds what `body` emits and ends in a `yield` of what `body` returns.
     fn region(&mut self, params: &[Type], body: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>) -> Region {
         let params: Vec<Value> = params.iter().map(|t| self.kernel.new_value(t.clone())).collect();

@@ -215,6 +215,9 @@ pub enum Op {
     Check {
         site: u32,
     },
+    /// Pointer to an i32 (a scalar), limit (i32): the number that is there, which becomes the next one, or 0 from the
+    /// limit on. No two instances get the number of one increment.
+    AtomicInc,
     /// Drops `axis`.
     Reduce {
         op: ReduceOp,
@@ -233,6 +236,9 @@ pub enum Op {
     /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region: its
     /// parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last ones.
     For,
+    /// Initial values of the carried scalars (i32). One region, whose parameters are the carried scalars; it ends in
+    /// `yield` of a condition and their next values, and runs again as long as the condition holds. No results.
+    While,
     /// Condition (bool scalar). Two regions (then, else), without parameters; results are what they yield.
     If,
     /// Ends a region.
@@ -255,7 +261,7 @@ pub enum Op {
     },
     /// A shared tile (type in the result).
     AllocShared,
-    /// Shared tile, stage (i32), value: synchronous store.
+    /// Shared tile, stage (i32), value: synchronous store. A tile without axes holds a scalar.
     SharedStore,
     /// Shared tile, stage: synchronous load.
     SharedLoad,

@@ -84,6 +84,40 @@ fn checks_of_indices() {
 }
 
 #[test]
+fn numbers_drawn_from_a_counter() {
+    let source = "kernel @k(%c: ptr<i32>) grid [4, 1, 1] warps 1 {
+  %t = program_id 0 : i32
+  %z = const 0 : i32
+  %n = const 9 : i32
+  %s = alloc_shared : shared<i32[], 2, plain>
+  while with (%i = %t : i32, %k = %z : i32) {
+    %d = atomic_inc %c, %n : i32
+    shared_store %s, %k, %d
+    %e = shared_load %s, %k : i32
+    %m = cmp lt %e, %n : bool
+    yield %m, %e, %k
+  }
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    let text = print(&k);
+    assert_eq!(parse(&text).unwrap(), k, "{text}");
+    let mut clean = k.clone();
+    kiln_block::passes::canonicalise(&mut clean).unwrap();
+    assert!(print(&clean).contains("atomic_inc"), "{}", print(&clean));
+    for (from, to, says) in [
+        ("ptr<i32>", "ptr<i32> readonly", "readonly"),
+        ("ptr<i32>", "ptr<i64>", "ptr<i32> is needed"),
+        ("yield %m, %e, %k", "yield %e, %e, %k", "the condition"),
+        ("yield %m, %e, %k", "yield %m, %e", "yielded values"),
+    ] {
+        let wrong = verify(&parse(&source.replace(from, to)).unwrap()).unwrap_err().to_string();
+        assert!(wrong.contains(says), "{to}: {wrong}");
+    }
+}
+
+#[test]
 fn rows_in_a_run() {
     let k = parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }").unwrap();
     verify(&k).unwrap();

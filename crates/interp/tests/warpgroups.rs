@@ -226,7 +226,15 @@ impl Plain {
 fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
     verify(k).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
     assert_eq!(text::parse(&text::print(&k.compacted())), Ok(k.compacted()), "{about}");
+    let counts = k.params.len() > buffers.len();
+    if counts {
+        buffers.push(Buffer::zeros(Elem::I32, &[1]));
+    }
     run(k, &mut buffers).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
+    if counts {
+        let counter = buffers.pop().map(|b| b.bytes);
+        assert_eq!(counter, Some(vec![0; 4]), "{about}: the counter is not back at 0");
+    }
     buffers.pop().map_or(vec![], |b| b.bytes)
 }
 
@@ -256,10 +264,9 @@ fn every_step_keeps_every_bit() {
         let single = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         check("persistent", &single);
-        if mapped.instances().is_multiple_of(2) {
-            let halves = Launch { blocks: 3, cluster: 1, group: 3, halves: true, ..Launch::of(&mapped, 132) };
-            check("persistent, halves", &persistent::run(&mapped, halves).unwrap_or_else(|e| panic!("{about}: {e}")));
-        }
+        let drawn =
+            Launch { blocks: 3.min(mapped.instances()), cluster: 1, group: 3, drawn: true, ..Launch::of(&mapped, 132) };
+        check("persistent, drawn", &persistent::run(&mapped, drawn).unwrap_or_else(|e| panic!("{about}: {e}")));
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
         let ping_pong = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
@@ -365,8 +372,8 @@ fn chained_matmuls_keep_every_bit() {
         check("split", &split);
         let loops = |k: &Kernel| text::print(k).matches(" = for ").count();
         assert_eq!((loops(&k), loops(&split)), (1, 4), "{about}");
-        for before in [k.clone(), split] {
-            let launch = Launch { blocks: 2, cluster: 1, group: 1, axes: None, halves: false };
+        for (before, drawn) in [(k.clone(), false), (k.clone(), true), (split.clone(), false), (split, true)] {
+            let launch = Launch { blocks: 2.min(before.instances()), cluster: 1, group: 1, axes: None, drawn };
             let walking = persistent::run(&before, launch).unwrap_or_else(|e| panic!("{about}: {e}"));
             check("persistent", &walking);
             for (left, right) in [(1, 2), (2, 3)] {

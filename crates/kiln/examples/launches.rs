@@ -34,6 +34,8 @@ fn entry(c: &Compiled) -> Result<Value, String> {
         bytes.extend(steps.scratch.iter().map(|t| t.bytes()));
         let faults = bytes.len();
         bytes.push(size_of::<i64>());
+        let counter = bytes.len();
+        bytes.push(size_of::<i32>());
         for work in &steps.steps {
             let Work::Block { code, args } = work else { return Err(format!("{} has a step without PTX", k.name)) };
             if k.stage != Stage::Run {
@@ -45,6 +47,7 @@ fn entry(c: &Compiled) -> Result<Value, String> {
                 Slot::Output(i) => k.outputs[*i as usize].0 as usize,
                 Slot::Scratch(i) => scratch + *i as usize,
                 Slot::Faults => faults,
+                Slot::Counter => counter,
             };
             launches.push(json!({
                 "entry": p.name, "ptx": p.text, "grid": p.grid, "threads": p.threads, "shared": p.shared,

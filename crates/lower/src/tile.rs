@@ -114,6 +114,7 @@ fn slot_name(slot: Slot) -> String {
         Slot::Output(i) => format!("out{i}"),
         Slot::Scratch(i) => format!("scratch{i}"),
         Slot::Faults => "faults".into(),
+        Slot::Counter => "counter".into(),
     }
 }
 

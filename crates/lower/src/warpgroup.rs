@@ -98,7 +98,7 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, Low
         cluster: shape.cluster,
         group: shape.group,
         axes: Some([ROWS, COLUMNS]),
-        halves: false,
+        drawn: false,
     };
     let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::Simt);
     let crew = Crew {

@@ -22,6 +22,8 @@ pub enum Slot {
     Scratch(u32),
     /// The kernel's record of an index out of range ([`crate::index::Fault`]): an i64, aligned as other buffers are.
     Faults,
+    /// A counter of the kernel's: an i32, aligned as other buffers are. It is 0 before every step, which leaves it at 0.
+    Counter,
 }
 
 /// An axis of the rows or columns of a matrix: its size, and its stride in elements.

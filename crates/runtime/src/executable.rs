@@ -137,13 +137,22 @@ impl KernelCode {
     }
     /// Whether its code checks indices and records one that is out of range.
     pub fn checks_indices(&self) -> bool {
-        let checks = |w: &Work<Code>| matches!(w, Work::Block { args, .. } if args.contains(&Slot::Faults));
-        self.steps.steps.iter().any(checks)
+        self.uses(Slot::Faults)
+    }
+    /// Whether its steps share a counter.
+    pub fn counts(&self) -> bool {
+        self.uses(Slot::Counter)
+    }
+    fn uses(&self, slot: Slot) -> bool {
+        let used = |w: &Work<Code>| matches!(w, Work::Block { args, .. } if args.contains(&slot));
+        self.steps.steps.iter().any(used)
     }
 }
 
 /// The type of [`Slot::Faults`].
 static RECORD: Type = Type { dtype: DType::I64, shape: Vec::new() };
+/// The type of [`Slot::Counter`].
+static COUNTER: Type = Type { dtype: DType::I32, shape: Vec::new() };
 
 /// An input of the model: its name in messages, and its type.
 #[derive(Clone, PartialEq, Debug)]
@@ -236,6 +245,7 @@ impl Executable {
             Slot::Output(i) => k.outputs.get(i as usize).map(|b| self.ty(*b)),
             Slot::Scratch(i) => k.steps.scratch.get(i as usize),
             Slot::Faults => Some(&RECORD),
+            Slot::Counter => Some(&COUNTER),
         }
     }
 

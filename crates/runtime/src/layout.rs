@@ -1,5 +1,5 @@
 //! Numbers everything in an executable that has an address: the buffers first, then each kernel's scratch, then the records of
-//! out-of-range indices.
+//! out-of-range indices, then counters.
 //!
 //! Takes: an executable. Gives: positions in a session's table of addresses, and numbers of steps. Never: knows the addresses.
 use crate::{Executable, KernelCode};
@@ -10,6 +10,8 @@ pub(crate) struct Layout {
     scratch: Vec<usize>,
     /// Kernels that keep a record of out-of-range indices.
     pub checked: Vec<usize>,
+    /// Kernels that have a counter.
+    pub counting: Vec<usize>,
     /// Number of each kernel's first step.
     first_step: Vec<usize>,
     pub steps: usize,
@@ -18,8 +20,10 @@ pub(crate) struct Layout {
 }
 impl Layout {
     pub fn new(exe: &Executable) -> Layout {
-        let checked = (0..exe.kernels.len()).filter(|k| exe.kernels[*k].checks_indices()).collect();
-        let mut l = Layout { scratch: vec![exe.buffers.len()], checked, first_step: vec![], steps: 0, max_args: 0 };
+        let those = |are: fn(&KernelCode) -> bool| (0..exe.kernels.len()).filter(|k| are(&exe.kernels[*k])).collect();
+        let (checked, counting) = (those(KernelCode::checks_indices), those(KernelCode::counts));
+        let scratch = vec![exe.buffers.len()];
+        let mut l = Layout { scratch, checked, counting, first_step: vec![], steps: 0, max_args: 0 };
         for k in &exe.kernels {
             l.scratch.push(l.end() + k.steps.scratch.len());
             l.first_step.push(l.steps);
@@ -31,7 +35,7 @@ impl Layout {
     }
     /// How many addresses there are.
     pub fn len(&self) -> usize {
-        self.end() + self.checked.len()
+        self.end() + self.checked.len() + self.counting.len()
     }
     fn end(&self) -> usize {
         self.scratch.last().copied().unwrap_or(0)
@@ -39,6 +43,10 @@ impl Layout {
     /// Number of the n-th record.
     pub fn record(&self, n: usize) -> usize {
         self.end() + n
+    }
+    /// Number of the n-th counter.
+    pub fn counter(&self, n: usize) -> usize {
+        self.record(self.checked.len()) + n
     }
     pub fn scratch(&self, kernel: usize, s: usize) -> usize {
         self.scratch[kernel] + s
@@ -52,8 +60,9 @@ impl Layout {
             Slot::Input(i) => kernel.inputs[i as usize].0 as usize,
             Slot::Output(i) => kernel.outputs[i as usize].0 as usize,
             Slot::Scratch(i) => self.scratch(index, i as usize),
-            // Invariant: a kernel with this slot is among `checked`.
+            // Invariant: a kernel with this slot is among `checked` or `counting`.
             Slot::Faults => self.record(self.checked.partition_point(|k| *k < index)),
+            Slot::Counter => self.counter(self.counting.partition_point(|k| *k < index)),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 /// Alignment of every allocation in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
-/// Distance between the records of out-of-range indices, in bytes: the alignment that kernels assume of their arguments.
+/// Distance between the records of out-of-range indices, and between counters, in bytes: the alignment that kernels assume of their arguments.
 pub(crate) const RECORD: usize = 16;
 
 /// An allocation and its lifetime, from time `first` to time `last`, both included.

@@ -12,7 +12,7 @@ pub enum Def {
     Param,
     /// Result `n` of an instruction.
     Result(Inst, usize),
-    /// Parameter `n` of the region of a `for`.
+    /// Parameter `n` of the region of a loop.
     Carried(Inst, usize),
 }
 
@@ -129,6 +129,12 @@ impl Analysis {
                 Op::For => self.for_loop(k, i, data),
                 _ => {
                     for r in &data.regions {
+                        if data.op == Op::While {
+                            for (n, v) in r.params.iter().enumerate() {
+                                self.define(k, *v, Def::Carried(i, n));
+                                self.opaque(*v, k.ty(*v));
+                            }
+                        }
                         self.region(k, r);
                     }
                     if let [v] = data.results[..] {

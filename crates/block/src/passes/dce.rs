@@ -12,7 +12,7 @@ pub fn run(k: &mut Kernel) {
     loop {
         if let Some(i) = work.pop() {
             if d.needed.insert(i) {
-                values.extend(needs(k.inst(i)));
+                values.extend(d.needs(k, i));
             }
         } else if let Some(v) = values.pop() {
             if d.live.insert(v) {
@@ -38,6 +38,7 @@ struct Def {
 #[derive(Default)]
 struct Dce {
     defs: HashMap<Value, Def>,
+    /// Instructions with effects, and what ends an iteration of a `while`.
     effects: HashSet<Inst>,
     needed: HashSet<Inst>,
     live: HashSet<Value>,
@@ -59,15 +60,6 @@ fn is_silent(op: &Op) -> bool {
         )
 }
 
-/// Operands that an instruction needs whichever of its results are used.
-fn needs(data: &InstData) -> Vec<Value> {
-    match data.op {
-        Op::For => data.args[..3].to_vec(),
-        Op::Yield => vec![],
-        _ => data.args.clone(),
-    }
-}
-
 fn yielded(k: &Kernel, r: &Region, n: usize) -> Option<Value> {
     r.insts.last().and_then(|y| k.inst(*y).args.get(n)).copied()
 }
@@ -82,6 +74,10 @@ impl Dce {
                 self.defs.insert(*v, Def { inst, n, carried: false });
             }
             let mut effect = !is_silent(&data.op);
+            if data.op == Op::While {
+                // Another iteration may depend on all that one yields.
+                self.effects.extend(data.regions.iter().filter_map(|r| r.insts.last()));
+            }
             for inner in &data.regions {
                 for (n, v) in inner.params.iter().enumerate().skip(1) {
                     self.defs.insert(*v, Def { inst, n: n - 1, carried: true });
@@ -94,6 +90,15 @@ impl Dce {
             any |= effect;
         }
         any
+    }
+    /// Operands that an instruction needs whichever of its results are used.
+    fn needs(&self, k: &Kernel, i: Inst) -> Vec<Value> {
+        let data = k.inst(i);
+        match data.op {
+            Op::For => data.args[..3].to_vec(),
+            Op::Yield if !self.effects.contains(&i) => vec![],
+            _ => data.args.clone(),
+        }
     }
     /// Marks what a live value needs.
     fn follow(&self, k: &Kernel, v: Value, work: &mut Vec<Inst>, values: &mut Vec<Value>) {

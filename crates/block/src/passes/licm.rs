@@ -20,8 +20,8 @@ fn region(k: &mut Kernel, facts: &analysis::Analysis, r: &mut Region) {
         for inner in &mut regions {
             region(k, facts, inner);
         }
-        if k.inst(i).op == Op::For {
-            let runs = runs(facts, k.inst(i));
+        if matches!(k.inst(i).op, Op::For | Op::While) {
+            let runs = k.inst(i).op == Op::While || runs(facts, k.inst(i));
             for inner in &mut regions {
                 r.insts.append(&mut invariant(k, facts, runs, inner));
             }

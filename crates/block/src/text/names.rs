@@ -88,6 +88,7 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("sync", Op::Sync),
     ("alloc_barriers", Op::AllocBarriers),
     ("barrier_wait", Op::BarrierWait),
+    ("atomic_inc", Op::AtomicInc),
     ("tma_store", Op::TmaStore),
     ("fence_async", Op::FenceAsync),
     ("wgmma_commit", Op::WgmmaCommit),

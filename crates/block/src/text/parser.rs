@@ -236,6 +236,12 @@ impl Parser {
                 types = Some(given);
                 (Op::For, args)
             }
+            "while" => {
+                let mut args = vec![];
+                let carried = self.carried(&mut args)?;
+                regions.push(self.loop_region(depth, carried)?);
+                (Op::While, args)
+            }
             "if" => {
                 let args = vec![self.operand()?];
                 types = Some(self.result_types(results.len())?);
@@ -294,33 +300,44 @@ impl Parser {
         args.push(self.operand()?);
         self.expect_word("step")?;
         args.push(self.operand()?);
-        let mut carried = vec![];
-        if self.eat_word("with") {
-            self.expect("(")?;
-            carried = self.list(")", |p| {
-                let name = p.new_name()?;
-                p.expect("=")?;
-                args.push(p.operand()?);
-                p.expect(":")?;
-                Ok((name, p.typed()?))
-            })?;
-        }
+        let carried = self.carried(&mut args)?;
         let given = match self.is(":") {
             true => self.result_types(results)?,
             false if results == carried.len() => carried.iter().map(|c| c.1.clone()).collect(),
             false => return self.fail(format!("the loop carries {} values and has {results} results", carried.len())),
         };
+        let params = std::iter::once((index, (index_type, index_layout))).chain(carried).collect();
+        Ok((args, self.loop_region(depth, params)?, given))
+    }
+    /// What a loop carries, if anything: names and types. The initial values are added to `args`.
+    fn carried(&mut self, args: &mut Vec<Value>) -> Result<Vec<Carried>> {
+        if !self.eat_word("with") {
+            return Ok(vec![]);
+        }
+        self.expect("(")?;
+        self.list(")", |p| {
+            let name = p.new_name()?;
+            p.expect("=")?;
+            args.push(p.operand()?);
+            p.expect(":")?;
+            Ok((name, p.typed()?))
+        })
+    }
+    fn loop_region(&mut self, depth: usize, names: Vec<Carried>) -> Result<Region> {
         self.scopes.push(vec![]);
-        let mut params = vec![self.define(&index, index_type, index_layout, false)?];
-        for (name, (ty, layout)) in carried {
+        let mut params = vec![];
+        for (name, (ty, layout)) in names {
             params.push(self.define(&name, ty, layout, false)?);
         }
         self.expect("{")?;
         let insts = self.insts(depth + 1)?;
         self.close_scope();
-        Ok((args, Region { params, insts }, given))
+        Ok(Region { params, insts })
     }
 }
+
+/// The name of a region's parameter, and its type.
+type Carried = (Token, (Type, Option<Layout>));
 
 fn fail_at<T>(t: &Token, what: impl Into<String>) -> Result<T> {
     Err(BlockError::Parse { line: t.line, column: t.column, what: what.into() })

@@ -136,6 +136,9 @@ impl<'a> Printer<'a> {
         {
             return s + &text;
         }
+        if let (Op::While, [region]) = (&data.op, &data.regions[..]) {
+            return format!("{s}while{}", self.carried(&region.params, &data.args).unwrap_or_default());
+        }
         let (op, after) = op_text(&data.op);
         s += &op;
         if !data.args.is_empty() {
@@ -152,25 +155,25 @@ impl<'a> Printer<'a> {
         let ([lo, hi, step, init @ ..], [index, carried @ ..]) = (&data.args[..], &region.params[..]) else {
             return None;
         };
-        if init.len() != carried.len() {
-            return None;
-        }
+        let with = self.carried(carried, init)?;
         let n = |v: &Value| self.name(*v);
         // The index is an i32; its type is written only if it says more (a layout).
         let index = match self.ty(*index) {
             ty if ty == "i32" => n(index),
             ty => format!("{} : {ty}", n(index)),
         };
-        let mut s = format!("for {index} in {}..{} step {}", n(lo), n(hi), n(step));
-        let list: Vec<String> =
-            carried.iter().zip(init).map(|(c, i)| format!("{} = {} : {}", n(c), n(i), self.ty(*c))).collect();
-        if !list.is_empty() {
-            _ = write!(s, " with ({})", list.join(", "));
-        }
+        let mut s = format!("for {index} in {}..{} step {}{with}", n(lo), n(hi), n(step));
         if self.types(&data.results) != self.types(carried) {
             _ = write!(s, " : {}", self.types(&data.results));
         }
         Some(s)
+    }
+    /// Carried values of a loop with their initial values; `None` if they are not as many.
+    fn carried(&self, carried: &[Value], init: &[Value]) -> Option<String> {
+        let one = |(c, i): (&Value, &Value)| format!("{} = {} : {}", self.name(*c), self.name(*i), self.ty(*c));
+        let list: Vec<String> = carried.iter().zip(init).map(one).collect();
+        let with = if list.is_empty() { String::new() } else { format!(" with ({})", list.join(", ")) };
+        (init.len() == carried.len()).then_some(with)
     }
 }
 
@@ -233,6 +236,7 @@ fn op_text(op: &Op) -> (String, String) {
         }
         Op::WgmmaWait { pending } => format!("wgmma_wait {pending}"),
         Op::For => "for".into(),
+        Op::While => "while".into(),
         Op::If => "if".into(),
         Op::Roles(_) => "roles".into(),
         plain => names::name_of(names::PLAIN, plain).unwrap_or("?").into(),

@@ -16,9 +16,9 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&seen),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
-        Op::Load | Op::Store | Op::Check { .. } | Op::TileLoad | Op::TileStore => memory(&seen),
+        Op::Load | Op::Store | Op::AtomicInc | Op::Check { .. } | Op::TileLoad | Op::TileStore => memory(&seen),
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&seen),
-        Op::For | Op::If => regions(&seen),
+        Op::For | Op::While | Op::If => regions(&seen),
         _ => Ok(()),
     }
 }
@@ -221,6 +221,15 @@ fn memory(s: &Seen) -> Rule {
                 format!("parameter {} is readonly; drop that or store elsewhere", s.facts.roots[&s.data.args[0]])
             })
         }
+        Op::AtomicInc => {
+            s.arity(2, 2, 1)?;
+            same("the first operand", s.ty(0), &Type::Ptr { elem: Elem::I32, shape: vec![] })?;
+            scalar_i32("the limit", s.ty(1))?;
+            scalar_i32("the result", s.out())?;
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
+                format!("parameter {} is readonly; drop that", s.facts.roots[&s.data.args[0]])
+            })
+        }
         Op::Check { .. } => {
             s.arity(3, 4, 0)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
@@ -293,6 +302,7 @@ fn folds(s: &Seen) -> Rule {
 fn regions(s: &Seen) -> Rule {
     match &s.data.op {
         Op::For => for_loop(s.k, s.data, s.facts),
+        Op::While => while_loop(s.k, s.data),
         Op::If => {
             count("operands", s.data.args.len(), 1, 1)?;
             same("the condition", s.ty(0), &Type::scalar(Elem::Bool))?;
@@ -406,9 +416,26 @@ fn for_loop(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
     Ok(())
 }
 
+fn while_loop(k: &Kernel, data: &InstData) -> Rule {
+    count("results", data.results.len(), 0, 0)?;
+    count("regions", data.regions.len(), 1, 1)?;
+    let params = &data.regions[0].params;
+    count("parameters of the region", params.len(), data.args.len(), data.args.len())?;
+    if let Some(v) = params.iter().find(|v| v.0 as usize >= k.values.len()) {
+        return Err(format!("{v} does not exist"));
+    }
+    data.args.iter().chain(params).try_for_each(|v| scalar_i32("a carried value", k.ty(*v)))
+}
+
 pub fn yields(k: &Kernel, data: &InstData, owner: &InstData) -> Rule {
     count("results", data.results.len(), 0, 0)?;
     count("regions", data.regions.len(), 0, 0)?;
+    if owner.op == Op::While {
+        let wanted = 1 + owner.args.len();
+        count("yielded values", data.args.len(), wanted, wanted)?;
+        same("the condition", k.ty(data.args[0]), &Type::scalar(Elem::Bool))?;
+        return data.args[1..].iter().try_for_each(|v| scalar_i32("a yielded value", k.ty(*v)));
+    }
     let wanted = owner.results.len();
     count("yielded values", data.args.len(), wanted, wanted)?;
     data.args.iter().zip(&owner.results).try_for_each(|(v, r)| same("a yielded value", k.ty(*v), k.ty(*r)))

@@ -7,7 +7,7 @@ use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use inkwell::IntPredicate;
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{InstData, Kernel, Op, Region, Role, Type, Value};
+use kiln_block::{Elem, InstData, Kernel, Op, Region, Role, Type, Value};
 use kiln_machine::isa;
 
 /// The group of warps whose program is being written.
@@ -26,10 +26,11 @@ pub(super) fn is_single(k: &Kernel, r: &Region) -> bool {
     k.walk_region(r, &mut |_, data| {
         let scalars = data.results.iter().all(|v| matches!(k.ty(*v), Type::Block { .. }) && k.ty(*v).is_scalar());
         yes &= scalars
-            && !matches!(
-                data.op,
-                Op::Store | Op::Check { .. } | Op::SharedStore | Op::Sync | Op::Wgmma { .. } | Op::WgmmaWait { .. }
-            );
+            && match data.op {
+                Op::SharedStore => k.ty(data.args[2]).is_scalar(),
+                Op::Store | Op::Check { .. } | Op::Sync | Op::Wgmma { .. } | Op::WgmmaWait { .. } => false,
+                _ => true,
+            };
     });
     yes
 }
@@ -164,6 +165,42 @@ impl<'c> Gen<'c, '_> {
         })?;
         self.group = None;
         Ok(())
+    }
+
+    // ---- Numbers that roles share ----
+    /// The number of a counter, which one thread increments.
+    pub fn atomic_inc(&mut self, data: &InstData) -> Res<Reg<'c>> {
+        if !self.group.is_some_and(|g| g.single) {
+            return Err(Fail::Unsupported("an increment in other roles than those of one thread".into()));
+        }
+        let at = self.plain(data.args[0])?[0];
+        let limit = self.plain(data.args[1])?[0];
+        let i32 = Some(self.e.i32().into());
+        let old =
+            self.e.asm("atom.global.inc.u32 $0, [$1], $2;", "=r,l,r,~{memory}", i32, &[at, limit], true, false)?;
+        Ok(Reg::Int(Index::opaque(int(old.ok_or_else(|| mistyped("an increment"))?)?)))
+    }
+    /// Writes a scalar to a stage of shared memory, by one thread.
+    pub fn share_scalar(&mut self, data: &InstData) -> Res<()> {
+        let [tile, stage, value] = data.args[..] else { return Err(mistyped("a store to shared memory")) };
+        let bytes = self.elem(value)?.bytes();
+        let at = self.staged(stage, bytes)?;
+        let to = self.tile_byte(self.places.at(tile)?, Some(at))?;
+        let value = self.plain(value)?[0];
+        self.once(|g| g.e.store(value, to, bytes))
+    }
+    /// Reads a scalar from a stage of shared memory. It is the same in all lanes, which the shuffle tells the assembler;
+    /// after it every lane has read.
+    pub fn shared_scalar(&mut self, data: &InstData) -> Res<Reg<'c>> {
+        let (tile, result) = (data.args[0], data.results[0]);
+        if self.elem(result)? != Elem::I32 || self.group.is_some_and(|g| g.single) {
+            return Err(Fail::Unsupported("a scalar in shared memory that is no i32, or for one thread".into()));
+        }
+        let at = self.staged(data.args[1], 4)?;
+        let from = self.tile_byte(self.places.at(tile)?, Some(at))?;
+        let read = self.e.load(self.e.i32().into(), from, 4, false)?;
+        let args = [self.e.int(-1).into(), read, self.e.int(0).into(), self.e.int(31).into()];
+        Ok(Reg::Int(Index::opaque(int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &args)?)?)))
     }
 
     // ---- Barriers ----

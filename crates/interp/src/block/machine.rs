@@ -8,7 +8,7 @@ struct Frame<'a> {
     region: &'a Region,
     next: usize,
     owner: Option<&'a InstData>,
-    /// Of a loop: current index, upper bound, step.
+    /// Of a `for`: current index, upper bound, step. Of a `while`: the number of the iteration.
     counter: Option<[i64; 3]>,
 }
 
@@ -117,6 +117,12 @@ impl<'a> Machine<'a, '_> {
                     frame.next += 1;
                     self.enter_loop(flow, data).map_err(|e| self.wrong(i, e))?;
                 }
+                Op::While => {
+                    frame.next += 1;
+                    let region = &data.regions[0];
+                    flow.copy(&data.args, &region.params);
+                    flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: Some([0; 3]) });
+                }
                 Op::If => {
                     frame.next += 1;
                     let is_else = flow.int(data.args[0]).map_err(|e| self.wrong(i, e))? == 0;
@@ -159,6 +165,13 @@ impl<'a> Machine<'a, '_> {
         let Some(mut frame) = flow.frames.pop() else { return Ok(()) };
         let Some(owner) = frame.owner else { return Ok(()) };
         match frame.counter {
+            Some([iteration, ..]) if owner.op == Op::While => {
+                if flow.int(data.args[0])? != 0 {
+                    flow.copy(&data.args[1..], &frame.region.params);
+                    (frame.next, frame.counter) = (0, Some([iteration + 1, 0, 0]));
+                    flow.frames.push(frame);
+                }
+            }
             Some([index, hi, step]) if index + step < hi => {
                 flow.copy(&data.args, &frame.region.params[1..]);
                 flow.set(frame.region.params[0], Val::Block(Rc::new(Block::int(Elem::I32, index + step))));
@@ -246,6 +259,7 @@ impl<'a> Machine<'a, '_> {
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
             Op::Load => self.load(flow, &data.args, elem, &to)?,
+            Op::AtomicInc => self.atomic_inc(flow, &data.args)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
             Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?, usize::MAX),
@@ -418,6 +432,16 @@ impl<'a> Machine<'a, '_> {
             }
         }
         Ok(())
+    }
+    fn atomic_inc(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
+        let Some(to) = flow.block(args[0])?.pointers().first().copied() else { return Err("no pointer".into()) };
+        let (at, limit) = (self.index(to)?, flow.int(args[1])?);
+        let Scalar::Int(now) = self.buffers[to.param].read(at) else {
+            return Err("a counter that is no integer".into());
+        };
+        let next = if now >= limit { 0 } else { now + 1 };
+        self.buffers[to.param].write(at, Scalar::Int(next));
+        Ok(Block::int(Elem::I32, now))
     }
     /// Records the first bad index in the fault buffer, unless a fault is already recorded there.
     fn check(&mut self, flow: &Flow, args: &[Value], site: u32) -> Said<()> {

@@ -37,7 +37,7 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
         let name = |slot: &Slot| match *slot {
             Slot::Input(i) => Some(kernel.inputs[i as usize]),
             Slot::Output(i) => Some(kernel.outputs[i as usize]),
-            Slot::Scratch(_) | Slot::Faults => None,
+            Slot::Scratch(_) | Slot::Faults | Slot::Counter => None,
         };
         let steps = without_library(steps)?;
         for (i, ty) in steps.scratch.iter().enumerate() {
@@ -45,6 +45,8 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
         }
         let record = Type::new(DType::I64, [1]);
         scratch.insert(Slot::Faults, buffer(&record, vec![0; record.bytes()])?);
+        let counter = Type::new(DType::I32, [1]);
+        scratch.insert(Slot::Counter, buffer(&counter, vec![0; counter.bytes()])?);
         for step in &steps.steps {
             match step {
                 Work::Block { code, args } => {

@@ -28,7 +28,9 @@ use kiln_block::{
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{Tiles, Warpgroups};
-use kiln_plan::exec::Work;
+use kiln_plan::exec::{Slot, Work};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::f64::consts::LOG2_E;
 
 /// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
@@ -57,24 +59,27 @@ pub fn lower(
     shape: Warpgroups,
     machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
-    let Some((Work::Block { code, args }, halves)) = plain(of, v, z, shape, machine)? else { return Ok(None) };
+    let Some(Work::Block { code, mut args }) = plain(of, v, z, shape, machine)? else { return Ok(None) };
     let processors = machine.units.multiprocessors;
     let blocks = code.instances().min(processors);
-    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, halves };
+    let drawn = code.instances() > blocks;
+    if drawn {
+        args.push(Slot::Counter);
+    }
+    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, drawn };
     let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
     let code = persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
     Ok(code.ok().map(|code| Work::Block { code, args }))
 }
 
-/// The program of one tile per instance, and whether tiles of the first half of the grid are long where those of the
-/// second half are short.
+/// The program of one tile per instance.
 fn plain(
     of: &Body,
     v: ValueId,
     z: &Sizes,
     shape: Warpgroups,
     machine: &Hardware,
-) -> Result<Option<(Work<Kernel>, bool)>, LowerError> {
+) -> Result<Option<Work<Kernel>>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let (dtype, nb) = (g.dtype(v), z.batch.len());
@@ -145,26 +150,14 @@ fn plain(
 
     // ---- The tile's place ----
     let all: usize = extents.iter().product();
-    let Order { together, halves } = Order::of(z, shape, uneven, bytes, machine);
+    let together = together(z, shape, uneven, bytes, machine);
     let tiles = z.s.div_ceil(rows);
-    let groups = all / together;
     f.b.set_warps(4 * shape.consumers);
-    let [within, tile, mut outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
+    let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
     let (per, last) = (f.b.i32(together as i64), f.b.i32(tiles as i64 - 1));
-    // Later queries attend to more keys where a mask is causal: those come first, or alternate with the first ones.
-    let mut tile = f.b.binary(B::Sub, last, tile);
-    if halves {
-        f.b.set_grid([together, tiles / 2, 2 * groups]);
-        let groups = f.b.i32(groups as i64);
-        let second = f.b.binary(B::Div, outer, groups);
-        outer = f.b.binary(B::Rem, outer, groups);
-        let mirrored = f.b.binary(B::Sub, last, tile);
-        let change = f.b.binary(B::Sub, mirrored, tile);
-        let change = f.b.binary(B::Mul, second, change);
-        tile = f.b.binary(B::Add, tile, change);
-    } else {
-        f.b.set_grid([together, tiles, groups]);
-    }
+    // Later queries attend to more keys where a mask is causal: those come first.
+    let tile = f.b.binary(B::Sub, last, tile);
+    f.b.set_grid([together, tiles, all / together]);
     let mut number = f.b.binary(B::Mul, outer, per);
     number = f.b.binary(B::Add, number, within);
     let mut batch = vec![];
@@ -283,7 +276,7 @@ fn plain(
         let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
-    Ok(Some((f.finish()?, halves)))
+    Ok(Some(f.finish()?))
 }
 
 /// The sums of every [`PARTS`]-th column.
@@ -296,71 +289,49 @@ fn parts_summed(b: &mut Builder, x: Value) -> Value {
     })
 }
 
-/// The order in which tiles are taken: so many heads at a time, and whether tiles with many keys and tiles with few keys
-/// alternate.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Order {
-    together: usize,
-    halves: bool,
+/// How many heads are taken together: as many as the L2 cache holds keys and values of, or fewer where the last block is
+/// done sooner. `uneven`: later tiles have more keys.
+fn together(z: &Sizes, shape: Warpgroups, uneven: bool, bytes: usize, machine: &Hardware) -> usize {
+    let all = z.batch.iter().product::<usize>() * z.heads * z.group;
+    let each = z.t * (z.d + z.e) * bytes;
+    // Query heads that share keys are neighbours.
+    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
+    let mut fitting = (1..=all.min(most)).rev().filter(|n| all.is_multiple_of(*n));
+    if !uneven {
+        // Without a difference between tiles any order is the same.
+        return fitting.next().unwrap_or(1);
+    }
+    let mut best = (f64::INFINITY, 1);
+    for n in fitting.take(CHOICES) {
+        let time = last_done(z, shape, n, machine.units.multiprocessors);
+        // Fewer heads at a time read keys from memory more often.
+        if time < best.0 * WORTH {
+            best = (time, n);
+        }
+    }
+    best.1
 }
 
-impl Order {
-    /// The order whose slowest block is done first. Keys and values of heads that are taken together stay in the L2 cache.
-    /// `uneven`: later tiles have more keys.
-    fn of(z: &Sizes, shape: Warpgroups, uneven: bool, bytes: usize, machine: &Hardware) -> Order {
-        let all = z.batch.iter().product::<usize>() * z.heads * z.group;
-        let each = z.t * (z.d + z.e) * bytes;
-        // Query heads that share keys are neighbours.
-        let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
-        let fitting = (1..=all.min(most)).rev().filter(|n| all.is_multiple_of(*n)).take(CHOICES);
-        let tiles = z.s.div_ceil(shape.rows());
-        let mut best: Option<(f64, Order)> = None;
-        for together in fitting {
-            for halves in [true, false] {
-                if halves && !(uneven && tiles.is_multiple_of(2)) {
-                    continue;
-                }
-                let order = Order { together, halves };
-                let time = order.slowest(z, shape, uneven, machine.units.multiprocessors);
-                // Fewer heads at a time read keys from memory more often.
-                if best.is_none_or(|(least, _)| time < least * WORTH) {
-                    best = Some((time, order));
-                }
-            }
-            // Without a difference between tiles any order is the same.
-            if !uneven {
-                break;
-            }
-        }
-        best.map_or(Order { together: 1, halves: false }, |b| b.1)
+/// When the last block is done, in iterations, where every tile costs as much as [`BESIDE`] iterations beside its own, and
+/// the block that is free first takes the next tile.
+fn last_done(z: &Sizes, shape: Warpgroups, together: usize, processors: usize) -> f64 {
+    let tiles = z.s.div_ceil(shape.rows());
+    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
+    let length = |tile: usize| {
+        let after = z.s.saturating_sub((tile + 1) * shape.rows());
+        // In halves of an iteration, so that the order is of integers.
+        (2.0 * BESIDE) as usize + 2 * z.t.saturating_sub(after).max(1).div_ceil(shape.keys)
+    };
+    let lengths: Vec<usize> = (0..tiles).map(length).collect();
+    let mut free: BinaryHeap<Reverse<usize>> = (0..processors).map(|_| Reverse(0)).collect();
+    let mut last = 0;
+    for t in 0..heads * tiles {
+        let Some(Reverse(now)) = free.pop() else { break };
+        let done = now + lengths[tiles - 1 - t / together % tiles];
+        last = last.max(done);
+        free.push(Reverse(done));
     }
-    /// Iterations of the block that has most, where every tile costs as much as [`BESIDE`] iterations beside its own.
-    fn slowest(self, z: &Sizes, shape: Warpgroups, uneven: bool, processors: usize) -> f64 {
-        let tiles = z.s.div_ceil(shape.rows());
-        let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
-        let count = heads * tiles;
-        let length = |tile: usize| {
-            let after = z.s.saturating_sub((tile + 1) * shape.rows());
-            let seen = if uneven { z.t.saturating_sub(after).max(1) } else { z.t };
-            BESIDE + seen.div_ceil(shape.keys) as f64
-        };
-        let lengths: Vec<f64> = (0..tiles).map(length).collect();
-        let blocks = count.min(processors);
-        let mut sums = vec![0.0f64; blocks];
-        for t in 0..count {
-            let within = t / self.together;
-            let (block, tile) = match self.halves {
-                false => (t % blocks, tiles - 1 - within % tiles),
-                true => {
-                    let (half, per) = (count / 2, tiles / 2);
-                    let pair = within % per;
-                    (t % half % blocks, if t < half { tiles - 1 - pair } else { pair })
-                }
-            };
-            sums[block] += lengths[tile];
-        }
-        sums.into_iter().fold(0.0, f64::max)
-    }
+    last as f64 / 2.0
 }
 
 /// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into the

@@ -53,6 +53,7 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
         memory.insert(Slot::Scratch(i as u32), poison(ty));
     }
     memory.insert(Slot::Faults, Buffer::zeros(Elem::I64, &[1]));
+    memory.insert(Slot::Counter, Buffer::zeros(Elem::I32, &[1]));
     for step in &steps.steps {
         match step {
             Work::Block { code, args } => {
@@ -65,6 +66,7 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
                         memory.insert(*slot, b);
                     }
                 }
+                assert!(memory[&Slot::Counter].bytes.iter().all(|b| *b == 0), "a counter is not back at 0");
                 let record = i64::from_le_bytes(memory[&Slot::Faults].bytes[..8].try_into().expect("a record"));
                 if let Some(fault) = kiln_plan::index::Fault::of(record) {
                     return Err(format!("{}: index {} is out of range", fault.site, fault.index));

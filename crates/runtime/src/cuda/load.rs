@@ -5,7 +5,7 @@
 use super::{
     launch::Launch,
     library::Matmul,
-    raw::{Memory, copy, upload},
+    raw::{Memory, clear, copy, upload},
     session::{CudaSession, Step, graph::Whose},
 };
 use crate::{
@@ -45,6 +45,7 @@ impl CudaSession {
         }
         self.owned.push(records);
         self.clear_records(self.shared.stream.handle)?;
+        self.place_counters()?;
         self.bind_own()?;
         self.place_params(|_| true)?;
         let arena = self.shared.arena_of(
@@ -71,6 +72,21 @@ impl CudaSession {
         Ok(())
     }
 
+    /// Allocates the kernels' counters, which are 0 between launches.
+    fn place_counters(&mut self) -> Result<(), RuntimeError> {
+        let counting = self.layout.counting.len();
+        if counting == 0 {
+            return Ok(());
+        }
+        let counters = self.allocate(counting * RECORD, "counters")?;
+        for n in 0..counting {
+            self.addresses[self.layout.counter(n)] = counters.address + (n * RECORD) as u64;
+        }
+        // SAFETY: this many bytes were allocated.
+        let cleared = unsafe { clear(counters.address, counting * RECORD, self.shared.stream.handle) };
+        self.owned.push(counters);
+        self.device.check(|| format!("loading `{}`", self.exe.name), cleared)
+    }
     /// Makes the launches of runs refer to the arena of now, if another session has made it grow. Neither waits nor allocates.
     pub(super) fn meet_arena(&mut self) -> Result<(), RuntimeError> {
         // Invariant: loading has made an arena that is large enough, and it only grows.

@@ -35,9 +35,18 @@ pub struct Pass {
     pub from: Value,
 }
 
+/// How the loop over tiles draws the next one from a counter.
+pub struct Draw {
+    pub inst: Inst,
+    /// The number of the next tile, and the instruction that says whether there is one, from that number.
+    pub next: Value,
+    pub more: Inst,
+}
+
 pub struct Form {
-    /// The loop over tiles.
+    /// The loop over tiles, and how it draws them.
     pub tiles: Option<Inst>,
+    pub draw: Option<Draw>,
     /// The instructions of one tile.
     pub tile: Region,
     pub passes: Vec<Pass>,
@@ -69,7 +78,7 @@ fn tile(k: &Kernel) -> Option<(Option<Inst>, &Region)> {
     if !loops(k, &k.body).is_empty() {
         return Some((None, &k.body));
     }
-    let mut outer = k.body.insts.iter().filter(|i| k.inst(**i).op == Op::For);
+    let mut outer = k.body.insts.iter().filter(|i| matches!(k.inst(**i).op, Op::For | Op::While));
     match (outer.next(), outer.next()) {
         (Some(i), None) => Some((Some(*i), k.inst(*i).regions.first()?)),
         _ => None,
@@ -120,11 +129,26 @@ fn operand(k: &Kernel, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option
     }
 }
 
+/// How a loop over tiles draws them; `None` for a loop with a stride.
+fn drawn(k: &Kernel, tiles: &InstData) -> Result<Option<Draw>, Refusal> {
+    let (Op::While, [region]) = (&tiles.op, &tiles.regions[..]) else { return Ok(None) };
+    let mut draws = region.insts.iter().copied().filter(|i| k.inst(*i).op == Op::AtomicInc);
+    let last = region.insts.last().map(|i| &k.inst(*i).args[..]).unwrap_or_default();
+    if let (Some(inst), None, &[more, next]) = (draws.next(), draws.next(), last)
+        && let Some(more) = region.insts.iter().copied().find(|i| k.inst(*i).results[..] == [more])
+        && k.inst(more).args.first() == Some(&next)
+    {
+        return Ok(Some(Draw { inst, next, more }));
+    }
+    refuse("the loop over tiles does not draw their numbers from one counter")
+}
+
 pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
     let Some((tiles, tile)) = tile(k) else { return refuse("the matmuls are not in loops of one tile") };
     if tiles.is_some_and(|t| !k.inst(t).results.is_empty()) {
         return refuse("the loop over tiles carries values; make tiles independent of each other");
     }
+    let draw = tiles.map_or(Ok(None), |t| drawn(k, k.inst(t)))?;
     let found = loops(k, tile);
     let (Some(first), Some(last)) = (found.first(), found.last()) else { return refuse("no loop multiplies") };
     let before = loaded(k, tile);
@@ -145,7 +169,8 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
         match &mut form {
             None => {
                 let at = [first.0, last.0];
-                form = Some(Form { tiles, tile: tile.clone(), passes: vec![pass], at, left, sum, m, n, scores });
+                let tile = tile.clone();
+                form = Some(Form { tiles, draw: None, tile, passes: vec![pass], at, left, sum, m, n, scores });
             }
             Some(f) if f.sum == sum && [f.m, f.n, f.scores] == [m, n, scores] && f.same_tiles(&pass) => {
                 f.passes.push(pass);
@@ -153,7 +178,7 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
             Some(_) => return refuse("the loops multiply different tiles; make them alike"),
         }
     }
-    let Some(form) = form else { return refuse("no loop multiplies") };
+    let Some(form) = form.map(|f| Form { draw, ..f }) else { return refuse("no loop multiplies") };
     if !runs(k, &analysis::analyse(k), k.inst(first.1)) {
         return refuse("the first loop may have no iteration; let it start with one that the others follow");
     }

@@ -57,8 +57,14 @@ impl<'k> Copier<'k> {
     }
     pub fn scalar(&mut self, b: &mut Builder, i: Inst) {
         let data = self.k.inst(i);
-        let args: Option<Vec<Value>> = data.args.iter().map(|v| self.get(*v)).collect();
-        let Some(args) = args.filter(|_| self.is_copied(data)) else { return };
+        if self.is_copied(data) && data.args.iter().all(|v| self.get(*v).is_some()) {
+            self.copy(b, i);
+        }
+    }
+    /// Copies an instruction without regions.
+    pub fn copy(&mut self, b: &mut Builder, i: Inst) {
+        let data = self.k.inst(i);
+        let args = self.all(&data.args);
         let types: Vec<_> = data.results.iter().map(|v| self.k.ty(*v).clone()).collect();
         let made = b.inst(data.op.clone(), &args, &types, vec![]);
         data.results.iter().zip(made).for_each(|(old, new)| self.set(*old, new));

@@ -1,14 +1,17 @@
 //! Persistent kernels over tiles: blocks loop over the tiles of the result with a grid stride, in an order that keeps
 //! operands in the L2 cache; the two blocks of a cluster have tiles one below the other.
 //!
-//! Takes a program of one tile per instance; gives one with a loop over tiles around it. The axes of the grid along
+//! Takes a program of one tile per instance; gives one with a loop over tiles around it. Blocks take tiles with a fixed
+//! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the grid along
 //! which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
-use crate::{BinaryOp as B, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
+use crate::{BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Param, Region, Type, Value};
 use std::collections::HashMap;
 
 /// Rows of tiles that are visited before the next column of tiles.
 pub const GROUP: usize = 16;
+/// Alignment of the counter, in bytes.
+const ALIGN: usize = 4;
 
 /// The number of persistent blocks, the size of their clusters, and the order of tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,9 +22,9 @@ pub struct Launch {
     pub group: usize,
     /// The axes of the grid that are rows and columns of the matmul; `None`: tiles in the grid's own order.
     pub axes: Option<[usize; 2]>,
-    /// A block takes a tile of the first half of the order and then the same one of the second half: where one is long,
-    /// the other is short.
-    pub halves: bool,
+    /// Blocks draw tiles from a counter in memory, in order, as they become free; else they take them with the grid's
+    /// stride. Worth it where tiles differ in length.
+    pub drawn: bool,
 }
 
 /// The tiles of a launch.
@@ -48,7 +51,7 @@ impl Launch {
         });
         let pairs = axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
         let cluster = if pairs { 2 } else { 1 };
-        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, halves: false }
+        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, drawn: false }
     }
 }
 
@@ -110,8 +113,10 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
         return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
     }
-    if launch.halves && (cluster > 1 || !count.is_multiple_of(2)) {
-        return Err(Refusal(format!("{count} tiles in clusters of {cluster} are not taken in halves")));
+    if launch.drawn && (cluster > 1 || blocks > count) {
+        return Err(Refusal(format!(
+            "{blocks} blocks in clusters of {cluster} do not draw {count} tiles from a counter"
+        )));
     }
     if cluster > 1 && (axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
         return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
@@ -127,28 +132,24 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
             (w.binary(B::Div, pid, n), Some(w.binary(B::Rem, pid, n)))
         }
     };
-    let bounds = match launch.halves {
-        false => [first, w.int(count / cluster), w.int(blocks / cluster)],
-        true => {
-            // Two rounds for each tile of the first half.
-            let (half, step, two) = (w.int(count / 2 + blocks - 1), w.int(blocks), w.int(2));
-            let left = w.binary(B::Sub, half, pid);
-            let left = w.binary(B::Div, left, step);
-            [w.int(0), w.binary(B::Mul, left, two), w.int(1)]
-        }
-    };
+    let bounds = [first, w.int(count / cluster), w.int(blocks / cluster)];
     let outside = std::mem::take(&mut w.out);
     let index = w.k.new_value(Type::scalar(Elem::I32));
-    let t = if launch.halves { w.of_half(index, pid, [blocks, count / 2]) } else { index };
+    let (op, args, t, last) = match launch.drawn {
+        false => (Op::For, bounds.to_vec(), index, vec![]),
+        true => {
+            let drawn = w.draw(blocks, count);
+            (Op::While, vec![pid], w.within(index, count), drawn.to_vec())
+        }
+    };
     let place = w.place(&tiles, launch, t, rank);
     w.rename(&old, place);
     // What only computed the old positions is dead now; `dce` removes it.
     w.out.extend(old);
-    let end = w.k.new_inst(InstData { op: Op::Yield, args: vec![], results: vec![], regions: vec![] });
+    let end = w.k.new_inst(InstData { op: Op::Yield, args: last, results: vec![], regions: vec![] });
     w.out.push(end);
     let region = Region { params: vec![index], insts: std::mem::take(&mut w.out) };
-    let data = InstData { op: Op::For, args: bounds.to_vec(), results: vec![], regions: vec![region] };
-    let tile_loop = w.k.new_inst(data);
+    let tile_loop = w.k.new_inst(InstData { op, args, results: vec![], regions: vec![region] });
     w.k.body.insts = [outside, vec![tile_loop]].concat();
     (w.k.grid, w.k.cluster) = ([blocks, 1, 1], cluster);
     Ok(w.k)
@@ -173,14 +174,28 @@ impl Writer {
     fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
         self.one(Op::Binary(op), &[a, b])
     }
-    /// Number of the tile of a round, which alternates between the halves of the order.
-    fn of_half(&mut self, round: Value, pid: Value, [blocks, half]: [usize; 2]) -> Value {
-        let (two, blocks, half) = (self.int(2), self.int(blocks), self.int(half));
-        let (turn, second) = (self.binary(B::Div, round, two), self.binary(B::Rem, round, two));
-        let ahead = self.binary(B::Mul, turn, blocks);
-        let t = self.binary(B::Add, pid, ahead);
-        let second = self.binary(B::Mul, second, half);
-        self.binary(B::Add, t, second)
+    /// Draws the next tile: whether there is one, and its number. All blocks together draw `count` times, so that the
+    /// counter is back at 0 after the last one.
+    fn draw(&mut self, blocks: usize, count: usize) -> [Value; 2] {
+        let counter = self.k.new_value(Type::Ptr { elem: Elem::I32, shape: vec![] });
+        let name = "counter".into();
+        self.k.params.push(Param { value: counter, name, readonly: false, align: ALIGN, array: None });
+        let limit = self.int(count - 1);
+        let drawn = self.one(Op::AtomicInc, &[counter, limit]);
+        // The first tiles are those of the blocks' numbers.
+        let (blocks, count) = (self.int(blocks), self.int(count));
+        let next = self.binary(B::Add, drawn, blocks);
+        let more = self.k.new_value(Type::scalar(Elem::Bool));
+        let (op, args) = (Op::Cmp(CmpOp::Lt), vec![next, count]);
+        let inst = self.k.new_inst(InstData { op, args, results: vec![more], regions: vec![] });
+        self.out.push(inst);
+        [more, next]
+    }
+    /// The number of a tile, which is in range, so that analysis sees it.
+    fn within(&mut self, t: Value, count: usize) -> Value {
+        let (least, most) = (self.int(0), self.int(count - 1));
+        let t = self.binary(B::Max, t, least);
+        self.binary(B::Min, t, most)
     }
     /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
     /// group, column by column.

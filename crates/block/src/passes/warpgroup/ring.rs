@@ -1,6 +1,6 @@
 //! The ring of stages between producer and consumers (full and empty barriers, position in the ring), and the order of
 //! ping-pong consumers.
-use crate::{BinaryOp as B, Builder, CmpOp, Elem, Op, Type, Value};
+use crate::{BinaryOp as B, Builder, CmpOp, Elem, Op, Swizzle, Type, Value};
 
 /// Position in the ring: the stage, and the phase parity of its barriers.
 #[derive(Clone, Copy)]
@@ -49,11 +49,14 @@ impl Rings {
         let odd = b.binary(B::And, turns, one);
         Ring { stage: b.binary(B::Rem, to, all), phase: b.binary(B::Xor, ring.phase, odd) }
     }
-    /// Producer: waits until the stage is empty, and announces the bytes that will arrive.
-    pub fn claim(&self, b: &mut Builder, ring: Ring, bytes: usize) {
+    fn wait_empty(&self, b: &mut Builder, ring: Ring) {
         let one = b.i32(1);
         let free = b.binary(B::Xor, ring.phase, one);
         b.inst(Op::BarrierWait, &[self.empty, ring.stage, free], &[], vec![]);
+    }
+    /// Producer: waits until the stage is empty, and announces the bytes that will arrive.
+    pub fn claim(&self, b: &mut Builder, ring: Ring, bytes: usize) {
+        self.wait_empty(b, ring);
         b.inst(Op::BarrierExpect { bytes: bytes as u32 }, &[self.full, ring.stage], &[], vec![]);
     }
     /// Starts the copy of a tile (shared tile, its stage, descriptor), which completes on the stage's full barrier.
@@ -67,6 +70,36 @@ impl Rings {
     }
     pub fn release(&self, b: &mut Builder, stage: Value) {
         b.inst(Op::BarrierArrive { multicast: self.multicast }, &[self.empty, stage], &[], vec![]);
+    }
+}
+
+/// The numbers that the producer draws, on their way to the consumers: a ring of scalars.
+pub struct Numbers {
+    rings: Rings,
+    tile: Value,
+}
+
+impl Numbers {
+    /// One that is read, and the next one.
+    const STAGES: usize = 2;
+    pub fn new(b: &mut Builder, consumers: usize) -> Numbers {
+        let ty = Type::Shared { elem: Elem::I32, shape: vec![], stages: Numbers::STAGES, swizzle: Swizzle::None };
+        let tile = b.inst(Op::AllocShared, &[], &[ty], vec![])[0];
+        Numbers { rings: Rings::new(b, Numbers::STAGES, consumers, 1), tile }
+    }
+    /// Producer: hands a number to all consumers.
+    pub fn send(&self, b: &mut Builder, ring: Ring, number: Value) -> Ring {
+        self.rings.wait_empty(b, ring);
+        b.inst(Op::SharedStore, &[self.tile, ring.stage, number], &[], vec![]);
+        b.inst(Op::BarrierArrive { multicast: false }, &[self.rings.full, ring.stage], &[], vec![]);
+        self.rings.next(b, ring)
+    }
+    /// Consumers: the next number.
+    pub fn receive(&self, b: &mut Builder, ring: Ring) -> (Value, Ring) {
+        self.rings.wait(b, ring);
+        let number = b.inst(Op::SharedLoad, &[self.tile, ring.stage], &[Type::scalar(Elem::I32)], vec![])[0];
+        self.rings.release(b, ring.stage);
+        (number, self.rings.next(b, ring))
     }
 }
 

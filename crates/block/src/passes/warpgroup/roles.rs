@@ -13,6 +13,7 @@
 //! cluster all blocks read the same right operands: each loads its slice and multicasts it.
 pub mod chained;
 mod consumer;
+mod drawn;
 pub mod epilogue;
 
 use super::copy::Copier;

@@ -102,7 +102,7 @@ impl CudaSession {
             let b = match *s {
                 Slot::Input(i) => kernel.inputs[i as usize],
                 Slot::Output(i) => kernel.outputs[i as usize],
-                Slot::Scratch(_) | Slot::Faults => return false,
+                Slot::Scratch(_) | Slot::Faults | Slot::Counter => return false,
             };
             matches!(self.memory.buffers[b.0 as usize], Place::Input(_) | Place::Output(_))
         };

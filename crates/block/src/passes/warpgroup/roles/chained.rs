@@ -14,9 +14,10 @@
 use super::super::chained::{self, Form, Operand, Pass};
 use super::super::copy::Copier;
 use super::super::form::Engine;
-use super::super::ring::{Ring, Rings};
+use super::super::ring::{Numbers, Ring, Rings};
 use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
+use super::drawn::{self, Side};
 use super::epilogue::{Epilogue, Outputs, Tile, alloc};
 use super::{descriptors, over_tiles, params};
 use crate::analysis::{self, Analysis};
@@ -66,6 +67,8 @@ struct Shared {
     right: [Rings; 2],
     tiles: [Value; 3],
     outputs: Outputs,
+    /// Where tiles are drawn.
+    numbers: Option<Numbers>,
 }
 
 /// Positions in the three rings, as carried by loops.
@@ -183,6 +186,7 @@ impl<'k> Writer<'k> {
             outputs: self.epilogue.buffers(&mut b),
             left: Rings::new(&mut b, left, consumers, 1),
             right: [right; 2].map(|stages| Rings::new(&mut b, stages, consumers, 1)),
+            numbers: self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers)),
         };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
@@ -219,11 +223,18 @@ impl<'k> Writer<'k> {
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
+        (s, side): (&Shared, Side),
         body: impl FnOnce(&mut Builder, &mut Copier<'k>, Places) -> Places,
     ) {
         let start = vec![b.i32(0); Places::COUNT];
         let before = &self.form.tile.insts[..self.form.at[1]];
-        over_tiles(b, c, (self.form.tiles, before), &start, |b, c, at| body(b, c, Places::of(at)).values());
+        let body = |b: &mut Builder, c: &mut Copier<'k>, at: &[Value]| body(b, c, Places::of(at)).values();
+        match (self.form.tiles, &self.form.draw, &s.numbers) {
+            (Some(tiles), Some(draw), Some(numbers)) => {
+                drawn::over_tiles(b, c, (tiles, draw, before), (numbers, side), &start, body)
+            }
+            (tiles, ..) => over_tiles(b, c, (tiles, before), &start, body),
+        }
     }
     /// Runs `first` for the first iteration of all loops and `body` for each of the others, with the loop and its
     /// index; both have what scalars of the iteration depend on.
@@ -273,7 +284,7 @@ impl<'k> Writer<'k> {
             s.right[n].load(b, [s.tiles[n + 1], ring.stage, desc], ring, starts, false);
         };
         let starts = |c: &mut Copier<'k>, pass: &Pass, n: usize| c.all(&self.k.inst(pass.right[n].inst).args[1..]);
-        self.over_tiles(b, c, |b, c, at| {
+        self.over_tiles(b, c, (s, Side::Sends), |b, c, at| {
             self.copy_left(b, c, s, at.left);
             let left = s.left.next(b, at.left);
             // The second operand of an iteration is copied after the first one of the next.
@@ -327,7 +338,7 @@ impl<'k> Writer<'k> {
     // ---- The consumers ----
     fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
-        self.over_tiles(b, c, |b, c, at| {
+        self.over_tiles(b, c, (s, Side::Receives), |b, c, at| {
             let first_row = copy.map(|copy| {
                 let n = b.i32(self.rows as i64);
                 b.binary(B::Mul, copy, n)
