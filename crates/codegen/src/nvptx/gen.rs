@@ -136,12 +136,13 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     Ok((g.e.module, tiles.max(scratch)))
 }
 
-/// Whether all that is stored is rounded to half types.
+/// Whether all floats that are stored are of half types.
 fn rounds_all(k: &Kernel) -> bool {
     let mut stored = vec![];
     k.walk(&mut |_, d| match d.op {
         Op::Store => stored.push(k.ty(d.args[1]).elem()),
-        Op::SharedStore => stored.push(k.ty(d.args[2]).elem()),
+        // Scalars are numbers that roles send each other.
+        Op::SharedStore if !k.ty(d.args[2]).is_scalar() => stored.push(k.ty(d.args[2]).elem()),
         _ => {}
     });
     !stored.is_empty() && stored.iter().all(|e| matches!(e, Some(Elem::F16 | Elem::Bf16)))
