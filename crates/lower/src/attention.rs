@@ -8,7 +8,7 @@ use crate::host::{Host, Operand, the_matmul};
 use crate::key_end::key_end;
 use crate::resolve::{Body, Resolver};
 use crate::rows::Emitted;
-use crate::scores::{Sizes, masked_score, sizes};
+use crate::scores::{Causal, Sizes, masked_score, sizes};
 use crate::{LowerError, pointwise};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::Hardware;
@@ -152,7 +152,7 @@ impl Ends<'_> {
         let head = at[n].clone().scale(self.z.group as i64).plus(&at[n + 1]);
         ix.extend([head, at[n + 2].clone(), Expr::coord(KEY, self.z.t)]);
         let any = r.dag.number(r.graph.dtype(self.v), 0.0);
-        let score = masked_score(r, any, self.v, &ix)?;
+        let score = masked_score(r, any, self.v, &ix, Causal::Guard)?;
         Ok(key_end(&mut r.dag, score, KEY, self.z.t))
     }
     /// The step that stores them.

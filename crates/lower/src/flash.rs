@@ -26,7 +26,7 @@ use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
-use crate::scores::{Sizes, masked_score};
+use crate::scores::{Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
@@ -163,7 +163,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
     // The raw score is an anchor at the empty index, which no element of a value has.
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
+    let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat(), Causal::Guard)?;
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     scene.dag = r.dag;
 

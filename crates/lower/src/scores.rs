@@ -2,7 +2,7 @@
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
-use kiln_graph::{BinaryOp, DType, Op, ScoreStep, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, ValueId};
 
 /// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
 pub struct Sizes {
@@ -35,8 +35,17 @@ fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
     broadcast_index(at, shape)
 }
 
+/// How the mask of a causal attention is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Causal {
+    /// As a guard.
+    Guard,
+    /// As a comparison of positions, like masks in graphs: [`crate::key_end`] finds its end.
+    Comparison,
+}
+
 /// A score from its raw dot product: scaled, by its score function, masked.
-pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
+pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way: Causal) -> Resolved {
     let graph = r.graph;
     let op = graph.op(v);
     let Op::Attention { scale, causal, score, .. } = op else { return Err(r.unsupported("not attention")) };
@@ -71,8 +80,15 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> R
         };
     }
     if *causal {
-        let ahead = at[at.len() - 2].plus(&at[at.len() - 1].clone().scale(-1));
-        let seen = r.dag.add(NodeOp::Inside(vec![Guard { expr: ahead, lo: 0, hi: i64::MAX }]), DType::Bool);
+        let [query, key] = [at[at.len() - 2].clone(), at[at.len() - 1].clone()];
+        let seen = match way {
+            Causal::Guard => NodeOp::Inside(vec![Guard { expr: query.plus(&key.scale(-1)), lo: 0, hi: i64::MAX }]),
+            Causal::Comparison => {
+                let [query, key] = [query, key].map(|e| r.dag.add(NodeOp::Index(e), DType::I64));
+                NodeOp::Compare(CompareOp::Le, key, query)
+            }
+        };
+        let seen = r.dag.add(seen, DType::Bool);
         x = r.dag.add(NodeOp::Select(seen, x, lowest), dtype);
     }
     Ok(x)

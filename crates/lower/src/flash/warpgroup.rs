@@ -16,7 +16,7 @@ use crate::key_end::{key_end, key_start};
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
-use crate::scores::{Sizes, masked_score};
+use crate::scores::{Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
 use kiln_block::passes::split;
@@ -81,7 +81,7 @@ fn plain(
     machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
     let g = of.graph;
-    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
+    let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let (dtype, nb) = (g.dtype(v), z.batch.len());
     let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
     let at = indices(z, false);
@@ -99,9 +99,10 @@ fn plain(
     let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
+    let ix = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
+    let score = masked_score(&mut r, raw, v, &ix, Causal::Comparison)?;
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
-    let uneven = causal || ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
+    let uneven = ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     scene.dag = r.dag;
 
@@ -197,7 +198,7 @@ fn plain(
     let [start_at, end_at] =
         [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &cuts[0])));
     let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
-    let [mut lo, hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], causal.then_some(s));
+    let [mut lo, hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], None);
     // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.
     if bounded {
         let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);

@@ -41,6 +41,16 @@ impl Rings {
         let turn = b.cast(wraps, Elem::I32);
         Ring { stage: b.select(wraps, zero, stage), phase: b.binary(B::Xor, ring.phase, turn) }
     }
+    /// The parity of the number of stages that lie behind a position.
+    pub fn passed(&self, b: &mut Builder, ring: Ring) -> Value {
+        // All rounds behind it have as many stages as the ring; the phase is the parity of the rounds.
+        let stages = match self.stages % 2 {
+            0 => ring.stage,
+            _ => b.binary(B::Xor, ring.stage, ring.phase),
+        };
+        let one = b.i32(1);
+        b.binary(B::And, stages, one)
+    }
     /// The position `n` stages further.
     pub fn skip(&self, b: &mut Builder, ring: Ring, n: Value) -> Ring {
         let (one, all) = (b.i32(1), b.i32(self.stages as i64));

@@ -9,12 +9,13 @@
 //! wait sum;     release v[j-1];  sum = g(sum);  weights = f(scores)
 //! ```
 //! The first iteration is peeled off, the last second matmul comes after the loops. Scores and weights stay in
-//! registers: a warpgroup's sums have the layout of a left operand. The algorithm is that of FlashAttention-3 (Shah et
+//! registers: a warpgroup's sums have the layout of a left operand. Consumers begin a tile one after the other, so that
+//! one has the tensor cores while the other computes weights. The algorithm is that of FlashAttention-3 (Shah et
 //! al., 2024).
 use super::super::chained::{self, Form, Operand, Pass};
 use super::super::copy::Copier;
 use super::super::form::Engine;
-use super::super::ring::{Numbers, Ring, Rings};
+use super::super::ring::{Numbers, PingPong, Ring, Rings};
 use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
 use super::drawn::{self, Side};
@@ -69,6 +70,8 @@ struct Shared {
     outputs: Outputs,
     /// Where tiles are drawn.
     numbers: Option<Numbers>,
+    /// Where consumers begin a tile one after the other.
+    turns: Option<PingPong>,
 }
 
 /// Positions in the three rings, as carried by loops.
@@ -187,6 +190,7 @@ impl<'k> Writer<'k> {
             left: Rings::new(&mut b, left, consumers, 1),
             right: [right; 2].map(|stages| Rings::new(&mut b, stages, consumers, 1)),
             numbers: self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers)),
+            turns: (consumers > 1).then(|| PingPong::new(&mut b, consumers)),
         };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
@@ -373,6 +377,12 @@ impl<'k> Writer<'k> {
             c,
             |b, c, pass| {
                 let keys = at.right[0];
+                let turns = s.turns.as_ref().zip(consumer.copy);
+                if let Some((turns, copy)) = turns {
+                    let (first, tiles) = (turns.first(b, copy), s.left.passed(b, at.left));
+                    let parity = b.binary(B::Xor, first, tiles);
+                    turns.wait(b, copy, parity);
+                }
                 let token = self.scores(b, s, stage, keys);
                 let init = &self.k.inst(pass.inst).args[3..];
                 let mut slicer = Slicer::new(c, self.part(), HashMap::new(), consumer.first_row);
@@ -384,6 +394,9 @@ impl<'k> Writer<'k> {
                 let scores = |b: &mut Builder| {
                     let scores = self.wait(b, token, self.form.scores, 0);
                     s.right[0].release(b, keys.stage);
+                    if let Some((turns, copy)) = turns {
+                        turns.pass(b, copy);
+                    }
                     scores
                 };
                 let next = self.next(b, c, (pass, consumer), &init, scores, |_| sum);
