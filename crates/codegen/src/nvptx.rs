@@ -51,6 +51,7 @@ mod roles;
 mod rows;
 mod scan;
 mod shared_dot;
+mod split_dot;
 mod staged;
 mod target;
 mod threads;

@@ -43,6 +43,10 @@ impl Tiling {
         }
         Some(Tiling { m, n, k, warps_m: wm, warps_n: wn, warps })
     }
+    /// Instructions of a warp along m and along n.
+    pub fn instructions(&self) -> [usize; 2] {
+        [(self.m / 16) >> self.warps_m, (self.n / 8) >> self.warps_n]
+    }
     fn warp_bits(&self, along_m: Option<&Axis>, along_n: Option<&Axis>) -> Vec<Option<u8>> {
         let top = |axis: Option<&Axis>, count: usize| -> Vec<Option<u8>> {
             (0..count).map(|i| axis.and_then(|a| a.bit(a.bits - (count - i) as u8))).collect()

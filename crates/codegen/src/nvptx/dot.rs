@@ -1,15 +1,15 @@
-//! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory.
-use super::emit::{Emit, Fail, Res, Val, float, int, mistyped};
+//! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory. Those of 3xTF32 are in
+//! [`super::split_dot`].
+use super::emit::{Emit, Fail, Res, Val, int, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::Reg;
-use inkwell::FloatPredicate;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::IntValue;
 use kiln_block::layout::fragment::Tiling;
 use kiln_block::layout::{Flat, axis_bits, bits_of};
-use kiln_block::passes::layout::anchors::tensor_matmul;
-use kiln_block::{DotPrecision, Elem, InstData, Terms};
+use kiln_block::passes::layout::anchors::{takes_any_layout, tensor_matmul};
+use kiln_block::{Elem, InstData, Terms};
 
 /// One tensor-core instruction: its name and how many 32-bit registers its operands take.
 struct Instruction {
@@ -31,24 +31,24 @@ fn instruction(elem: Elem) -> Res<Instruction> {
 }
 
 impl<'c> Gen<'c, '_> {
-    pub fn dot(&mut self, data: &InstData, precision: DotPrecision, terms: Terms) -> Res<Vec<Reg<'c>>> {
+    pub fn dot(&mut self, data: &InstData, terms: Terms) -> Res<Vec<Reg<'c>>> {
         let elem = self.elem(data.args[0])?;
         let sum = self.elem(data.results[0])?;
         let values = match tensor_matmul(self.k, data) {
-            Some((tiling, _)) if sum == Elem::F32 => self.tensor(data, &tiling, elem, precision)?,
+            Some((tiling, _)) if takes_any_layout(data) => self.split_dot(data, &tiling)?,
+            Some((tiling, _)) if sum == Elem::F32 => self.tensor(data, &tiling, elem)?,
             Some(_) => return Err(Fail::Unsupported(format!("a matmul of {elem} summed in {sum}"))),
             None => self.multiply_add(data, terms, elem, sum)?,
         };
         Ok(values.into_iter().map(|v| Reg::of(v, sum)).collect())
     }
-    fn tensor(&mut self, data: &InstData, t: &Tiling, elem: Elem, precision: DotPrecision) -> Res<Vec<Val<'c>>> {
+    fn tensor(&mut self, data: &InstData, t: &Tiling, elem: Elem) -> Res<Vec<Val<'c>>> {
         let i = instruction(elem)?;
         let (a, b) = (self.plain(data.args[0])?, self.plain(data.args[1])?);
         let mut acc = self.plain(data.args[2])?;
-        // (large parts, small parts) of the operands in registers; the small ones only for tf32x3.
-        let (a, b) = (self.operand(&a, i.per, precision)?, self.operand(&b, i.per, precision)?);
+        let (a, b) = (self.operand(&a, i.per)?, self.operand(&b, i.per)?);
         let k_tiles = t.k / (8 * i.per);
-        let (m_tiles, n_tiles) = ((t.m / 16) >> t.warps_m, (t.n / 8) >> t.warps_n);
+        let [m_tiles, n_tiles] = t.instructions();
         for m in 0..m_tiles {
             for n in 0..n_tiles {
                 let at = (m * n_tiles + n) * 4;
@@ -56,46 +56,25 @@ impl<'c> Gen<'c, '_> {
                 for k in 0..k_tiles {
                     let left = (m * k_tiles + k) * i.left;
                     let right = (n * k_tiles + k) * i.right;
-                    for &(x, y) in if precision == DotPrecision::Tf32x3 && elem == Elem::F32 {
-                        &[(1, 0), (0, 1), (0, 0)][..]
-                    } else {
-                        &[(0, 0)][..]
-                    } {
-                        c = self.mma(&i, &a[x][left..left + i.left], &b[y][right..right + i.right], &c)?;
-                    }
+                    c = self.mma(&i, &a[left..left + i.left], &b[right..right + i.right], &c)?;
                 }
                 acc[at..at + 4].copy_from_slice(&c);
             }
         }
         Ok(acc)
     }
-    /// An operand's registers, two halves or one tf32 each; for tf32x3 also the remainders of rounding to tf32.
-    fn operand(&mut self, values: &[Val<'c>], per: usize, precision: DotPrecision) -> Res<Vec<Vec<Val<'c>>>> {
+    /// An operand's registers, two halves or one tf32 each.
+    fn operand(&mut self, values: &[Val<'c>], per: usize) -> Res<Vec<Val<'c>>> {
         let e = &self.e;
-        if per == 2 {
-            let pairs = values.chunks(2).map(|p| e.bitcast(e.vector(p)?, e.i32()));
-            return Ok(vec![pairs.collect::<Res<_>>()?]);
+        match per {
+            2 => values.chunks(2).map(|p| e.bitcast(e.vector(p)?, e.i32())).collect(),
+            _ => values.iter().map(|v| e.call("llvm.nvvm.f2tf32.rna", &[], &[*v])).collect(),
         }
-        let (mut large, mut small) = (vec![], vec![]);
-        for v in values {
-            let rounded = e.call("llvm.nvvm.f2tf32.rna", &[], &[*v])?;
-            if precision != DotPrecision::Tf32x3 {
-                large.push(rounded);
-                continue;
-            }
-            let v = float(*v)?;
-            // An infinity is split into ±1 and itself, so that it never meets the other operand's remainder, which may
-            // be 0.
-            let size = e.call_float("llvm.fabs", &[v])?;
-            let infinite = e.fcmp(FloatPredicate::OEQ, size, e.f32().const_float(f64::INFINITY))?;
-            let one = e.call_float("llvm.copysign", &[e.f32().const_float(1.0), v])?;
-            let rounded = e.float_of_bits(int(rounded)?, e.f32())?;
-            let high = float(e.select(infinite, one.into(), rounded.into())?)?;
-            large.push(e.bits_of_float(high, e.i32())?.into());
-            let rest = e.fsub(v, high)?;
-            small.push(e.call("llvm.nvvm.f2tf32.rna", &[], &[rest.into()])?);
-        }
-        Ok(vec![large, small])
+    }
+    /// The sums `c` plus the products of one step of K of tf32 operands.
+    pub fn tf32_mma(&mut self, a: &[Val<'c>], b: &[Val<'c>], c: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
+        let i = instruction(Elem::F32)?;
+        self.mma(&i, a, b, c)
     }
     fn mma(&mut self, i: &Instruction, a: &[Val<'c>], b: &[Val<'c>], c: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
         let list = |from: usize, n: usize| {

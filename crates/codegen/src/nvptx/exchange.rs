@@ -70,7 +70,7 @@ impl Placement {
         n
     }
     /// Shared-memory passes that one warp takes to access the whole block in this layout.
-    fn cost(&self, flat: &Flat, bytes: usize) -> usize {
+    pub fn cost(&self, flat: &Flat, bytes: usize) -> usize {
         let n = self.vector(flat, bytes);
         let lanes = (128 / (n * bytes)).clamp(1, 32);
         let mut passes = 0;

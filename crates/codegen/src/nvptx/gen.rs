@@ -295,7 +295,7 @@ impl<'c> Gen<'c, '_> {
             Op::AtomicInc => vec![self.atomic_inc(data)?],
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
-            Op::Dot { precision, terms } => self.dot(data, *precision, *terms)?,
+            Op::Dot { terms, .. } => self.dot(data, *terms)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
                 self.pointwise(data)?
             }

@@ -1,6 +1,8 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
-use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault, text};
+use kiln_block::{
+    Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault, text,
+};
 use std::{collections::VecDeque, rc::Rc};
 
 /// A region being executed: its next instruction, and the op that owns it.
@@ -262,6 +264,7 @@ impl<'a> Machine<'a, '_> {
             Op::AtomicInc => self.atomic_inc(flow, &data.args)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
+            Op::Dot { precision: DotPrecision::Tf32x3, .. } => shape::split_dot(&*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?, usize::MAX),
             Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..], elem, &to)?,
             Op::SharedLoad => {

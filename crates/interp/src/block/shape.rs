@@ -174,6 +174,28 @@ fn term(terms: Terms, x: f64, y: f64) -> f64 {
         Terms::Distances => (x - y).abs(),
     }
 }
+/// The parts of f32 numbers in 3xTF32: the nearest tf32 number, and what is left of the rest in tf32. Infinities are ±1 and themselves.
+fn tf32_parts(v: &Block) -> [Block; 2] {
+    let large = |x: f64| match f32::from_bits(((x as f32).to_bits() + 0x1000) & !0x1fff) {
+        _ if x.is_nan() => x,
+        near if near.is_infinite() => x.signum(),
+        near => near.into(),
+    };
+    let rest = |x: f64| f64::from(f32::from_bits(((x - large(x)) as f32).to_bits() & !0x1fff));
+    let of = |part: &dyn Fn(f64) -> f64| Block {
+        data: Data::Float(v.floats().iter().map(|x| part(*x)).collect()),
+        ..v.clone()
+    };
+    let rest = |x: f64| if x.is_nan() { x } else { rest(x) };
+    [of(&large), of(&rest)]
+}
+/// [`dot`] by 3xTF32: without the products of the rests.
+pub fn split_dot(a: &Block, b: &Block, acc: &Block) -> Block {
+    let ([a, rest_a], [b, rest_b]) = (tf32_parts(a), tf32_parts(b));
+    [(&rest_a, &b), (&a, &rest_b), (&a, &b)]
+        .into_iter()
+        .fold(acc.clone(), |acc, (a, b)| dot(Terms::Products, a, b, &acc, usize::MAX))
+}
 /// `acc + sum over K of term(a, b)` for a `[M,K]`, b `[K,N]`, acc `[M,N]` or wider. The sum covers the first `deep` elements of K.
 pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block, deep: usize) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], b.shape[1]);

@@ -35,6 +35,12 @@ pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
     Some((tiling, wide))
 }
 
+/// Whether a tensor-core matmul takes its operands in any layout, through shared memory: those of 3xTF32, whose parts would
+/// fill a thread's registers.
+pub fn takes_any_layout(dot: &InstData) -> bool {
+    matches!(dot.op, Op::Dot { precision: DotPrecision::Tf32x3, .. })
+}
+
 /// Layout of a block without a preference.
 pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
     let order: Vec<usize> = (0..shape.len()).rev().collect();

@@ -1,5 +1,5 @@
 //! Rebuilds the program with every use in the layout it needs.
-use super::anchors::{Access, default_layout, left_operand, roles, tensor_matmul, warp_bits};
+use super::anchors::{Access, default_layout, left_operand, roles, takes_any_layout, tensor_matmul, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
 use crate::analysis::Analysis;
@@ -263,8 +263,10 @@ impl Rebuild<'_> {
         let flat = matmul.map_or_else(|| home.clone(), |(t, _)| t.accumulator());
         let acc = self.demand(acc, &flat);
         let (a, b) = match matmul {
-            Some((t, wide)) => (self.demand(a, &t.left(wide)), self.demand(b, &t.right(wide))),
-            None => (self.as_it_lies(a).0, self.as_it_lies(b).0),
+            Some((t, wide)) if !takes_any_layout(data) => {
+                (self.demand(a, &t.left(wide)), self.demand(b, &t.right(wide)))
+            }
+            _ => (self.as_it_lies(a).0, self.as_it_lies(b).0),
         };
         self.keep_in(i, data.results[0], &flat, vec![a, b, acc]);
     }
