@@ -112,7 +112,7 @@ pub struct ContractArgs {
     /// How results may differ from the graph as written [default: what an artifact was compiled with, else torch].
     #[arg(long, value_enum)]
     pub numerics: Option<Numerics>,
-    /// On GPUs, allow large f32 matmuls as 3xTF32: as accurate as f32 for operands from 2^-100 to 2^126.
+    /// On GPUs, allow large f32 matmuls and f32 attention as 3xTF32: as accurate as f32 for operands from 2^-100 to 2^126.
     #[arg(long)]
     pub splits: bool,
     /// Do not round operands of f32 convolutions to tf32 on GPUs, as with `torch.backends.cudnn.allow_tf32 = False`.

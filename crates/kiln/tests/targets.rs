@@ -1,5 +1,7 @@
 //! Targets and machines: PTX compiled for each assembles there, and has no instruction that the target lacks.
-use kiln::{CompileOptions, Machine, Model, Target, calibrate, compile::CompiledCode, facts, ptxas, snapshot};
+use kiln::{
+    CompileOptions, Contract, Machine, Model, Target, calibrate, compile::CompiledCode, facts, ptxas, snapshot,
+};
 use std::path::{Path, PathBuf};
 
 fn graphs() -> Vec<PathBuf> {
@@ -80,3 +82,45 @@ fn descriptions_are_files_or_names() {
     let old = calibrate::read(&file).expect_err("is refused");
     assert!(old.to_string().contains("was written by an earlier version of Kiln"), "{old}");
 }
+
+/// Attention of f32 at any width, exactly and by 3xTF32, with masks and score functions: no registers are spilled, and the plan says how it
+/// multiplies.
+#[test]
+fn f32_attention_of_any_width_has_no_spills() {
+    let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let machine = snapshot::options("h200").expect("is known").machine().clone();
+    let mut attention = machine.attention.clone();
+    attention.tf32x3 = 2.0 * attention.single;
+    let fast = Machine { attention, ..machine };
+    for (width, queries) in [16, 32, 64, 72, 96, 128, 152, 160, 192, 200, 256].map(|w| [(w, 1024), (w, 24)]).concat() {
+        for (splits, how) in [(false, ""), (true, ""), (false, SOFT_CAP), (true, SOFT_CAP)] {
+            let text = format!(
+                "graph g(%q: f32[4,16,{queries},{width}], %k: f32[4,16,1024,{width}], %v: f32[4,16,1024,{width}], \
+                 %m: f32[1,1,{queries},1024]) {{\n  %y = attention %q, %k, %v, %m scale=0.1 causal=true fully_masked=nan{how}\n  return %y\n}}"
+            );
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("g.kiln");
+            std::fs::write(&path, &text).expect("written");
+            let model = Model::open(&path, &[]).expect("opens");
+            let contract = Contract { splits, ..Contract::default() };
+            let options = CompileOptions {
+                target: fast.arch,
+                machine: Some(fast.clone()),
+                contract,
+                ..CompileOptions::default()
+            };
+            let compiled = kiln::compile(&model, &options).unwrap_or_else(|e| panic!("{e}\n{text}"));
+            let plan = snapshot::text(&compiled.plan);
+            let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
+            let program = &all[0];
+            let split = program.text.contains("mma.sync");
+            assert_eq!(split, plan.contains("precision tf32x3"), "{plan}");
+            assert!(splits || !split, "{plan}");
+            assert!(split || !splits || queries < 1024, "{plan}");
+            let assembled = facts::assemble(&ptxas, &program.text, fast.arch.name()).expect("assembles");
+            assert_eq!((assembled.spill_stores, assembled.spill_loads), (0, 0), "{assembled:?}\n{text}");
+            assert!(program.shared <= fast.limits.shared_per_block, "{} bytes\n{text}", program.shared);
+        }
+    }
+}
+const SOFT_CAP: &str = " score=\"div 30.0, tanh, mul 30.0\"";

@@ -9,6 +9,9 @@
 //! A single f32 query takes sums of products along rows of keys, as they lie in memory, instead of matmuls of a tile
 //! that is mostly empty.
 //!
+//! Tiles are powers of two. Heads of other widths are cut into parts of such sizes ([`attention::parts`]): scores are sums over the parts of
+//! queries and keys, and each part of the values' columns has sums of its own.
+//!
 //! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under a
 //! causal mask, and those before the first and beyond the end that a mask states ([`key_start`], [`key_end`]), which the program computes
 //! from what it reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
@@ -21,7 +24,7 @@ use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::key_end::{key_end, key_start};
 use crate::math;
-use crate::matmul::zero_outside;
+use crate::matmul::{precision, zero_outside};
 use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, Matmul as Place, Resolver};
@@ -30,9 +33,9 @@ use crate::scores::{Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
-use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
+use kiln_plan::{Hardware, Precision};
 
 const NOT_PLACED: &str = "attention whose result is not stored element by element";
 
@@ -58,7 +61,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     let dtype = of.graph.dtype(v);
     let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
     let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
-    let sizes = attention::Sizes::of(dtype, [q, k, w], causal);
+    let sizes = attention::Sizes { precision: precision(of, v), ..attention::Sizes::of(dtype, [q, k, w], causal) };
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
@@ -167,13 +170,17 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     scene.dag = r.dag;
 
-    let way = Way::of(z, &tiles);
+    let precision = match precision(of, v) {
+        Precision::Tf32x3 => DotPrecision::Tf32x3,
+        _ => DotPrecision::Exact,
+    };
+    let way = Way { one: tiles.queries == 1, queries: tiles.queries, keys: tiles.keys, precision };
     let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     let (groups, rows) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups)]);
     let of_queries = cut(s, rows, tiles.queries, 0);
-    cuts.extend([of_queries, cut(e, z.e, way.wide_e, 1)]);
+    cuts.extend([of_queries, cut(e, z.e, z.e.next_power_of_two().max(16), 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
     let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
@@ -181,19 +188,18 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let mut f = open_with(of.name, &scene, &shape, &used);
     let part = f.part;
     f.em.coords.insert(part_id(z), Lanes { base: part, ..Lanes::default() });
-    for (id, axis) in [(d1, 1), (d2, way.depth())] {
-        let lanes = f.lanes(cut(id, z.d, way.wide_d, axis), None);
-        f.em.coords.insert(id, lanes);
-    }
+    let depth = [cut(d1, z.d, 0, 1), cut(d2, z.d, 0, way.depth())].map(|c| in_parts(&mut f, c));
+    let columns = in_parts(&mut f, cut(e, z.e, 0, 1));
     let (ta, tb) = (cut(t1, z.t, tiles.keys, way.along()), cut(t2, z.t, tiles.keys, 0));
     let lanes = [f.iota(ta), f.iota(tb)];
     let ragged = !z.t.is_multiple_of(tiles.keys);
 
-    let query = operand(&mut f, q, dtype, [tiles.queries, way.wide_d], d1);
+    let query = parts_of(&mut f, &depth[0], |f, wide| operand(f, q, dtype, [tiles.queries, wide], d1));
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
-    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
+    let mut start = vec![f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1])];
+    start.extend(columns.iter().map(|part| f.b.splat(zero, &[rows, part.wide])));
     let [first, end] = ends;
     let ends = [(first, R::Min), (end, R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_queries)));
     let bounds = bounds(&mut f, z, &tiles, ends, if causal { Some(s) } else { None });
@@ -205,8 +211,8 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
             f.em.coords.insert(c.id, Lanes { base: Some(base), lane, mask });
             masks.push(mask);
         }
-        let keys = operand(f, k, dtype, way.keys(), d2);
-        let scores = way.scores(f, query, keys);
+        let keys = parts_of(f, &depth[1], |f, wide| operand(f, k, dtype, way.keys(wide), d2));
+        let scores = way.scores(f, &query, &keys);
         f.em.set(raw, scores);
         let mut x = f.em.value(&mut f.b, score);
         if let Some(m) = masks[0] {
@@ -228,22 +234,60 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
         let kept = b.binary(B::Mul, now[1], keep);
         let sum = b.binary(B::Add, kept, sum);
         let p = b.cast(p, math::stored(dtype));
-        let values = operand(f, w, dtype, [tiles.keys, way.wide_e], t2);
-        let acc = f.b.binary(B::Mul, now[2], keep);
-        let acc = way.weighted(f, p, values, acc);
-        vec![most, sum, acc]
+        let values = parts_of(f, &columns, |f, wide| operand(f, w, dtype, [tiles.keys, wide], t2));
+        let mut next = vec![most, sum];
+        for (values, now) in values.into_iter().zip(&now[2..]) {
+            let acc = f.b.binary(B::Mul, *now, keep);
+            next.push(way.weighted(f, p, values, acc));
+        }
+        next
     });
-    let values = match sums[..] {
-        [_] => vec![quotient(&mut f, out[2], out[1], fully_masked)],
-        _ => vec![out[2], out[0], out[1]],
-    };
-    for (node, value) in sums.iter().zip(values) {
-        f.em.set(*node, value);
-    }
-    for st in &scene.stores {
-        f.store(st);
-    }
+    let (most, total, mut accs) = (out[0], out[1], out[2..].iter());
+    let mut stores: Vec<&Store> = scene.stores.iter().collect();
+    parts_of(&mut f, &columns, |f, _| {
+        let acc = accs.next().copied().unwrap_or(most);
+        let values = match sums[..] {
+            [_] => vec![quotient(f, acc, total, fully_masked)],
+            _ => vec![acc, most, total],
+        };
+        for (node, value) in sums.iter().zip(values) {
+            f.em.set(*node, value);
+        }
+        stores.iter().for_each(|st| f.store(st));
+        // What all columns share is stored once.
+        stores.retain(|st| st.at.uses(e));
+    });
     f.finish()
+}
+
+/// A part of a coordinate that is cut into powers of two: its lanes, and how many they are.
+struct Part {
+    id: CoordId,
+    lanes: Lanes,
+    wide: usize,
+}
+
+fn in_parts(f: &mut Frame, whole: Cut) -> Vec<Part> {
+    let mut first = 0;
+    let part = |wide| {
+        let lanes = f.lanes_from(Cut { block: wide, ..whole }, first);
+        first += wide;
+        Part { id: whole.id, lanes, wide }
+    };
+    attention::parts(whole.extent).into_iter().map(part).collect()
+}
+
+/// What `of` gives where the coordinate is each of its parts.
+fn parts_of<T>(f: &mut Frame, parts: &[Part], mut of: impl FnMut(&mut Frame, usize) -> T) -> Vec<T> {
+    let one = |part: &Part| {
+        f.em.coords.insert(part.id, part.lanes);
+        // What depends on the coordinate has another value in the next part.
+        f.em.enter();
+        let value = of(f, part.wide);
+        f.em.leave(&mut f.b);
+        value
+    };
+    parts.iter().map(one).collect()
 }
 
 /// An operand of a matmul over `along`, zero beyond its end: also if it does not depend on `along`, as a repeated
@@ -374,15 +418,10 @@ struct Way {
     one: bool,
     queries: usize,
     keys: usize,
-    wide_d: usize,
-    wide_e: usize,
+    precision: DotPrecision,
 }
 
 impl Way {
-    fn of(z: &Sizes, tiles: &Tiles) -> Way {
-        let [wide_d, wide_e] = [z.d, z.e].map(|n| n.next_power_of_two().max(16));
-        Way { one: tiles.queries == 1, queries: tiles.queries, keys: tiles.keys, wide_d, wide_e }
-    }
     /// The axis of the scores along which keys lie.
     fn along(&self) -> usize {
         usize::from(!self.one)
@@ -391,23 +430,28 @@ impl Way {
     fn depth(&self) -> usize {
         usize::from(self.one)
     }
-    fn keys(&self) -> [usize; 2] {
-        if self.one { [self.keys, self.wide_d] } else { [self.wide_d, self.keys] }
+    /// The shape of a tile of this many columns of the keys.
+    fn keys(&self, wide: usize) -> [usize; 2] {
+        if self.one { [self.keys, wide] } else { [wide, self.keys] }
     }
-    fn scores(&self, f: &mut Frame, query: Value, keys: Value) -> Value {
-        if self.one {
-            return row_sums(f, query, keys, 1);
-        }
+    /// The scores: the sum over parts of the columns.
+    fn scores(&self, f: &mut Frame, query: &[Value], keys: &[Value]) -> Value {
         let zero = math::float(&mut f.b, Elem::F32, 0.0);
-        let none = f.b.splat(zero, &[self.queries, self.keys]);
-        f.b.dot(query, keys, none, DotPrecision::Exact)
+        let none = f.b.splat(zero, &if self.one { [self.keys, 1] } else { [self.queries, self.keys] });
+        query.iter().zip(keys).fold(none, |sum, (&query, &keys)| match self.one {
+            true => {
+                let more = row_sums(f, query, keys, 1);
+                if sum == none { more } else { f.b.binary(B::Add, sum, more) }
+            }
+            false => f.b.dot(query, keys, sum, self.precision),
+        })
     }
     fn weighted(&self, f: &mut Frame, weights: Value, values: Value, acc: Value) -> Value {
         if self.one {
             let more = row_sums(f, weights, values, 0);
             return f.b.binary(B::Add, acc, more);
         }
-        f.b.dot(weights, values, acc, DotPrecision::Exact)
+        f.b.dot(weights, values, acc, self.precision)
     }
 }
 

@@ -1,8 +1,12 @@
-//! Attention by warpgroups: generated shapes, masks and layouts, interpreted and compared with the graph.
-use crate::common::{compare, lowered};
+//! Attention by warpgroups and by warps: generated shapes, masks and layouts, interpreted and compared with the graph.
+use crate::common::{compare_kernel, kernel, run_steps};
 use kiln_graph::{Graph, random};
+use kiln_interp::graph::{Precision as As, no_fallback, run_with};
+use kiln_lower::lower;
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
+use kiln_plan::Precision;
+use kiln_plan::exec::Work;
 
 struct Random(u64);
 impl Random {
@@ -15,16 +19,49 @@ impl Random {
     }
 }
 
-/// A graph that warpgroups take: rows of multiples of 8, more queries than a packed group has.
-fn graph(r: &mut Random) -> String {
+/// Sizes of an attention: type, batch, heads of keys, query heads of each, queries, keys, widths.
+struct Case<'a> {
+    d: &'a str,
+    heads: [usize; 3],
+    rows: [usize; 2],
+    widths: [usize; 2],
+    /// A score function.
+    score: &'a str,
+}
+
+/// What warpgroups take: rows of multiples of 8, more queries than a packed group has.
+fn for_warpgroups(r: &mut Random) -> String {
     let d = r.pick(&["bf16", "f16"]);
-    let [b, hk, group] = [1 + r.below(2), 1 + r.below(2), 1 + r.below(3)];
-    let (h, s, t) = (hk * group, 33 + r.below(200), 1 + r.below(300));
-    let [w, e] = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
+    let heads = [1 + r.below(2), 1 + r.below(2), 1 + r.below(3)];
+    let rows = [33 + r.below(200), 1 + r.below(300)];
+    let widths = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
+    graph(r, Case { d, heads, rows, widths, score: "" })
+}
+
+/// Any widths, few or many queries, many heads or keys enough to be split.
+fn for_warps(r: &mut Random) -> String {
+    const WIDTHS: [usize; 15] = [1, 3, 16, 17, 24, 40, 64, 72, 80, 96, 136, 160, 200, 255, 256];
+    let d = r.pick(&["f32", "f32", "f32", "bf16", "f16"]);
+    let (heads, rows) = match r.below(4) {
+        // Enough blocks that tiles are large.
+        0 => ([2, 20 + r.below(21), 2], [64 + r.below(70), 1 + r.below(40)]),
+        1 => ([1, 1, 1 + r.below(3)], [1 + r.below(20), 500 + r.below(1500)]),
+        2 => ([1 + r.below(2), 2, 1], [1, 1 + r.below(300)]),
+        _ => ([1 + r.below(2), 1 + r.below(2), 1 + r.below(3)], [2 + r.below(130), 1 + r.below(200)]),
+    };
+    let w = WIDTHS[r.below(WIDTHS.len())];
+    let e = if r.below(2) == 0 { w } else { WIDTHS[r.below(WIDTHS.len())] };
+    let score = r.pick(&["", "", " score=\"div 2.0, tanh, mul 2.0\"", " score=\"abs, neg\""]);
+    graph(r, Case { d, heads, rows, widths: [w, e], score })
+}
+
+fn graph(r: &mut Random, case: Case) -> String {
+    let Case { d, heads: [b, hk, group], rows: [s, t], widths: [w, e], score } = case;
+    let h = hk * group;
     let scale = r.pick(&["0.1", "0.25", "-0.2"]);
     let causal = r.pick(&["false", "true"]);
     let masked = r.pick(&["zero", "nan"]);
-    let how = format!("scale={scale} causal={causal} fully_masked={masked}");
+    let how = format!("scale={scale} causal={causal} fully_masked={masked}{score}");
     // Masks of positions: causal from an offset on, a window, a position that is read.
     let offset = r.below(300) as i64 - 150;
     let positions =
@@ -66,19 +103,78 @@ fn graph(r: &mut Random) -> String {
     }
 }
 
-#[test]
-fn generated_attentions_by_warpgroups() {
-    let mut found = 0;
-    for seed in 0..80 {
-        let source = graph(&mut Random(seed));
+/// The programs of a kernel in full.
+fn programs(k: &kiln_plan::Kernel) -> String {
+    let text = |w: &Work<kiln_block::Kernel>| match w {
+        Work::Block { code, .. } => kiln_block::text::print(code),
+        other => panic!("{other:?}"),
+    };
+    lower(k, Arch::Sm90a).unwrap_or_else(|e| panic!("{e}")).steps.iter().map(text).collect()
+}
+
+/// Compares generated programs with the graph; gives the text of each.
+fn generated(
+    seeds: std::ops::Range<u64>,
+    of: fn(&mut Random) -> String,
+    precision: fn(u64) -> Precision,
+) -> Vec<String> {
+    let one = |seed: u64| {
+        let source = of(&mut Random(seed));
         let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
         let inputs = random::inputs(&g, seed);
-        found += usize::from(lowered(Attention, &g, Arch::Sm90a).contains("roles producer"));
-        match compare(Attention, &g, &inputs, Arch::Sm90a) {
-            Ok(Ok(())) => {}
+        let k = kiln_plan::Kernel { precision: precision(seed), ..kernel(Attention, g) };
+        match compare_kernel(&k, &inputs, Arch::Sm90a) {
+            Ok(Ok(())) => programs(&k),
             Ok(Err(e)) => panic!("seed {seed}: {e}\n{source}"),
             Err(e) => panic!("seed {seed}: {e}\n{source}"),
         }
-    }
+    };
+    seeds.map(one).collect()
+}
+
+#[test]
+fn generated_attentions_by_warpgroups() {
+    let all = generated(0..80, for_warpgroups, |_| Precision::Exact);
+    let found = all.iter().filter(|text| text.contains("roles producer")).count();
     assert!(found >= 56, "only {found} of 80 programs are by warpgroups");
+}
+
+#[test]
+fn generated_attentions_by_warps() {
+    let all = generated(0..80, for_warps, |seed| if seed % 2 == 0 { Precision::Exact } else { Precision::Tf32x3 });
+    let count = |what: &dyn Fn(&String) -> bool| all.iter().filter(|t| what(t)).count();
+    let found = [
+        count(&|t| t.contains("dot tf32x3")),
+        count(&|t| t.contains("= dot v")),
+        count(&|t| t.contains("scratch0") && t.contains("dot")),
+        // More than one part of the queries or of the values.
+        count(&|t| t.matches("= dot ").count() > 2),
+        count(&|t| t.contains("warps 8")),
+    ];
+    let least = [15, 30, 10, 20, 10];
+    assert!(found.iter().zip(least).all(|(n, least)| *n >= least), "{found:?} of 80 programs, not {least:?}");
+}
+
+/// Large and small scores, weights that add up: the error of 3xTF32 is that of f32, and not of tf32, which is a thousand times as large.
+#[test]
+fn attention_by_3xtf32_is_as_accurate_as_f32() {
+    for (width, keys, scale) in [(64, 200, 0.2), (160, 300, 1.0), (96, 2000, 0.05)] {
+        let g = format!(
+            "graph k(%q: f32[2,2,70,{width}], %kk: f32[2,2,{keys},{width}], %v: f32[2,2,{keys},{width}]) {{
+ %y = attention %q, %kk, %v scale={scale} causal=false fully_masked=nan\n return %y\n}}"
+        );
+        let g: Graph = g.parse().unwrap_or_else(|e| panic!("{e}\n{g}"));
+        let inputs = random::inputs(&g, width as u64);
+        let want = run_with(&g, &inputs, &[], As::F64, &mut no_fallback).unwrap();
+        let error = |precision: Precision| {
+            let k = kiln_plan::Kernel { precision, ..kernel(Attention, g.clone()) };
+            let steps = lower(&k, Arch::Sm90a).unwrap();
+            assert_eq!(programs(&k).contains("dot tf32x3"), precision == Precision::Tf32x3);
+            let got = run_steps(&g, &steps, &inputs).unwrap();
+            let each = (0..want[0].ty.count()).map(|i| (want[0].get_f64(i) - got[0].get_f64(i)).abs());
+            each.fold(0.0, f64::max)
+        };
+        let (exact, split) = (error(Precision::Exact), error(Precision::Tf32x3));
+        assert!(split <= 4.0 * exact, "{width}: {split:e}, with f32 {exact:e}");
+    }
 }

@@ -124,13 +124,16 @@ pub struct Attention {
     pub half: f64,
     /// Flops per second and multiprocessor with f32.
     pub single: f64,
+    /// Flops per second and multiprocessor with f32 by 3xTF32, in flops of the f32 matmuls; 0 where it is not used.
+    #[serde(default)]
+    pub tf32x3: f64,
     /// Flops per second of a single block of fewer than 64 queries, with half types.
     pub half_narrow: f64,
     /// Flops per second of a single block of 64 queries or more, with half types.
     pub half_block: f64,
     /// Flops per second of a persistent block with half types by warpgroups; 0 without warpgroups.
     pub warpgroups: f64,
-    /// Fraction of [`Attention::single`] that a single block reaches with f32: with 1, 2, 4, … 128 queries.
+    /// Fraction of [`Attention::single`] (or [`Attention::tf32x3`]) that a single block reaches with f32: with 1, 2, 4, … 128 queries.
     pub single_shares: [f64; 8],
     /// Number of large blocks that fills the GPU.
     pub enough: usize,

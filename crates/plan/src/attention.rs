@@ -3,8 +3,8 @@
 //! [`Sizes::tiles`] says how many queries and keys a block takes, and into how many slices the keys are split where there are few blocks.
 //! The planner compares the time of these blocks ([`Sizes::seconds`]) with that of two matmuls with a softmax in between. The figures are
 //! the machine's ([`kiln_machine::Attention`]).
-use crate::Hardware;
-use kiln_graph::DType;
+use crate::{Hardware, Precision};
+use kiln_graph::{DType, Op};
 
 /// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch combines them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ impl Warpgroups {
 /// How the fused program is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Blocks of warps that load their operands themselves, with matmuls by `mma`.
+    /// Blocks of warps that load their operands themselves, with matmuls by `mma`, or on the FMA engine for f32 that is multiplied exactly.
     Warps(Tiles),
     /// Persistent blocks with a producer, and matmuls by `wgmma`.
     Warpgroups(Warpgroups),
@@ -66,6 +66,8 @@ pub struct Sizes {
     pub widths: [usize; 2],
     /// Does each query attend only to keys up to its own position?
     pub causal: bool,
+    /// How f32 is multiplied: exactly, or by 3xTF32.
+    pub precision: Precision,
 }
 
 /// Widest heads that fit in registers.
@@ -74,19 +76,60 @@ const WIDEST: usize = 256;
 const NARROW: usize = 8192;
 /// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their own.
 const PACKED: usize = 64;
+/// Widest heads of f32 of which 128 queries and their sums fit in the registers of 8 warps.
+const WIDE: usize = 96;
 /// Most queries for which tiles have 16 rows.
 const FEW: usize = 32;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
+/// Narrowest part of a head: the depth of a matmul on tensor cores.
+const LEAST: usize = 16;
+/// Most parts of a head: each costs matmuls of its own.
+const PARTS: usize = 3;
+
+/// Powers of two, largest first, that cover the columns of a head: tiles have such sizes, and the next one above a width may have almost
+/// twice its columns.
+pub fn parts(width: usize) -> Vec<usize> {
+    let whole = width.next_power_of_two().max(LEAST);
+    let (mut all, mut left) = (vec![], width);
+    while left > 0 && all.len() < PARTS {
+        let up = left.next_power_of_two().max(LEAST);
+        let part = if all.len() + 1 == PARTS || up == LEAST || up == left { up } else { up / 2 };
+        all.push(part);
+        left = left.saturating_sub(part);
+    }
+    // Equal ones are one of twice the size.
+    while let [.., a, b] = all[..]
+        && a == b
+    {
+        all.truncate(all.len() - 2);
+        all.push(2 * a);
+    }
+    if width > 0 && all.iter().sum::<usize>() < whole { all } else { vec![whole] }
+}
+
+/// Columns of a head as tiles have them.
+fn columns(width: usize) -> usize {
+    parts(width).iter().sum()
+}
+
 impl Sizes {
-    /// The sizes for operands of these shapes: batch…, heads, rows, columns.
+    /// The sizes for operands of these shapes (batch…, heads, rows, columns), multiplied exactly.
     pub fn of(dtype: DType, [q, k, v]: [&[usize]; 3], causal: bool) -> Sizes {
         let end = |s: &[usize], i: usize| s.len().checked_sub(i).and_then(|at| s.get(at)).copied().unwrap_or(1);
         let heads: usize = q[..q.len().saturating_sub(2)].iter().product();
         let (queries, group) = (end(q, 2), end(q, 3) / end(k, 3).max(1));
-        let mut sizes =
-            Sizes { dtype, heads, queries, packed: 1, keys: end(k, 2), widths: [end(q, 1), end(v, 1)], causal };
+        let mut sizes = Sizes {
+            dtype,
+            heads,
+            queries,
+            packed: 1,
+            keys: end(k, 2),
+            widths: [end(q, 1), end(v, 1)],
+            causal,
+            precision: Precision::Exact,
+        };
         // A causal mask ends a block's keys by its queries' positions, which rows of several heads do not have in order.
         if sizes.is_half() && !causal && (2..=PACKED).contains(&(group * queries)) && group > 1 {
             sizes = Sizes { heads: heads / group, queries: group * queries, packed: group, ..sizes };
@@ -99,6 +142,16 @@ impl Sizes {
     }
     fn widest(&self) -> usize {
         self.widths[0].max(self.widths[1]).next_power_of_two()
+    }
+    /// These sizes in the precision in which this machine multiplies them: f32 by 3xTF32 where the contract allows a matmul as much or
+    /// less, and that is predicted to be faster.
+    pub fn settled(self, m: &Hardware) -> Sizes {
+        let split = Sizes { precision: Precision::Tf32x3, ..self };
+        // The prediction depends on the batch.
+        let allowed = m.f32_matmul(&Op::Dot).0 != Precision::Exact && !m.contract.batch_invariant;
+        // Tiles of a single query have no matmuls.
+        let applies = self.dtype == DType::F32 && self.queries > 1 && m.attention.tf32x3 > 0.;
+        if allowed && applies && split.predicted(m) < self.predicted(m) { split } else { self }
     }
     /// Number of keys that at least one query attends to.
     pub fn seen(&self) -> usize {
@@ -125,10 +178,15 @@ impl Sizes {
         if rows == 1 {
             return [1, (8192 / widest).clamp(16, 128), 4];
         }
+        let columns = self.widths.map(columns).into_iter().max().unwrap_or(widest);
+        let fills = |queries: usize| queries <= rows && m.counted(self.blocks(queries)) >= m.attention.enough;
+        if self.precision == Precision::Tf32x3 {
+            // With 128 registers a thread, two blocks share a multiprocessor, and one multiplies while the other loads.
+            let keys = if columns > 96 && columns <= 128 { 32 } else { 64 };
+            return if fills(64) { [64, keys, 8] } else { [16, 64, 4] };
+        }
         let large = [[128, 64, 8], [64, if widest == 128 { 128 } else { 64 }, 8], [32, 64, 8]];
-        let fits = |b: &&[usize; 3]| {
-            b[0] <= rows && m.counted(self.blocks(b[0])) >= m.attention.enough && (b[0] < 128 || widest <= 64)
-        };
+        let fits = |b: &&[usize; 3]| fills(b[0]) && (b[0] < 128 || columns <= WIDE);
         large.iter().find(fits).copied().unwrap_or([rows.min(16), 64, 4])
     }
     /// The tiles for these sizes. Keys are split into slices where blocks are few and that is predicted to be faster.
@@ -203,9 +261,10 @@ impl Sizes {
         let (of_block, of_processor) = if self.is_half() {
             (if t.queries < 64 { a.half_narrow } else { a.half_block }, a.half)
         } else {
-            (a.single * a.single_shares[(t.queries.ilog2() as usize).min(7)], a.single)
+            let rate = if self.precision == Precision::Tf32x3 { a.tf32x3 } else { a.single };
+            (rate * a.single_shares[(t.queries.ilog2() as usize).min(7)], rate)
         };
-        let tile = 2. * (t.queries * t.keys) as f64 * (self.widths[0] + self.widths[1]) as f64;
+        let tile = 2. * (t.queries * t.keys * self.widths.map(columns).iter().sum::<usize>()) as f64;
         let each = t.part.div_ceil(t.keys) as f64;
         let blocks = (self.blocks(t.queries) * t.parts) as f64;
         let share = if self.causal && t.parts == 1 { 0.5 + 0.5 / each } else { 1. };
@@ -221,7 +280,16 @@ mod tests {
     use super::*;
 
     fn tiles(dtype: DType, heads: usize, [queries, keys, width]: [usize; 3]) -> [usize; 3] {
-        let z = Sizes { dtype, heads, queries, packed: 1, keys, widths: [width; 2], causal: false };
+        let z = Sizes {
+            dtype,
+            heads,
+            queries,
+            packed: 1,
+            keys,
+            widths: [width; 2],
+            causal: false,
+            precision: Precision::Exact,
+        };
         let machine = kiln_machine::Arch::Sm90a.machine();
         let t = z.tiles(&Hardware { machine, contract: crate::Contract::default() });
         assert!((t.parts - 1) * t.part < keys && keys <= t.parts * t.part && t.part.is_multiple_of(t.keys), "{t:?}");
@@ -251,5 +319,79 @@ mod tests {
         assert_eq!(tiles(DType::Bf16, 512, [1, 4096, 128]), [16, 64, 1]);
         assert_eq!(tiles(DType::Bf16, 32, [1, 1024, 128]), [16, 64, 16]);
         assert_eq!(tiles(DType::Bf16, 8, [4, 16384, 64]), [16, 128, 64]);
+    }
+    #[test]
+    fn parts_cover_a_width_with_less_than_the_next_power_of_two() {
+        let known: [(usize, &[usize]); 13] = [
+            (1, &[16]),
+            (16, &[16]),
+            (17, &[32]),
+            (24, &[32]),
+            (40, &[32, 16]),
+            (64, &[64]),
+            (72, &[64, 16]),
+            (88, &[64, 32]),
+            (96, &[64, 32]),
+            (152, &[128, 32]),
+            (160, &[128, 32]),
+            (200, &[128, 64, 16]),
+            (255, &[256]),
+        ];
+        for (width, want) in known {
+            assert_eq!(parts(width), want, "{width}");
+        }
+        for width in 1..=512 {
+            let all = parts(width);
+            let (sum, whole) = (all.iter().sum::<usize>(), width.next_power_of_two().max(LEAST));
+            assert!(sum >= width && sum <= whole && (all.len() == 1 || sum < whole), "{width}: {all:?}");
+            assert!(all.len() <= PARTS && all.iter().all(|p| p.is_power_of_two() && *p >= LEAST), "{width}: {all:?}");
+            assert!(all.windows(2).all(|w| w[0] > w[1]), "{width}: {all:?}");
+        }
+    }
+    #[test]
+    fn f32_is_split_where_the_contract_and_the_price_allow_it() {
+        let mut machine = kiln_machine::Arch::Sm90a.machine().clone();
+        (machine.attention.single, machine.attention.tf32x3) = (200e9, 300e9);
+        let of = |machine: &kiln_machine::Machine, contract: &str, dtype, queries| {
+            let m = Hardware { machine, contract: contract.parse().expect("a contract") };
+            let z = [32, queries, 64];
+            Sizes::of(dtype, [&z, &[32, 1024, 64], &[32, 1024, 64]], false).settled(&m).precision
+        };
+        for (contract, want) in [
+            ("torch", Precision::Exact),
+            ("exact", Precision::Exact),
+            ("torch+splits", Precision::Tf32x3),
+            ("exact+splits", Precision::Tf32x3),
+            ("fast", Precision::Tf32x3),
+            ("fast+no_tf32", Precision::Exact),
+            ("torch+splits+batch_invariant", Precision::Exact),
+            ("fast+batch_invariant", Precision::Exact),
+        ] {
+            assert_eq!(of(&machine, contract, DType::F32, 512), want, "{contract}");
+        }
+        // A single query has no matmuls, and half types have tensor cores of their own.
+        assert_eq!(of(&machine, "torch+splits", DType::F32, 1), Precision::Exact);
+        assert_eq!(of(&machine, "torch+splits", DType::Bf16, 512), Precision::Exact);
+        let slow = kiln_machine::Attention { tf32x3: 100e9, ..machine.attention.clone() };
+        let slow = kiln_machine::Machine { attention: slow, ..machine.clone() };
+        assert_eq!(of(&slow, "torch+splits", DType::F32, 512), Precision::Exact);
+        let none = kiln_machine::Attention { tf32x3: 0., ..machine.attention.clone() };
+        let none = kiln_machine::Machine { attention: none, ..machine.clone() };
+        assert_eq!(of(&none, "torch+splits", DType::F32, 512), Precision::Exact);
+        // Where no matmul may, attention may not.
+        let mut other = machine.clone();
+        other.rates.tf32x3 = None;
+        assert_eq!(of(&other, "torch+splits", DType::F32, 512), Precision::Exact);
+    }
+    #[test]
+    fn padding_is_priced() {
+        let seconds = |width: usize| {
+            let q = [64, 1024, width];
+            let z = Sizes::of(DType::F32, [&q, &q, &q], false);
+            let m = Hardware { machine: kiln_machine::Arch::Sm90a.machine(), contract: crate::Contract::default() };
+            z.seconds(&Tiles { queries: 64, keys: 64, warps: 8, part: 1024, parts: 1 }, &m)
+        };
+        assert_eq!((seconds(152), seconds(255)), (seconds(160), seconds(256)));
+        assert!(seconds(160) < 0.63 * seconds(256));
     }
 }

@@ -17,7 +17,8 @@
 //!   products of these give a large matmul. Where the cost model finds that slower, and in dual GEMMs, matmuls stay exact. Tensor cores
 //!   truncate when they accumulate, so the accumulators of a stage are zero-initialised, and added to the others in f32. An infinity is
 //!   split into itself and 1, so that it stays infinite. Operands below 2^-100 lose accuracy; operands from 2^127 on, or products, may
-//!   become infinite.
+//!   become infinite. Attention of f32 splits its operands in registers, where a matmul may use 3xTF32 or tf32 and the cost model finds it
+//!   faster ([`attention::Sizes::settled`](crate::attention::Sizes::settled)); never in tf32.
 //! - **f8** is only stored and multiplied. Tensors of `f8e4m3` and `f8e5m2` are cast, moved and multiplied as matrices, both operands of
 //!   one type; the result is f32, and scales, bias and the cast of the result are an epilogue (`aten::_scaled_mm`). Accumulators are
 //!   zero-initialised every 128 elements of K, as with 3xTF32. Casts of numbers beyond the largest give NaN, or infinity if the type has
@@ -40,7 +41,7 @@ pub enum Numerics {
     /// `torch.get_float32_matmul_precision()` is "highest".
     #[default]
     Torch,
-    /// Approximations as well: matmuls of f32 in tf32 on GPUs, as `torch.set_float32_matmul_precision("high")`.
+    /// Approximations as well: matmuls of f32 in tf32 on GPUs, and attention by 3xTF32, as `torch.set_float32_matmul_precision("high")`.
     Fast,
 }
 
@@ -62,7 +63,7 @@ impl Numerics {
 pub struct Contract {
     /// Which deviations from the graph's arithmetic are allowed.
     pub numerics: Numerics,
-    /// Large f32 matmuls may use 3xTF32, which is as accurate except for operands near either end of the range
+    /// Large f32 matmuls and f32 attention may use 3xTF32, which is as accurate except for operands near either end of the range
     /// ([`Precision::Tf32x3`]).
     pub splits: bool,
     /// f32 convolutions do not round their operands to tf32, as with `torch.backends.cudnn.allow_tf32 = False`, and no matmul does.

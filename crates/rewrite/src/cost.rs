@@ -93,17 +93,31 @@ pub fn operands(dag: &Dag, v: usize) -> DType {
 pub fn is_f32_matmul(dag: &Dag, v: usize) -> bool {
     matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
 }
-/// Flops per second of an op on matrix units.
+/// Most flops per second of an op on matrix units. Attention of f32 may multiply as other f32 matmuls do.
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if is_f32_matmul(dag, v) { m.f32_matmul(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
+    let exact = m.matrix_rate(operands(dag, v).name());
+    match dag.op(v) {
+        _ if is_f32_matmul(dag, v) => m.f32_matmul(dag.op(v)).1,
+        Op::Attention { .. } if operands(dag, v) == DType::F32 => m.f32_matmul(dag.op(v)).1.max(exact),
+        _ => exact,
+    }
+}
+
+/// Sizes of an attention on a GPU, with the precision in which it multiplies f32.
+pub fn attention_sizes(dag: &Dag, v: usize, m: &Hardware) -> Option<attention::Sizes> {
+    match (dag.op(v), dag.args(v)) {
+        (Op::Attention { causal, .. }, [q, k, w, ..]) if m.arch.is_gpu() => {
+            let shapes = [q, k, w].map(|&a| dag.shape(a));
+            Some(attention::Sizes::of(dag.ty(v).dtype, shapes, *causal).settled(m))
+        }
+        _ => None,
+    }
 }
 
 /// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys also where its mask
 /// ends them at a number that only a run knows: a cache that is full is the case that costs most.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.arch.is_gpu()) {
-        let shapes = [q, k, w].map(|&a| dag.shape(a));
-        let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
+    if let Some(sizes) = attention_sizes(dag, v, m) {
         return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
     }
     // The host's attention has no score function.

@@ -2,7 +2,7 @@
 use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
-use crate::cost::{is_f32_matmul, lower_bound, microseconds};
+use crate::cost::{attention_sizes, is_f32_matmul, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
@@ -149,8 +149,11 @@ impl Emitter<'_> {
             rules: dag.nodes[m].value.rules.iter().map(|r| r.to_string()).collect(),
         };
         reason.origins = b.values.iter().filter(|(m, _)| dag.class[*m] != Class::Generator).map(origin).collect();
-        let matmul = k.members.iter().find(|&&m| is_f32_matmul(dag, m)).filter(|_| stage == Stage::Run);
-        let precision = matmul.map_or(Precision::Exact, |&m| machine.f32_matmul(dag.op(m)).0);
+        let of = |&m: &usize| match attention_sizes(dag, m, machine) {
+            Some(sizes) => Some(sizes.precision),
+            None => is_f32_matmul(dag, m).then(|| machine.f32_matmul(dag.op(m)).0),
+        };
+        let precision = k.members.iter().find_map(of).filter(|_| stage == Stage::Run).unwrap_or(Precision::Exact);
         let planned = Planned {
             name: name.to_string(),
             kind: kind(dag, &k.members),
