@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -76,6 +77,30 @@ def windows(q, k, v, bias, mask):
     return weighted(scores.view(-1, *scores.shape[2:]), v)
 
 
+def beside(scores, v, sinks, less=True, wide=False):
+    """As gpt-oss: the probability of the sink beside the scores is dropped."""
+    sinks = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[-2], -1)
+    scores = torch.cat([scores, sinks], -1)
+    if less:
+        scores = scores - scores.max(dim=-1, keepdim=True).values
+    p = F.softmax(scores, -1, dtype=torch.float32 if wide else scores.dtype)[..., :-1]
+    return F.dropout(p, 0.1, False).to(v.dtype) @ v
+
+
+def softmax_one(scores):
+    most = scores.amax(-1, keepdim=True).clamp(min=0)
+    powers = torch.exp(scores - most)
+    return powers / (torch.exp(-most) + powers.sum(-1, keepdim=True))
+
+
+def padded(scores):
+    return torch.softmax(F.pad(scores, (0, 1)), -1)[..., :-1]
+
+
+def first(scores):
+    return torch.cat([scores.new_zeros(*scores.shape[:-1], 1), scores], -1).softmax(-1)[..., 1:]
+
+
 #: What a form takes after q, k and v.
 EXTRA = {
     "slope": lambda dtype: [0.5 ** torch.arange(1.0, H + 1).to(dtype)[:, None, None]],
@@ -93,6 +118,7 @@ EXTRA = {
         torch.randn(H, S, T).to(dtype),
         torch.zeros(B, S, T).masked_fill(torch.rand(B, S, T) > 0.7, -100.0).to(dtype),
     ],
+    "sinks": lambda dtype: [torch.randn(H).to(dtype) + 1],
     "": lambda _: [],
 }
 
@@ -135,6 +161,22 @@ FORMS = {
     "a tensor's quotient": ("root", lambda q, k, v, r: weighted(q @ k.mT / r, v)),
     "a bias": ("bias", lambda q, k, v, b: weighted(scaled(q, k) + b, v)),
     "shifted windows": ("windows", windows),
+    "sinks": ("sinks", lambda q, k, v, s: beside(scaled(q, k) + lowest(q, causal()), v, s)),
+    "sinks of a window": (
+        "sinks",
+        lambda q, k, v, s: beside(scaled(q, k).masked_fill(~near(), -INF), v, s, less=False),
+    ),
+    "sinks in f32": (
+        "sinks",
+        lambda q, k, v, s: beside(scaled(q, k) + lowest(q, near()), v, s, wide=True),
+    ),
+    "softmax one": ("", lambda q, k, v: softmax_one(scaled(q, k)) @ v),
+    "a causal softmax one": (
+        "",
+        lambda q, k, v: softmax_one(scaled(q, k).masked_fill(~causal(), -INF)) @ v,
+    ),
+    "a column of padding": ("", lambda q, k, v: padded(scaled(q, k)) @ v),
+    "a first column": ("", lambda q, k, v: first(scaled(q, k).float()).to(q.dtype) @ v),
     "SDPA's window": ("", lambda q, k, v: sdpa(q, k, v, near())),
     "SDPA's ALiBi": ("slope", lambda q, k, v, s: sdpa(q, k, v, distances(q) * s)),
     "SDPA's documents": ("documents", lambda q, k, v, a, b: sdpa(q, k, v, same_document(a, b))),
@@ -182,3 +224,44 @@ def test_forms_of_attention_are_one_kernel(name, dtype):
     # Where it costs less, what is added to all scores is summed before.
     allowed = {"attention", "pointwise"} if name == "shifted windows" else {"attention"}
     assert kernels.count("attention") == 1 and set(kernels) <= allowed, plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_layers_of_gpt_oss_have_one_kernel_of_attention(dtype):
+    """One with a sliding window and one without, of heads that share keys, beside padding."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.GptOssConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        vocab_size=99,
+        max_position_embeddings=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=6,
+    )
+    model = transformers.GptOssForCausalLM(config).eval()
+    for layer in model.model.layers:
+        layer.self_attn.sinks.normal_()
+    ids, mask = torch.randint(3, 99, (2, 17)), torch.ones(2, 17, dtype=torch.long)
+    mask[1, 12:] = 0
+    model = model.to(dtype)
+    double = copy.deepcopy(model).double()
+    double.set_experts_implementation("eager")
+
+    def logits(m):
+        return m(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+    with pieces.collecting() as found:
+        got = logits(compiled(model, fallback="torch", fullgraph=False))
+    exact = logits(double)
+    assert error(got, exact) <= 2 * error(logits(model), exact)
+    plans = [engine.plan() for piece in found for engine in piece.engines]
+    kernels = [line.split()[2] for p in plans for line in p.splitlines() if " run (" in line]
+    assert kernels.count("attention") == 2, plans
+    assert "\n".join(plans).count("sink=true") == 2, plans

@@ -83,7 +83,7 @@ pub enum ScatterMode {
     Add,
 }
 
-/// What attention gives for a query all of whose scores are minus infinity.
+/// What attention gives for a query all of whose scores, and its sink if it has one, are minus infinity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FullyMasked {
@@ -291,8 +291,8 @@ pub enum Op {
     /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
     Linear,
     /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
-    /// those of the steps of `score`, and an optional mask (bool: false masks out; float: added to the scores); steps' operands and mask
-    /// broadcast to `[B.., Hq, S, T]`. Result `[B.., Hq, S, E]`.
+    /// those of the steps of `score`, the sink if there is one, and an optional mask (bool: false masks out; float: added to the scores);
+    /// steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`. Result `[B.., Hq, S, E]`.
     Attention {
         /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
@@ -304,6 +304,10 @@ pub enum Op {
         /// What is made of the scaled scores before they are masked.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         score: Vec<ScoreStep>,
+        /// Whether there is a sink: one more score of each query, neither scaled nor masked, whose key has the value zero. It is q's type,
+        /// or the type that q's is computed in.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        sink: bool,
     },
     // Calls into libtorch.
     /// A call that libtorch runs. Its value is the first result.

@@ -77,6 +77,7 @@ fn every_kind_of_op_survives() {
     let mut g = Graph::new("all kinds \"quoted\" ü");
     let early = g.constant(f, Scalar::Float(f64::NEG_INFINITY));
     let x = g.input(Type::new(f, [2, 3, 8, 8]));
+    let sink = g.input(Type::new(f, [3, 1, 1]));
     g.set_source(x, Source { module: "m\n\"".into(), line: "ünïcode.py:3".into() });
     let consts = [f64::NAN, -0.0, 1e300, 5e-324, f64::INFINITY, f64::from_bits(0xfff8_0000_0000_0001), 0.1];
     let mut outs: Vec<_> = consts.map(|c| g.constant(f, Scalar::Float(c))).into();
@@ -104,6 +105,7 @@ fn every_kind_of_op_survives() {
             ScoreStep::Unary(UnaryOp::Tanh),
             ScoreStep::Operand(BinaryOp::Mul),
         ],
+        sink: fully_masked == FullyMasked::Nan,
     };
     let fallback = FallbackOp {
         name: "aten::linalg_svd".into(),
@@ -136,7 +138,7 @@ fn every_kind_of_op_survives() {
         (Op::LayerNorm { axes: 2, affine: false, eps: Scalar::Float(1e-5) }, vec![x]),
         (Op::GroupNorm { groups: 3, affine: false, eps: Scalar::Float(1e-5) }, vec![x]),
         (attention(FullyMasked::Zero), vec![x, x, x, x]),
-        (attention(FullyMasked::Nan), vec![x, x, x, x]),
+        (attention(FullyMasked::Nan), vec![x, x, x, x, sink]),
         (Op::Fallback(Box::new(fallback)), vec![x]),
         (Op::Unary(UnaryOp::IsNan), vec![x]),
         (Op::Binary(BinaryOp::Pow), vec![x, early]),

@@ -72,6 +72,14 @@ fn linear_and_attention() {
     check(&["f32[1,4,3,4]", "f32[1,2,5,4]", "f32[1,2,5,4]", "f32[1,1,3,5]"], "attention %a, %b, %c, %d scale=0.5");
     check(&["f32[1,4,3,4]", "f32[1,2,5,4]", "f32[1,2,5,4]", "f32[4,1,5]"], "attention %a, %b, %c, %d scale=0.5");
     check(&["f32[1,2,3,4]", "f32[1,2,0,4]", "f32[1,2,0,4]"], "attention %a, %b, %c scale=0.5");
+    let line = "attention %a, %b, %c, %d scale=0.5 sink=true";
+    check(&["f32[2,4,5,8]", "f32[2,2,6,8]", "f32[2,2,6,3]", "f32[4,1,1]"], line);
+    check(&["f32[4,5,8]", "f32[4,6,8]", "f32[4,6,3]", "f32[5,1]"], &format!("{line} causal=true"));
+    check(&["f32[1,2,3,4]", "f32[1,2,0,4]", "f32[1,2,0,4]", "f32[1]"], line);
+    for masked in ["zero", "nan"] {
+        let line = format!("attention %a, %b, %c, %d, %e scale=0.5 sink=true fully_masked={masked}");
+        check(&["f32[1,4,13,4]", "f32[1,2,2,4]", "f32[1,2,2,4]", "f32[4,13,1]", "bool[13,2]"], &line);
+    }
 }
 
 #[test]

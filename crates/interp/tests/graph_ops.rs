@@ -132,6 +132,15 @@ fn composites() {
     let masked = || qkv().into_iter().chain([tensor("bool[2,2]", &[1.0, 0.0, 0.0, 0.0])]).collect::<Vec<_>>();
     check("%y = attention %a, %b, %c, %d scale=1.0", &masked(), &[3.0, 0.0]);
     check("%y = attention %a, %b, %c, %d scale=1.0 fully_masked=nan", &masked(), &[3.0, NAN]);
+    // Query 0 with a sink of twice the weight of key 0, its only key; query 1 attends to none.
+    let sink =
+        |last: f64| masked().into_iter().chain([tensor("f32[2,1]", &[2.0 + 2f64.ln(), last])]).collect::<Vec<_>>();
+    let with = "%y = attention %a, %b, %c, %e, %d scale=1.0 sink=true";
+    check(with, &sink(0.5), &[1.0, 0.0]);
+    check(with, &sink(-INF), &[1.0, 0.0]);
+    check(with, &sink(NAN), &[1.0, NAN]);
+    check(&format!("{with} fully_masked=nan"), &sink(0.5), &[1.0, 0.0]);
+    check(&format!("{with} fully_masked=nan"), &sink(-INF), &[1.0, NAN]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod near;
 pub mod ops;
 pub mod pack;
 pub mod programs;
+mod sink;
 
 use crate::{CompileOptions, Error, Model, Target, Tensor, compile};
 use kiln_graph::{DType, FallbackOp, Format};

@@ -12,7 +12,7 @@ use crate::scores::{Causal, Sizes, masked_score, sizes};
 use crate::{LowerError, pointwise};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::exec::{AttentionCall, Mask, Matrix, Slot, Work, axes};
+use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
 
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
@@ -24,7 +24,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     if machine.arch.is_gpu() {
         return flash::lower(of, v, &z, machine);
     }
-    let Op::Attention { scale, causal, fully_masked, ref score } = *g.op(v) else {
+    let Op::Attention { scale, causal, fully_masked, ref score, .. } = *g.op(v) else {
         return Err(of.unsupported("not attention"));
     };
     if !score.is_empty() {
@@ -44,20 +44,18 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let keys = |cols: usize| [&z.batch[..], &[z.heads, z.t, cols]].concat();
     let k = h.operand(args[1], &keys(z.d), "k", |at| at.to_vec())?;
     let w = h.operand(args[2], &keys(z.e), "v", |at| at.to_vec())?;
-    let mask = match args.get(g.op(v).mask_place()) {
-        Some(&m) => {
-            let shape = own_axes(g.shape(m), shape(z.s, z.t), &z);
-            let operand = h.operand(m, &shape, "mask", |at| {
-                let mut ix = query(at);
-                ix.drain(..ix.len() - g.shape(m).len());
-                ix
-            })?;
-            // As `operand` stores it.
-            let dtype = g.dtype(m).matmul();
-            Some(Mask { dtype, matrix: grouped(&broadcast(operand, &shape), &z, z.t) })
-        }
-        None => None,
+    // What broadcasts to the scores, in the type in which `operand` stores it.
+    let mut of_scores = |x: ValueId, what: &str, keys: usize| -> Result<(DType, Matrix), LowerError> {
+        let shape = own_axes(g.shape(x), shape(z.s, keys), &z);
+        let operand = h.operand(x, &shape, what, |at| {
+            let mut ix = query(at);
+            ix.drain(..ix.len() - g.shape(x).len());
+            ix
+        })?;
+        Ok((g.dtype(x).matmul(), grouped(&broadcast(operand, &shape), &z, keys)))
     };
+    let mask = args.get(g.op(v).mask_place()).map(|&m| of_scores(m, "mask", z.t)).transpose()?;
+    let sink = g.op(v).sink_place().map(|i| of_scores(args[i], "sink", 1)).transpose()?;
     let ends = match Ends::of(of, v, &z)? {
         Some(ends) => {
             let slot = h.scratch(DType::I64, &ends.shape);
@@ -87,8 +85,9 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         k: k.matrix([z.t, z.d]),
         v: w.matrix([z.t, z.e]),
         out: grouped(&out, &z, z.e),
-        mask,
+        mask: mask.map(|(dtype, matrix)| Mask { dtype, matrix }),
         ends,
+        sink: sink.map(|(dtype, matrix)| Sink { dtype, matrix }),
     };
     h.out.steps.push(Work::Attention(Box::new(call)));
     h.finish(v, (slot, out_dtype))

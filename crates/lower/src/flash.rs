@@ -29,13 +29,14 @@ use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
-use crate::scores::{Causal, Sizes, masked_score};
+use crate::scores::{self, Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 use kiln_plan::{Hardware, Precision};
+use std::f64::consts::LOG2_E;
 
 const NOT_PLACED: &str = "attention whose result is not stored element by element";
 
@@ -166,7 +167,9 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
     // The raw score is an anchor at the empty index, which no element of a value has.
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat(), Causal::Guard)?;
+    let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
+    let score = masked_score(&mut r, raw, v, &of_score, Causal::Guard)?;
+    let sink = scores::sink(&mut r, v, &of_score)?;
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     scene.dag = r.dag;
 
@@ -182,7 +185,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let of_queries = cut(s, rows, tiles.queries, 0);
     cuts.extend([of_queries, cut(e, z.e, z.e.next_power_of_two().max(16), 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
-    let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().flatten().collect()].concat();
+    let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().chain([sink]).flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(of.name, &scene, &shape, &used);
@@ -194,14 +197,15 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let lanes = [f.iota(ta), f.iota(tb)];
     let ragged = !z.t.is_multiple_of(tiles.keys);
 
+    // Before values of queries, which are not the block's.
+    let [first, end] = ends;
+    let ends = [(first, R::Min), (end, R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_queries)));
     let query = parts_of(&mut f, &depth[0], |f, wide| operand(f, q, dtype, [tiles.queries, wide], d1));
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
-    let mut start = vec![f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1])];
+    let mut start = start(&mut f, sink, 1.0, [rows, 1]).to_vec();
     start.extend(columns.iter().map(|part| f.b.splat(zero, &[rows, part.wide])));
-    let [first, end] = ends;
-    let ends = [(first, R::Min), (end, R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_queries)));
     let bounds = bounds(&mut f, z, &tiles, ends, if causal { Some(s) } else { None });
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
@@ -288,6 +292,40 @@ fn parts_of<T>(f: &mut Frame, parts: &[Part], mut of: impl FnMut(&mut Frame, usi
         value
     };
     parts.iter().map(one).collect()
+}
+
+/// The greatest score `[rows, 1]` and the sum of the weights `[rows, parts]`, a power of two, of queries before the first key: those of the
+/// sink, which the first slice of the keys counts. The score is in units of `scale`, a positive number.
+fn start(f: &mut Frame, sink: Option<NodeId>, scale: f64, [rows, parts]: [usize; 2]) -> [Value; 2] {
+    let [zero, lowest] = [0.0, f64::NEG_INFINITY].map(|x| math::float(&mut f.b, Elem::F32, x));
+    let Some(sink) = sink else { return [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, parts])] };
+    let mut sink = f.em.value(&mut f.b, sink);
+    if let Some(part) = f.part {
+        let part = f.b.cast(part, Elem::I32);
+        let first = f.b.i32(0);
+        let first = f.b.cmp(CmpOp::Eq, part, first);
+        sink = f.b.select(first, sink, lowest);
+    }
+    let none = f.b.cmp(CmpOp::Eq, sink, lowest);
+    // One; NaN for a sink that is not a number, or infinite.
+    let safe = f.b.select(none, zero, sink);
+    let weight = f.b.binary(B::Sub, sink, safe);
+    let mut weight = f.b.unary(U::Exp, weight);
+    if parts > 1 {
+        let share = math::float(&mut f.b, Elem::F32, 1.0 / parts as f64);
+        weight = f.b.binary(B::Mul, weight, share);
+    }
+    let mut most = sink;
+    if scale != 1.0 {
+        // Finite, also when it is multiplied by the scale and by the logarithm of e again.
+        let bound = f64::from(f32::MAX) / (2.0 * scale * LOG2_E).max(2.0);
+        let [unit, lo, hi] = [1.0 / scale, -bound, bound].map(|x| math::float(&mut f.b, Elem::F32, x));
+        most = f.b.binary(B::Mul, sink, unit);
+        most = f.b.binary(B::Min, most, hi);
+        most = f.b.binary(B::Max, most, lo);
+        most = f.b.select(none, lowest, most);
+    }
+    [f.b.broadcast_to(most, &[rows, 1]), f.b.broadcast_to(weight, &[rows, parts])]
 }
 
 /// An operand of a matmul over `along`, zero beyond its end: also if it does not depend on `along`, as a repeated

@@ -1,4 +1,5 @@
 //! What attention on the host and on GPUs share: its sizes, and a score from its raw dot product.
+use crate::LowerError;
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
@@ -35,6 +36,14 @@ fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
     broadcast_index(at, shape)
 }
 
+/// The sink of a query; `at` is the index of one of its scores.
+pub fn sink(r: &mut Resolver, v: ValueId, at: &[Expr]) -> Result<Option<NodeId>, LowerError> {
+    let graph = r.graph;
+    let Some(place) = graph.op(v).sink_place() else { return Ok(None) };
+    let x = graph.args(v)[place];
+    r.at(x, &mask_index(graph.shape(x), at), &[]).map(Some)
+}
+
 /// How the mask of a causal attention is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Causal {
@@ -53,7 +62,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
     let dtype = r.dag.node(raw).dtype;
     let scale = r.dag.number(dtype, scale.as_f64());
     let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);
-    let mut operands = args[3..op.mask_place()].iter();
+    let mut operands = args[3..].iter();
     for step in score {
         x = match *step {
             ScoreStep::Unary(u) => r.dag.add(NodeOp::Unary(u, x), dtype),

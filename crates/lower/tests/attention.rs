@@ -80,6 +80,14 @@ fn graph(r: &mut Random, case: Case) -> String {
         2 => (format!(", %m: bool[{s},{t}]"), ", %m"),
         _ => (String::new(), ""),
     };
+    let sink_type = match r.below(4) {
+        0 => format!(", %s: {d}[{h},1,1]"),
+        1 => format!(", %s: f32[{b},1,{s},1]"),
+        _ => String::new(),
+    };
+    let (mask_type, mask) =
+        (format!("{sink_type}{mask_type}"), format!("{}{mask}", if sink_type.is_empty() { "" } else { ", %s" }));
+    let how = format!("{how}{}", if sink_type.is_empty() { "" } else { " sink=true" });
     // Operands as they lie: heads outside, or rows outside; the result transposed back, and added to something.
     match r.below(3) {
         0 => format!(

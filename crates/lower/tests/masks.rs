@@ -36,6 +36,10 @@ fn compare(text: &str, targets: &[Arch], r: &mut Random) {
     let mut inputs = random::inputs(&g, r.below(1 << 20) as u64);
     // As models have them: multiples of these by distances are exact in every type.
     (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
+    if let Some(sinks) = inputs.get_mut(8) {
+        let special = [f64::NEG_INFINITY, f64::NAN, 30.0, -30.0];
+        sinks.set_f64(r.below(4), special[r.below(4)]);
+    }
     let want = interpreted(&g, &inputs).unwrap();
     for &target in targets {
         let got = ran(Attention, &g, &inputs, target).unwrap_or_else(|e| panic!("{e}\n{g}"));
@@ -82,6 +86,27 @@ fn score_functions() {
                 let operands = format!("{operands}{}", if has_mask { "%m" } else { "" });
                 let call = format!("{} scale=0.3 score=\"{steps}\"", operands.trim_end_matches(", "));
                 compare(&text(mask, shape, dtype, &call).replace("%v,  scale", "%v scale"), &[Arch::Sm90a], &mut r);
+            }
+        }
+    }
+}
+
+/// A sink for each head, beside masks that leave some queries no key, with one key and with so many that they are split.
+#[test]
+fn sinks() {
+    let mut r = Random::new(31);
+    let masks = [MASKS[0], MASKS[3], MASKS[4], MASKS[6], MASKS[7]];
+    for (i, mask) in masks.iter().enumerate() {
+        let shapes = [[20, 20, 16], [37, 70, 24], [1, 2000, 16], [2, 700, 32], [130, 5, 8], [9, 1, 16], [70, 150, 64]];
+        for (n, shape) in shapes.into_iter().enumerate() {
+            for (how, masked) in [("", true), ("fully_masked=nan", true), ("causal=true", false), ("", false)] {
+                let dtype = ["f32", "bf16", "f16"][(i + n) % 3];
+                let sink = if r.below(2) == 0 { dtype } else { "f32" };
+                let call = format!("%sink{} scale=0.3 sink=true {how}", if masked { ", %m" } else { "" });
+                let text = text(mask, shape, dtype, &call);
+                let text = text.replacen(") {", &format!(", %sink: {sink}[{}]) {{", r.pick(&["4,1,1", "4,S,1"])), 1);
+                let text = text.replace("4,S,1", &format!("4,{},1", shape[0]));
+                compare(&text, &TARGETS, &mut r);
             }
         }
     }

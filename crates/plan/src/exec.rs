@@ -5,7 +5,7 @@
 //! plan, however the device runs it.
 mod attention;
 
-pub use attention::{AttentionCall, Mask};
+pub use attention::{AttentionCall, Mask, Sink};
 
 use kiln_graph::{DType, FallbackOp, Graph, Type};
 use serde::{Deserialize, Serialize};

@@ -7,3 +7,4 @@ mod fusion;
 mod growth;
 mod models;
 mod planning;
+mod sinks;

@@ -378,6 +378,12 @@ impl Executable {
         {
             return Err(format!("a mask of {} does not fit attention of {}", m.dtype, a.dtype));
         }
+        if let Some(s) = &a.sink
+            && s.dtype != a.dtype
+            && s.dtype != sums
+        {
+            return Err(format!("a sink of {} does not fit attention of {}", s.dtype, a.dtype));
+        }
         let rows = a.group.checked_mul(a.queries).ok_or("attention of more rows than memory has")?;
         let all = [
             ("q", &a.q, rows, a.depth, a.dtype),
@@ -387,7 +393,8 @@ impl Executable {
         ];
         let mask = a.mask.iter().map(|m| ("mask", &m.matrix, rows, a.keys, m.dtype));
         let ends = a.ends.iter().map(|m| ("ends", m, rows, 1, DType::I64));
-        all.into_iter().chain(mask).chain(ends).try_for_each(|(name, x, rows, cols, dtype)| {
+        let sink = a.sink.iter().map(|s| ("sink", &s.matrix, rows, 1, s.dtype));
+        all.into_iter().chain(mask).chain(ends).chain(sink).try_for_each(|(name, x, rows, cols, dtype)| {
             self.check_operand(k, &format!("operand {name} of attention"), x, &a.batch, [rows, cols], dtype)
         })
     }

@@ -2,7 +2,7 @@
 use kiln_graph::{DType, FallbackOp, FullyMasked, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{AttentionCall, BodyGraph, GemmCall, LibraryCall, Mask, Matrix, Slot, Work, axes},
+    exec::{AttentionCall, BodyGraph, GemmCall, LibraryCall, Mask, Matrix, Sink, Slot, Work, axes},
 };
 use kiln_runtime::{
     Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, Refused,
@@ -227,6 +227,7 @@ fn attention_and_what_it_refuses() {
         out: m(Slot::Output(0)),
         mask: None,
         ends: None,
+        sink: None,
     };
     let mut k = kernel("attention_0", Stage::Run, &[0], &[1], double);
     k.steps.steps = vec![Work::Attention(Box::new(a.clone()))];
@@ -257,6 +258,10 @@ fn attention_and_what_it_refuses() {
     refuse(&|a| a.keys = 0, "attention without keys");
     refuse(&|a| a.ends = Some(Matrix { cols: vec![], ..m(Slot::Input(0)) }), "operand ends of attention is f32[1000]");
     refuse(&|a| a.mask = Some(Mask { dtype: DType::F64, matrix: m(Slot::Input(0)) }), "a mask of f64 does not fit");
+    let one = Matrix { cols: vec![], ..m(Slot::Input(0)) };
+    refuse(&|a| a.sink = Some(Sink { dtype: DType::F64, matrix: one.clone() }), "a sink of f64 does not fit");
+    let long = Matrix { rows: axes([(10, 101)]), ..one.clone() };
+    refuse(&|a| a.sink = Some(Sink { dtype: DType::F32, matrix: long.clone() }), "operand sink of attention reaches");
     let halves = Matrix { rows: axes([(2, 30), (5, 10)]), ..m(Slot::Input(0)) };
     refuse(&|a| a.k = halves.clone(), "keys and values of attention need one axis for their rows");
 }

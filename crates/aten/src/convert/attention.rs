@@ -75,7 +75,8 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         args.push(if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, c.dtype(q))? });
     }
     let (scale, causal) = (Scalar::Float(scale), c.bool(call, places.causal)?);
-    let r = c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero, score: vec![] }, &args)?;
+    let r =
+        c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero, score: vec![], sink: false }, &args)?;
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
@@ -143,7 +144,7 @@ fn projected_attention(
         }
         // `masked_softmax` in ATen/native/transformers gives NaN for a fully masked query.
         let fully_masked = if h.hidden.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
-        let op = Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked, score: vec![] };
+        let op = Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked, score: vec![], sink: false };
         (c.node(op, &parts)?, None)
     };
     let r = c.permute(r, &[0, 2, 1, 3])?;

@@ -1,13 +1,21 @@
 //! Inference and decomposition of scaled dot-product attention.
-use super::{Built, softmax::softmax};
+use super::{Built, softmax::softmax, softmax::softmax_beside};
 use crate::{
     BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ScoreStep, Type, ValueId,
     infer::{broadcast, broadcasts_to, check_type, float, number, same_dtype},
 };
 
 impl Op {
-    /// Which operand of attention is its mask, if it has one: the first after those of its score function.
+    /// Which operand of attention is its mask, if it has one: the first after those of its score function and its sink.
     pub fn mask_place(&self) -> usize {
+        let Op::Attention { sink, .. } = self else { return 0 };
+        self.after_steps() + usize::from(*sink)
+    }
+    /// Which operand of attention is its sink: the first after those of its score function.
+    pub fn sink_place(&self) -> Option<usize> {
+        matches!(self, Op::Attention { sink: true, .. }).then(|| self.after_steps())
+    }
+    fn after_steps(&self) -> usize {
         let Op::Attention { score, .. } = self else { return 0 };
         3 + score.iter().filter(|step| step.takes_operand()).count()
     }
@@ -46,7 +54,16 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
         }
         fits("mask", mask)?;
     }
-    for x in &args[3..mask_place] {
+    if let Some(sink) = op.sink_place().map(|i| args[i]) {
+        if sink.dtype != dtype && sink.dtype != dtype.compute() {
+            return Err(format!("the sink is {}, it must be {dtype} or {}", sink.dtype, dtype.compute()));
+        }
+        let each = [qb, &[*hq, *s, 1]].concat();
+        if !broadcasts_to(&sink.shape, &each) || broadcast(&sink.shape, &each).is_err() {
+            return Err(format!("the sink {sink} does not broadcast to one score of each query, {each:?}"));
+        }
+    }
+    for x in &args[3..op.after_steps()] {
         if x.dtype != dtype {
             return Err(format!("an operand of the score function is {}, it must be {dtype}", x.dtype));
         }
@@ -79,7 +96,7 @@ fn check_step(step: &ScoreStep, dtype: DType) -> Result<(), String> {
 }
 
 pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
-    let Op::Attention { scale, causal, fully_masked, score } = op else { return Ok(args[0]) };
+    let Op::Attention { scale, causal, fully_masked, score, .. } = op else { return Ok(args[0]) };
     let mask_place = op.mask_place();
     let (mut q, mut k, mut v) = (args[0], args[1], args[2]);
     let q_shape = g.shape(q).to_vec();
@@ -104,15 +121,18 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
     let k = g.transpose(k)?;
     let mut scores = g.dot(q, k)?;
     scores = g.binary_scalar(BinaryOp::Mul, scores, scale.as_f64())?;
-    // A mask or an operand of a step, in the shape of the scores where that has an axis of groups.
-    let fitted = |g: &mut Graph, x: ValueId| match grouped && g.shape(x).len() >= 3 {
+    // A mask, an operand of a step or a sink, in the shape of the scores where that has an axis of groups.
+    let fitted_to = |g: &mut Graph, x: ValueId, keys: usize| match grouped && g.shape(x).len() >= 3 {
         true => {
-            let whole = g.broadcast_to(x, [&q_shape[..r - 1], &[t]].concat())?;
-            g.reshape(whole, scores_shape.clone())
+            let whole = g.broadcast_to(x, [&q_shape[..r - 1], &[keys]].concat())?;
+            let mut shape = scores_shape.clone();
+            shape[r] = keys;
+            g.reshape(whole, shape)
         }
         false => Ok(x),
     };
-    let mut more = args[3..mask_place].iter();
+    let fitted = |g: &mut Graph, x: ValueId| fitted_to(g, x, t);
+    let mut more = args[3..op.after_steps()].iter();
     for step in score {
         scores = match step {
             ScoreStep::Unary(u) => g.unary(*u, scores)?,
@@ -145,8 +165,19 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
     }
     let axis = g.shape(scores).len() - 1;
     // Without a mask or a score function, some key counts for every query.
-    let safe = (args.len() > 3 || !score.is_empty()) && *fully_masked == FullyMasked::Zero;
-    let p = softmax(g, scores, axis, safe)?;
+    let safe = (args.get(mask_place).is_some() || !score.is_empty()) && *fully_masked == FullyMasked::Zero;
+    let p = match op.sink_place() {
+        Some(place) => {
+            let sink = fitted_to(g, args[place], 1)?;
+            // A sink may be wider than the scores.
+            let wide = g.dtype(sink);
+            let scores = g.cast(scores, wide)?;
+            let p = softmax_beside(g, scores, sink, axis, safe)?;
+            let dtype = g.dtype(v);
+            g.cast(p, dtype)?
+        }
+        None => softmax(g, scores, axis, safe)?,
+    };
     let y = g.dot(p, v)?;
     g.reshape(y, ty.shape.clone())
 }

@@ -97,11 +97,12 @@ impl Op {
                 v.optional("affine", affine);
                 v.needed("eps", eps);
             }
-            Op::Attention { scale, causal, fully_masked, score } => {
+            Op::Attention { scale, causal, fully_masked, score, sink } => {
                 v.needed("scale", scale);
                 v.optional("causal", causal);
                 v.rare("fully_masked", fully_masked);
                 v.rare("score", score);
+                v.rare("sink", sink);
             }
             Op::Fallback(f) => {
                 v.optional("name", &mut f.name);

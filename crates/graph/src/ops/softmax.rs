@@ -22,13 +22,30 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], _: &Type) -> B
 
 /// `safe`: a fully masked row (all minus infinity) gives zeros instead of NaN, as in attention.
 pub(super) fn softmax(g: &mut Graph, x: ValueId, axis: usize, safe: bool) -> Built {
+    of_rows(g, x, None, axis, safe)
+}
+
+/// The softmax of rows with one more element each, whose probability is left out. `sink`: that element, of size 1 along the axis.
+pub(super) fn softmax_beside(g: &mut Graph, x: ValueId, sink: ValueId, axis: usize, safe: bool) -> Built {
+    of_rows(g, x, Some(sink), axis, safe)
+}
+
+fn of_rows(g: &mut Graph, x: ValueId, sink: Option<ValueId>, axis: usize, safe: bool) -> Built {
     if g.shape(x)[axis] == 0 {
         return Ok(x);
     }
-    let max = g.reduce(ReduceOp::Max, x, [axis])?;
+    let mut max = g.reduce(ReduceOp::Max, x, [axis])?;
+    if let Some(sink) = sink {
+        max = g.binary(BinaryOp::Max, max, sink)?;
+    }
     let y = g.binary(BinaryOp::Sub, x, max)?;
     let y = g.unary(UnaryOp::Exp, y)?;
-    let sum = g.reduce(ReduceOp::Sum, y, [axis])?;
+    let mut sum = g.reduce(ReduceOp::Sum, y, [axis])?;
+    if let Some(sink) = sink {
+        let more = g.binary(BinaryOp::Sub, sink, max)?;
+        let more = g.unary(UnaryOp::Exp, more)?;
+        sum = g.binary(BinaryOp::Add, sum, more)?;
+    }
     let y = g.binary(BinaryOp::Div, y, sum)?;
     if !safe {
         return Ok(y);

@@ -177,10 +177,10 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
     on_all!(args, |v, r: &Vec<_>| run(v, r, [channels, plane], eps))
 }
 
-/// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
+/// Softmax(q·kᵀ·scale + mask)·v, one query at a time, without the probability of the sink. A row in which nothing takes part gives zeros (PyTorch's
 /// `_safe_softmax`) or NaN (its softmax).
 pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, String> {
-    let Op::Attention { scale, causal, fully_masked, score } = op else { return Err("not attention".into()) };
+    let Op::Attention { scale, causal, fully_masked, score, .. } = op else { return Err("not attention".into()) };
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
@@ -196,7 +196,8 @@ pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, S
     let size = Sizes { batch, heads, key_heads, s, t, d, e };
     let mask = args.get(op.mask_place()).map(|m| (rows_of(m), &m.data));
     let others: Vec<((Vec<usize>, usize), &Data)> =
-        args[3..op.mask_place()].iter().map(|x| (rows_of(x), &x.data)).collect();
+        args[3..op.sink_place().unwrap_or(op.mask_place())].iter().map(|x| (rows_of(x), &x.data)).collect();
+    let sink = op.sink_place().map(|i| (rows_of(args[i]).0, &args[i].data));
     macro_rules! on {
         ($variant:ident, $function:ident, $q:expr) => {{
             let (Data::$variant(k), Data::$variant(v)) = (&k.data, &v.data) else {
@@ -237,8 +238,13 @@ pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, S
                 }
                 _ => {}
             };
+            let beside = |row: usize| match &sink {
+                Some((at, Data::$variant(x))) => Ok(Some(x[at[row]])),
+                Some(_) => Err("the sink is of another type".to_string()),
+                None => Ok(None),
+            };
             let how = (scale.as_f64(), *causal, *fully_masked);
-            Data::$variant(Arc::new(attend([&$q[..], k, v], &size, rows, how, step, add)?))
+            Data::$variant(Arc::new(attend([&$q[..], k, v], &size, rows, how, (step, add, beside))?))
         }};
     }
     Ok(match &q.data {
@@ -278,14 +284,17 @@ struct Sizes {
     e: usize,
 }
 
-/// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row.
+/// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row. `sink`: the row's.
 fn attend<R: Real>(
     [q, k, v]: [&[R]; 3],
     z: &Sizes,
     rows: &Rows,
     (scale, causal, fully_masked): (f64, bool, FullyMasked),
-    step: impl Fn(usize, &mut Vec<R>) -> Result<(), String>,
-    mask: impl Fn(usize, &mut [R]),
+    (step, mask, sink): (
+        impl Fn(usize, &mut Vec<R>) -> Result<(), String>,
+        impl Fn(usize, &mut [R]),
+        impl Fn(usize) -> Result<Option<R>, String>,
+    ),
 ) -> Result<Vec<R>, String> {
     let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
     let mut scores = vec![R::ZERO; z.t];
@@ -305,11 +314,13 @@ fn attend<R: Real>(
             scores.iter_mut().skip(query + 1).for_each(|x| *x = masked);
         }
         mask(row, &mut scores);
+        scores.extend(sink(row)?);
         // Weights of zero: a non-finite value still gives NaN.
         match fully_masked == FullyMasked::Zero && scores.iter().all(|x| *x == masked) {
             true => scores.fill(R::ZERO),
             false => softmax_row(&mut scores, false),
         }
+        scores.truncate(z.t);
         let result = &mut out[row * z.e..(row + 1) * z.e];
         for (j, p) in scores.iter().enumerate().filter(|(_, p)| rows.every_value || **p != R::ZERO) {
             let value = &v[(key_head * z.t + j) * z.e..][..z.e];

@@ -80,6 +80,7 @@ fn attention(a: &AttentionCall) -> String {
             (a.causal, ", causal"),
             (a.mask.is_some(), ", with a mask in memory"),
             (a.ends.is_some(), ", as many keys of each query as memory says"),
+            (a.sink.is_some(), ", with a sink"),
         ],
     );
     let more: String = more.into_iter().filter(|m| m.0).map(|m| m.1).collect();

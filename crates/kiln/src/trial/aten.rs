@@ -304,6 +304,12 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
             let results = run_model(torch, &parts, args, &[], Floats::Own)?;
             results.into_iter().next().ok_or_else(|| "no result".into())
         }
+        Op::Attention { sink: true, .. } => {
+            let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
+            let written = super::sink::written(op, &types).map_err(|e| e.to_string())?;
+            let results = run_model(torch, &written, args, &[], Floats::Own)?;
+            results.into_iter().next().ok_or_else(|| "no result".into())
+        }
         Op::Attention { scale, causal, fully_masked, .. } => {
             let grouped = args[0].ty.shape[args[0].ty.rank() - 3] != args[1].ty.shape[args[1].ty.rank() - 3];
             let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);

@@ -319,12 +319,17 @@ const ROWS: &[Row] = &[
     row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED),
     row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED_NAN),
     row("attention", &[Ordinary, Ordinary, Ordinary, Index(20)], SUMS, CACHED),
+    row("attention", &[Ordinary, Ordinary, Ordinary, Special], SUMS, SINKS),
 ];
 
 /// The keys of a query end at its position, which is read from memory, far before the last.
 const CACHED: &str = "(%q: D[2,4,6,8], %k: D[2,2,300,8], %v: D[2,2,300,8], %p: i64[2,1,6,1]) {
     %i = iota axis=0 : i64[300]\n %m = le %i, %p\n %y = attention %q, %k, %v, %m scale=0.35\n return %y\n}";
 
+/// A sink for each head; query 2 attends to no key.
+const SINKS: &str = "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8], %s: D[4,1,1]) {
+    %i = iota axis=0 : i64[6,6]\n %m = ne %i, 2
+    %y = attention %q, %k, %v, %s, %m scale=0.35 sink=true\n return %y\n}";
 /// Query 2 attends to no key.
 const FULLY_MASKED: &str = "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {
     %i = iota axis=0 : i64[6,6]\n %m = ne %i, 2

@@ -7,7 +7,7 @@
 //!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first.
-use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, trend};
+use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, start, trend};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
@@ -16,7 +16,7 @@ use crate::key_end::{key_end, key_start};
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
-use crate::scores::{Causal, Sizes, masked_score};
+use crate::scores::{self, Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
 use kiln_block::passes::split;
@@ -99,8 +99,9 @@ fn plain(
     let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let ix = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
-    let score = masked_score(&mut r, raw, v, &ix, Causal::Comparison)?;
+    let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
+    let score = masked_score(&mut r, raw, v, &of_score, Causal::Comparison)?;
+    let sink = scores::sink(&mut r, v, &of_score)?;
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     let uneven = ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
     let (score, scale) = without_scale(&mut r.dag, score, raw);
@@ -129,8 +130,11 @@ fn plain(
     let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
     let outputs: Vec<Option<Strided>> =
         scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
-    let mut used =
-        loads(&scene.dag, &[scene.roots(), vec![score], ends.into_iter().flatten().collect()].concat(), |_| false);
+    let mut used = loads(
+        &scene.dag,
+        &[scene.roots(), vec![score], ends.into_iter().chain([sink]).flatten().collect()].concat(),
+        |_| false,
+    );
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
     let mut f = open_bare(of.name, &scene, &used, &cuts, 0);
     let elem = math::stored(dtype);
@@ -194,9 +198,10 @@ fn plain(
     let ragged = ends[0].is_some() || !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
-    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(none, &[rows, PARTS]), f.b.splat(none, &[rows, wide_e])];
     let [start_at, end_at] =
         [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &cuts[0])));
+    let [most, sum] = start(&mut f, sink, scale, [rows, PARTS]);
+    let start = [most, sum, f.b.splat(none, &[rows, wide_e])];
     let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
     let [mut lo, hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], None);
     // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.

@@ -168,6 +168,10 @@ fn attention(a: &AttentionCall, memory: &mut HashMap<Slot, Buffer>) {
         (m, read(m.matrix.slot))
     });
     let ends = a.ends.as_ref().map(|m| (m, read(m.slot)));
+    let sinks = a.sink.as_ref().map(|s| {
+        assert_eq!(memory[&s.matrix.slot].elem, elem(s.dtype), "the sink's type");
+        (&s.matrix, read(s.matrix.slot))
+    });
     let mut out = read(a.out.slot);
     for i in 0..a.batch.iter().product() {
         let at = |m: &Matrix, row: usize, col: usize| {
@@ -191,13 +195,17 @@ fn attention(a: &AttentionCall, memory: &mut HashMap<Slot, Buffer>) {
                 }
             };
             let scores: Vec<f64> = (0..end).map(score).collect();
-            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let none = most == f64::NEG_INFINITY && !scores.iter().any(|s| s.is_nan());
+            let sink = sinks.as_ref().map(|(m, of)| of[at(m, row, 0)]);
+            let all = || scores.iter().copied().chain(sink);
+            let most = all().fold(f64::NEG_INFINITY, f64::max);
+            let none = most == f64::NEG_INFINITY && !all().any(|s| s.is_nan());
             let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-            let sum: f64 = powers.iter().sum();
+            let sum: f64 = all().map(|s| (s - most).exp()).sum();
             for e in 0..a.width {
                 let values = powers.iter().enumerate().map(|(key, p)| p / sum * v[at(&a.v, key, e)]);
                 out[at(&a.out, row, e)] = match (none, a.fully_masked) {
+                    // The weights of keys that do not count are NaN, too.
+                    _ if sink.is_some_and(f64::is_nan) => f64::NAN,
                     (true, FullyMasked::Zero) => 0.0,
                     (true, FullyMasked::Nan) => f64::NAN,
                     (false, _) => values.sum(),

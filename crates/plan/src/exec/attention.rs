@@ -3,7 +3,7 @@ use super::{Matrix, Slot};
 use kiln_graph::{DType, FullyMasked};
 use serde::{Deserialize, Serialize};
 
-/// `out = softmax(scale · q × kᵀ + mask) × v` per batch, without the scores in memory. Queries of the heads that share the keys are rows
+/// `out = softmax(scale · q × kᵀ + mask) × v` per batch, without the scores in memory, where a softmax's sum may have one more term. Queries of the heads that share the keys are rows
 /// of one matrix: the row of query i of head g of the group is `g · queries + i`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct AttentionCall {
@@ -30,7 +30,7 @@ pub struct AttentionCall {
     pub scale: f64,
     /// Whether query i attends only to keys 0 to i.
     pub causal: bool,
-    /// The result of a query that attends to no key.
+    /// The result of a query that attends to no key and has no sink.
     pub fully_masked: FullyMasked,
     /// Queries: `group · queries` rows of `depth`.
     pub q: Matrix,
@@ -46,6 +46,9 @@ pub struct AttentionCall {
     /// An i64 for each of the `group · queries` rows: keys from there on do not count and are not read. A single column.
     #[serde(default)]
     pub ends: Option<Matrix>,
+    /// A score for each of the `group · queries` rows, neither scaled nor masked, whose value is zero. A single column.
+    #[serde(default)]
+    pub sink: Option<Sink>,
 }
 
 /// The mask of an attention in memory.
@@ -57,14 +60,24 @@ pub struct Mask {
     pub matrix: Matrix,
 }
 
+/// The sinks of an attention in memory.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Sink {
+    /// The operands' type, or the type of the sums.
+    pub dtype: DType,
+    /// Their place; strides are 0 along axes on which they are the same.
+    pub matrix: Matrix,
+}
+
 impl AttentionCall {
     /// Rows of q and of the result.
     pub fn rows(&self) -> usize {
         self.group * self.queries
     }
-    /// The buffers of q, k, v and the result, then those of the mask and the ends.
+    /// The buffers of q, k, v and the result, then those of the mask, the ends and the sinks.
     pub fn slots(&self) -> Vec<Slot> {
         let more = self.mask.iter().map(|m| m.matrix.slot).chain(self.ends.iter().map(|m| m.slot));
+        let more = more.chain(self.sink.iter().map(|s| s.matrix.slot));
         [&self.q, &self.k, &self.v, &self.out].map(|m| m.slot).into_iter().chain(more).collect()
     }
 }

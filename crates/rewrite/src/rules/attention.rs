@@ -1,6 +1,6 @@
 //! Recognises attention written in primitives (scores, scale, mask, softmax, values), and grouped-query attention.
 use super::Rule;
-use crate::build::Builder;
+use crate::build::{Builder, widens};
 use crate::language::round_to;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -174,14 +174,18 @@ fn depends(b: &Builder, of: &[Id], scores: Id) -> bool {
             return true;
         }
         if seen.len() < MOST && seen.insert(x) {
-            let args = |o: &Op, a: &[Id]| matches!(Class::of(o), Class::Pointwise | Class::View).then(|| a.to_vec());
+            let followed = |o: &Op| {
+                use Class::{Movement, Pointwise, Reduce, Row, View};
+                matches!(Class::of(o), Pointwise | View | Reduce | Row | Movement)
+            };
+            let args = |o: &Op, a: &[Id]| followed(o).then(|| a.to_vec());
             todo.extend(b.form(x, args).unwrap_or_default());
         }
     }
     false
 }
 /// The operand of a cast between floats.
-fn float_cast(b: &Builder, o: &Op, a: &[Id]) -> Option<Id> {
+pub(super) fn float_cast(b: &Builder, o: &Op, a: &[Id]) -> Option<Id> {
     (matches!(o, Op::Cast(to) if to.is_float()) && b.ty(a[0]).dtype.is_float()).then(|| a[0])
 }
 /// Matches `q·kᵀ` with a few constant factors.
@@ -259,17 +263,35 @@ fn kept(b: &Builder, mask: Id) -> Option<Id> {
 
 fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, v) = (m.var("s")?, m.var("v")?);
-    let rank = b.shape(x).len();
-    if rank < 3 || !matches!(m.op("f")?, Op::Softmax { axis } if *axis == rank - 1) {
+    if !is_of_rows(m.op("f")?, b.shape(x).len()) {
         return None;
     }
     let safe = m.var("c");
     if safe.is_some_and(|c| !all_masked(b, c, x)) || m.var("z").is_some_and(|z| b.fact(z).number() != Some(0.)) {
         return None;
     }
+    let fully_masked = if safe.is_some() { FullyMasked::Zero } else { FullyMasked::Nan };
+    attend(b, [x, v], None, Some(fully_masked))
+}
+/// Whether an op is the softmax of rows of scores of this rank.
+pub(super) fn is_of_rows(op: &Op, rank: usize) -> bool {
+    matches!(op, Op::Softmax { axis } if axis + 1 == rank)
+}
+/// Attention from the operand of its softmax, `x`, and the values. `sink`: what a row of the softmax has beside `x`. `fully_masked`: what
+/// a row of minus infinities gives; `None` if there must be none.
+pub(super) fn attend(
+    b: &mut Builder,
+    [x, v]: [Id; 2],
+    sink: Option<Id>,
+    fully_masked: Option<FullyMasked>,
+) -> Option<Id> {
+    let rank = b.shape(x).len();
+    if rank < 3 {
+        return None;
+    }
     let mut left = MOST;
     let mut s = scores(b, x, &mut left)?;
-    if safe.is_some() {
+    if fully_masked == Some(FullyMasked::Zero) {
         s.mask = s.mask.map(|mask| kept(b, mask).unwrap_or(mask));
     }
     let k = b.transpose(s.k)?;
@@ -280,15 +302,34 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
         return None;
     }
-    let more: Vec<Id> = s.operands.into_iter().chain(s.mask).collect();
+    let sink = match sink {
+        Some(x) => Some(narrowed(b, x, b.ty(s.q).dtype)?),
+        None => None,
+    };
+    let more: Vec<Id> = s.operands.into_iter().chain(sink).chain(s.mask).collect();
     if depends(b, &more, s.dot) {
         return None;
     }
     let args = [vec![s.q, k, v], more].concat();
     // A softmax of scores that are all minus infinity is NaN, which a mask or a step can make of finite scores.
     let may_be_masked = s.mask.is_some() || !s.steps.is_empty();
-    let fully_masked = if may_be_masked && safe.is_none() { FullyMasked::Nan } else { FullyMasked::Zero };
-    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false, fully_masked, score: s.steps }, &args)
+    let fully_masked = if may_be_masked { fully_masked? } else { FullyMasked::Zero };
+    let (scale, sink) = (Scalar::Float(s.scale), sink.is_some());
+    b.add(Op::Attention { scale, causal: false, fully_masked, score: s.steps, sink }, &args)
+}
+/// A sink without its expansions, in the operands' type if that has all of its values.
+fn narrowed(b: &Builder, mut x: Id, dtype: DType) -> Option<Id> {
+    for _ in 0..MOST {
+        let inner = b.form(x, |o, a| match o {
+            Op::Broadcast(_) => Some(a[0]),
+            Op::Cast(_) if b.ty(a[0]).dtype == dtype && widens(dtype, b.ty(x).dtype) => Some(a[0]),
+            _ => None,
+        });
+        let Some(inner) = inner else { break };
+        x = inner;
+    }
+    let own = b.ty(x).dtype;
+    (own == dtype || own == dtype.compute()).then_some(x)
 }
 
 /// The keys or values of which `x` repeats each head for a group of consecutive query heads.
@@ -313,7 +354,7 @@ fn shared_heads(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (q, k, v) = (m.var("q")?, m.var("k")?, m.var("v")?);
     let (k, v) = (repeated(b, k)?, repeated(b, v)?);
     let mut args = vec![q, k, v];
-    args.extend(["a", "b", "c"].iter().filter_map(|x| m.var(x)));
+    args.extend(["a", "b", "c", "d"].iter().filter_map(|x| m.var(x)));
     b.add(m.op("f")?.clone(), &args)
 }
 
@@ -345,6 +386,7 @@ pub const RULES: &[Rule] = &[
             "(attention:f ?q ?k ?v ?a)",
             "(attention:f ?q ?k ?v ?a ?b)",
             "(attention:f ?q ?k ?v ?a ?b ?c)",
+            "(attention:f ?q ?k ?v ?a ?b ?c ?d)",
         ],
         when: &[],
         right: shared_heads,

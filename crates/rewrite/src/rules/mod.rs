@@ -11,6 +11,7 @@ mod matmul;
 mod norm;
 mod reduce;
 mod siblings;
+mod sink;
 
 use crate::build::Builder;
 use crate::language::op;
@@ -55,7 +56,7 @@ pub struct Rule {
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
     let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, matmul::RULES, distance::RULES];
-    families.into_iter().chain([attention::RULES]).flatten().collect()
+    families.into_iter().chain([attention::RULES, sink::RULES]).flatten().collect()
 }
 
 /// The numerics class of a rule by its name; for half types if `half`. Joining siblings is no [`Rule`] and exact.

@@ -110,6 +110,24 @@ pub const RULES: &[Rule] = &[
             return %y\n}",
     },
     Rule {
+        // The maximum of the difference is zero, which the softmax subtracts once more.
+        name: "softmax-less-maximum",
+        numerics: Exact,
+        half: Torch,
+        left: &["(softmax:a (sub ?x (reduce.max:a ?x)))", "(softmax:a (cast:to (sub ?x (reduce.max:a ?x))))"],
+        when: &[],
+        right: |b, m| match m.op("to") {
+            Some(to @ Op::Cast(wide)) if widens(b.ty(m.var("x")?).dtype, *wide) => {
+                let x = b.add(to.clone(), &[m.var("x")?])?;
+                b.add(m.op("a")?.clone(), &[x])
+            }
+            Some(_) => None,
+            None => b.add(m.op("a")?.clone(), &[m.var("x")?]),
+        },
+        example: "(%x: f32[4,8]) {\n %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %y = softmax %s axis=1\n return %y\n}",
+        near_miss: "(%x: f32[4,8]) {\n %m = reduce.max %x axes=[0]\n %s = sub %x, %m\n %y = softmax %s axis=1\n return %y\n}",
+    },
+    Rule {
         name: "log-softmax",
         numerics: Exact,
         half: Torch,

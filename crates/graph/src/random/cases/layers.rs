@@ -150,7 +150,14 @@ pub(super) fn attention(m: &mut Maker) -> Made {
         let cap = [BinaryOp::Div, BinaryOp::Mul].map(|b| ScoreStep::Number(b, Scalar::Float(4.0)));
         score = vec![ScoreStep::Operand(BinaryOp::Mul), cap[0], ScoreStep::Unary(UnaryOp::Tanh), cap[1]];
     }
-    m.g.add(Op::Attention { scale, causal, fully_masked, score }, &args)
+    let sink = m.once_in(3);
+    if sink {
+        let shape = m.r.pick(&[[1, a[1], 1, 1], [a[0], 1, a[2], 1]]);
+        let dtype = if m.once_in(3) { dtype.compute() } else { dtype };
+        let of_head = m.input(dtype, &shape);
+        args.insert(if score.is_empty() { 3 } else { 4 }, of_head);
+    }
+    m.g.add(Op::Attention { scale, causal, fully_masked, score, sink }, &args)
 }
 
 /// Softmax of causally masked scores, from primitives.

@@ -50,6 +50,7 @@ pub(crate) struct Operands {
     out: *mut u8,
     mask: Option<*const u8>,
     ends: Option<*const u8>,
+    sink: Option<*const u8>,
 }
 impl Operands {
     /// `at`: the address of a slot, called in the order of [`AttentionCall::slots`].
@@ -57,7 +58,8 @@ impl Operands {
         let [q, k, v, out] = [&a.q, &a.k, &a.v, &a.out].map(|m| at(m.slot));
         let mask = a.mask.as_ref().map(|m| at(m.matrix.slot).cast_const());
         let ends = a.ends.as_ref().map(|m| at(m.slot).cast_const());
-        Operands { q, k, v, out, mask, ends }
+        let sink = a.sink.as_ref().map(|s| at(s.matrix.slot).cast_const());
+        Operands { q, k, v, out, mask, ends, sink }
     }
 }
 
@@ -168,6 +170,7 @@ unsafe fn run<U: Unit, C: Element<Acc = U::Sum>>(level: Level, p: Parallel, a: &
         let source = |at: *const u8, m: &'_ Matrix| at.cast::<U::Source>().wrapping_add(first(m));
         let mask = |at: *const u8| a.mask.as_ref().map(|m| at.wrapping_add(first(&m.matrix) * m.dtype.bytes()));
         let ends = |at: *const u8| a.ends.as_ref().map(|m| at.cast::<i64>().wrapping_add(first(m)));
+        let sink = |at: *const u8| a.sink.as_ref().map(|s| at.wrapping_add(first(&s.matrix) * s.dtype.bytes()));
         Head::<U, C> {
             call: a,
             q: Source { at: source(x.q, &a.q), lanes: Side(&a.q.rows), depth: Side(&a.q.cols) },
@@ -176,6 +179,7 @@ unsafe fn run<U: Unit, C: Element<Acc = U::Sum>>(level: Level, p: Parallel, a: &
             out: x.out.cast::<C>().wrapping_add(first(&a.out)),
             mask: x.mask.and_then(mask),
             ends: x.ends.and_then(ends),
+            sink: x.sink.and_then(sink),
             level,
         }
     };

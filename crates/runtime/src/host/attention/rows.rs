@@ -29,6 +29,7 @@ pub struct Head<'a, U: Unit, C> {
     pub out: *mut C,
     pub mask: Option<*const u8>,
     pub ends: Option<*const i64>,
+    pub sink: Option<*const u8>,
     pub level: Level,
 }
 
@@ -337,18 +338,47 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         to
     }
 
-    /// Writes a row of the result: sums of values over the sum of the powers.
+    /// The sink of a row.
     ///
     /// # Safety
-    /// The row exists in the result, and nothing else accesses it.
+    /// The sinks hold what the call says.
+    unsafe fn sink(&self, row: usize) -> Option<U::Sum> {
+        let (at, sink) = (self.sink?, self.call.sink.as_ref()?);
+        let i = Side(&sink.matrix.rows).at(row);
+        // SAFETY: this function's contract; a sink that is not of the operands' type is of the sums'.
+        Some(unsafe {
+            match sink.dtype == self.call.dtype {
+                true => at.cast::<U::Source>().add(i).read().widen(),
+                false => at.cast::<U::Sum>().add(i).read(),
+            }
+        })
+    }
+
+    /// Writes a row of the result: sums of values over the sum of the powers, to which the sink adds its own.
+    ///
+    /// # Safety
+    /// The row exists in the result, and nothing else accesses it; the sinks hold what the call says.
     pub unsafe fn write(&self, row: usize, sums: *mut U::Sum, seen: Seen<U::Sum>) {
         let (a, zero) = (self.call, U::Sum::of(0.0));
         // SAFETY: this function's contract.
         unsafe {
             let sums = std::slice::from_raw_parts_mut(sums, a.width);
-            match seen.sum == zero {
+            let sum = match self.sink(row) {
+                Some(sink) => {
+                    // In the unit of the sink. A comparison leaves NaN out, whose power is NaN.
+                    let scale = if self.explicit() { 1.0 } else { a.scale };
+                    let (own, sink) = (seen.greatest.value() * scale, sink.value());
+                    let greatest = if sink > own { sink } else { own };
+                    let power = |x: f64| if x == f64::NEG_INFINITY { 0.0 } else { (x - greatest).exp() };
+                    let factor = U::Sum::of(power(own));
+                    sums.iter_mut().for_each(|x| *x = x.times(factor));
+                    seen.sum.times(factor).plus(U::Sum::of(power(sink)))
+                }
+                None => seen.sum,
+            };
+            match sum == zero {
                 true => sums.fill(if a.fully_masked == FullyMasked::Nan { U::Sum::of(f64::NAN) } else { zero }),
-                false => sums.iter_mut().for_each(|x| *x = *x / seen.sum),
+                false => sums.iter_mut().for_each(|x| *x = *x / sum),
             }
             let to = self.out.wrapping_add(Side(&a.out.rows).at(row));
             Side(&a.out.cols).stretches(0, a.width, |first, count, offset, stride| {

@@ -2,7 +2,7 @@
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{FullyMasked, Tensor, Type};
-use kiln_plan::exec::{Mask, axes};
+use kiln_plan::exec::{Mask, Sink, axes};
 
 /// A linear congruential generator.
 struct Random(u64);
@@ -72,6 +72,7 @@ struct Case {
     v: Tensor,
     mask: Option<Tensor>,
     ends: Option<Tensor>,
+    sink: Option<Tensor>,
     /// Elements of the result's buffer.
     count: usize,
 }
@@ -128,6 +129,17 @@ impl Case {
             let values: Vec<f64> = (0..count).map(|_| end(r)).collect();
             (matrix, Tensor::from_f64(Type::new(DType::I64, [count]), values))
         });
+        let sinks = r.one_in(2).then(|| {
+            let same = same(r);
+            let (matrix, count) = r.matrix(5, &batch, [group, queries], 1, &same);
+            let dtype = if r.one_in(2) { dtype } else { dtype.compute() };
+            let lowest = f64::NEG_INFINITY;
+            let one =
+                |r: &mut Random| [3.0, 9.0, 1e4, -1e4, lowest, lowest, f64::NAN, 0.0][r.below(8)] * r.number().abs();
+            let values: Vec<f64> = (0..count).map(|_| if r.one_in(2) { 4.0 * r.number() } else { one(r) }).collect();
+            (Sink { dtype, matrix }, Tensor::from_f64(Type::new(dtype, [count]), values))
+        });
+        let sink = sinks.as_ref().map(|s| s.0.clone());
         let (mask, ends) = (masked.as_ref().map(|m| m.0.clone()), ended.as_ref().map(|e| e.0.clone()));
         let fully_masked = [FullyMasked::Zero, FullyMasked::Nan][r.below(2)];
         let batch_invariant = r.one_in(4);
@@ -150,9 +162,11 @@ impl Case {
             out,
             mask,
             ends,
+            sink,
         };
         let [q, k, v] = [for_q, for_k, for_v].map(|count| r.numbers(dtype, count));
-        Case { call, q, k, v, mask: masked.map(|m| m.1), ends: ended.map(|e| e.1), count }
+        let (mask, ends, sink) = (masked.map(|m| m.1), ended.map(|e| e.1), sinks.map(|s| s.1));
+        Case { call, q, k, v, mask, ends, sink, count }
     }
 
     fn batches(&self) -> usize {
@@ -195,12 +209,21 @@ impl Case {
             }
         };
         let scores: Vec<f64> = (0..self.end(i, row)).map(score).collect();
-        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if most == f64::NEG_INFINITY && !scores.iter().any(|s| s.is_nan()) {
+        let sink = match (&a.sink, &self.sink) {
+            (Some(s), Some(t)) => Some(t.get_f64(at(&s.matrix, row, 0))),
+            _ => None,
+        };
+        // The weights of keys that do not count are NaN, too.
+        if sink.is_some_and(f64::is_nan) {
+            return vec![f64::NAN; a.width];
+        }
+        let all = || scores.iter().copied().chain(sink);
+        let most = all().fold(f64::NEG_INFINITY, f64::max);
+        if most == f64::NEG_INFINITY && !all().any(|s| s.is_nan()) {
             return vec![if a.fully_masked == FullyMasked::Nan { f64::NAN } else { 0.0 }; a.width];
         }
         let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-        let sum: f64 = powers.iter().sum();
+        let sum: f64 = all().map(|s| (s - most).exp()).sum();
         let value = |e: usize, key: usize| self.v.get_f64(at(&a.v, key, e));
         (0..a.width).map(|e| powers.iter().enumerate().map(|(key, p)| p / sum * value(e, key)).sum()).collect()
     }
@@ -214,6 +237,7 @@ impl Case {
             out: out.bytes_mut().as_mut_ptr(),
             mask: self.mask.as_ref().map(at),
             ends: self.ends.as_ref().map(at),
+            sink: self.sink.as_ref().map(at),
         };
         // SAFETY: the tensors were made large enough for the call.
         unsafe { attention_by(level, device.parallel(), &self.call, x) };
@@ -295,8 +319,9 @@ fn plain(dtype: DType, queries: usize, keys: usize, depth: usize) -> Case {
         out: by_row(Slot::Output(0), queries, depth),
         mask: None,
         ends: None,
+        sink: None,
     };
-    Case { call, q, k, v, mask: None, ends: None, count: queries * depth }
+    Case { call, q, k, v, mask: None, ends: None, sink: None, count: queries * depth }
 }
 
 #[test]
