@@ -310,6 +310,14 @@ impl<'c> Gen<'c, '_> {
                 out.push(self.e.bitcast(*w, memory)?);
                 continue;
             }
+            if elem == Elem::Bool {
+                // A mask of the word and a test, where each byte by itself would be taken out of it first.
+                let word = self.e.zext(int(*w)?, self.e.i32())?;
+                for i in 0..per {
+                    out.push(self.e.and(word, self.e.int_of(self.e.i32(), 0xff << (8 * i)))?.into());
+                }
+                continue;
+            }
             let ty = vector_of(memory, per)?;
             let v = self.e.bitcast(*w, ty)?;
             for i in 0..per {
@@ -317,9 +325,9 @@ impl<'c> Gen<'c, '_> {
             }
         }
         if elem == Elem::Bool {
-            let zero = self.e.i8().const_zero();
             for v in &mut out {
-                *v = self.e.icmp(inkwell::IntPredicate::NE, int(*v)?, zero)?.into();
+                let bits = int(*v)?;
+                *v = self.e.icmp(inkwell::IntPredicate::NE, bits, bits.get_type().const_zero())?.into();
             }
         }
         Ok(out)
