@@ -309,7 +309,9 @@ pub enum Op {
     TmaStoreWait {
         pending: u8,
     },
-    /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
+    /// Orders a role's accesses to shared memory before tensor-map copies and `wgmma`: writes become visible to them, and
+    /// a copy that an arrival lets start does not overtake reads. Stages that are read by `SharedLoad` are released after
+    /// it.
     FenceAsync,
     /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or
     /// `[K,M]` with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. If b has fewer columns than the token,

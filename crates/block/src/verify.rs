@@ -26,6 +26,9 @@
 //!   branches;
 //! - an asynchronous matmul (token) is read by `wgmma_wait` only, is used by at most one op, and is waited for after
 //!   its `wgmma_commit`; its rows are a multiple of 64;
+//! - reads (`shared_load`) of a tile that tensor maps are copied into are followed by `fence_async` in their region, before
+//!   the next arrival at a barrier: an arrival hands the stage back, and without the fence the next copy may overtake the
+//!   reads;
 //! - `roles` occurs once, in the kernel's own list; a role contains no cluster barrier; multicast needs a cluster.
 mod lower;
 mod rules;
@@ -60,7 +63,7 @@ pub fn verify(k: &Kernel) -> Result<(), BlockError> {
         defined: HashSet::new(),
         visible: HashSet::new(),
         placed: HashSet::new(),
-        facts: Facts::default(),
+        facts: Facts { copied: copied(k), ..Facts::default() },
     };
     for p in &k.params {
         v.define(p.value).map_err(wrong)?;
@@ -85,6 +88,9 @@ struct Facts {
     consumed: HashSet<Value>,
     /// Tokens without a commit so far.
     uncommitted: HashSet<Value>,
+    /// Shared tiles that tensor maps are copied into, and one that was read since the last `fence_async`.
+    copied: HashSet<Value>,
+    unfenced: Option<Value>,
     roles: bool,
 }
 
@@ -103,6 +109,12 @@ struct Verifier<'a> {
     visible: HashSet<Value>,
     placed: HashSet<Inst>,
     facts: Facts,
+}
+
+/// Shared tiles that tensor maps are copied into.
+fn copied(k: &Kernel) -> HashSet<Value> {
+    let loads = k.insts.iter().filter(|d| matches!(d.op, Op::TmaLoad { .. }));
+    loads.filter_map(|d| d.args.first().copied()).collect()
 }
 
 fn header(k: &Kernel) -> Rule {
@@ -208,6 +220,7 @@ impl Verifier<'_> {
             Op::Yield => {
                 let owner = owner.ok_or("`yield` ends regions inside ops; the kernel's own list has none")?;
                 rules::ensure(last, || "`yield` must be the last of its region".into())?;
+                lower::fenced(&self.facts)?;
                 upper::yields(self.k, data, owner)
             }
             _ => {

@@ -84,6 +84,30 @@ fn matmuls_in_flight() {
     }
 }
 
+/// A stage that threads have read is handed back after a fence, in the same region.
+#[test]
+fn reads_of_copied_tiles() {
+    let start = "%z = const 0 : i32\n%o = const 1 : i32\n%w = alloc_barriers : barrier<1, 1>
+        %s = alloc_shared : shared<bf16[64,64], 1, b128>\n%p = alloc_shared : shared<bf16[64,64], 1, b128>
+        tma_load %s, %z, %d, %w, %z, %z, %z\n";
+    let read = "%v = shared_load %s, %z : bf16[64,64]";
+    let arrive = "barrier_arrive %w, %z";
+    let looped = |body: &str| format!("for %n in %z..%o step %o {{\n{body}\nyield\n}}\n");
+    for (lines, says) in [
+        (format!("{read}\nfence_async\n{arrive}"), "fine"),
+        (format!("{arrive}\n{read}\nfence_async"), "fine"),
+        (format!("%v = shared_load %p, %z : bf16[64,64]\n{arrive}"), "fine"),
+        (looped(&format!("{read}\nfence_async\n{arrive}")), "fine"),
+        (format!("{read}\n{arrive}"), "may overtake"),
+        (format!("fence_async\n{read}\nsync\n{arrive}"), "may overtake"),
+        (looped(read), "another region"),
+        (format!("{read}\n{}", looped(arrive)), "another region"),
+    ] {
+        let got = message(&format!("{start}{lines}"));
+        assert!(got.contains(says), "{lines}\nsays: {got}\nexpected: {says}");
+    }
+}
+
 #[test]
 fn grids_that_are_too_large() {
     use kiln_block::verify::grid;

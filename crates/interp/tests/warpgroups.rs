@@ -294,18 +294,30 @@ fn every_step_keeps_every_bit() {
     assert!(made > 4 * 16, "{made}");
 }
 
-/// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum.
-fn chained(r: &mut Random) -> (Kernel, usize, usize) {
+/// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum;
+/// and sizes of the queries and of the keys. `beside`: tiles of these types that scores are added to or masked by, each an
+/// array over queries and keys in rows of [`pitch`] elements; the first one only where the mask of positions holds, or where
+/// it does not.
+fn chained(r: &mut Random, beside: &[Elem]) -> (Kernel, [usize; 2]) {
     let (m, keys, width) = (64 * (1 + r.below(2)), 64, 64);
     let (rows, columns) = (1 + r.below(200), 1 + r.below(300));
     let mut b = Builder::new("chained", [rows.div_ceil(m), 1, 1], 4 * (m / 64));
     let elem = r.pick(&[Elem::Bf16, Elem::F16]);
-    let mut desc = |name: &str, outer: usize, tile: usize, readonly: bool| {
+    let desc = |b: &mut Builder, name: &str, outer: usize, tile: usize, readonly: bool| {
         let array = Array { offset: 0, sizes: vec![outer, width], strides: vec![width, 1] };
         b.descriptor(name, Type::Desc { elem, shape: vec![tile, width], swizzle: Swizzle::B128 }, array, readonly)
     };
-    let (q, k, v) = (desc("q", rows, m, true), desc("k", columns, keys, true), desc("v", columns, keys, true));
-    let o = desc("o", rows, m, false);
+    let q = desc(&mut b, "q", rows, m, true);
+    let [k, v] = ["k", "v"].map(|name| desc(&mut b, name, columns, keys, true));
+    let tiles: Vec<Value> = (beside.iter().enumerate())
+        .map(|(i, elem)| {
+            let array = Array { offset: 0, sizes: vec![rows, columns], strides: vec![pitch(columns), 1] };
+            let ty = Type::Desc { elem: *elem, shape: vec![m, keys], swizzle: Swizzle::widest(*elem, keys) };
+            b.descriptor(format!("s{i}"), ty, array, true)
+        })
+        .collect();
+    let o = desc(&mut b, "o", rows, m, false);
+    let partial = r.yes();
     let (zero, size) = (b.i32(0), b.i32(m as i64));
     let pid = b.program_id(0);
     let first = b.binary(BinaryOp::Mul, pid, size);
@@ -331,6 +343,18 @@ fn chained(r: &mut Random) -> (Kernel, usize, usize) {
         let after = b.cmp(CmpOp::Gt, key, oldest);
         let inside = b.binary(BinaryOp::And, before, after);
         let low = b.constant(Type::scalar(Elem::F32), Const::Float(f64::NEG_INFINITY));
+        let mut s = s;
+        for (i, (desc, elem)) in tiles.iter().zip(beside).enumerate() {
+            let tile = b.inst(Op::TileLoad, &[*desc, first, index], &[Type::block(*elem, [m, keys])], vec![])[0];
+            let with = match elem {
+                Elem::Bool => b.select(tile, s, low),
+                _ => {
+                    let tile = b.cast(tile, Elem::F32);
+                    b.binary(BinaryOp::Add, s, tile)
+                }
+            };
+            s = if i == 0 && partial { b.select(before, s, with) } else { with };
+        }
         let s = b.select(inside, s, low);
         let most = b.reduce(kiln_block::ReduceOp::Max, s, 1);
         let most = b.expand_dims(most, 1);
@@ -349,20 +373,35 @@ fn chained(r: &mut Random) -> (Kernel, usize, usize) {
     let result = b.binary(BinaryOp::Add, out[1], most);
     let result = b.cast(result, elem);
     b.inst(Op::TileStore, &[o, result, first, zero], &[], vec![]);
-    (b.finish(), rows * width, columns * width)
+    (b.finish(), [rows, columns])
 }
+
+/// Elements from row to row of an array beside the scores: a multiple of 16 bytes for every type.
+fn pitch(columns: usize) -> usize {
+    columns.next_multiple_of(16)
+}
+
+/// What the scores of the generated programs are computed with.
+const BESIDE: [&[Elem]; 6] =
+    [&[], &[Elem::Bf16], &[Elem::Bool], &[Elem::F32], &[Elem::F16, Elem::Bool], &[Elem::Bool, Elem::F32, Elem::Bf16]];
 
 #[test]
 fn chained_matmuls_keep_every_bit() {
-    for seed in 0..24 {
+    let mut rings = 0;
+    for seed in 0..48 {
         let mut r = Random(seed);
-        let (k, q, keys) = chained(&mut r);
+        let beside = BESIDE[seed as usize % BESIDE.len()];
+        let (k, [rows, columns]) = chained(&mut r, beside);
+        let (q, keys) = (rows * 64, columns * 64);
         let elem = k.params.first().and_then(|p| k.ty(p.value).elem()).unwrap();
-        let mut random = |n: usize| {
-            Buffer::from_f64(elem, &[n], (0..n).map(|_| r.below(65) as f64 / 16.0 - 2.0).collect::<Vec<f64>>())
+        let mut random = |elem: Elem, n: usize| {
+            let one = |_| if elem == Elem::Bool { r.below(2) as f64 } else { r.below(65) as f64 / 16.0 - 2.0 };
+            Buffer::from_f64(elem, &[n], (0..n).map(one).collect::<Vec<f64>>())
         };
-        let buffers = vec![random(q), random(keys), random(keys), Buffer::zeros(elem, &[q])];
-        let about = format!("seed {seed}");
+        let mut buffers = vec![random(elem, q), random(elem, keys), random(elem, keys)];
+        buffers.extend(beside.iter().map(|elem| random(*elem, rows * pitch(columns))));
+        buffers.push(Buffer::zeros(elem, &[q]));
+        let about = format!("seed {seed}, {beside:?}");
         let wanted = result(&k, buffers.clone(), &about);
         let check = |name: &str, k: &Kernel| {
             let got = result(k, buffers.clone(), &format!("{about} after {name}"));
@@ -382,6 +421,10 @@ fn chained_matmuls_keep_every_bit() {
                 let roles = roles::chained::run(&walking, Some(crew), Arch::Sm90a.machine());
                 let roles = roles.unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(&walking)));
                 check("roles", &roles);
+                let mut reads = false;
+                roles.walk(&mut |_, d| reads |= d.op == Op::SharedLoad && !roles.ty(d.results[0]).is_scalar());
+                assert_eq!(reads, !beside.is_empty(), "{about}\n{}", text::print(&roles));
+                rings += usize::from(reads);
                 let mut clean = roles.compacted();
                 kiln_block::passes::canonicalise(&mut clean).unwrap();
                 check("roles, canonical", &clean);
@@ -390,4 +433,5 @@ fn chained_matmuls_keep_every_bit() {
             }
         }
     }
+    assert_eq!(rings, 8 * 40);
 }

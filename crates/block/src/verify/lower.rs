@@ -4,6 +4,7 @@ use crate::{Elem, InstData, Kernel, Op, Type, Value};
 
 pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> Rule {
     tokens(k, data, facts)?;
+    fences(data, facts)?;
     let ty = |n: usize| k.ty(data.args[n]);
     let (args, results) = (data.args.len(), data.results.len());
     let arity = |least: usize, most: usize, out: usize| {
@@ -228,6 +229,31 @@ fn matmul([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type,
     match acc {
         Type::Token { .. } => same("the accumulator", acc, out),
         _ => same("the accumulator", acc, &Type::block(*elem, shape.clone())),
+    }
+}
+
+/// Reads of copied tiles are fenced before an arrival, in their own region.
+fn fences(data: &InstData, facts: &mut Facts) -> Rule {
+    match (&data.op, facts.unfenced) {
+        (Op::SharedLoad, _) => {
+            facts.unfenced = data.args.first().copied().filter(|t| facts.copied.contains(t)).or(facts.unfenced)
+        }
+        (Op::FenceAsync, _) => facts.unfenced = None,
+        (Op::BarrierArrive { .. }, Some(tile)) => {
+            return Err(format!(
+                "{tile} was read, and the next copy into it may overtake that; put `fence_async` before"
+            ));
+        }
+        _ if !data.regions.is_empty() => return fenced(facts),
+        _ => {}
+    }
+    Ok(())
+}
+/// Where a region begins or ends, all reads of copied tiles are fenced.
+pub fn fenced(facts: &Facts) -> Rule {
+    match facts.unfenced {
+        Some(tile) => Err(format!("{tile} was read in another region; put `fence_async` after it there")),
+        None => Ok(()),
     }
 }
 

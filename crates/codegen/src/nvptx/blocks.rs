@@ -88,6 +88,7 @@ impl<'c> Blocks<'c> {
 impl<'c> Gen<'c, '_> {
     /// A barrier of all threads of the instance, or of the role.
     pub fn sync(&mut self) -> Res<()> {
+        self.fenced = false;
         if let Some(group) = self.group {
             return self.group_sync(group);
         }

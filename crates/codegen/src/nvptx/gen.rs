@@ -60,6 +60,8 @@ pub(super) struct Gen<'c, 'k> {
     /// The last loads of loops that sum what they read, and the index of the current iteration.
     pub batched: HashSet<Value>,
     pub turn: Option<Val<'c>>,
+    /// Lanes have fenced their accesses, each for itself, and have not met since.
+    pub fenced: bool,
     /// Some matmul's left operand is in registers; and those that a token's matmuls read.
     pub left_in_registers: bool,
     pub read: HashMap<Value, Vec<Val<'c>>>,
@@ -120,6 +122,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         windows: gathered::windows(k),
         batched: batched_loads::last(k),
         turn: None,
+        fenced: false,
         left_in_registers: has_left_in_registers(k),
         read: HashMap::new(),
         regs: vec![None; k.values.len()],

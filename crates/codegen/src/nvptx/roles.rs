@@ -233,6 +233,10 @@ impl<'c> Gen<'c, '_> {
         let at = self.barrier_at(data.args[0], data.args[1])?;
         let one = self.e.int(1);
         let single = self.group.is_some_and(|g| g.single);
+        if std::mem::take(&mut self.fenced) && !single {
+            // One lane arrives for all of its warp.
+            self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
+        }
         let blocks = if multicast { self.k.cluster } else { 1 };
         if single && multicast {
             return Err(Fail::Unsupported("an arrival in other blocks by one thread".into()));

@@ -116,27 +116,40 @@ impl<'c> Gen<'c, '_> {
         let at = self.staged(stage, t.stage_bytes())?;
         let base = self.tile_byte(self.places.at(tile)?, Some(at))?;
         let (flat, values) = (self.flat(value)?, self.plain(value)?);
-        let matrix = t.elem.bytes() == 2 && t.row_bytes() == 128 && t.rows.is_multiple_of(64);
-        if matrix && flat == warpgroup_accumulator(t.rows, t.columns, 2) {
+        if self.in_matrices(&t, &flat) {
             return self.store_matrices(&t, base, &values);
         }
         self.store_pairs(&t, base, &flat, &values)
     }
-    /// Stores an accumulator's layout by `stmatrix`: four 8x8 matrices per instruction, 16 rows of a warp by 16
-    /// columns.
-    fn store_matrices(&mut self, t: &Tile, base: PointerValue<'c>, values: &[Val<'c>]) -> Res<()> {
+    /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows in
+    /// panels of 128 bytes.
+    fn in_matrices(&self, t: &Tile, flat: &Flat) -> bool {
+        let matrix = t.elem.bytes() == 2 && t.row_bytes() == 128 && t.rows.is_multiple_of(64);
+        matrix && *flat == warpgroup_accumulator(t.rows, t.columns, 2)
+    }
+    /// Addresses of the thread's row of each four 8x8 matrices: 16 rows of a warp by 16 columns, in the order of an
+    /// accumulator's registers.
+    fn matrices(&mut self, t: &Tile, base: PointerValue<'c>) -> Res<Vec<PointerValue<'c>>> {
         let thread = self.threads.sum(&self.e, &[1, 2, 4, 8, 16, 32, 64])?.value(&self.e, &mut self.memo)?;
         let e = &self.e;
         let lane = e.and(thread, e.int(31))?;
         let row = e.add(e.mul(e.lshr(thread, e.int(5))?, e.int(16))?, e.and(lane, e.int(15))?)?;
         let row = e.mul(row, e.int(128))?;
         let (high, turn) = (e.lshr(lane, e.int(4))?, e.and(lane, e.int(7))?);
-        for (n, quad) in values.chunks(8).enumerate() {
-            let (block, column) = (n * 16 / t.columns, n * 16 % t.columns);
+        let places = (0..t.rows / 64).flat_map(|block| (0..t.columns).step_by(16).map(move |column| (block, column)));
+        let address = |(block, column): (usize, usize)| {
             let chunk = e.xor(e.or(high, e.int((column / 8 % 8) as i64))?, turn)?;
             let at = e.add(row, e.mul(chunk, e.int(16))?)?;
             let fixed = column / 64 * t.panel_bytes() + block * 64 * 128;
-            let at = e.gep(e.i8().into(), base, e.add(at, e.int(fixed as i64))?)?;
+            e.gep(e.i8().into(), base, e.add(at, e.int(fixed as i64))?)
+        };
+        places.map(address).collect()
+    }
+    /// Stores an accumulator's layout by `stmatrix`.
+    fn store_matrices(&mut self, t: &Tile, base: PointerValue<'c>, values: &[Val<'c>]) -> Res<()> {
+        let places = self.matrices(t, base)?;
+        let e = &self.e;
+        for (at, quad) in places.into_iter().zip(values.chunks(8)) {
             let mut args: Vec<Val<'c>> = vec![at.into()];
             for pair in quad.chunks(2) {
                 args.push(e.bitcast(e.vector(pair)?, e.i32())?);
@@ -144,6 +157,16 @@ impl<'c> Gen<'c, '_> {
             e.invoke("llvm.nvvm.stmatrix.sync.aligned.m8n8.x4.b16", &[e.ptr(super::emit::SHARED).into()], &args)?;
         }
         Ok(())
+    }
+    /// Loads an accumulator's layout by `ldmatrix`.
+    fn load_matrices(&mut self, t: &Tile, base: PointerValue<'c>) -> Res<Vec<Val<'c>>> {
+        let mut out = vec![];
+        for at in self.matrices(t, base)? {
+            let over = [self.e.ptr(super::emit::SHARED).into()];
+            let quad = self.e.call("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16", &over, &[at.into()])?;
+            out.extend(self.unpack(&self.e.fields(quad, 4)?, t.elem)?);
+        }
+        Ok(out)
     }
     /// Stores any layout, neighbouring registers of a row in pairs. 32-bit sums of FMAs go one by one, those of even
     /// registers first: pairs would tie each sum to the register bank of its operands.
@@ -184,7 +207,7 @@ impl<'c> Gen<'c, '_> {
         let at = e.add(at, e.add(e.mul(chunk, e.int(16))?, e.and(within, e.int(15))?)?)?;
         e.gep(e.i8().into(), base, at)
     }
-    /// Reads a block from a stage of a tile, neighbours of a row that lie in one chunk together.
+    /// Reads a block from a stage of a tile: neighbours of a row that lie in one chunk together, or matrices.
     pub fn tile_load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
         let ([tile, stage], [result]) = (&data.args[..], &data.results[..]) else {
             return Err(mistyped("a load from shared memory"));
@@ -193,6 +216,10 @@ impl<'c> Gen<'c, '_> {
         let at = self.staged(*stage, t.stage_bytes())?;
         let base = self.tile_byte(self.places.at(*tile)?, Some(at))?;
         let (flat, shape) = (self.flat(*result)?, [t.rows, t.columns]);
+        if self.in_matrices(&t, &flat) {
+            let values = self.load_matrices(&t, base)?;
+            return Ok(values.into_iter().map(|v| Reg::of(v, t.elem)).collect());
+        }
         let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
         let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();
         let n = (1usize << together).min(16 / t.elem.bytes()).min(t.columns);

@@ -10,6 +10,7 @@ const CLUSTER: u16 = 7;
 
 impl<'c> Gen<'c, '_> {
     pub fn fence_async(&mut self) -> Res<()> {
+        self.fenced = true;
         self.effect("fence.proxy.async.shared_cta", &[])
     }
     pub fn store_wait(&mut self, pending: u8) -> Res<()> {

@@ -4,11 +4,12 @@
 //! q = tile_load
 //! for j { k = tile_load; s = dot q, k; …; v = tile_load; sum = dot f(s), v, g(sum) }
 //! ```
-//! Several such loops may follow one another, each starting from what the one before it carried.
+//! Several such loops may follow one another, each starting from what the one before it carried. An iteration may load
+//! further tiles, of the scores' size, that it computes with element by element: biases and masks.
 use super::Refusal;
 use super::form::constant;
 use crate::passes::{is_pure, runs};
-use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
+use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, analysis};
 use std::collections::HashMap;
 
 /// An operand that is loaded as a tile.
@@ -21,6 +22,14 @@ pub struct Operand {
     pub shape: [usize; 2],
     /// The matmul takes it transposed.
     pub swapped: bool,
+    /// How its rows lie in shared memory.
+    pub swizzle: Swizzle,
+}
+impl Operand {
+    /// Bytes in shared memory: rows are whole panels.
+    pub fn bytes(&self) -> usize {
+        self.shape[0] * self.swizzle.row_bytes(self.elem, self.shape[1])
+    }
 }
 
 /// One of the loops.
@@ -33,6 +42,8 @@ pub struct Pass {
     /// The left operand of the second matmul, and what it adds to.
     pub weights: Value,
     pub from: Value,
+    /// Tiles of the scores' size.
+    pub beside: Vec<Operand>,
 }
 
 /// How the loop over tiles draws the next one from a counter.
@@ -60,6 +71,8 @@ pub struct Form {
     pub m: usize,
     pub n: usize,
     pub scores: usize,
+    /// What the loops load beside the operands of matmuls, each descriptor once. A loop may do without some.
+    pub beside: Vec<Operand>,
 }
 
 fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
@@ -123,7 +136,8 @@ fn operand(k: &Kernel, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option
     let data = k.inst(inst);
     match k.ty(data.results[0]) {
         Type::Block { elem, shape } if shape.len() == 2 => {
-            Some(Operand { inst, desc: data.args[0], elem: *elem, shape: [shape[0], shape[1]], swapped })
+            let shape = [shape[0], shape[1]];
+            Some(Operand { inst, desc: data.args[0], elem: *elem, shape, swapped, swizzle: Swizzle::B128 })
         }
         _ => None,
     }
@@ -166,13 +180,21 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
         let (&[m, scores], &[_, n]) = (k.ty(pass.scores).shape(), k.ty(data.results[sum]).shape()) else {
             return refuse("a matmul that does not have two axes");
         };
+        if let Some(o) = pass.beside.iter().find(|o| o.shape != [m, scores]) {
+            let [rows, columns] = o.shape;
+            return refuse(format!(
+                "a tile of {rows}x{columns} beside scores of {m}x{scores}; it must have their size"
+            ));
+        }
         match &mut form {
             None => {
-                let at = [first.0, last.0];
-                let tile = tile.clone();
-                form = Some(Form { tiles, draw: None, tile, passes: vec![pass], at, left, sum, m, n, scores });
+                let (at, tile, beside) = ([first.0, last.0], tile.clone(), pass.beside.clone());
+                let passes = vec![pass];
+                form = Some(Form { tiles, draw: None, tile, passes, at, left, sum, m, n, scores, beside });
             }
             Some(f) if f.sum == sum && [f.m, f.n, f.scores] == [m, n, scores] && f.same_tiles(&pass) => {
+                let new = pass.beside.iter().filter(|o| f.number(o).is_none()).cloned().collect::<Vec<_>>();
+                f.beside.extend(new);
                 f.passes.push(pass);
             }
             Some(_) => return refuse("the loops multiply different tiles; make them alike"),
@@ -205,6 +227,10 @@ impl Form {
                 o.shape[axis] = o.shape[axis].min(columns);
             }
         }
+    }
+    /// Number of a tile beside the scores.
+    pub fn number(&self, o: &Operand) -> Option<usize> {
+        self.beside.iter().position(|b| b.desc == o.desc)
     }
     fn same_tiles(&self, p: &Pass) -> bool {
         let of = |p: &Pass| p.right.clone().map(|o| (o.desc, o.shape, o.swapped));
@@ -249,7 +275,14 @@ fn pass(k: &Kernel, inst: Inst, before: &HashMap<Value, (Inst, bool)>) -> Result
     let Some(sum) = yielded.iter().position(|v| *v == second.results[0]) else {
         return refuse("the second matmul's sums are not carried on directly");
     };
-    let pass =
-        Pass { inst, right: [keys, values], scores: first.results[0], weights: second.args[0], from: second.args[2] };
-    Ok((pass, left, sum))
+    let is_right = |i: &Inst| *i == keys.inst || *i == values.inst;
+    let loads = region.insts.iter().filter(|i| k.inst(**i).op == Op::TileLoad && !is_right(i));
+    let loads = loads.filter_map(|i| operand(k, k.inst(*i).results[0], &inside));
+    let beside: Vec<Operand> = loads.map(|o| Operand { swizzle: Swizzle::widest(o.elem, o.shape[1]), ..o }).collect();
+    let once = |(n, o): (usize, &Operand)| beside[..n].iter().all(|b| b.desc != o.desc);
+    if !beside.iter().enumerate().all(once) {
+        return refuse("the loop loads two tiles by one descriptor; load the tile once");
+    }
+    let [scores, weights, from] = [first.results[0], second.args[0], second.args[2]];
+    Ok((Pass { inst, right: [keys, values], scores, weights, from, beside }, left, sum))
 }

@@ -18,6 +18,15 @@ impl Ring {
     }
 }
 
+/// Consumers: hand back stages that threads have read themselves (`shared_load`). The fence keeps the next copies into them
+/// behind these reads.
+pub fn release_read(b: &mut Builder, stages: &[(&Rings, Value)]) {
+    if !stages.is_empty() {
+        b.inst(Op::FenceAsync, &[], &[], vec![]);
+    }
+    stages.iter().for_each(|(rings, stage)| rings.release(b, *stage));
+}
+
 pub struct Rings {
     full: Value,
     empty: Value,
@@ -78,6 +87,7 @@ impl Rings {
     pub fn wait(&self, b: &mut Builder, ring: Ring) {
         b.inst(Op::BarrierWait, &[self.full, ring.stage, ring.phase], &[], vec![]);
     }
+    /// Consumers: hand back a stage that matmuls have read, which were waited for.
     pub fn release(&self, b: &mut Builder, stage: Value) {
         b.inst(Op::BarrierArrive { multicast: self.multicast }, &[self.empty, stage], &[], vec![]);
     }

@@ -8,14 +8,19 @@
 //! wait scores;  release k[j];  compute from scores what row operations give
 //! wait sum;     release v[j-1];  sum = g(sum);  weights = f(scores)
 //! ```
+//! Tiles beside the scores have rings of their own, as deep as memory has room for. A consumer reads its rows of them
+//! into registers while the first matmul runs.
+//!
 //! The first iteration is peeled off, the last second matmul comes after the loops. Scores and weights stay in
 //! registers: a warpgroup's sums have the layout of a left operand. Consumers begin a tile one after the other, so that
 //! one has the tensor cores while the other computes weights. The algorithm is that of FlashAttention-3 (Shah et
 //! al., 2024).
+mod beside;
+
 use super::super::chained::{self, Form, Operand, Pass};
 use super::super::copy::Copier;
 use super::super::form::Engine;
-use super::super::ring::{Numbers, PingPong, Ring, Rings};
+use super::super::ring::{Numbers, PingPong, Ring, Rings, release_read};
 use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
 use super::drawn::{self, Side};
@@ -23,7 +28,8 @@ use super::epilogue::{Epilogue, Outputs, Tile, alloc};
 use super::{descriptors, over_tiles, params};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
-use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Type, Value};
+use beside::{Arrived, KEYS, Places, Staged, VALUES};
 use kiln_machine::Machine;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -56,7 +62,8 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     let size = [form.m, form.n];
     let tile = Tile { engine: Engine::TensorCores, tiles: form.tiles, body: &form.tile, loops: form.at, size };
     let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
-    let w = Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form };
+    let mut w = Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form, beside: vec![] };
+    w.beside = w.depths(memory(m));
     w.check(memory(m))?;
     w.check_scalars()?;
     w.write()
@@ -64,30 +71,14 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
 
 /// What both roles use.
 struct Shared {
-    left: Rings,
-    right: [Rings; 2],
-    tiles: [Value; 3],
+    left: Staged,
+    /// The right operands of the two matmuls, then the tiles beside the scores.
+    each: Vec<Staged>,
     outputs: Outputs,
     /// Where tiles are drawn.
     numbers: Option<Numbers>,
     /// Where consumers begin a tile one after the other.
     turns: Option<PingPong>,
-}
-
-/// Positions in the three rings, as carried by loops.
-#[derive(Clone, Copy)]
-struct Places {
-    left: Ring,
-    right: [Ring; 2],
-}
-impl Places {
-    const COUNT: usize = 6;
-    fn of(v: &[Value]) -> Places {
-        Places { left: Ring::of(&v[..2]), right: [Ring::of(&v[2..4]), Ring::of(&v[4..6])] }
-    }
-    fn values(self) -> Vec<Value> {
-        [self.left, self.right[0], self.right[1]].iter().flat_map(|r| r.values()).collect()
-    }
 }
 
 /// What an iteration hands to the next one: the carried values, the next left operand of the second matmul, and the
@@ -113,9 +104,21 @@ struct Writer<'k> {
     epilogue: Epilogue<'k>,
     /// Rows of a consumer.
     rows: usize,
+    /// Stages of each tile beside the scores.
+    beside: Vec<usize>,
 }
 
 impl<'k> Writer<'k> {
+    /// Bytes of shared memory of all but the tiles beside the scores.
+    fn bytes(&self) -> usize {
+        let (f, c, [keys, values]) = (self.form, self.crew, self.right());
+        c.left * f.left.bytes() + c.right * (keys.bytes() + values.bytes()) + self.epilogue.bytes()
+    }
+    /// Registers of a thread that hold scores, weights and sums.
+    fn held(&self) -> usize {
+        let f = self.form;
+        (f.scores + f.n) * self.rows / 128 + f.scores * self.rows / 256
+    }
     fn check(&self, memory: usize) -> Result<(), Refusal> {
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
         let (f, c) = (self.form, self.crew);
@@ -125,11 +128,10 @@ impl<'k> Writer<'k> {
         ensure((8..=256).contains(&f.n) && (16..=256).contains(&f.scores), {
             format!("scores of {} and sums of {} columns; wgmma has up to 256", f.scores, f.n)
         })?;
-        let held = (f.scores + f.n) * self.rows / 128 + f.scores * self.rows / 256;
+        let held = self.held();
         ensure(held <= HELD, format!("a thread would hold {held} registers of scores and sums; make tiles smaller"))?;
-        let [keys, values] = self.right();
         ensure(c.left > 0 && c.right > 1, "the rings need one stage on the left and two on the right".into())?;
-        let bytes = c.left * bytes_of(&f.left) + c.right * (bytes_of(keys) + bytes_of(values)) + self.epilogue.bytes();
+        let bytes = self.bytes() + f.beside.iter().zip(&self.beside).map(|(o, n)| n * o.bytes()).sum::<usize>();
         ensure(bytes <= memory, format!("the tiles take {bytes} bytes of shared memory, and there are {memory}"))?;
         ensure(self.k.cluster == 1, "chained matmuls are not shared by clusters".into())
     }
@@ -151,7 +153,7 @@ impl<'k> Writer<'k> {
             params.push(region.params[0]);
             insts.extend(&region.insts);
             wanted.extend(&k.inst(pass.inst).args[..3]);
-            pass.right.iter().for_each(|o| wanted.extend(args(o.inst, 1)));
+            pass.right.iter().chain(&pass.beside).for_each(|o| wanted.extend(args(o.inst, 1)));
         }
         match c.underivable(&params, &insts, &wanted) {
             Some(v) => Err(Refusal(format!("a tile or a loop depends on {v}, which is not arithmetic on scalars"))),
@@ -162,36 +164,29 @@ impl<'k> Writer<'k> {
         let [keys, values] = &self.form.passes[0].right;
         [keys, values]
     }
-    /// A consumer's part of the left tile.
-    fn left_shape(&self) -> [usize; 2] {
-        [self.rows, self.form.left.shape[1]]
-    }
     fn write(&self) -> Result<Kernel, Refusal> {
         let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
         b.set_arithmetic(self.k.arithmetic);
         let mut c = Copier::new(self.k);
         let [keys, values] = self.right();
-        let copied = [
-            (self.form.left.desc, self.left_shape(), Swizzle::B128),
-            (keys.desc, keys.shape, Swizzle::B128),
-            (values.desc, values.shape, Swizzle::B128),
-        ];
-        let types = descriptors(self.k, copied.into_iter().chain(self.epilogue.stored()))?;
+        let own = std::iter::once(&self.form.left).chain(&self.form.beside).map(|o| (o, self.own_part(o)));
+        let copied = own.chain([keys, values].map(|o| (o, o.shape))).map(|(o, shape)| (o.desc, shape, o.swizzle));
+        let types = descriptors(self.k, copied.chain(self.epilogue.stored()))?;
         params(self.k, &types, &mut b, &mut c);
-        let elem = self.form.left.elem;
         let Crew { consumers, left, right, .. } = self.crew;
-        let shared = Shared {
-            tiles: [
-                alloc(&mut b, elem, self.left_shape(), left * consumers, Swizzle::B128),
-                alloc(&mut b, elem, keys.shape, right, Swizzle::B128),
-                alloc(&mut b, elem, values.shape, right, Swizzle::B128),
-            ],
-            outputs: self.epilogue.buffers(&mut b),
-            left: Rings::new(&mut b, left, consumers, 1),
-            right: [right; 2].map(|stages| Rings::new(&mut b, stages, consumers, 1)),
-            numbers: self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers)),
-            turns: (consumers > 1).then(|| PingPong::new(&mut b, consumers)),
-        };
+        let own = |o, stages| (o, self.own_part(o), stages, consumers);
+        let each = [keys, values].map(|o| (o, o.shape, right, 1)).into_iter();
+        let beside = self.form.beside.iter().zip(&self.beside).map(|(o, stages)| own(o, *stages));
+        let all: Vec<_> = std::iter::once(own(&self.form.left, left)).chain(each).chain(beside).collect();
+        let tiles: Vec<(Value, usize)> = (all.into_iter())
+            .map(|(o, shape, stages, copies)| (alloc(&mut b, o.elem, shape, stages * copies, o.swizzle), stages))
+            .collect();
+        let outputs = self.epilogue.buffers(&mut b);
+        let mut staged = |&(tile, stages)| Staged { rings: Rings::new(&mut b, stages, consumers, 1), tile };
+        let (left, each) = (staged(&tiles[0]), tiles[1..].iter().map(staged).collect());
+        let numbers = self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers));
+        let turns = (consumers > 1).then(|| PingPong::new(&mut b, consumers));
+        let shared = Shared { left, each, outputs, numbers, turns };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != last).collect();
@@ -230,7 +225,7 @@ impl<'k> Writer<'k> {
         (s, side): (&Shared, Side),
         body: impl FnOnce(&mut Builder, &mut Copier<'k>, Places) -> Places,
     ) {
-        let start = vec![b.i32(0); Places::COUNT];
+        let start = vec![b.i32(0); Places::count(self.beside.len())];
         let before = &self.form.tile.insts[..self.form.at[1]];
         let body = |b: &mut Builder, c: &mut Copier<'k>, at: &[Value]| body(b, c, Places::of(at)).values();
         match (self.form.tiles, &self.form.draw, &s.numbers) {
@@ -283,62 +278,45 @@ impl<'k> Writer<'k> {
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
         let right = self.right();
         let copy = |b: &mut Builder, c: &Copier<'k>, n: usize, ring: Ring, starts: &[Value]| {
-            let Some(desc) = c.get(right[n].desc) else { return };
-            s.right[n].claim(b, ring, bytes_of(right[n]));
-            s.right[n].load(b, [s.tiles[n + 1], ring.stage, desc], ring, starts, false);
+            let (Some(desc), Staged { rings, tile }) = (c.get(right[n].desc), &s.each[n]) else { return };
+            rings.claim(b, ring, right[n].bytes());
+            rings.load(b, [*tile, ring.stage, desc], ring, starts, false);
+        };
+        let beside = |b: &mut Builder, c: &mut Copier<'k>, pass: &Pass, each: &[Ring]| {
+            self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
         };
         let starts = |c: &mut Copier<'k>, pass: &Pass, n: usize| c.all(&self.k.inst(pass.right[n].inst).args[1..]);
+        let count = 2 * s.each.len();
         self.over_tiles(b, c, (s, Side::Sends), |b, c, at| {
-            self.copy_left(b, c, s, at.left);
-            let left = s.left.next(b, at.left);
-            // The second operand of an iteration is copied after the first one of the next.
+            self.copy_rows(b, c, (&s.left, &self.form.left), at.left);
+            let left = s.left.rings.next(b, at.left);
+            // The values of an iteration are copied after the keys of the next.
             let out = self.over_iterations(
                 b,
                 c,
                 |b, c, pass| {
-                    let first = starts(c, pass, 0);
-                    copy(b, c, 0, at.right[0], &first);
-                    let ring = s.right[0].next(b, at.right[0]);
-                    [&ring.values()[..], &at.right[1].values(), &starts(c, pass, 1)].concat()
+                    let first = starts(c, pass, KEYS);
+                    copy(b, c, KEYS, at.each[KEYS], &first);
+                    beside(b, c, pass, &at.each);
+                    let next = self.after(b, s, pass, &at.each, KEYS..=KEYS);
+                    [Places::of_each(&next), starts(c, pass, VALUES)].concat()
                 },
                 |b, c, pass, now| {
-                    let rings = [Ring::of(now), Ring::of(&now[2..])];
-                    let first = starts(c, pass, 0);
-                    copy(b, c, 0, rings[0], &first);
-                    copy(b, c, 1, rings[1], &now[4..]);
-                    let next = [0, 1].map(|n| s.right[n].next(b, rings[n]).values()).concat();
-                    [next, starts(c, pass, 1)].concat()
+                    let each = Places::each(&now[..count]);
+                    let first = starts(c, pass, KEYS);
+                    copy(b, c, KEYS, each[KEYS], &first);
+                    copy(b, c, VALUES, each[VALUES], &now[count..]);
+                    beside(b, c, pass, &each);
+                    let next = self.after(b, s, pass, &each, KEYS..=VALUES);
+                    [Places::of_each(&next), starts(c, pass, VALUES)].concat()
                 },
             );
-            let rings = [Ring::of(&out), Ring::of(&out[2..])];
-            copy(b, c, 1, rings[1], &out[4..]);
-            Places { left, right: [rings[0], s.right[1].next(b, rings[1])] }
+            let mut each = Places::each(&out[..count]);
+            copy(b, c, VALUES, each[VALUES], &out[count..]);
+            each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
+            Places { left, each }
         });
     }
-    /// Copies each consumer's rows of the left operand.
-    fn copy_left(&self, b: &mut Builder, c: &mut Copier, s: &Shared, ring: Ring) {
-        let left = &self.form.left;
-        let starts = c.all(&self.k.inst(left.inst).args[1..]);
-        let Some(desc) = c.get(left.desc) else { return };
-        s.left.claim(b, ring, bytes_of(left));
-        for copy in 0..self.crew.consumers {
-            let mut starts = starts.clone();
-            if copy > 0 {
-                let (axis, rows) = (starts.len() - 2, b.i32((copy * self.rows) as i64));
-                starts[axis] = b.binary(B::Add, starts[axis], rows);
-            }
-            let copy = b.i32(copy as i64);
-            let stage = self.left_stage(b, ring, Some(copy));
-            s.left.load(b, [s.tiles[0], stage, desc], ring, &starts, false);
-        }
-    }
-    fn left_stage(&self, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
-        let Some(copy) = copy.filter(|_| self.crew.consumers > 1) else { return ring.stage };
-        let n = b.i32(self.crew.consumers as i64);
-        let at = b.binary(B::Mul, ring.stage, n);
-        b.binary(B::Add, at, copy)
-    }
-
     // ---- The consumers ----
     fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
@@ -369,21 +347,22 @@ impl<'k> Writer<'k> {
         consumer: &Consumer,
         at: Places,
     ) -> (HashMap<Value, Value>, Places) {
-        let stage = self.left_stage(b, at.left, consumer.copy);
-        s.left.wait(b, at.left);
+        let stage = self.own_stage(b, at.left, consumer.copy);
+        s.left.rings.wait(b, at.left);
         let count = self.k.inst(self.form.passes[0].inst).results.len();
+        let rings = 2 * s.each.len();
         let out = self.over_iterations(
             b,
             c,
             |b, c, pass| {
-                let keys = at.right[0];
+                let each = at.each;
                 let turns = s.turns.as_ref().zip(consumer.copy);
                 if let Some((turns, copy)) = turns {
-                    let (first, tiles) = (turns.first(b, copy), s.left.passed(b, at.left));
+                    let (first, tiles) = (turns.first(b, copy), s.left.rings.passed(b, at.left));
                     let parity = b.binary(B::Xor, first, tiles);
                     turns.wait(b, copy, parity);
                 }
-                let token = self.scores(b, s, stage, keys);
+                let token = self.scores(b, s, stage, each[KEYS]);
                 let init = &self.k.inst(pass.inst).args[3..];
                 let mut slicer = Slicer::new(c, self.part(), HashMap::new(), consumer.first_row);
                 let init: Vec<Value> = init.iter().map(|v| slicer.rows(b, *v)).collect();
@@ -392,48 +371,44 @@ impl<'k> Writer<'k> {
                 }
                 let sum = init[self.form.sum];
                 let scores = |b: &mut Builder| {
-                    let scores = self.wait(b, token, self.form.scores, 0);
-                    s.right[0].release(b, keys.stage);
+                    let scores = self.arrived(b, s, (pass, consumer), &each, (token, 0));
                     if let Some((turns, copy)) = turns {
                         turns.pass(b, copy);
                     }
                     scores
                 };
                 let next = self.next(b, c, (pass, consumer), &init, scores, |_| sum);
-                let rings = [s.right[0].next(b, keys).values(), at.right[1].values()].concat();
-                [rings, next.carried, vec![next.weights]].concat()
+                let after = self.after(b, s, pass, &each, KEYS..=KEYS);
+                [Places::of_each(&after), next.carried, vec![next.weights]].concat()
             },
             |b, c, pass, now| {
-                let [keys, values] = [Ring::of(now), Ring::of(&now[2..])];
-                let (carried, weights) = (&now[4..4 + count], now[4 + count]);
-                let token = self.scores(b, s, stage, keys);
-                let sum = self.weigh(b, s, weights, values, carried[self.form.sum]);
-                let scores = |b: &mut Builder| {
-                    let scores = self.wait(b, token, self.form.scores, 1);
-                    s.right[0].release(b, keys.stage);
-                    scores
-                };
+                let each = Places::each(&now[..rings]);
+                let (carried, weights) = (&now[rings..rings + count], now[rings + count]);
+                let token = self.scores(b, s, stage, each[KEYS]);
+                let sum = self.weigh(b, s, weights, each[VALUES], carried[self.form.sum]);
+                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 1));
                 let sum = |b: &mut Builder| {
                     let sum = self.wait(b, sum, self.form.n, 0);
-                    s.right[1].release(b, values.stage);
+                    s.each[VALUES].rings.release(b, each[VALUES].stage);
                     sum
                 };
                 let next = self.next(b, c, (pass, consumer), carried, scores, sum);
-                let rings = [s.right[0].next(b, keys).values(), s.right[1].next(b, values).values()].concat();
-                [rings, next.carried, vec![next.weights]].concat()
+                let after = self.after(b, s, pass, &each, KEYS..=VALUES);
+                [Places::of_each(&after), next.carried, vec![next.weights]].concat()
             },
         );
-        let [keys, values] = [Ring::of(&out), Ring::of(&out[2..])];
-        let (carried, weights) = (&out[4..4 + count], out[4 + count]);
-        s.left.release(b, at.left.stage);
-        let sum = self.weigh(b, s, weights, values, carried[self.form.sum]);
+        let mut each = Places::each(&out[..rings]);
+        let (carried, weights) = (&out[rings..rings + count], out[rings + count]);
+        s.left.rings.release(b, at.left.stage);
+        let sum = self.weigh(b, s, weights, each[VALUES], carried[self.form.sum]);
         let sum = self.wait(b, sum, self.form.n, 0);
-        s.right[1].release(b, values.stage);
+        s.each[VALUES].rings.release(b, each[VALUES].stage);
         let mut results = carried.to_vec();
         results[self.form.sum] = sum;
         let names = &self.k.inst(self.form.passes[self.form.passes.len() - 1].inst).results;
-        let places = Places { left: s.left.next(b, at.left), right: [keys, s.right[1].next(b, values)] };
-        (names.iter().copied().zip(results).collect(), places)
+        let left = s.left.rings.next(b, at.left);
+        each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
+        (names.iter().copied().zip(results).collect(), Places { left, each })
     }
     /// Whether a loop has one iteration.
     fn is_single(&self, pass: &Pass) -> bool {
@@ -453,9 +428,10 @@ impl<'k> Writer<'k> {
     }
     /// Starts the first matmul.
     fn scores(&self, b: &mut Builder, s: &Shared, stage: Value, ring: Ring) -> Value {
-        s.right[0].wait(b, ring);
+        let keys = &s.each[KEYS];
+        keys.rings.wait(b, ring);
         let zero = b.constant(Type::block(Elem::F32, [self.rows, self.form.scores]), Const::Float(0.0));
-        let args = [s.tiles[0], stage, s.tiles[1], ring.stage, zero];
+        let args = [s.left.tile, stage, keys.tile, ring.stage, zero];
         let op = Op::Wgmma { transpose_a: false, transpose_b: self.right()[0].swapped };
         let token = b.inst(op, &args, &[self.token(self.form.scores)], vec![])[0];
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
@@ -463,9 +439,10 @@ impl<'k> Writer<'k> {
     }
     /// Starts the second matmul.
     fn weigh(&self, b: &mut Builder, s: &Shared, weights: Value, ring: Ring, sum: Value) -> Value {
-        s.right[1].wait(b, ring);
+        let values = &s.each[VALUES];
+        values.rings.wait(b, ring);
         let op = Op::Wgmma { transpose_a: false, transpose_b: self.right()[1].swapped };
-        let args = [weights, s.tiles[2], ring.stage, sum];
+        let args = [weights, values.tile, ring.stage, sum];
         let token = b.inst(op, &args, &[self.token(self.form.n)], vec![])[0];
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
         token
@@ -491,13 +468,13 @@ impl<'k> Writer<'k> {
     /// What the iteration computes from its scores. What it reads from memory comes before `scores`, which waits for
     /// them. What does not need the sums comes before `sum`, which waits for those; weights are rounded after it, as the
     /// tensor cores still read the registers of the ones before.
-    fn next(
+    fn next<'s>(
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
         (pass, consumer): (&Pass, &Consumer),
         carried: &[Value],
-        scores: impl FnOnce(&mut Builder) -> Value,
+        scores: impl FnOnce(&mut Builder) -> Arrived<'s>,
         sum: impl FnOnce(&mut Builder) -> Value,
     ) -> Next {
         let region = &self.k.inst(pass.inst).regions[0];
@@ -515,15 +492,16 @@ impl<'k> Writer<'k> {
         let factors: Vec<Value> = definition(c, pass.from).map(|d| d.1).unwrap_or_default();
         let mut slicer = Slicer::new(c, self.part(), known, consumer.first_row);
         reads.into_iter().for_each(|v| _ = slicer.rows(b, v));
-        let scores = scores(b);
-        slicer.know(pass.scores, scores);
+        let Arrived { known, late } = scores(b);
+        known.into_iter().for_each(|(v, new)| slicer.know(v, new));
         slicer.rows(b, exact);
         factors.iter().filter(|v| **v != own && **v != pass.from).for_each(|v| _ = slicer.rows(b, *v));
         let mut next: Vec<Value> = vec![];
         for (n, v) in yielded.iter().enumerate() {
             // The sums' place is taken below.
-            next.push(if n == self.form.sum { scores } else { slicer.rows(b, *v) });
+            next.push(if n == self.form.sum { carried[n] } else { slicer.rows(b, *v) });
         }
+        release_read(b, &late);
         let sum = sum(b);
         slicer.know(own, sum);
         next[self.form.sum] = slicer.rows(b, pass.from);
@@ -533,9 +511,4 @@ impl<'k> Writer<'k> {
         }
         Next { carried: next, weights }
     }
-}
-
-/// Bytes of a tile, whose rows are whole panels.
-fn bytes_of(o: &Operand) -> usize {
-    o.shape[0] * Swizzle::B128.row_bytes(o.elem, o.shape[1])
 }
