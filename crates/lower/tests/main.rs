@@ -16,4 +16,5 @@ mod random;
 mod reduction;
 mod scatter;
 mod schedule;
+mod score_tiles;
 mod template;

@@ -5,8 +5,13 @@
 //! `for keys { load; dot; softmax; load; dot }`, which the passes of the block IR make persistent and warp-specialised
 //! ([`kiln_block::passes::warpgroup`]); or `None` if an operand is computed, or a pass refuses.
 //!
+//! Operands of the scores (biases, masks) come as tiles too, where tensor maps describe them and shared memory has room
+//! ([`score_tiles`]); others are read by address.
+//!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first.
+mod score_tiles;
+
 use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, start, trend};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
@@ -48,6 +53,7 @@ const BESIDE: f64 = 1.5;
 struct Operand {
     array: Strided,
     map: Value,
+    elem: Elem,
     rows: usize,
     columns: usize,
 }
@@ -59,27 +65,45 @@ pub fn lower(
     shape: Warpgroups,
     machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
-    let Some(Work::Block { code, mut args }) = plain(of, v, z, shape, machine)? else { return Ok(None) };
     let processors = machine.units.multiprocessors;
-    let blocks = code.instances().min(processors);
-    let drawn = code.instances() > blocks;
-    if drawn {
-        args.push(Slot::Counter);
-    }
-    let launch = Launch { blocks, cluster: 1, group: 1, axes: None, drawn };
     let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
-    let code = persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
-    Ok(code.ok().map(|code| Work::Block { code, args }))
+    let mut tiles = usize::MAX;
+    loop {
+        let Some(plain) = plain(of, v, z, shape, machine, tiles)? else { return Ok(None) };
+        let Work::Block { code, mut args } = plain.work else { return Ok(None) };
+        let blocks = code.instances().min(processors);
+        let drawn = code.instances() > blocks;
+        if drawn {
+            args.push(Slot::Counter);
+        }
+        let launch = Launch { blocks, cluster: 1, group: 1, axes: None, drawn };
+        let code =
+            persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
+        match (code, plain.tiles.checked_sub(1)) {
+            (Ok(code), _) => return Ok(Some(Work::Block { code, args })),
+            // Shared memory may have room for fewer tiles.
+            (Err(_), Some(fewer)) => tiles = fewer,
+            (Err(_), None) => return Ok(None),
+        }
+    }
 }
 
 /// The program of one tile per instance.
+struct Plain {
+    work: Work<Kernel>,
+    /// How many operands of the scores come as tiles.
+    tiles: usize,
+}
+
+/// The program of one tile per instance; at most so many operands of its scores come as tiles.
 fn plain(
     of: &Body,
     v: ValueId,
     z: &Sizes,
     shape: Warpgroups,
     machine: &Hardware,
-) -> Result<Option<Work<Kernel>>, LowerError> {
+    most: usize,
+) -> Result<Option<Plain>, LowerError> {
     let g = of.graph;
     let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let (dtype, nb) = (g.dtype(v), z.batch.len());
@@ -124,27 +148,34 @@ fn plain(
         return Ok(None);
     };
 
+    let mut beside = score_tiles::of(&scene.dag, score, &extents, [(s, z.s), (t1, z.t)]);
+    beside.truncate(most);
+
     let rows = shape.rows();
     let [wide_d, wide_e] = [z.d, z.e].map(|n| n.next_power_of_two().max(128 / bytes));
     let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
     let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
     let outputs: Vec<Option<Strided>> =
         scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
-    let mut used = loads(
-        &scene.dag,
-        &[scene.roots(), vec![score], ends.into_iter().chain([sink]).flatten().collect()].concat(),
-        |_| false,
-    );
+    let read = [scene.roots(), ends.into_iter().chain([sink]).flatten().collect()].concat();
+    let mut used = loads(&scene.dag, &read, |_| false);
+    used.extend(score_tiles::others(&scene.dag, score, &beside));
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
     let mut f = open_bare(of.name, &scene, &used, &cuts, 0);
     let elem = math::stored(dtype);
-    let mut operand = |name: &str, array: Strided, rows: usize, columns: usize| {
+    let mut operand = |name: &str, array: Strided, elem: Elem, [rows, columns]: [usize; 2]| {
         let map = f.descriptor(name, array.slot, array.map(elem, [rows, columns]), true);
-        Operand { array, map, rows, columns }
+        Operand { array, map, elem, rows, columns }
     };
-    let q = operand("q", q, rows, wide_d);
-    let k = operand("k", k, shape.keys, wide_d);
-    let w = operand("v", w, shape.keys, wide_e);
+    let q = operand("q", q, elem, [rows, wide_d]);
+    let k = operand("k", k, elem, [shape.keys, wide_d]);
+    let w = operand("v", w, elem, [shape.keys, wide_e]);
+    let beside: Vec<(NodeId, Operand)> = (beside.into_iter().enumerate())
+        .map(|(i, (n, a))| {
+            let elem = math::stored(scene.dag.node(n).dtype);
+            (n, operand(&format!("s{i}"), a, elem, [rows, shape.keys]))
+        })
+        .collect();
     let maps: Vec<Option<Value>> = (outputs.iter().zip(&scene.stores).enumerate())
         .map(|(i, (out, store))| {
             let out = out.as_ref()?;
@@ -185,10 +216,13 @@ fn plain(
     }
 
     // ---- The loop over keys ----
+    let load_at = |f: &mut Frame, o: &Operand, row: Value, column: Value| {
+        let args = [&[o.map], &o.array.starts(&mut f.b, &batch, row, [column; 2])[..]].concat();
+        f.b.inst(BlockOp::TileLoad, &args, &[Type::block(o.elem, [o.rows, o.columns])], vec![])[0]
+    };
     let load = |f: &mut Frame, o: &Operand, row: Value| {
         let zero = f.b.i32(0);
-        let args = [&[o.map], &o.array.starts(&mut f.b, &batch, row, [zero; 2])[..]].concat();
-        f.b.inst(BlockOp::TileLoad, &args, &[Type::block(elem, [o.rows, o.columns])], vec![])[0]
+        load_at(f, o, row, zero)
     };
     let query = load(&mut f, &q, first);
     let of_keys = cut(t1, z.t, shape.keys, 1);
@@ -226,6 +260,11 @@ fn plain(
         let nothing = f.b.splat(none, &[rows, shape.keys]);
         let scores = f.b.dot(query, keys, nothing, DotPrecision::Exact);
         f.em.set(raw, scores);
+        for (node, o) in &beside {
+            let tile = load_at(f, o, first, index);
+            let tile = f.b.cast(tile, math::held(scene.dag.node(*node).dtype));
+            f.em.set(*node, tile);
+        }
         let mut x = f.em.value(&mut f.b, score);
         if let Some(m) = mask {
             x = f.b.select(m, x, lowest);
@@ -282,7 +321,7 @@ fn plain(
         let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
-    Ok(Some(f.finish()?))
+    Ok(Some(Plain { work: f.finish()?, tiles: beside.len() }))
 }
 
 /// The sums of every [`PARTS`]-th column.
