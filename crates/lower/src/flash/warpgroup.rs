@@ -129,6 +129,7 @@ fn plain(
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
     let uneven = ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
     let (score, scale) = without_scale(&mut r.dag, score, raw);
+    let far = is_far(&r.dag, score, t1);
     scene.dag = r.dag;
 
     let extents = [&z.batch[..], &[z.heads, z.group]].concat();
@@ -279,8 +280,13 @@ fn plain(
         let safe = b.select(empty, none, most);
         let less = b.binary(B::Mul, safe, unit);
         let less = b.unary(U::Neg, less);
-        // 2^(x·unit - most·unit), the argument by one FMA.
+        // 2^(x·unit - most·unit), the argument by one FMA where no product overflows.
         let power = |b: &mut Builder, x: Value| {
+            if far {
+                let x = b.binary(B::Sub, x, safe);
+                let x = b.binary(B::Mul, x, unit);
+                return b.unary(U::Exp2, x);
+            }
             let x = b.binary(B::Mul, x, unit);
             let x = b.binary(B::Add, x, less);
             b.unary(U::Exp2, x)
@@ -377,6 +383,17 @@ fn last_done(z: &Sizes, shape: Warpgroups, together: usize, processors: usize) -
         free.push(Reverse(done));
     }
     last as f64 / 2.0
+}
+
+/// Whether finite scores may be so large that their product with log2 e overflows: where a tensor over the keys takes part,
+/// or a large number, as in masks of the least number of a type.
+fn is_far(dag: &Dag, score: NodeId, key: CoordId) -> bool {
+    const LARGE: f64 = 1e37;
+    dag.reach_until(&[score], |_| false).into_iter().any(|n| match &dag.node(n).op {
+        NodeOp::Load { at, .. } => dag.node(n).dtype.is_float() && at.uses(key),
+        NodeOp::Const(Scalar::Float(x)) => x.is_finite() && x.abs() > LARGE,
+        _ => false,
+    })
 }
 
 /// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into the

@@ -356,8 +356,8 @@ impl<'k> Writer<'k> {
             c,
             |b, c, pass| {
                 let each = at.each;
-                let turns = s.turns.as_ref().zip(consumer.copy);
-                if let Some((turns, copy)) = turns {
+                let turn = s.turns.as_ref().zip(consumer.copy);
+                if let Some((turns, copy)) = turn {
                     let (first, tiles) = (turns.first(b, copy), s.left.rings.passed(b, at.left));
                     let parity = b.binary(B::Xor, first, tiles);
                     turns.wait(b, copy, parity);
@@ -370,13 +370,7 @@ impl<'k> Writer<'k> {
                     consumer.failed.borrow_mut().get_or_insert(failed);
                 }
                 let sum = init[self.form.sum];
-                let scores = |b: &mut Builder| {
-                    let scores = self.arrived(b, s, (pass, consumer), &each, (token, 0));
-                    if let Some((turns, copy)) = turns {
-                        turns.pass(b, copy);
-                    }
-                    scores
-                };
+                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 0), turn);
                 let next = self.next(b, c, (pass, consumer), &init, scores, |_| sum);
                 let after = self.after(b, s, pass, &each, KEYS..=KEYS);
                 [Places::of_each(&after), next.carried, vec![next.weights]].concat()
@@ -386,7 +380,7 @@ impl<'k> Writer<'k> {
                 let (carried, weights) = (&now[rings..rings + count], now[rings + count]);
                 let token = self.scores(b, s, stage, each[KEYS]);
                 let sum = self.weigh(b, s, weights, each[VALUES], carried[self.form.sum]);
-                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 1));
+                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 1), None);
                 let sum = |b: &mut Builder| {
                     let sum = self.wait(b, sum, self.form.n, 0);
                     s.each[VALUES].rings.release(b, each[VALUES].stage);

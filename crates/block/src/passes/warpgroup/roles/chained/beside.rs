@@ -1,6 +1,6 @@
 //! The rings of a tile's operands, and the tiles beside the scores: biases and masks, of which each consumer has its rows.
 use super::super::super::chained::{Operand, Pass};
-use super::super::super::ring::{Ring, Rings, release_read};
+use super::super::super::ring::{PingPong, Ring, Rings, release_read};
 use super::{Consumer, Shared, Writer};
 use crate::passes::warpgroup::copy::Copier;
 use crate::{BinaryOp as B, Builder, Op, Type, Value};
@@ -120,7 +120,8 @@ impl<'k> Writer<'k> {
         next
     }
     /// Waits for the scores. Tiles beside them are read before, and released; those that registers have no room for yet
-    /// are read after, close to their uses, and released once what needs no sums is computed.
+    /// are read after, close to their uses, and released once what needs no sums is computed. `turn`: of the consumer,
+    /// which then is the next one's.
     pub fn arrived<'s>(
         &self,
         b: &mut Builder,
@@ -128,12 +129,16 @@ impl<'k> Writer<'k> {
         (pass, consumer): (&Pass, &Consumer),
         each: &[Ring],
         (token, pending): (Value, u8),
+        turn: Option<(&PingPong, Value)>,
     ) -> Arrived<'s> {
         let (ahead, rest) = self.ahead(pass);
         let Arrived { mut known, late: stages } = self.read(b, s, &ahead, each, consumer);
         release_read(b, &stages);
         let scores = self.wait(b, token, self.form.scores, pending);
         s.each[KEYS].rings.release(b, each[KEYS].stage);
+        if let Some((turns, copy)) = turn {
+            turns.pass(b, copy);
+        }
         known.push((pass.scores, scores));
         let rest = self.read(b, s, &rest, each, consumer);
         known.extend(rest.known);
