@@ -9,10 +9,10 @@
 //! ([`score_tiles`]); others are read by address.
 //!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
-//! keys first.
+//! keys first, so that short ones fill what long ones leave.
 mod score_tiles;
 
-use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, start, trend};
+use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, start};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
@@ -34,20 +34,11 @@ use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{Tiles, Warpgroups};
 use kiln_plan::exec::{Slot, Work};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::f64::consts::LOG2_E;
 
 /// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
-
-/// The fraction of the time below which another order is taken.
-const WORTH: f64 = 0.97;
-/// Numbers of heads that are tried.
-const CHOICES: usize = 6;
-/// What a tile costs beside its iterations, in iterations.
-const BESIDE: f64 = 1.5;
 
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
 struct Operand {
@@ -127,7 +118,6 @@ fn plain(
     let score = masked_score(&mut r, raw, v, &of_score, Causal::Comparison)?;
     let sink = scores::sink(&mut r, v, &of_score)?;
     let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
-    let uneven = ends.into_iter().flatten().any(|n| trend(&r.dag, n, s).is_some());
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
     scene.dag = r.dag;
@@ -187,14 +177,17 @@ fn plain(
 
     // ---- The tile's place ----
     let all: usize = extents.iter().product();
-    let together = together(z, shape, uneven, bytes, machine);
+    let each = z.t * (z.d + z.e) * bytes;
+    // Query heads that share keys are neighbours.
+    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
+    let together = (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1);
     let tiles = z.s.div_ceil(rows);
     f.b.set_warps(4 * shape.consumers);
     let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
     let (per, last) = (f.b.i32(together as i64), f.b.i32(tiles as i64 - 1));
+    f.b.set_grid([together, tiles, all / together]);
     // Later queries attend to more keys where a mask is causal: those come first.
     let tile = f.b.binary(B::Sub, last, tile);
-    f.b.set_grid([together, tiles, all / together]);
     let mut number = f.b.binary(B::Mul, outer, per);
     number = f.b.binary(B::Add, number, within);
     let mut batch = vec![];
@@ -338,51 +331,6 @@ fn parts_summed(b: &mut Builder, x: Value) -> Value {
         let part = b.part(x, 1, at, PARTS);
         b.binary(B::Add, sum, part)
     })
-}
-
-/// How many heads are taken together: as many as the L2 cache holds keys and values of, or fewer where the last block is
-/// done sooner. `uneven`: later tiles have more keys.
-fn together(z: &Sizes, shape: Warpgroups, uneven: bool, bytes: usize, machine: &Hardware) -> usize {
-    let all = z.batch.iter().product::<usize>() * z.heads * z.group;
-    let each = z.t * (z.d + z.e) * bytes;
-    // Query heads that share keys are neighbours.
-    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
-    let mut fitting = (1..=all.min(most)).rev().filter(|n| all.is_multiple_of(*n));
-    if !uneven {
-        // Without a difference between tiles any order is the same.
-        return fitting.next().unwrap_or(1);
-    }
-    let mut best = (f64::INFINITY, 1);
-    for n in fitting.take(CHOICES) {
-        let time = last_done(z, shape, n, machine.units.multiprocessors);
-        // Fewer heads at a time read keys from memory more often.
-        if time < best.0 * WORTH {
-            best = (time, n);
-        }
-    }
-    best.1
-}
-
-/// When the last block is done, in iterations, where every tile costs as much as [`BESIDE`] iterations beside its own, and
-/// the block that is free first takes the next tile.
-fn last_done(z: &Sizes, shape: Warpgroups, together: usize, processors: usize) -> f64 {
-    let tiles = z.s.div_ceil(shape.rows());
-    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
-    let length = |tile: usize| {
-        let after = z.s.saturating_sub((tile + 1) * shape.rows());
-        // In halves of an iteration, so that the order is of integers.
-        (2.0 * BESIDE) as usize + 2 * z.t.saturating_sub(after).max(1).div_ceil(shape.keys)
-    };
-    let lengths: Vec<usize> = (0..tiles).map(length).collect();
-    let mut free: BinaryHeap<Reverse<usize>> = (0..processors).map(|_| Reverse(0)).collect();
-    let mut last = 0;
-    for t in 0..heads * tiles {
-        let Some(Reverse(now)) = free.pop() else { break };
-        let done = now + lengths[tiles - 1 - t / together % tiles];
-        last = last.max(done);
-        free.push(Reverse(done));
-    }
-    last as f64 / 2.0
 }
 
 /// Whether finite scores may be so large that their product with log2 e overflows: where a tensor over the keys takes part,

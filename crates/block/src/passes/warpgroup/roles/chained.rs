@@ -47,6 +47,8 @@ pub struct Crew {
     pub depth: Option<usize>,
 }
 
+/// Registers that hold scores, weights and sums up to which there are others for a consumer's turn.
+const TURNS: usize = 160;
 /// Registers of a thread that hold scores, weights and sums, at most: the others are for addresses and arithmetic.
 const HELD: usize = 184;
 
@@ -185,7 +187,7 @@ impl<'k> Writer<'k> {
         let mut staged = |&(tile, stages)| Staged { rings: Rings::new(&mut b, stages, consumers, 1), tile };
         let (left, each) = (staged(&tiles[0]), tiles[1..].iter().map(staged).collect());
         let numbers = self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers));
-        let turns = (consumers > 1).then(|| PingPong::new(&mut b, consumers));
+        let turns = (consumers > 1 && self.held() <= TURNS).then(|| PingPong::new(&mut b, consumers));
         let shared = Shared { left, each, outputs, numbers, turns };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
