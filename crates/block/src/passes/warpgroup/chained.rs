@@ -10,7 +10,7 @@ use super::Refusal;
 use super::form::constant;
 use crate::passes::{is_pure, runs};
 use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, analysis};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// An operand that is loaded as a tile.
 #[derive(Clone)]
@@ -52,6 +52,8 @@ pub struct Draw {
     /// The number of the next tile, and the instruction that says whether there is one, from that number.
     pub next: Value,
     pub more: Inst,
+    /// What is computed from the number that is drawn.
+    pub after: Vec<Inst>,
 }
 
 pub struct Form {
@@ -152,7 +154,14 @@ fn drawn(k: &Kernel, tiles: &InstData) -> Result<Option<Draw>, Refusal> {
         && let Some(more) = region.insts.iter().copied().find(|i| k.inst(*i).results[..] == [more])
         && k.inst(more).args.first() == Some(&next)
     {
-        return Ok(Some(Draw { inst, next, more }));
+        let mut drawn: HashSet<Value> = k.inst(inst).results.iter().copied().collect();
+        let depends = |i: &Inst| {
+            let yes = k.inst(*i).args.iter().any(|v| drawn.contains(v));
+            drawn.extend(k.inst(*i).results.iter().filter(|_| yes));
+            yes
+        };
+        let after = region.insts.iter().copied().filter(depends).collect();
+        return Ok(Some(Draw { inst, next, more, after }));
     }
     refuse("the loop over tiles does not draw their numbers from one counter")
 }

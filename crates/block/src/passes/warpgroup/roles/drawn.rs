@@ -1,5 +1,5 @@
-//! The loop over tiles that are drawn from a counter: the producer draws the next tile while it copies this one, and
-//! sends its number to the consumers.
+//! The loop over tiles that are drawn from a counter: the producer draws the next tile when it has copied this one, and
+//! sends its number to the consumers. A block that drew it before would keep a tile from those that are free first.
 use super::super::chained::Draw;
 use super::super::copy::Copier;
 use super::super::ring::{Numbers, Ring};
@@ -28,17 +28,14 @@ pub fn over_tiles<'k>(
     b.while_loop(&carried, |b, now| {
         c.enter();
         c.set(data.regions[0].params[0], now[0]);
-        for i in before {
-            match *i == draw.inst {
-                false => c.scalar(b, *i),
-                true if side == Side::Sends => c.copy(b, *i),
-                true => {}
-            }
-        }
+        // Without the draw, and so without what depends on it.
+        c.scalars(b, before);
         let ring = Ring::of(&now[1..]);
         let last = body(b, c, &now[3..]);
         let (next, ring) = match side {
             Side::Sends => {
+                c.copy(b, draw.inst);
+                before.iter().filter(|i| draw.after.contains(i)).for_each(|i| c.scalar(b, *i));
                 let next = c.all(&[draw.next])[0];
                 (next, numbers.send(b, ring, next))
             }
