@@ -261,7 +261,8 @@ impl Sizes {
         let (of_block, of_processor) = if self.is_half() {
             (if t.queries < 64 { a.half_narrow } else { a.half_block }, a.half)
         } else {
-            let rate = if self.precision == Precision::Tf32x3 { a.tf32x3 } else { a.single };
+            // A plan may ask for 3xTF32 where its rate is not known.
+            let rate = if self.precision == Precision::Tf32x3 && a.tf32x3 > 0. { a.tf32x3 } else { a.single };
             (rate * a.single_shares[(t.queries.ilog2() as usize).min(7)], rate)
         };
         let tile = 2. * (t.queries * t.keys * self.widths.map(columns).iter().sum::<usize>()) as f64;
