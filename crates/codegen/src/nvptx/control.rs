@@ -3,11 +3,44 @@ use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Index, Memo, Reg};
 use super::words::Words;
+use inkwell::IntPredicate;
 use inkwell::basic_block::BasicBlock;
-use inkwell::values::PhiValue;
+use inkwell::values::{IntValue, PhiValue};
 use kiln_block::{Elem, InstData, Op, Region, Value};
 
 impl<'c> Gen<'c, '_> {
+    /// A loop over a matmul's K, `step` elements at a time up to `end`, at least once: `body` adds the products of those from its number on to
+    /// the sums, which start as `acc`.
+    pub fn along_k(
+        &mut self,
+        (step, end): (usize, IntValue<'c>),
+        acc: &[Val<'c>],
+        body: impl FnOnce(&mut Self, IntValue<'c>, &mut [Val<'c>]) -> Res<()>,
+    ) -> Res<Vec<Val<'c>>> {
+        let (before, inside, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
+        self.e.b.build_unconditional_branch(inside)?;
+        self.e.b.position_at_end(inside);
+        let at = self.e.b.build_phi(self.e.i32(), "k")?;
+        let mut phis = vec![];
+        for v in acc {
+            let phi = self.e.b.build_phi(v.get_type(), "")?;
+            phi.add_incoming(&[(v, before)]);
+            phis.push(phi);
+        }
+        let now = int(at.as_basic_value())?;
+        let mut sums: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
+        body(self, now, &mut sums)?;
+        let next = self.e.add(now, self.e.int(step as i64))?;
+        let more = self.e.icmp(IntPredicate::ULT, next, end)?;
+        let latch = self.block()?;
+        self.e.b.build_conditional_branch(more, inside, after)?;
+        at.add_incoming(&[(&self.e.int(0), before), (&next, latch)]);
+        for (phi, s) in phis.iter().zip(&sums) {
+            phi.add_incoming(&[(s, latch)]);
+        }
+        self.e.b.position_at_end(after);
+        Ok(sums)
+    }
     pub fn for_loop(&mut self, data: &InstData) -> Res<()> {
         let region = data.regions.first().ok_or_else(|| mistyped("a loop"))?;
         let [lo, hi, step] = [self.scalar(data.args[0])?, self.scalar(data.args[1])?, self.scalar(data.args[2])?];

@@ -1,6 +1,6 @@
 //! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory. Those of 3xTF32 are in
 //! [`super::split_dot`].
-use super::emit::{Emit, Fail, Res, Val, int, mistyped};
+use super::emit::{Emit, Fail, Res, Val, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -114,51 +114,33 @@ impl<'c> Gen<'c, '_> {
         let acc = self.plain(data.args[2])?;
         // Several k at once: a row of a is read in 16-byte accesses.
         let step = (16 / elem.bytes()).min(depth).min(4);
-        let (before, body, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
-        self.e.b.build_unconditional_branch(body)?;
-        self.e.b.position_at_end(body);
-        let at = self.e.b.build_phi(self.e.i32(), "k")?;
-        let mut phis = vec![];
-        for v in &acc {
-            let phi = self.e.b.build_phi(v.get_type(), "")?;
-            phi.add_incoming(&[(v, before)]);
-            phis.push(phi);
-        }
-        let now = int(at.as_basic_value())?;
-        let mut sums: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
         let pitch_b = places[1].weights.get(bits_of(&[n])).copied().unwrap_or(0);
         let bytes = elem.bytes();
-        let a_base = self.e.add(sides[0].base, self.e.mul(now, self.e.int(bytes as i64))?)?;
-        let b_base = self.e.add(sides[1].base, self.e.mul(now, self.e.int((pitch_b * bytes) as i64))?)?;
-        // For each of the step's k, one element of every row.
-        let mut left = vec![vec![]; step];
-        for offset in &sides[0].offsets {
-            let ptr = self.shared_at(a_base, starts[0] + offset * bytes)?;
-            let row = self.shared_load(ptr, step, elem)?;
-            left.iter_mut().zip(row).for_each(|(column, v)| column.push(v));
-        }
-        for (k, column) in left.iter().enumerate() {
-            let mut right = vec![];
-            for first in (0..sides[1].offsets.len()).step_by(sides[1].vector) {
-                let ptr = self.shared_at(b_base, starts[1] + (sides[1].offsets[first] + k * pitch_b) * bytes)?;
-                right.extend(self.shared_load(ptr, sides[1].vector, elem)?);
+        let end = self.e.int(depth as i64);
+        self.along_k((step, end), &acc, |g, now, sums| {
+            let a_base = g.e.add(sides[0].base, g.e.mul(now, g.e.int(bytes as i64))?)?;
+            let b_base = g.e.add(sides[1].base, g.e.mul(now, g.e.int((pitch_b * bytes) as i64))?)?;
+            // For each of the step's k, one element of every row.
+            let mut left = vec![vec![]; step];
+            for offset in &sides[0].offsets {
+                let ptr = g.shared_at(a_base, starts[0] + offset * bytes)?;
+                let row = g.shared_load(ptr, step, elem)?;
+                left.iter_mut().zip(row).for_each(|(column, v)| column.push(v));
             }
-            for (r, s) in sums.iter_mut().enumerate() {
-                let (x, y) = (column[sides[0].of[r]], right[sides[1].of[r]]);
-                let (x, y) = (self.cast(x, elem, sum)?, self.cast(y, elem, sum)?);
-                *s = self.e.term(terms, x, y, *s)?;
+            for (k, column) in left.iter().enumerate() {
+                let mut right = vec![];
+                for first in (0..sides[1].offsets.len()).step_by(sides[1].vector) {
+                    let ptr = g.shared_at(b_base, starts[1] + (sides[1].offsets[first] + k * pitch_b) * bytes)?;
+                    right.extend(g.shared_load(ptr, sides[1].vector, elem)?);
+                }
+                for (r, s) in sums.iter_mut().enumerate() {
+                    let (x, y) = (column[sides[0].of[r]], right[sides[1].of[r]]);
+                    let (x, y) = (g.cast(x, elem, sum)?, g.cast(y, elem, sum)?);
+                    *s = g.e.term(terms, x, y, *s)?;
+                }
             }
-        }
-        let next = self.e.add(now, self.e.int(step as i64))?;
-        let more = self.e.icmp(inkwell::IntPredicate::SLT, next, self.e.int(depth as i64))?;
-        let latch = self.block()?;
-        self.e.b.build_conditional_branch(more, body, after)?;
-        at.add_incoming(&[(&self.e.int(0), before), (&next, latch)]);
-        for (phi, s) in phis.iter().zip(&sums) {
-            phi.add_incoming(&[(s, latch)]);
-        }
-        self.e.b.position_at_end(after);
-        Ok(sums)
+            Ok(())
+        })
     }
     /// Addresses at which the accumulator's registers find their row of a (`axis` 0) or column of b (1), of elements of
     /// `size` bytes.

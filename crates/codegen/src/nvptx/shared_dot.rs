@@ -53,29 +53,9 @@ impl<'c> Gen<'c, '_> {
             None => self.e.int(depth as i64),
         };
         let starts = self.plain(acc)?;
-        let (before, body, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
-        self.e.b.build_unconditional_branch(body)?;
-        self.e.b.position_at_end(body);
-        let at = self.e.b.build_phi(self.e.i32(), "k")?;
-        let mut phis = vec![];
-        for v in &starts {
-            let phi = self.e.b.build_phi(v.get_type(), "")?;
-            phi.add_incoming(&[(v, before)]);
-            phis.push(phi);
-        }
-        let now = int(at.as_basic_value())?;
-        let mut sums: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
-        for first in (0..TRIP).step_by(READ) {
-            self.four_of_k(terms, &sides, (now, first), &mut sums)?;
-        }
-        let next = self.e.add(now, self.e.int(TRIP as i64))?;
-        let more = self.e.icmp(inkwell::IntPredicate::ULT, next, end)?;
-        self.e.b.build_conditional_branch(more, body, after)?;
-        at.add_incoming(&[(&self.e.int(0), before), (&next, body)]);
-        for (phi, s) in phis.iter().zip(&sums) {
-            phi.add_incoming(&[(s, body)]);
-        }
-        self.e.b.position_at_end(after);
+        let sums = self.along_k((TRIP, end), &starts, |g, now, sums| {
+            (0..TRIP).step_by(READ).try_for_each(|first| g.four_of_k(terms, &sides, (now, first), sums))
+        })?;
         // Any lane may release the stage next, on behalf of all lanes.
         self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
         Ok(sums.into_iter().map(Reg::Plain).collect())

@@ -5,11 +5,11 @@
 //! Which element of K an instruction counts as its first is free if both operands agree, so a thread takes neighbours.
 //!
 //! Tensor cores truncate when they accumulate: each step of K is summed from zero, and added to the other steps in f32.
-use super::emit::{Res, Val, float, int};
+use super::emit::{Res, Val, float};
 use super::exchange::Placement;
 use super::r#gen::Gen;
+use inkwell::FloatPredicate;
 use inkwell::values::{FloatValue, IntValue};
-use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::layout::bits_of;
 use kiln_block::layout::fragment::Tiling;
 use kiln_block::{Elem, InstData, Value};
@@ -40,28 +40,8 @@ impl<'c> Gen<'c, '_> {
         let [a, b] = self.store_operands([data.args[0], data.args[1]], t)?;
         let acc = self.plain(data.args[2])?;
         let step = STEP.min(t.k);
-        let (before, body, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
-        self.e.b.build_unconditional_branch(body)?;
-        self.e.b.position_at_end(body);
-        let at = self.e.b.build_phi(self.e.i32(), "k")?;
-        let mut phis = vec![];
-        for v in &acc {
-            let phi = self.e.b.build_phi(v.get_type(), "")?;
-            phi.add_incoming(&[(v, before)]);
-            phis.push(phi);
-        }
-        let now = int(at.as_basic_value())?;
-        let mut sums: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
-        self.split_step([&a, &b], t, (now, step), &mut sums)?;
-        let next = self.e.add(now, self.e.int(step as i64))?;
-        let more = self.e.icmp(IntPredicate::ULT, next, self.e.int(t.k as i64))?;
-        self.e.b.build_conditional_branch(more, body, after)?;
-        at.add_incoming(&[(&self.e.int(0), before), (&next, body)]);
-        for (phi, s) in phis.iter().zip(&sums) {
-            phi.add_incoming(&[(s, body)]);
-        }
-        self.e.b.position_at_end(after);
-        Ok(sums)
+        let end = self.e.int(t.k as i64);
+        self.along_k((step, end), &acc, |g, now, sums| g.split_step([&a, &b], t, (now, step), sums))
     }
     /// Adds the products of the elements of K from `now` on.
     fn split_step(
