@@ -179,6 +179,22 @@ def test_both_doors(name):
         close(got, want)
 
 
+def test_experts_in_an_archive(tmp_path):
+    """Groups of tokens whose sizes are data are refused; the form that the refusal names is not."""
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model, args, _ = causal("Mixtral", **sizes)()
+    model.eval()
+    path = str(tmp_path / "model.pt2")
+    with torch.no_grad():
+        want = model(*args)
+        torch.export.save(torch.export.export(model, args, strict=False), path)
+        with pytest.raises(kiln.UnsupportedError, match=r"set_experts_implementation\(\"batched_mm"):
+            kiln.load(path)
+        model.model.set_experts_implementation("batched_mm")
+        torch.export.save(torch.export.export(model, args, strict=False), path)
+        close(kiln.load(path)(*args), want)
+
+
 @pytest.mark.fake
 @pytest.mark.parametrize("name", ["bert", "llama", "vit", "resnet18"])
 def test_both_doors_give_the_same_operators(name):

@@ -261,7 +261,8 @@ impl<'a> Reader<'a> {
         }
         let (name, overload) = (format!("aten::{operator}"), if overload == "default" { "" } else { overload });
         let unlisted = || {
-            Problem::new(format!("Kiln does not know the operator `{target}`")).help("write it with other operators")
+            let help = if is_of_experts(target) { EXPERTS } else { "write it with other operators" };
+            Problem::new(format!("Kiln does not know the operator `{target}`")).help(help)
         };
         // An in-place operator has the parameters of its functional form.
         let functional = functional_form(&name, overload).unwrap_or_else(|| (name.clone(), overload.to_string()));
@@ -483,14 +484,25 @@ fn module(node: &Node) -> String {
     stack.rsplit(';').next().and_then(|entry| entry.split(',').nth(1)).unwrap_or_default().to_string()
 }
 
+/// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers are written in
+/// several ways.
+const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the export; \
+                       torch.compile runs the model as it is";
+
+/// Whether an operator is such a matmul.
+fn is_of_experts(target: &str) -> bool {
+    target.contains("grouped_mm")
+}
+
 /// Why an operator that is not ATen's is refused.
 fn foreign(target: &str) -> Problem {
-    let help = match target.starts_with("torch.ops._c10d_functional") {
+    let help = if target.starts_with("torch.ops._c10d_functional") {
         // An archive is run by one process.
-        true => {
-            "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
-        }
-        false => "write it with ATen operators",
+        "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
+    } else if is_of_experts(target) {
+        EXPERTS
+    } else {
+        "write it with ATen operators"
     };
     Problem::new(format!("`{target}` is not an ATen operator")).help(help)
 }
@@ -521,6 +533,12 @@ mod tests {
         assert!(e.contains("is not an ATen operator") && e.contains("in Python under torchrun"), "{e}");
         let e = foreign("torch.ops.torchvision.nms.default").to_string();
         assert!(e.contains("write it with ATen operators"), "{e}");
+    }
+
+    #[test]
+    fn matmuls_of_experts_have_another_form() {
+        let e = foreign("torch.ops.transformers.grouped_mm_fallback.default").to_string();
+        assert!(e.contains("is not an ATen operator") && e.contains("set_experts_implementation"), "{e}");
     }
 
     #[test]
