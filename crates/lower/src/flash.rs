@@ -123,6 +123,38 @@ fn results(
     placed.iter().map(|o| o.store(r, at)).collect()
 }
 
+/// What the program of an attention reads, at the coordinates of [`Coords`].
+struct Operands {
+    q: NodeId,
+    k: NodeId,
+    v: NodeId,
+    /// The product of a query and a key, which the program sets: an anchor at the empty index, which no element of a value has.
+    raw: NodeId,
+    score: NodeId,
+    sink: Option<NodeId>,
+    /// Between which keys the mask leaves any.
+    ends: [Option<NodeId>; 2],
+}
+
+/// `at`: the result's indices, as [`indices`] gives them.
+fn operands(r: &mut Resolver, v: ValueId, z: &Sizes, at: &[Expr], causal: Causal) -> Result<Operands, LowerError> {
+    let (args, nb) = (r.graph.args(v), z.batch.len());
+    let Coords { t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
+    let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
+    let lead = &at[..nb];
+    let [ct1, ct2] = [t1, t2].map(|i| Expr::coord(i, z.t));
+    let [cd1, cd2] = [d1, d2].map(|i| Expr::coord(i, z.d));
+    let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
+    let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
+    let values = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
+    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, r.graph.dtype(v).compute());
+    let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
+    let score = masked_score(r, raw, v, &of_score, causal)?;
+    let sink = scores::sink(r, v, &of_score)?;
+    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
+    Ok(Operands { q, k, v: values, raw, score, sink, ends })
+}
+
 /// Coordinate of the slice of the keys.
 fn part_id(z: &Sizes) -> CoordId {
     z.batch.len() as CoordId + 8
@@ -145,7 +177,6 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = g.dtype(v);
-    let nb = z.batch.len();
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let at = indices(z, packed);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
@@ -157,20 +188,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
         the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?
     };
 
-    let args = g.args(v);
-    let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
-    let lead = &at[..nb];
-    let [ct1, ct2] = [t1, t2].map(|i| Expr::coord(i, z.t));
-    let [cd1, cd2] = [d1, d2].map(|i| Expr::coord(i, z.d));
-    let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
-    let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
-    let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
-    // The raw score is an anchor at the empty index, which no element of a value has.
-    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
-    let score = masked_score(&mut r, raw, v, &of_score, Causal::Guard)?;
-    let sink = scores::sink(&mut r, v, &of_score)?;
-    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
+    let Operands { q, k, v: w, raw, score, sink, ends } = operands(&mut r, v, z, &at, Causal::Guard)?;
     scene.dag = r.dag;
 
     let precision = match precision(of, v) {

@@ -36,9 +36,28 @@ enum Range {
 struct Plain {
     known: HashMap<Value, bool>,
     /// From the greatest of these on, each being the least of several forms.
-    from: Vec<Vec<Affine>>,
+    from: Vec<Forms>,
     /// Below the least of these, each being the greatest of several forms.
-    below: Vec<Vec<Affine>>,
+    below: Vec<Forms>,
+}
+
+/// One form or more.
+#[derive(Clone)]
+struct Forms {
+    first: Affine,
+    others: Vec<Affine>,
+}
+
+impl Forms {
+    fn of(first: Affine) -> Forms {
+        Forms { first, others: vec![] }
+    }
+    fn and(&self, more: &Forms) -> Forms {
+        let mut all = self.clone();
+        all.others.push(more.first.clone());
+        all.others.extend(more.others.iter().cloned());
+        all
+    }
 }
 
 impl Plain {
@@ -53,8 +72,8 @@ impl Plain {
     fn or(self, other: Plain, v: Value, wanted: bool) -> Option<Plain> {
         let known = HashMap::from([(v, wanted)]);
         match (&self.from[..], &self.below[..], &other.from[..], &other.below[..]) {
-            ([a], [], [b], []) => Some(Plain { known, from: vec![[&a[..], b].concat()], below: vec![] }),
-            ([], [a], [], [b]) => Some(Plain { known, from: vec![], below: vec![[&a[..], b].concat()] }),
+            ([a], [], [b], []) => Some(Plain { known, from: vec![a.and(b)], below: vec![] }),
+            ([], [a], [], [b]) => Some(Plain { known, from: vec![], below: vec![a.and(b)] }),
             _ => None,
         }
     }
@@ -183,13 +202,9 @@ impl Splitter<'_> {
         }
         sum
     }
-    fn extreme(&mut self, forms: &[Affine], by: B) -> Value {
-        let mut all = forms.iter();
-        let mut v = match all.next() {
-            Some(f) => self.form(f),
-            None => self.int(0),
-        };
-        for f in all {
+    fn extreme(&mut self, forms: &Forms, by: B) -> Value {
+        let mut v = self.form(&forms.first);
+        for f in &forms.others {
             let f = self.form(f);
             v = self.binary(by, v, f);
         }
@@ -276,8 +291,8 @@ impl Search<'_> {
             Op::Cmp(_) => {
                 let known = HashMap::from([(v, wanted)]);
                 Some(match range(self.k, self.facts, (v, self.index), wanted, &self.inside)? {
-                    Range::From(f) => Plain { known, from: vec![vec![f]], below: vec![] },
-                    Range::Below(f) => Plain { known, from: vec![], below: vec![vec![f]] },
+                    Range::From(f) => Plain { known, from: vec![Forms::of(f)], below: vec![] },
+                    Range::Below(f) => Plain { known, from: vec![], below: vec![Forms::of(f)] },
                 })
             }
             _ => None,

@@ -12,16 +12,15 @@
 //! keys first, so that short ones fill what long ones leave.
 mod score_tiles;
 
-use super::{Coords, NOT_PLACED, bounds, indices, of_block, results, start};
+use super::{Coords, NOT_PLACED, Operands, bounds, indices, of_block, operands, results, start};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
-use crate::expr::{CoordId, Expr};
-use crate::key_end::{key_end, key_start};
+use crate::expr::CoordId;
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
-use crate::scores::{self, Causal, Sizes, masked_score};
+use crate::scores::{Causal, Sizes};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
 use kiln_block::passes::split;
@@ -97,7 +96,7 @@ fn plain(
 ) -> Result<Option<Plain>, LowerError> {
     let g = of.graph;
     let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let (dtype, nb) = (g.dtype(v), z.batch.len());
+    let dtype = g.dtype(v);
     let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
     let at = indices(z, false);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
@@ -105,19 +104,7 @@ fn plain(
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?;
 
-    let args = g.args(v);
-    let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
-    let lead = &at[..nb];
-    let [ct1, ct2] = [t1, t2].map(|i| Expr::coord(i, z.t));
-    let [cd1, cd2] = [d1, d2].map(|i| Expr::coord(i, z.d));
-    let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
-    let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
-    let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
-    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
-    let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
-    let score = masked_score(&mut r, raw, v, &of_score, Causal::Comparison)?;
-    let sink = scores::sink(&mut r, v, &of_score)?;
-    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
+    let Operands { q, k, v: w, raw, score, sink, ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
     scene.dag = r.dag;

@@ -51,7 +51,22 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     dce::run(&mut k);
     let form = form::recognise(&k)?;
     let w = Writer::new(&k, form, crew, super::memory(m))?;
-    w.write()
+    w.write(m)
+}
+
+/// Threads of a warpgroup.
+const THREADS: usize = 128;
+
+/// Registers of a thread of the producer, which takes `few`, and of a consumer: what the multiprocessor's are for each, in the steps in
+/// which they are handed over. A single consumer has no producer's to take.
+fn registers(m: &Machine, consumers: usize, few: usize) -> [usize; 2] {
+    const STEP: usize = 8;
+    if consumers < 2 {
+        return [0, 0];
+    }
+    let threads = m.limits.registers_per_multiprocessor / THREADS;
+    let many = threads.saturating_sub(few) / consumers / STEP * STEP;
+    [few, many.min(m.limits.registers_per_thread)]
 }
 
 /// What both roles use.
@@ -162,7 +177,7 @@ impl<'k> Writer<'k> {
     }
 
     // ---- The program ----
-    fn write(self) -> Result<Kernel, Refusal> {
+    fn write(self, m: &Machine) -> Result<Kernel, Refusal> {
         let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
         b.set_cluster(self.k.cluster);
         b.set_arithmetic(self.k.arithmetic);
@@ -178,11 +193,8 @@ impl<'k> Writer<'k> {
         let together = if self.k.cluster > 1 { Op::ClusterSync } else { Op::Sync };
         b.inst(together, &[], &[], vec![]);
         let copies = self.crew.consumers;
-        let [few, many] = match self.form.engine {
-            _ if copies == 1 => [0, 0],
-            Engine::TensorCores => [40, 232],
-            Engine::Simt => [24, 240],
-        };
+        let few = if self.form.engine == Engine::TensorCores { 40 } else { 24 };
+        let [few, many] = registers(m, copies, few);
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
         let mut failed = None;

@@ -25,7 +25,7 @@ use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
 use super::drawn::{self, Side};
 use super::epilogue::{Epilogue, Outputs, Tile, alloc};
-use super::{descriptors, over_tiles, params};
+use super::{descriptors, over_tiles, params, registers};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Type, Value};
@@ -47,10 +47,10 @@ pub struct Crew {
     pub depth: Option<usize>,
 }
 
-/// Registers that hold scores, weights and sums up to which there are others for a consumer's turn.
-const TURNS: usize = 160;
-/// Registers of a thread that hold scores, weights and sums, at most: the others are for addresses and arithmetic.
-const HELD: usize = 184;
+/// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights and sums.
+const ARITHMETIC: usize = 56;
+/// As many, where consumers begin a tile one after the other.
+const TURNS: usize = 80;
 
 /// The same program in roles; without a crew, with one that suits the tile.
 pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
@@ -64,7 +64,21 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     let size = [form.m, form.n];
     let tile = Tile { engine: Engine::TensorCores, tiles: form.tiles, body: &form.tile, loops: form.at, size };
     let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
-    let mut w = Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form, beside: vec![] };
+    let few = if crew.consumers > 2 { 32 } else { 24 };
+    // A single consumer is not given more than one of two.
+    let [_, budget] = registers(m, crew.consumers.max(2), few);
+    let registers = registers(m, crew.consumers, few);
+    let mut w = Writer {
+        k: &k,
+        facts: analysis::analyse(&k),
+        crew,
+        epilogue,
+        rows,
+        form: &form,
+        beside: vec![],
+        registers,
+        budget,
+    };
     w.beside = w.depths(memory(m));
     w.check(memory(m))?;
     w.check_scalars()?;
@@ -108,6 +122,10 @@ struct Writer<'k> {
     rows: usize,
     /// Stages of each tile beside the scores.
     beside: Vec<usize>,
+    /// Registers of a thread of the producer and of a consumer; 0 where they keep those that they start with.
+    registers: [usize; 2],
+    /// Registers of a thread that a consumer's program is made for.
+    budget: usize,
 }
 
 impl<'k> Writer<'k> {
@@ -131,7 +149,10 @@ impl<'k> Writer<'k> {
             format!("scores of {} and sums of {} columns; wgmma has up to 256", f.scores, f.n)
         })?;
         let held = self.held();
-        ensure(held <= HELD, format!("a thread would hold {held} registers of scores and sums; make tiles smaller"))?;
+        ensure(
+            held + ARITHMETIC <= self.budget,
+            format!("a thread would hold {held} registers of scores and sums; make tiles smaller"),
+        )?;
         ensure(c.left > 0 && c.right > 1, "the rings need one stage on the left and two on the right".into())?;
         let bytes = self.bytes() + f.beside.iter().zip(&self.beside).map(|(o, n)| n * o.bytes()).sum::<usize>();
         ensure(bytes <= memory, format!("the tiles take {bytes} bytes of shared memory, and there are {memory}"))?;
@@ -187,7 +208,7 @@ impl<'k> Writer<'k> {
         let mut staged = |&(tile, stages)| Staged { rings: Rings::new(&mut b, stages, consumers, 1), tile };
         let (left, each) = (staged(&tiles[0]), tiles[1..].iter().map(staged).collect());
         let numbers = self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers));
-        let turns = (consumers > 1 && self.held() <= TURNS).then(|| PingPong::new(&mut b, consumers));
+        let turns = (consumers > 1 && self.held() + TURNS <= self.budget).then(|| PingPong::new(&mut b, consumers));
         let shared = Shared { left, each, outputs, numbers, turns };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
@@ -199,11 +220,7 @@ impl<'k> Writer<'k> {
         };
         c.scalars(&mut b, &before);
         b.inst(Op::Sync, &[], &[], vec![]);
-        let [few, many] = match consumers {
-            1 => [0, 0],
-            2 => [24, 240],
-            _ => [32, 160],
-        };
+        let [few, many] = self.registers;
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
         let mut failed = None;

@@ -14,9 +14,9 @@ const FIRST: usize = 2;
 /// Stages of a tile beside the scores, where there is room: one in use, one on its way.
 const STAGES: usize = 2;
 
-/// Registers of a thread that hold scores, weights, sums and what is read ahead of the scores, at most: of the 240 there
-/// are, addresses and arithmetic need the others. And those for the place in a ring.
-const AHEAD: usize = 198;
+/// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights, sums and what is read ahead of the
+/// scores. And those for the place in a ring.
+const AHEAD: usize = 42;
 const PLACE: usize = 4;
 
 /// What is known once the scores are there: new values by old ones; and stages that are read, not yet released.
@@ -166,7 +166,7 @@ impl<'k> Writer<'k> {
     /// The tiles of a loop that are read ahead of its scores, and the others.
     fn ahead<'p>(&self, pass: &'p Pass) -> (Numbered<'p>, Numbered<'p>) {
         let reads: usize = self.reads(pass).iter().map(|v| self.registers(self.k.ty(*v))).sum();
-        let mut room = AHEAD.saturating_sub(self.held() + reads);
+        let mut room = self.budget.saturating_sub(AHEAD + self.held() + reads);
         self.beside(pass).partition(|(_, o)| {
             let n = PLACE + self.registers(&Type::block(o.elem, o.shape));
             let fits = n <= room;
