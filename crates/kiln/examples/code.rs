@@ -24,7 +24,7 @@ const USAGE: &str = "usage: code OUT [--seeds FROM..TO] [--targets cpu,sm_80,sm_
 fn options() -> Result<Options, String> {
     let all = vec![Target::Cpu, Target::Sm80, Target::Sm89, Target::Sm90a];
     let mut args = std::env::args().skip(1);
-    let out = args.next().ok_or(USAGE)?.into();
+    let out = args.next().filter(|out| !out.starts_with('-')).ok_or(USAGE)?.into();
     let mut o = Options { out, seeds: 0..200, targets: all, folders: vec![] };
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -68,7 +68,9 @@ fn code(model: &Model, target: Target) -> Result<String, Error> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let o = options()?;
     let mut files = vec![];
-    o.folders.iter().try_for_each(|f| graphs(f, &mut files))?;
+    for folder in &o.folders {
+        graphs(folder, &mut files).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
     files.sort();
     let mut models = vec![];
     for path in files {

@@ -487,7 +487,7 @@ fn module(node: &Node) -> String {
 /// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers are written in
 /// several ways.
 const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the export; \
-                       torch.compile runs the model as it is";
+                       torch.compile and kiln.compile take the model as it is";
 
 /// Whether an operator is such a matmul.
 fn is_of_experts(target: &str) -> bool {

@@ -65,8 +65,8 @@ fn registers(m: &Machine, consumers: usize, few: usize) -> [usize; 2] {
         return [0, 0];
     }
     let threads = m.limits.registers_per_multiprocessor / THREADS;
-    let many = threads.saturating_sub(few) / consumers / STEP * STEP;
-    [few, many.min(m.limits.registers_per_thread)]
+    let many = threads.saturating_sub(few) / consumers;
+    [few, many.min(m.limits.registers_per_thread) / STEP * STEP]
 }
 
 /// What both roles use.

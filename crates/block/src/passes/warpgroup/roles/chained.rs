@@ -67,7 +67,7 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     let few = if crew.consumers > 2 { 32 } else { 24 };
     // A single consumer is not given more than one of two.
     let [_, budget] = registers(m, crew.consumers.max(2), few);
-    let registers = registers(m, crew.consumers, few);
+    let of_roles = registers(m, crew.consumers, few);
     let mut w = Writer {
         k: &k,
         facts: analysis::analyse(&k),
@@ -76,7 +76,7 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
         rows,
         form: &form,
         beside: vec![],
-        registers,
+        of_roles,
         budget,
     };
     w.beside = w.depths(memory(m));
@@ -123,7 +123,7 @@ struct Writer<'k> {
     /// Stages of each tile beside the scores.
     beside: Vec<usize>,
     /// Registers of a thread of the producer and of a consumer; 0 where they keep those that they start with.
-    registers: [usize; 2],
+    of_roles: [usize; 2],
     /// Registers of a thread that a consumer's program is made for.
     budget: usize,
 }
@@ -220,7 +220,7 @@ impl<'k> Writer<'k> {
         };
         c.scalars(&mut b, &before);
         b.inst(Op::Sync, &[], &[], vec![]);
-        let [few, many] = self.registers;
+        let [few, many] = self.of_roles;
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
         let mut failed = None;
