@@ -40,8 +40,9 @@ fn every_graph_assembles_for_every_machine() {
             let machine = options.machine().clone();
             let compiled = kiln::compile(&model, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
             let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
-            for p in all.iter().filter(|p| !p.text.is_empty()) {
+            for p in all {
                 let about = format!("{} of {} for {name}", p.name, path.display());
+                assert!(!p.text.is_empty(), "{about}: no PTX");
                 assert!(p.shared <= machine.limits.shared_per_block, "{about}: {} bytes", p.shared);
                 assert!(p.threads <= 32 * machine.limits.warps_per_multiprocessor, "{about}: {} threads", p.threads);
                 assert!(p.text.contains(&format!(".target {}", machine.arch)), "{about}\n{}", p.text);
@@ -81,6 +82,48 @@ fn descriptions_are_files_or_names() {
         .expect("written");
     let old = calibrate::read(&file).expect_err("is refused");
     assert!(old.to_string().contains("was written by an earlier version of Kiln"), "{old}");
+}
+
+/// Masks that bound the keys by what is read: positions in a cache, padding, documents, masks in memory. Programs by warpgroups draw their
+/// tiles; nothing is interpreted, and hardly a register is spilled.
+#[test]
+fn attention_between_keys_that_are_read() {
+    let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let options = snapshot::options("h200").expect("is known");
+    let masks = [
+        ("%p = add %r, %pos\n %m = le %t, %p", false),
+        ("%p = add %r, %pos\n %c = le %t, %p\n %d = sub %p, %t\n %w = lt %d, 512\n %m = and %c, %w", false),
+        ("%m = eq %dq, %dk", true),
+        ("%a = eq %dq, %dk\n %c = le %t, %r\n %m = and %a, %c", true),
+        ("%p = add %r, %pos\n %a = le %t, %p\n %m = and %a, %long", true),
+        ("%m = and %whole, %long", true),
+    ];
+    for (mask, looks) in masks {
+        for (width, dtype) in [(64, "f16"), (96, "bf16"), (128, "bf16"), (256, "f16")] {
+            let text = format!(
+                "graph g(%q: {dtype}[2,32,2000,{width}], %k: {dtype}[2,8,4096,{width}], %v: {dtype}[2,8,4096,{width}], %pos: i64[2,1,1,1], \
+                 %dq: i64[2,1,2000,1], %dk: i64[2,1,1,4096], %long: bool[2,1,1,4096], %whole: bool[2,1,2000,4096]) {{\n \
+                 %r = iota axis=0 : i64[2000,1]\n %t = iota axis=1 : i64[1,4096]\n {mask}\n \
+                 %y = attention %q, %k, %v, %m scale=0.1\n return %y\n}}"
+            );
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("g.kiln");
+            std::fs::write(&path, &text).expect("written");
+            let model = Model::open(&path, &[]).expect("opens");
+            let compiled = kiln::compile(&model, &options).unwrap_or_else(|e| panic!("{e}\n{text}"));
+            let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
+            assert!(all.iter().all(|p| !p.text.is_empty()), "a program has no PTX\n{text}");
+            assert_eq!(all.iter().any(|p| p.name.ends_with("_keys")), looks, "{text}");
+            let drawn = |p: &str| p.contains("wgmma") && p.contains("atom.global.inc");
+            assert!(all.iter().any(|p| drawn(&p.text)), "{text}\n{}", all[0].text);
+            for p in all {
+                let assembled = facts::assemble(&ptxas, &p.text, options.target.name()).expect("assembles");
+                // A column of the widest sums leaves few registers for a mask over queries and keys.
+                let most = if width > 128 { 128 } else { 16 };
+                assert!(assembled.spill_stores <= most && assembled.warnings.is_empty(), "{assembled:?}\n{text}");
+            }
+        }
+    }
 }
 
 /// Attention of f32 at any width, exactly and by 3xTF32, with masks and score functions: no registers are spilled, and the plan says how it

@@ -68,8 +68,8 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     }
     let tiles = match sizes.way(machine) {
         attention::Way::Warps(tiles) => tiles,
-        attention::Way::Warpgroups(shape) => match warpgroup::lower(of, v, z, shape, machine)? {
-            Some(step) => return Ok(Emitted { scratch: vec![], steps: vec![step] }),
+        attention::Way::Warpgroups(shape) => match warpgroup::lower(of, v, z, (&sizes, shape), machine)? {
+            Some(steps) => return Ok(steps),
             None => sizes.tiles(machine),
         },
     };

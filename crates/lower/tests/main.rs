@@ -5,6 +5,7 @@ mod common;
 mod conv;
 mod epilogue;
 mod indices;
+mod key_blocks;
 mod large;
 mod lengths;
 mod masks;

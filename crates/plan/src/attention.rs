@@ -83,6 +83,13 @@ const FEW: usize = 32;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
+/// Operations on a pair of a query and a key of the kernel that looks for the keys that a mask leaves, and the blocks
+/// that may share a tile of queries there.
+const MASK_OPS: f64 = 16.;
+const MASK_BLOCKS: usize = 4;
+/// Most of an attention's time that this kernel may take.
+const LOOKING: f64 = 0.05;
+
 /// Narrowest part of a head: the depth of a matmul on tensor cores.
 const LEAST: usize = 16;
 /// Most parts of a head: each costs matmuls of its own.
@@ -246,6 +253,16 @@ impl Sizes {
             false => tiles.div_ceil(processors) * iterations(0),
         };
         each * rounds.max(iterations(blocks.saturating_sub(1))) as f64
+    }
+    /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it evaluates
+    /// the mask for every pair of a query and a key, once for all heads that share it. What that saves depends on data.
+    /// `masks`: heads that have masks of their own.
+    pub fn finds_keys(&self, masks: usize, m: &Hardware) -> bool {
+        let pairs = (masks * self.queries * self.seen()) as f64;
+        let blocks = MASK_BLOCKS * masks * self.queries.div_ceil(2 * Warpgroups::ROWS);
+        let busy = blocks as f64 / m.units.multiprocessors as f64;
+        let looking = m.rates.launch + pairs * MASK_OPS / (m.rates.alu * busy.min(1.));
+        looking <= LOOKING * self.predicted(m)
     }
     /// Predicted seconds of the fused program, without its launch.
     pub fn predicted(&self, m: &Hardware) -> f64 {

@@ -46,17 +46,27 @@ struct Plain {
 struct Forms {
     first: Affine,
     others: Vec<Affine>,
+    /// The comparison of scalars that these are the bound of, and its value beyond the bound.
+    beyond: Option<(Value, bool)>,
 }
 
 impl Forms {
     fn of(first: Affine) -> Forms {
-        Forms { first, others: vec![] }
+        Forms { first, others: vec![], beyond: None }
     }
     fn and(&self, more: &Forms) -> Forms {
-        let mut all = self.clone();
+        let mut all = Forms { beyond: None, ..self.clone() };
         all.others.push(more.first.clone());
         all.others.extend(more.others.iter().cloned());
         all
+    }
+}
+
+/// What is known where a loop has not reached its only lower bound, or has passed its only upper one.
+fn beyond(bounds: &[Forms]) -> HashMap<Value, bool> {
+    match bounds {
+        [only] => only.beyond.into_iter().collect(),
+        _ => HashMap::new(),
     }
 }
 
@@ -111,15 +121,15 @@ impl Splitter<'_> {
         let trips = self.trips(middle, end, size);
         let ahead = self.binary(B::Mul, trips, step);
         let last = self.binary(B::Add, middle, ahead);
-        let none = HashMap::new();
+        let [none, early, late] = [HashMap::new(), beyond(&plain.from), beyond(&plain.below)];
         let mut carried = data.args[3..].to_vec();
         let mut parts = vec![([lo, second], &none), ([middle, end], &plain.known)];
         if !plain.from.is_empty() {
             let before = self.binary(B::Min, middle, hi);
-            parts.insert(1, ([second, before], &none));
+            parts.insert(1, ([second, before], &early));
         }
         if !plain.below.is_empty() {
-            parts.push(([last, hi], &none));
+            parts.push(([last, hi], &late));
         }
         let count = parts.len();
         for (n, ([lo, hi], known)) in parts.into_iter().enumerate() {
@@ -166,7 +176,7 @@ impl Splitter<'_> {
                 }
                 continue;
             }
-            if let ([result], Some(t)) = (&data.results[..], follows(&data.op, truth(0))) {
+            if let ([result], Some(t)) = (&data.results[..], follows(&data.op, [truth(0), truth(1)])) {
                 known.insert(*result, t);
             }
             let args = data.args.iter().map(|v| now(v, to)).collect();
@@ -221,10 +231,12 @@ impl Splitter<'_> {
 }
 
 /// The result of an op on a condition whose elements are all the same.
-fn follows(op: &Op, all: Option<bool>) -> Option<bool> {
+fn follows(op: &Op, all: [Option<bool>; 2]) -> Option<bool> {
     match op {
-        Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => all,
-        Op::Unary(UnaryOp::Not) => all.map(|t| !t),
+        Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => all[0],
+        Op::Unary(UnaryOp::Not) => all[0].map(|t| !t),
+        Op::Binary(B::And) if all.contains(&Some(false)) => Some(false),
+        Op::Binary(B::Or) if all.contains(&Some(true)) => Some(true),
         _ => None,
     }
 }
@@ -276,13 +288,24 @@ impl Search<'_> {
         let of = |n: usize, wanted: bool| self.condition(*d.args.get(n)?, wanted);
         match d.op {
             // One side is enough of a conjunction: the other one stays.
-            Op::Binary(B::And) if wanted => Some(of(0, true).unwrap_or_default().and(of(1, true).unwrap_or_default())),
-            Op::Binary(B::Or) if !wanted => {
-                Some(of(0, false).unwrap_or_default().and(of(1, false).unwrap_or_default()))
+            Op::Binary(op @ (B::And | B::Or)) if (op == B::And) == wanted => {
+                let mut both = of(0, wanted).unwrap_or_default().and(of(1, wanted).unwrap_or_default());
+                if d.args.iter().all(|a| both.known.contains_key(a)) {
+                    both.known.insert(v, wanted);
+                }
+                Some(both)
             }
+            // One side that has the value decides.
             Op::Binary(B::And | B::Or) => {
                 let whole = |n: usize| of(n, wanted).filter(|p| p.known.contains_key(&d.args[n]));
-                whole(0)?.or(whole(1)?, v, wanted)
+                match (whole(0), whole(1)) {
+                    (Some(a), Some(b)) => a.or(b, v, wanted),
+                    (a, b) => {
+                        let mut one = a.or(b)?;
+                        one.known.insert(v, wanted);
+                        Some(one)
+                    }
+                }
             }
             Op::Unary(UnaryOp::Not) => self.followed(v, wanted, of(0, !wanted)?, !wanted),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
@@ -290,9 +313,11 @@ impl Search<'_> {
             }
             Op::Cmp(_) => {
                 let known = HashMap::from([(v, wanted)]);
+                let beyond = self.k.ty(v).is_scalar().then_some((v, !wanted));
+                let forms = |f: Affine| vec![Forms { beyond, ..Forms::of(f) }];
                 Some(match range(self.k, self.facts, (v, self.index), wanted, &self.inside)? {
-                    Range::From(f) => Plain { known, from: vec![Forms::of(f)], below: vec![] },
-                    Range::Below(f) => Plain { known, from: vec![], below: vec![Forms::of(f)] },
+                    Range::From(f) => Plain { known, from: forms(f), below: vec![] },
+                    Range::Below(f) => Plain { known, from: vec![], below: forms(f) },
                 })
             }
             _ => None,

@@ -24,7 +24,8 @@ pub(super) struct Group<'c> {
 pub(super) fn is_single(k: &Kernel, r: &Region) -> bool {
     let mut yes = true;
     k.walk_region(r, &mut |_, data| {
-        let scalars = data.results.iter().all(|v| matches!(k.ty(*v), Type::Block { .. }) && k.ty(*v).is_scalar());
+        let is_one = |ty: &Type| matches!(ty, Type::Block { shape, .. } | Type::Ptr { shape, .. } if shape.is_empty());
+        let scalars = data.results.iter().all(|v| is_one(k.ty(*v)));
         yes &= scalars
             && match data.op {
                 Op::SharedStore => k.ty(data.args[2]).is_scalar(),

@@ -8,8 +8,11 @@
 //! Operands of the scores (biases, masks) come as tiles too, where tensor maps describe them and shared memory has room
 //! ([`score_tiles`]); others are read by address.
 //!
+//! Where a mask depends on data, a kernel before this one finds the blocks of keys that it leaves ([`key_blocks`]).
+//!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first, so that short ones fill what long ones leave.
+mod key_blocks;
 mod score_tiles;
 
 use super::{Coords, NOT_PLACED, Operands, bounds, indices, of_block, operands, results, start};
@@ -20,9 +23,11 @@ use crate::expr::CoordId;
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place};
+use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
+use key_blocks::Mask;
 use kiln_block::passes::split;
 use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
 use kiln_block::passes::warpgroup::{Launch, persistent};
@@ -31,7 +36,7 @@ use kiln_block::{
 };
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::attention::{Tiles, Warpgroups};
+use kiln_plan::attention::{self, Tiles, Warpgroups};
 use kiln_plan::exec::{Slot, Work};
 use std::f64::consts::LOG2_E;
 
@@ -52,14 +57,14 @@ pub fn lower(
     of: &Body,
     v: ValueId,
     z: &Sizes,
-    shape: Warpgroups,
+    (sizes, shape): (&attention::Sizes, Warpgroups),
     machine: &Hardware,
-) -> Result<Option<Work<Kernel>>, LowerError> {
+) -> Result<Option<Emitted>, LowerError> {
     let processors = machine.units.multiprocessors;
     let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
     let mut tiles = usize::MAX;
     loop {
-        let Some(plain) = plain(of, v, z, shape, machine, tiles)? else { return Ok(None) };
+        let Some(plain) = plain(of, v, z, (sizes, shape), machine, tiles)? else { return Ok(None) };
         let Work::Block { code, mut args } = plain.work else { return Ok(None) };
         let blocks = code.instances().min(processors);
         let drawn = code.instances() > blocks;
@@ -70,7 +75,11 @@ pub fn lower(
         let code =
             persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
         match (code, plain.tiles.checked_sub(1)) {
-            (Ok(code), _) => return Ok(Some(Work::Block { code, args })),
+            (Ok(code), _) => {
+                return Ok(Some(
+                    plain.before.then(Emitted { scratch: vec![], steps: vec![Work::Block { code, args }] }),
+                ));
+            }
             // Shared memory may have room for fewer tiles.
             (Err(_), Some(fewer)) => tiles = fewer,
             (Err(_), None) => return Ok(None),
@@ -80,6 +89,8 @@ pub fn lower(
 
 /// The program of one tile per instance.
 struct Plain {
+    /// What runs before it.
+    before: Emitted,
     work: Work<Kernel>,
     /// How many operands of the scores come as tiles.
     tiles: usize,
@@ -90,7 +101,7 @@ fn plain(
     of: &Body,
     v: ValueId,
     z: &Sizes,
-    shape: Warpgroups,
+    (sizes, shape): (&attention::Sizes, Warpgroups),
     machine: &Hardware,
     most: usize,
 ) -> Result<Option<Plain>, LowerError> {
@@ -104,9 +115,23 @@ fn plain(
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?;
 
-    let Operands { q, k, v: w, raw, score, sink, ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
-    let (score, scale) = without_scale(&mut r.dag, score, raw);
+    let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
+    let (mut score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
+    let tiles = Tiles { queries: shape.rows(), keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
+    // Where the mask depends on data: the kernel that finds the blocks of keys that it leaves, and these.
+    let mut before = Emitted::default();
+    let mut found = None;
+    if let Some((mask, outermost)) = Mask::of(&mut r.dag, score, z, shape.rows(), machine)
+        && sizes.finds_keys(mask.heads(), machine)
+    {
+        let name = format!("{}_keys", of.name);
+        before.steps.push(mask.program(&name, &r.dag, z, &tiles, ends)?);
+        before.scratch.push(mask.scratch());
+        (score, ends) = (outermost, [None; 2]);
+        let positions = mask.positions(&mut r.dag);
+        found = Some((mask, positions));
+    }
     scene.dag = r.dag;
 
     let extents = [&z.batch[..], &[z.heads, z.group]].concat();
@@ -135,7 +160,8 @@ fn plain(
     let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
     let outputs: Vec<Option<Strided>> =
         scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
-    let read = [scene.roots(), ends.into_iter().chain([sink]).flatten().collect()].concat();
+    let mut read = [scene.roots(), ends.into_iter().chain([sink]).flatten().collect()].concat();
+    read.extend(found.iter().flat_map(|(_, positions)| positions.concat()));
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(score_tiles::others(&scene.dag, score, &beside));
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
@@ -168,11 +194,11 @@ fn plain(
     // Query heads that share keys are neighbours.
     let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
     let together = (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1);
-    let tiles = z.s.div_ceil(rows);
+    let count = z.s.div_ceil(rows);
     f.b.set_warps(4 * shape.consumers);
     let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
-    let (per, last) = (f.b.i32(together as i64), f.b.i32(tiles as i64 - 1));
-    f.b.set_grid([together, tiles, all / together]);
+    let (per, last) = (f.b.i32(together as i64), f.b.i32(count as i64 - 1));
+    f.b.set_grid([together, count, all / together]);
     // Later queries attend to more keys where a mask is causal: those come first.
     let tile = f.b.binary(B::Sub, last, tile);
     let mut number = f.b.binary(B::Mul, outer, per);
@@ -217,8 +243,7 @@ fn plain(
         [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &cuts[0])));
     let [most, sum] = start(&mut f, sink, scale, [rows, PARTS]);
     let start = [most, sum, f.b.splat(none, &[rows, wide_e])];
-    let tiles = Tiles { queries: rows, keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
-    let [mut lo, hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], None);
+    let [mut lo, mut hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], None);
     // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.
     if bounded {
         let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);
@@ -229,9 +254,15 @@ fn plain(
         lo = f.b.binary(B::Min, lo, beyond);
         lo = f.b.binary(B::Max, lo, none);
     }
+    // From where to where no score is masked.
+    let mut inside = None;
+    if let Some((mask, positions)) = &found {
+        let [start, end, from, to] = mask.of_tile(&mut f, tile, shape.keys, positions);
+        (lo, hi, inside) = (start, end, Some((mask.condition, [from, to])));
+    }
     let one = f.b.i32(1);
     let least = f.b.binary(B::Add, lo, one);
-    let hi = f.b.binary(B::Max, hi, least);
+    hi = f.b.binary(B::Max, hi, least);
     let out = looped(&mut f, [lo, hi, step], &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
@@ -245,6 +276,14 @@ fn plain(
             let tile = load_at(f, o, first, index);
             let tile = f.b.cast(tile, math::held(scene.dag.node(*node).dtype));
             f.em.set(*node, tile);
+        }
+        if let Some((condition, [from, to])) = inside {
+            let counts = f.em.value(&mut f.b, condition);
+            let (begun, goes_on) = (f.b.cmp(CmpOp::Ge, index, from), f.b.cmp(CmpOp::Lt, index, to));
+            let all = f.b.binary(B::And, begun, goes_on);
+            let all = f.b.splat(all, &f.b.shape(counts));
+            let counts = f.b.binary(B::Or, all, counts);
+            f.em.set(condition, counts);
         }
         let mut x = f.em.value(&mut f.b, score);
         if let Some(m) = mask {
@@ -307,7 +346,7 @@ fn plain(
         let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
-    Ok(Some(Plain { work: f.finish()?, tiles: beside.len() }))
+    Ok(Some(Plain { before, work: f.finish()?, tiles: beside.len() }))
 }
 
 /// The sums of every [`PARTS`]-th column.

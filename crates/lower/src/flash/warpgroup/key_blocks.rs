@@ -1,0 +1,226 @@
+//! Which blocks of keys a mask leaves, where that depends on data: documents in one sequence, padding, masks in memory.
+//!
+//! A kernel before the attention evaluates the mask once for all heads that share it, and writes for every tile of
+//! queries four positions: from where to where keys have to be read, and from where to where no score is masked. The
+//! loop over keys runs between the first two. Between the others it needs no mask: [`kiln_block::passes::split`] gives
+//! these iterations a loop of their own. All four are multiples of the block of keys.
+//!
+//! Masks that are comparisons of positions need no such kernel: [`crate::key_end`] finds their ends.
+use super::super::{Coords, bounds, of_block};
+use crate::LowerError;
+use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
+use crate::emit::Lanes;
+use crate::expr::{CoordId, Expr, linear};
+use crate::scores::Sizes;
+use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
+use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Kernel, ReduceOp as R, Type, UnaryOp as U, Value};
+use kiln_graph::{BinaryOp, DType, Type as Array, UnaryOp};
+use kiln_plan::Hardware;
+use kiln_plan::attention::Tiles;
+use kiln_plan::exec::{Slot, Work};
+
+/// Where the positions are.
+const SLOT: Slot = Slot::Scratch(0);
+/// Elements of the mask that a block evaluates at once, and its warps.
+const AT_ONCE: usize = 2048;
+const WARPS: usize = 8;
+
+/// A mask that depends on data along queries or keys.
+pub struct Mask {
+    /// Whether a score counts; where it does not, it is minus infinity.
+    pub condition: NodeId,
+    /// The coordinates of batch and head that it depends on, with their extents.
+    outer: Vec<(CoordId, usize)>,
+    /// The coordinate of a tile of queries, and how many there are.
+    tile: (CoordId, usize),
+    /// The coordinate of a part of its rows, and how many there are: where tiles are few, several blocks look for the
+    /// keys of one.
+    part: (CoordId, usize),
+}
+
+impl Mask {
+    /// The mask of a score, and the score with the mask as its outermost step.
+    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, machine: &Hardware) -> Option<(Mask, NodeId)> {
+        let Coords { s, t: [t, _], .. } = Coords::of(z);
+        let (mut inner, mut all) = (score, None);
+        while let NodeOp::Select(c, a, b) = dag.node(inner).op {
+            let lowest = |n: NodeId| matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == f64::NEG_INFINITY);
+            let (condition, next) = match (lowest(a), lowest(b)) {
+                (false, true) => (c, a),
+                (true, false) => (dag.unary(UnaryOp::Not, c), b),
+                _ => break,
+            };
+            all = Some(all.map_or(condition, |more| dag.binary(BinaryOp::And, more, condition)));
+            inner = next;
+        }
+        let condition = all?;
+        let nodes = dag.reach(&[condition]);
+        let by_data = |n: &NodeId| matches!(&dag.node(*n).op, NodeOp::Load { at, .. } if at.uses(s) || at.uses(t));
+        // An index that is out of range is reported by the attention, at the place of its score.
+        let checked = nodes.iter().any(|n| matches!(dag.node(*n).op, NodeOp::Check { .. } | NodeOp::Anchor { .. }));
+        if checked || !nodes.iter().any(by_data) {
+            return None;
+        }
+        let used = &dag.depends(&[])[condition as usize];
+        let extents = [&z.batch[..], &[z.heads, z.group]].concat();
+        let all = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
+        let outer: Vec<_> = all.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
+        let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
+        let dtype = dag.node(score).dtype;
+        let score = dag.add(NodeOp::Select(condition, inner, lowest), dtype);
+        let [tile, part] = [8, 9].map(|i| z.batch.len() as CoordId + i);
+        let tiles = z.s.div_ceil(rows);
+        let all = outer.iter().map(|(_, n)| n).product::<usize>() * tiles;
+        let parts = [4, 2].into_iter().find(|n| n * all <= machine.units.multiprocessors).unwrap_or(1);
+        Some((Mask { condition, outer, tile: (tile, tiles), part: (part, parts) }, score))
+    }
+    /// How many heads have masks of their own.
+    pub fn heads(&self) -> usize {
+        self.outer.iter().map(|(_, n)| n).product()
+    }
+    /// What the kernel before the attention writes.
+    pub fn scratch(&self) -> Array {
+        Array::new(DType::I32, [self.heads() * self.tile.1 * self.part.1 * 4])
+    }
+    /// The place of the first position.
+    fn at(&self, part: Expr) -> Expr {
+        let mut at: Vec<Expr> = self.outer.iter().chain([&self.tile]).map(|(id, n)| Expr::coord(*id, *n)).collect();
+        let mut shape: Vec<usize> = self.outer.iter().chain([&self.tile, &self.part]).map(|(_, n)| *n).collect();
+        at.extend([part, Expr::default()]);
+        shape.push(4);
+        linear(&at, &shape)
+    }
+    /// The positions of all parts, as the attention reads them.
+    pub fn positions(&self, dag: &mut Dag) -> Vec<[NodeId; 4]> {
+        let parts = (0..self.part.1).map(|part| self.at(Expr::constant(part as i64)));
+        let load = |at: Expr, i: i64| NodeOp::Load { slot: SLOT, at: at.shift(i), guards: vec![] };
+        parts.map(|at| [0, 1, 2, 3].map(|i| dag.add(load(at.clone(), i), DType::I32))).collect()
+    }
+    /// The positions of a tile of queries.
+    pub fn of_tile(&self, f: &mut Frame, tile: Value, keys: usize, positions: &[[NodeId; 4]]) -> [Value; 4] {
+        let base = f.b.cast(tile, f.em.index);
+        f.em.coords.insert(self.tile.0, Lanes { base: Some(base), lane: None, mask: None });
+        let by = [B::Min, B::Max, B::Max, B::Min];
+        let [start, end, from, to] = [0, 1, 2, 3].map(|i| {
+            let mut all = positions.iter().map(|part| part[i]);
+            let first = all.next().map(|n| f.em.value(&mut f.b, n));
+            let first = first.unwrap_or_else(|| f.b.broken("no part of a tile"));
+            all.fold(first, |v, n| {
+                let next = f.em.value(&mut f.b, n);
+                f.b.binary(by[i], v, next)
+            })
+        });
+        // Where no row needs a key: the first block, of which the mask leaves nothing.
+        let [zero, step] = [0, keys].map(|n| f.b.i32(n as i64));
+        let empty = f.b.cmp(CmpOp::Eq, end, zero);
+        let (start, end) = (f.b.select(empty, zero, start), f.b.select(empty, step, end));
+        [start, end, f.b.binary(B::Min, from, end), f.b.binary(B::Min, to, end)]
+    }
+    /// The kernel that writes the positions. `ends`: between which keys comparisons of positions leave any.
+    pub fn program(
+        &self,
+        name: &str,
+        dag: &Dag,
+        z: &Sizes,
+        tiles: &Tiles,
+        ends: [Option<NodeId>; 2],
+    ) -> Result<Work<Kernel>, LowerError> {
+        let Coords { s, t: [t, _], .. } = Coords::of(z);
+        let mut scene = Scene { dag: dag.clone(), stores: vec![] };
+        let part = Expr::coord(self.part.0, self.part.1);
+        for i in 0..4 {
+            let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
+            scene.stores.push(Store {
+                slot: SLOT,
+                dtype: DType::I32,
+                at: self.at(part.clone()).shift(i),
+                guards: vec![],
+                value,
+            });
+        }
+        let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.condition]).collect();
+        let mut used = loads(&scene.dag, &roots, |_| false);
+        used.push((SLOT, DType::I32, false));
+        let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
+        let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS };
+        let mut f = open_with(name, &scene, &shape, &used);
+
+        let (rows, keys) = (AT_ONCE / tiles.keys, tiles.keys);
+        let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
+        let [of_part, of_rows] = [tiles.queries / self.part.1, rows].map(|n| cut(s, z.s, n, 0));
+        let of_keys = cut(t, z.t, keys, 1);
+        let place = Expr::coord(self.tile.0, self.tile.1).scale(self.part.1 as i64).plus(&part);
+        let place = f.em.expr(&mut f.b, &place);
+        let lanes = f.lanes(of_part, Some(place));
+        f.em.coords.insert(s, lanes);
+        let first = lanes.base;
+        let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_part)));
+        let range = bounds(&mut f, z, tiles, ends, None);
+        let wide = [rows, keys];
+        let beyond = f.b.i32(z.t.next_multiple_of(keys) as i64);
+        let zero = f.b.i32(0);
+        let [row_lane, key_lane] = [of_rows, of_keys].map(|c| f.iota(c));
+        let start = [beyond, zero, beyond, beyond].map(|v| f.b.splat(v, &wide));
+        let found = looped(&mut f, range, &start, |f, block, now| {
+            let base = f.b.cast(block, f.em.index);
+            let ragged = !z.t.is_multiple_of(keys);
+            let there = key_lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
+            f.em.coords.insert(t, Lanes { base: Some(base), lane: key_lane, mask: there });
+            // Whether a score counts in any row, and whether it does in all of them.
+            let none = f.b.constant(Type::block(Elem::Bool, wide), Const::Bool(false));
+            let whole = f.b.constant(Type::block(Elem::Bool, wide), Const::Bool(true));
+            let [from, to, step] = [0, of_part.block, rows].map(|n| f.b.i32(n as i64));
+            let seen = looped(f, [from, to, step], &[none, whole], |f, row, now| {
+                let mut base = f.b.cast(row, f.em.index);
+                if let Some(first) = first {
+                    base = f.b.binary(B::Add, base, first);
+                }
+                let ragged = !z.s.is_multiple_of(rows);
+                let inside = row_lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.s));
+                f.em.coords.insert(s, Lanes { base: Some(base), lane: row_lane, mask: inside });
+                let counts = f.em.value(&mut f.b, self.condition);
+                let counts = f.b.broadcast_to(counts, &wide);
+                let (mut any, mut all) = (counts, counts);
+                for inside in [inside, there].into_iter().flatten() {
+                    let inside = f.b.broadcast_to(inside, &wide);
+                    any = f.b.binary(B::And, any, inside);
+                    let outside = f.b.unary(U::Not, inside);
+                    all = f.b.binary(B::Or, all, outside);
+                }
+                vec![f.b.binary(B::Or, now[0], any), f.b.binary(B::And, now[1], all)]
+            });
+            let b = &mut f.b;
+            let next = b.binary(B::Add, block, range[2]);
+            let [block, next, beyond] = [block, next, beyond].map(|v| b.splat(v, &wide));
+            // The first block and the end of the last one of which a row needs a key; of the first run of blocks of
+            // which all rows need this column's key, the first and the end.
+            let start = b.select(seen[0], block, beyond);
+            let start = b.binary(B::Min, now[0], start);
+            let end = b.select(seen[0], next, now[1]);
+            let from = b.select(seen[1], block, beyond);
+            let from = b.binary(B::Min, now[2], from);
+            let begun = b.cmp(CmpOp::Le, from, block);
+            let lacks = b.unary(U::Not, seen[1]);
+            let ends = b.binary(B::And, begun, lacks);
+            let to = b.select(ends, block, beyond);
+            let to = b.binary(B::Min, now[3], to);
+            vec![start, end, from, to]
+        });
+        let b = &mut f.b;
+        let by = [R::Min, R::Max, R::Max, R::Min];
+        let found: Vec<Value> = found.into_iter().zip(by).map(|(v, by)| one(b, v, by)).collect();
+        for (store, value) in scene.stores.iter().zip(found) {
+            f.em.set(store.value, value);
+            f.store(store);
+        }
+        f.finish()
+    }
+}
+
+/// The least or greatest element.
+fn one(b: &mut kiln_block::Builder, mut v: Value, by: R) -> Value {
+    while !b.ty(v).is_scalar() {
+        v = b.reduce(by, v, 0);
+    }
+    v
+}

@@ -1,0 +1,90 @@
+//! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits, which are those of the
+//! graph within rounding.
+use crate::common::{difference, interpreted, kernel, run_steps, text};
+use kiln_graph::{Graph, Tensor, params::Random, random};
+use kiln_lower::lower_at;
+use kiln_machine::{Arch, Machine};
+use kiln_plan::KernelKind::Attention;
+use kiln_plan::exec::Work;
+
+/// Of `S` queries and `T` keys: `%dq`, `%dk` are the documents of queries and keys, `%long` says which keys are not padding.
+const MASKS: [&str; 10] = [
+    "%m = eq %dq, %dk",
+    "%a = eq %dq, %dk\n %c = le %t, %r\n %m = and %a, %c",
+    "%a = ne %dq, %dk\n %c = gt %t, %r\n %o = or %a, %c\n %m = select %o, -inf, %zero",
+    "%l = reshape %long shape=[2,1,1,T]\n %m = broadcast %l shape=[2,2,S,T]",
+    "%l = reshape %long shape=[2,1,1,T]\n %c = le %t, %r\n %m = and %l, %c",
+    "%m = and %whole, %whole",
+    "%c = le %t, %r\n %m = or %whole, %c",
+    "%d = sub %r, %t\n %w = lt %d, 300\n %m = and %whole, %w",
+    "%n = not %whole\n %a = eq %dq, %dk\n %m = and %n, %a",
+    "%a = eq %dq, %dk\n %c = le %t, %r\n %p = lt %t, 5\n %o = or %p, %a\n %m = and %o, %c",
+];
+
+fn graph(mask: &str, [s, t, d]: [usize; 3], dtype: &str, call: &str) -> Graph {
+    let text =
+        "graph k(%q: D[2,2,S,W], %k: D[2,1,T,W], %v: D[2,1,T,W], %doc_q: i64[2,S], %doc_k: i64[2,T], %long: bool[2,T],
+        %whole: bool[2,1,S,T]) {
+        %zero = const 0.0 : D[]\n %r = iota axis=0 : i64[S,1]\n %t = iota axis=1 : i64[1,T]
+        %dq = reshape %doc_q shape=[2,1,S,1]\n %dk = reshape %doc_k shape=[2,1,1,T]\n MASK
+        %y = attention %q, %k, %v, %m CALL\n return %y\n}";
+    let text = text.replace("MASK", mask).replace("CALL", call).replace("D[", &format!("{dtype}["));
+    let sizes = [("S", s), ("T", t), ("W", d)];
+    let text = sizes.iter().fold(text, |text, (name, n)| text.replace(name, &n.to_string()));
+    text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// Texts of uneven lengths one after the other, queries being the last of the keys; padding from some key on; a mask in memory of which
+/// most blocks are empty or full.
+fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
+    for text in 0..2 {
+        let ends: Vec<usize> = (0..3).map(|_| r.below(t + 1)).collect();
+        let document = |at: usize| ends.iter().filter(|e| at >= **e).count() as f64;
+        (0..s).for_each(|i| inputs[3].set_f64(text * s + i, document((i + t).saturating_sub(s))));
+        (0..t).for_each(|i| inputs[4].set_f64(text * t + i, document(i)));
+        let length = r.below(t + 1);
+        (0..t).for_each(|i| inputs[5].set_f64(text * t + i, f64::from(u8::from(i < length))));
+        let [from, to] = [r.below(t), r.below(t)];
+        for i in 0..s {
+            let own = if i < s / 2 { from } else { to };
+            let alone = r.below(8 * t);
+            let seen = |j: usize| (own..own + t / 2).contains(&j) || j == alone;
+            (0..t).for_each(|j| inputs[6].set_f64((text * s + i) * t + j, f64::from(u8::from(seen(j)))));
+        }
+    }
+}
+
+/// The machine on which looking for keys costs nothing, or more than it can save.
+fn machine(looks: bool) -> Machine {
+    let mut m = Arch::Sm90a.machine().clone();
+    (m.rates.launch, m.rates.alu) = if looks { (0.0, 1e30) } else { (1.0, m.rates.alu) };
+    m
+}
+
+#[test]
+fn blocks_that_data_empties() {
+    let mut r = Random::new(37);
+    let mut skipped = 0;
+    for (i, mask) in MASKS.iter().enumerate() {
+        for (n, [s, t, d]) in [[300, 600, 16], [256, 256, 64], [70, 700, 24]].into_iter().enumerate() {
+            let dtype = ["bf16", "f16"][(i + n) % 2];
+            let masked = ["fully_masked=zero", "fully_masked=nan"][(i / 2 + n) % 2];
+            let g = graph(mask, [s, t, d], dtype, &format!("scale=0.3 {masked}"));
+            let mut inputs = random::inputs(&g, r.next_u64() >> 40);
+            fill(&mut inputs, [s, t], &mut r);
+            let want = interpreted(&g, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            let k = kernel(Attention, g.clone());
+            let got = [true, false].map(|looks| {
+                let steps = lower_at(&k, &machine(looks)).unwrap_or_else(|e| panic!("{e}\n{g}"));
+                let found = matches!(&steps.steps[0], Work::Block { code, .. } if code.name.ends_with("_keys"));
+                assert!(looks || !found, "{g}\n{}", text(&steps));
+                skipped += usize::from(found);
+                run_steps(&g, &steps, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", text(&steps)))
+            });
+            difference(&g, &want, &got[0]).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            let bits = |tensors: &[Tensor]| tensors.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
+            assert!(bits(&got[0]) == bits(&got[1]), "other bits without blocks\n{g}");
+        }
+    }
+    assert!(skipped >= 27, "{skipped} of 30 kernels look for keys");
+}
