@@ -1,6 +1,6 @@
 //! What attention on the host and on GPUs share: its sizes, and a score from its raw dot product.
 use crate::LowerError;
-use crate::dag::{Guard, NodeId, NodeOp};
+use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, ValueId};
@@ -85,7 +85,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
         x = if r.graph.dtype(mask) == DType::Bool {
             r.dag.add(NodeOp::Select(m, x, lowest), dtype)
         } else {
-            r.dag.binary(BinaryOp::Add, x, m)
+            masked_by(&mut r.dag, x, m)
         };
     }
     if *causal {
@@ -101,4 +101,44 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
         x = r.dag.add(NodeOp::Select(seen, x, lowest), dtype);
     }
     Ok(x)
+}
+
+/// The sum of a score and a mask. Minus infinity is selected in place of the score, not added to it: so a score that is NaN
+/// or infinite counts as masked there, as in the blocks of keys that are skipped.
+fn masked_by(dag: &mut Dag, x: NodeId, mask: NodeId) -> NodeId {
+    let dtype = dag.node(x).dtype;
+    let lowest = |dag: &Dag, n: NodeId| is_number(dag, n, f64::NEG_INFINITY);
+    match dag.node(mask).op {
+        NodeOp::Const(_) if is_number(dag, mask, 0.0) => x,
+        NodeOp::Select(c, a, b) if lowest(dag, a) != lowest(dag, b) => {
+            let [a, b] = [a, b]
+                .map(|n| if lowest(dag, n) { dag.number(dtype, f64::NEG_INFINITY) } else { masked_by(dag, x, n) });
+            dag.add(NodeOp::Select(c, a, b), dtype)
+        }
+        // A sum with zeros and infinities is exact in any order.
+        NodeOp::Binary(BinaryOp::Add, a, b) if only_masks(dag, a) => {
+            let x = masked_by(dag, x, b);
+            masked_by(dag, x, a)
+        }
+        NodeOp::Binary(BinaryOp::Add, a, b) if only_masks(dag, b) => {
+            let x = masked_by(dag, x, a);
+            masked_by(dag, x, b)
+        }
+        NodeOp::Cast(a) if only_masks(dag, a) => masked_by(dag, x, a),
+        _ => dag.binary(BinaryOp::Add, x, mask),
+    }
+}
+
+fn is_number(dag: &Dag, n: NodeId, value: f64) -> bool {
+    matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == value)
+}
+
+/// Whether a float is zero or minus infinity everywhere.
+fn only_masks(dag: &Dag, n: NodeId) -> bool {
+    match dag.node(n).op {
+        NodeOp::Const(_) => is_number(dag, n, 0.0) || is_number(dag, n, f64::NEG_INFINITY),
+        NodeOp::Select(_, a, b) | NodeOp::Binary(BinaryOp::Add, a, b) => only_masks(dag, a) && only_masks(dag, b),
+        NodeOp::Cast(a) => dag.node(a).dtype.is_float() && only_masks(dag, a),
+        _ => false,
+    }
 }

@@ -85,10 +85,10 @@ const TWICE: usize = 2;
 
 /// Operations on a pair of a query and a key of the kernel that looks for the keys that a mask leaves, and the blocks
 /// that may share a tile of queries there.
-const MASK_OPS: f64 = 16.;
+const MASK_OPS: f64 = 20.;
 const MASK_BLOCKS: usize = 4;
 /// Most of an attention's time that this kernel may take.
-const LOOKING: f64 = 0.05;
+const LOOKING: f64 = 0.1;
 
 /// Narrowest part of a head: the depth of a matmul on tensor cores.
 const LEAST: usize = 16;

@@ -42,7 +42,7 @@ struct Plain {
 }
 
 /// One form or more.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct Forms {
     first: Affine,
     others: Vec<Affine>,
@@ -74,17 +74,23 @@ impl Plain {
     /// Both bounds, where the conditions of both are constant.
     fn and(mut self, other: Plain) -> Plain {
         self.known.extend(other.known);
-        self.from.extend(other.from);
-        self.below.extend(other.below);
+        for (all, more) in [(&mut self.from, other.from), (&mut self.below, other.below)] {
+            let new: Vec<Forms> = more.into_iter().filter(|f| !all.contains(f)).collect();
+            all.extend(new);
+        }
         self
     }
-    /// Either bound, where the disjunction `v` of the two is constant.
-    fn or(self, other: Plain, v: Value, wanted: bool) -> Option<Plain> {
+    /// Either bound, where the disjunction `v` of the two is constant; that of the first one, if the two cannot be
+    /// joined.
+    fn or(mut self, other: Plain, v: Value, wanted: bool) -> Plain {
         let known = HashMap::from([(v, wanted)]);
         match (&self.from[..], &self.below[..], &other.from[..], &other.below[..]) {
-            ([a], [], [b], []) => Some(Plain { known, from: vec![a.and(b)], below: vec![] }),
-            ([], [a], [], [b]) => Some(Plain { known, from: vec![], below: vec![a.and(b)] }),
-            _ => None,
+            ([a], [], [b], []) => Plain { known, from: vec![a.and(b)], below: vec![] },
+            ([], [a], [], [b]) => Plain { known, from: vec![], below: vec![a.and(b)] },
+            _ => {
+                self.known.insert(v, wanted);
+                self
+            }
         }
     }
 }
@@ -299,7 +305,7 @@ impl Search<'_> {
             Op::Binary(B::And | B::Or) => {
                 let whole = |n: usize| of(n, wanted).filter(|p| p.known.contains_key(&d.args[n]));
                 match (whole(0), whole(1)) {
-                    (Some(a), Some(b)) => a.or(b, v, wanted),
+                    (Some(a), Some(b)) => Some(a.or(b, v, wanted)),
                     (a, b) => {
                         let mut one = a.or(b)?;
                         one.known.insert(v, wanted);

@@ -116,19 +116,19 @@ fn plain(
     let sums = the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?;
 
     let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
-    let (mut score, scale) = without_scale(&mut r.dag, score, raw);
+    let (score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
     let tiles = Tiles { queries: shape.rows(), keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
     // Where the mask depends on data: the kernel that finds the blocks of keys that it leaves, and these.
     let mut before = Emitted::default();
     let mut found = None;
-    if let Some((mask, outermost)) = Mask::of(&mut r.dag, score, z, shape.rows(), machine)
+    if let Some(mask) = Mask::of(&mut r.dag, score, z, shape.rows(), machine)
         && sizes.finds_keys(mask.heads(), machine)
     {
         let name = format!("{}_keys", of.name);
         before.steps.push(mask.program(&name, &r.dag, z, &tiles, ends)?);
         before.scratch.push(mask.scratch());
-        (score, ends) = (outermost, [None; 2]);
+        ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
         found = Some((mask, positions));
     }
@@ -258,7 +258,7 @@ fn plain(
     let mut inside = None;
     if let Some((mask, positions)) = &found {
         let [start, end, from, to] = mask.of_tile(&mut f, tile, shape.keys, positions);
-        (lo, hi, inside) = (start, end, Some((mask.condition, [from, to])));
+        (lo, hi, inside) = (start, end, Some((&mask.conditions, [from, to])));
     }
     let one = f.b.i32(1);
     let least = f.b.binary(B::Add, lo, one);
@@ -277,13 +277,17 @@ fn plain(
             let tile = f.b.cast(tile, math::held(scene.dag.node(*node).dtype));
             f.em.set(*node, tile);
         }
-        if let Some((condition, [from, to])) = inside {
-            let counts = f.em.value(&mut f.b, condition);
+        if let Some((conditions, [from, to])) = inside {
             let (begun, goes_on) = (f.b.cmp(CmpOp::Ge, index, from), f.b.cmp(CmpOp::Lt, index, to));
             let all = f.b.binary(B::And, begun, goes_on);
-            let all = f.b.splat(all, &f.b.shape(counts));
-            let counts = f.b.binary(B::Or, all, counts);
-            f.em.set(condition, counts);
+            let some = f.b.unary(U::Not, all);
+            for &(condition, value) in conditions {
+                let c = f.em.value(&mut f.b, condition);
+                let (op, known) = if value { (B::Or, all) } else { (B::And, some) };
+                let known = f.b.splat(known, &f.b.shape(c));
+                let c = f.b.binary(op, known, c);
+                f.em.set(condition, c);
+            }
         }
         let mut x = f.em.value(&mut f.b, score);
         if let Some(m) = mask {

@@ -88,6 +88,7 @@ pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
     match (&data.op, &data.args[..]) {
         (Op::Const(c), _) => Some(*c),
         (Op::Splat, [one]) => constant(k, *one),
+        (Op::Cast(Elem::F32), [one]) if k.ty(*one).elem().is_some_and(Elem::is_half) => constant(k, *one),
         _ => None,
     }
 }

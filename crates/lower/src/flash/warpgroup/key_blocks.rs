@@ -24,11 +24,15 @@ const SLOT: Slot = Slot::Scratch(0);
 /// Elements of the mask that a block evaluates at once, and its warps.
 const AT_ONCE: usize = 2048;
 const WARPS: usize = 8;
+/// Blocks that share a multiprocessor: while one waits for memory, another evaluates the mask.
+const PER_MULTIPROCESSOR: usize = 4;
 
 /// A mask that depends on data along queries or keys.
 pub struct Mask {
-    /// Whether a score counts; where it does not, it is minus infinity.
-    pub condition: NodeId,
+    /// Where one of these does not have this value, a score is minus infinity.
+    pub conditions: Vec<(NodeId, bool)>,
+    /// Whether all of them have.
+    all: NodeId,
     /// The coordinates of batch and head that it depends on, with their extents.
     outer: Vec<(CoordId, usize)>,
     /// The coordinate of a tile of queries, and how many there are.
@@ -38,41 +42,57 @@ pub struct Mask {
     part: (CoordId, usize),
 }
 
-impl Mask {
-    /// The mask of a score, and the score with the mask as its outermost step.
-    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, machine: &Hardware) -> Option<(Mask, NodeId)> {
-        let Coords { s, t: [t, _], .. } = Coords::of(z);
-        let (mut inner, mut all) = (score, None);
-        while let NodeOp::Select(c, a, b) = dag.node(inner).op {
-            let lowest = |n: NodeId| matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == f64::NEG_INFINITY);
-            let (condition, next) = match (lowest(a), lowest(b)) {
-                (false, true) => (c, a),
-                (true, false) => (dag.unary(UnaryOp::Not, c), b),
-                _ => break,
-            };
-            all = Some(all.map_or(condition, |more| dag.binary(BinaryOp::And, more, condition)));
-            inner = next;
+/// Conditions with the values that they have wherever a score is not minus infinity (or was NaN or infinite before a mask
+/// was added).
+fn conditions(dag: &Dag, score: NodeId, all: &mut Vec<(NodeId, bool)>) {
+    let lowest = |n: NodeId| matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == f64::NEG_INFINITY);
+    match dag.node(score).op {
+        NodeOp::Select(c, a, b) => match (lowest(a), lowest(b)) {
+            (false, true) => {
+                all.push((c, true));
+                conditions(dag, a, all);
+            }
+            (true, false) => {
+                all.push((c, false));
+                conditions(dag, b, all);
+            }
+            _ => {}
+        },
+        NodeOp::Binary(BinaryOp::Add, a, b) => {
+            conditions(dag, a, all);
+            conditions(dag, b, all);
         }
-        let condition = all?;
-        let nodes = dag.reach(&[condition]);
+        NodeOp::Cast(a) if dag.node(a).dtype.is_float() => conditions(dag, a, all),
+        _ => {}
+    }
+}
+
+impl Mask {
+    /// The mask of a score, for tiles of so many rows.
+    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, machine: &Hardware) -> Option<Mask> {
+        let Coords { s, t: [t, _], .. } = Coords::of(z);
+        let mut found = vec![];
+        conditions(dag, score, &mut found);
+        let each: Vec<NodeId> =
+            found.iter().map(|(c, yes)| if *yes { *c } else { dag.unary(UnaryOp::Not, *c) }).collect();
+        let all = each.into_iter().reduce(|a, b| dag.binary(BinaryOp::And, a, b))?;
+        let nodes = dag.reach(&[all]);
         let by_data = |n: &NodeId| matches!(&dag.node(*n).op, NodeOp::Load { at, .. } if at.uses(s) || at.uses(t));
         // An index that is out of range is reported by the attention, at the place of its score.
         let checked = nodes.iter().any(|n| matches!(dag.node(*n).op, NodeOp::Check { .. } | NodeOp::Anchor { .. }));
         if checked || !nodes.iter().any(by_data) {
             return None;
         }
-        let used = &dag.depends(&[])[condition as usize];
+        let used = &dag.depends(&[])[all as usize];
         let extents = [&z.batch[..], &[z.heads, z.group]].concat();
-        let all = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
-        let outer: Vec<_> = all.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
-        let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
-        let dtype = dag.node(score).dtype;
-        let score = dag.add(NodeOp::Select(condition, inner, lowest), dtype);
+        let outer = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
+        let outer: Vec<_> = outer.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
         let [tile, part] = [8, 9].map(|i| z.batch.len() as CoordId + i);
         let tiles = z.s.div_ceil(rows);
-        let all = outer.iter().map(|(_, n)| n).product::<usize>() * tiles;
-        let parts = [4, 2].into_iter().find(|n| n * all <= machine.units.multiprocessors).unwrap_or(1);
-        Some((Mask { condition, outer, tile: (tile, tiles), part: (part, parts) }, score))
+        let count = outer.iter().map(|(_, n)| n).product::<usize>() * tiles;
+        let most = PER_MULTIPROCESSOR * machine.units.multiprocessors;
+        let parts = [4, 2].into_iter().find(|n| n * count <= most).unwrap_or(1);
+        Some(Mask { conditions: found, all, outer, tile: (tile, tiles), part: (part, parts) })
     }
     /// How many heads have masks of their own.
     pub fn heads(&self) -> usize {
@@ -138,7 +158,7 @@ impl Mask {
                 value,
             });
         }
-        let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.condition]).collect();
+        let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.all]).collect();
         let mut used = loads(&scene.dag, &roots, |_| false);
         used.push((SLOT, DType::I32, false));
         let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
@@ -178,7 +198,7 @@ impl Mask {
                 let ragged = !z.s.is_multiple_of(rows);
                 let inside = row_lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.s));
                 f.em.coords.insert(s, Lanes { base: Some(base), lane: row_lane, mask: inside });
-                let counts = f.em.value(&mut f.b, self.condition);
+                let counts = f.em.value(&mut f.b, self.all);
                 let counts = f.b.broadcast_to(counts, &wide);
                 let (mut any, mut all) = (counts, counts);
                 for inside in [inside, there].into_iter().flatten() {
