@@ -122,7 +122,7 @@ fn plain(
     // Where the mask depends on data: the kernel that finds the blocks of keys that it leaves, and these.
     let mut before = Emitted::default();
     let mut found = None;
-    if let Some(mask) = Mask::of(&mut r.dag, score, z, shape.rows(), machine)
+    if let Some(mask) = Mask::of(&mut r.dag, score, z, shape.rows())
         && sizes.finds_keys(mask.heads(), machine)
     {
         let name = format!("{}_keys", of.name);

@@ -13,19 +13,16 @@ use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::scores::Sizes;
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
-use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Kernel, ReduceOp as R, Type, UnaryOp as U, Value};
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel, ReduceOp as R, Value};
 use kiln_graph::{BinaryOp, DType, Type as Array, UnaryOp};
-use kiln_plan::Hardware;
 use kiln_plan::attention::Tiles;
 use kiln_plan::exec::{Slot, Work};
 
 /// Where the positions are.
 const SLOT: Slot = Slot::Scratch(0);
-/// Elements of the mask that a block evaluates at once, and its warps.
-const AT_ONCE: usize = 2048;
+/// Queries of a block, which looks for the keys of a part of a tile, and its warps.
+const ROWS: usize = 32;
 const WARPS: usize = 8;
-/// Blocks that share a multiprocessor: while one waits for memory, another evaluates the mask.
-const PER_MULTIPROCESSOR: usize = 4;
 
 /// A mask that depends on data along queries or keys.
 pub struct Mask {
@@ -37,8 +34,7 @@ pub struct Mask {
     outer: Vec<(CoordId, usize)>,
     /// The coordinate of a tile of queries, and how many there are.
     tile: (CoordId, usize),
-    /// The coordinate of a part of its rows, and how many there are: where tiles are few, several blocks look for the
-    /// keys of one.
+    /// The coordinate of a part of its rows, and how many there are.
     part: (CoordId, usize),
 }
 
@@ -69,7 +65,7 @@ fn conditions(dag: &Dag, score: NodeId, all: &mut Vec<(NodeId, bool)>) {
 
 impl Mask {
     /// The mask of a score, for tiles of so many rows.
-    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, machine: &Hardware) -> Option<Mask> {
+    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize) -> Option<Mask> {
         let Coords { s, t: [t, _], .. } = Coords::of(z);
         let mut found = vec![];
         conditions(dag, score, &mut found);
@@ -88,11 +84,8 @@ impl Mask {
         let outer = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
         let outer: Vec<_> = outer.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
         let [tile, part] = [8, 9].map(|i| z.batch.len() as CoordId + i);
-        let tiles = z.s.div_ceil(rows);
-        let count = outer.iter().map(|(_, n)| n).product::<usize>() * tiles;
-        let most = PER_MULTIPROCESSOR * machine.units.multiprocessors;
-        let parts = [4, 2].into_iter().find(|n| n * count <= most).unwrap_or(1);
-        Some(Mask { conditions: found, all, outer, tile: (tile, tiles), part: (part, parts) })
+        let (tile, part) = ((tile, z.s.div_ceil(rows)), (part, rows / ROWS));
+        Some(Mask { conditions: found, all, outer, tile, part })
     }
     /// How many heads have masks of their own.
     pub fn heads(&self) -> usize {
@@ -165,70 +158,60 @@ impl Mask {
         let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS };
         let mut f = open_with(name, &scene, &shape, &used);
 
-        let (rows, keys) = (AT_ONCE / tiles.keys, tiles.keys);
+        let keys = tiles.keys;
         let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
-        let [of_part, of_rows] = [tiles.queries / self.part.1, rows].map(|n| cut(s, z.s, n, 0));
-        let of_keys = cut(t, z.t, keys, 1);
+        let (of_part, of_keys) = (cut(s, z.s, ROWS, 0), cut(t, z.t, keys, 1));
         let place = Expr::coord(self.tile.0, self.tile.1).scale(self.part.1 as i64).plus(&part);
         let place = f.em.expr(&mut f.b, &place);
         let lanes = f.lanes(of_part, Some(place));
         f.em.coords.insert(s, lanes);
-        let first = lanes.base;
         let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_part)));
         let range = bounds(&mut f, z, tiles, ends, None);
-        let wide = [rows, keys];
-        let beyond = f.b.i32(z.t.next_multiple_of(keys) as i64);
-        let zero = f.b.i32(0);
-        let [row_lane, key_lane] = [of_rows, of_keys].map(|c| f.iota(c));
-        let start = [beyond, zero, beyond, beyond].map(|v| f.b.splat(v, &wide));
-        let found = looped(&mut f, range, &start, |f, block, now| {
+        let wide = [ROWS, keys];
+        let lane = f.iota(of_keys);
+        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
+        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &wide));
+        // Of a row and a column of the blocks: the first block with a key that counts, the end of the last one, and how
+        // many there are.
+        let found = looped(&mut f, range, &[beyonds, zeros, zeros], |f, block, now| {
             let base = f.b.cast(block, f.em.index);
             let ragged = !z.t.is_multiple_of(keys);
-            let there = key_lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
-            f.em.coords.insert(t, Lanes { base: Some(base), lane: key_lane, mask: there });
-            // Whether a score counts in any row, and whether it does in all of them.
-            let none = f.b.constant(Type::block(Elem::Bool, wide), Const::Bool(false));
-            let whole = f.b.constant(Type::block(Elem::Bool, wide), Const::Bool(true));
-            let [from, to, step] = [0, of_part.block, rows].map(|n| f.b.i32(n as i64));
-            let seen = looped(f, [from, to, step], &[none, whole], |f, row, now| {
-                let mut base = f.b.cast(row, f.em.index);
-                if let Some(first) = first {
-                    base = f.b.binary(B::Add, base, first);
-                }
-                let ragged = !z.s.is_multiple_of(rows);
-                let inside = row_lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.s));
-                f.em.coords.insert(s, Lanes { base: Some(base), lane: row_lane, mask: inside });
-                let counts = f.em.value(&mut f.b, self.all);
-                let counts = f.b.broadcast_to(counts, &wide);
-                let (mut any, mut all) = (counts, counts);
-                for inside in [inside, there].into_iter().flatten() {
-                    let inside = f.b.broadcast_to(inside, &wide);
-                    any = f.b.binary(B::And, any, inside);
-                    let outside = f.b.unary(U::Not, inside);
-                    all = f.b.binary(B::Or, all, outside);
-                }
-                vec![f.b.binary(B::Or, now[0], any), f.b.binary(B::And, now[1], all)]
-            });
+            let there = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
+            f.em.coords.insert(t, Lanes { base: Some(base), lane, mask: there });
+            let counts = f.em.value(&mut f.b, self.all);
+            let mut counts = f.b.broadcast_to(counts, &wide);
+            for inside in [lanes.mask, there].into_iter().flatten() {
+                let inside = f.b.broadcast_to(inside, &wide);
+                counts = f.b.binary(B::And, counts, inside);
+            }
             let b = &mut f.b;
             let next = b.binary(B::Add, block, range[2]);
-            let [block, next, beyond] = [block, next, beyond].map(|v| b.splat(v, &wide));
-            // The first block and the end of the last one of which a row needs a key; of the first run of blocks of
-            // which all rows need this column's key, the first and the end.
-            let start = b.select(seen[0], block, beyond);
-            let start = b.binary(B::Min, now[0], start);
-            let end = b.select(seen[0], next, now[1]);
-            let from = b.select(seen[1], block, beyond);
-            let from = b.binary(B::Min, now[2], from);
-            let begun = b.cmp(CmpOp::Le, from, block);
-            let lacks = b.unary(U::Not, seen[1]);
-            let ends = b.binary(B::And, begun, lacks);
-            let to = b.select(ends, block, beyond);
-            let to = b.binary(B::Min, now[3], to);
-            vec![start, end, from, to]
+            let [block, next] = [block, next].map(|v| b.splat(v, &wide));
+            let first = b.select(counts, block, beyonds);
+            let first = b.binary(B::Min, now[0], first);
+            let last = b.select(counts, next, now[1]);
+            let more = b.select(counts, ones, zeros);
+            vec![first, last, b.binary(B::Add, now[2], more)]
         });
         let b = &mut f.b;
-        let by = [R::Min, R::Max, R::Max, R::Min];
-        let found: Vec<Value> = found.into_iter().zip(by).map(|(v, by)| one(b, v, by)).collect();
+        let [first, last, count] = found[..] else {
+            return Err(LowerError::Invariant {
+                kernel: name.into(),
+                what: "a loop does not give what it carries".into(),
+            });
+        };
+        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no mask.
+        let step = b.splat(range[2], &wide);
+        let counted = b.binary(B::Mul, count, step);
+        let length = b.binary(B::Sub, last, first);
+        let whole = b.cmp(CmpOp::Eq, counted, length);
+        let (mut from, mut to) = (first, b.select(whole, last, zeros));
+        if let Some(inside) = lanes.mask {
+            let inside = b.broadcast_to(inside, &wide);
+            (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
+        }
+        let by = [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)];
+        let found = by.map(|(v, by)| one_of(b, v, by));
         for (store, value) in scene.stores.iter().zip(found) {
             f.em.set(store.value, value);
             f.store(store);
@@ -238,7 +221,7 @@ impl Mask {
 }
 
 /// The least or greatest element.
-fn one(b: &mut kiln_block::Builder, mut v: Value, by: R) -> Value {
+fn one_of(b: &mut Builder, mut v: Value, by: R) -> Value {
     while !b.ty(v).is_scalar() {
         v = b.reduce(by, v, 0);
     }
