@@ -191,7 +191,7 @@ impl<'c> Gen<'c, '_> {
         self.once(|g| g.e.store(value, to, bytes))
     }
     /// Reads a scalar from a stage of shared memory. It is the same in all lanes, which the shuffle tells the assembler;
-    /// after it every lane has read.
+    /// the barrier orders the reads of all lanes before the arrival of one.
     pub fn shared_scalar(&mut self, data: &InstData) -> Res<Reg<'c>> {
         let (tile, result) = (data.args[0], data.results[0]);
         if self.elem(result)? != Elem::I32 || self.group.is_some_and(|g| g.single) {
@@ -200,6 +200,7 @@ impl<'c> Gen<'c, '_> {
         let at = self.staged(data.args[1], 4)?;
         let from = self.tile_byte(self.places.at(tile)?, Some(at))?;
         let read = self.e.load(self.e.i32().into(), from, 4, false)?;
+        self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
         let args = [self.e.int(-1).into(), read, self.e.int(0).into(), self.e.int(31).into()];
         Ok(Reg::Int(Index::opaque(int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &args)?)?)))
     }
