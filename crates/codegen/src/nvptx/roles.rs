@@ -10,6 +10,9 @@ use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData, Kernel, Op, Region, Role, Type, Value};
 use kiln_machine::isa;
 
+/// The bits of a thread's number that are its lane.
+const LANES: i64 = isa::WARP as i64 - 1;
+
 /// The group of warps whose program is being written.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'c> {
@@ -190,8 +193,8 @@ impl<'c> Gen<'c, '_> {
         let value = self.plain(value)?[0];
         self.once(|g| g.e.store(value, to, bytes))
     }
-    /// Reads a scalar from a stage of shared memory. It is the same in all lanes, which the shuffle tells the assembler;
-    /// the barrier orders the reads of all lanes before the arrival of one.
+    /// Reads a scalar from a stage of shared memory: by the lane that also arrives for its warp. The shuffle gives it to the
+    /// others, and tells the assembler that it is the same in all.
     pub fn shared_scalar(&mut self, data: &InstData) -> Res<Reg<'c>> {
         let (tile, result) = (data.args[0], data.results[0]);
         if self.elem(result)? != Elem::I32 || self.group.is_some_and(|g| g.single) {
@@ -199,8 +202,12 @@ impl<'c> Gen<'c, '_> {
         }
         let at = self.staged(data.args[1], 4)?;
         let from = self.tile_byte(self.places.at(tile)?, Some(at))?;
-        let read = self.e.load(self.e.i32().into(), from, 4, false)?;
-        self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
+        let from = self.e.b.build_ptr_to_int(from, self.e.i32(), "")?;
+        let first = self.threads.first(&self.e, LANES)?;
+        let text = "mov.b32 $0, 0; @$1 ld.shared.b32 $0, [$2];";
+        let i32 = Some(self.e.i32().into());
+        let read = self.e.asm(text, "=&r,b,r,~{memory}", i32, &[first.into(), from.into()], true, false)?;
+        let read = read.ok_or_else(|| mistyped("a scalar in shared memory"))?;
         let args = [self.e.int(-1).into(), read, self.e.int(0).into(), self.e.int(31).into()];
         Ok(Reg::Int(Index::opaque(int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &args)?)?)))
     }
