@@ -31,7 +31,7 @@ use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{self, Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
-use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
+use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
@@ -409,11 +409,8 @@ fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
     let at = f.em.coords.get(&queries.id).copied().zip(trend(f.em.dag, bound, queries.id));
     let Some((lanes, trend)) = at else {
         let bound = f.em.value(&mut f.b, bound);
-        let mut bound = f.b.cast(bound, Elem::I32);
-        while !f.b.ty(bound).is_scalar() {
-            bound = f.b.reduce(by, bound, 0);
-        }
-        return bound;
+        let bound = f.b.cast(bound, Elem::I32);
+        return reduced(&mut f.b, bound, by);
     };
     let mut base = lanes.base;
     if (trend == Trend::Rises) == (by == R::Max) {
@@ -429,6 +426,14 @@ fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
     f.em.coords.insert(queries.id, lanes);
     // It is at most the number of keys, which a loop can count.
     f.b.cast(bound, Elem::I32)
+}
+
+/// The least or greatest element.
+fn reduced(b: &mut Builder, mut v: Value, by: R) -> Value {
+    while !b.ty(v).is_scalar() {
+        v = b.reduce(by, v, 0);
+    }
+    v
 }
 
 /// How a number changes along a coordinate.

@@ -129,7 +129,8 @@ fn masked_by(dag: &mut Dag, x: NodeId, mask: NodeId) -> NodeId {
     }
 }
 
-fn is_number(dag: &Dag, n: NodeId, value: f64) -> bool {
+/// Whether a node is this constant.
+pub fn is_number(dag: &Dag, n: NodeId, value: f64) -> bool {
     matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == value)
 }
 

@@ -83,10 +83,10 @@ const FEW: usize = 32;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
-/// Operations on a pair of a query and a key of the kernel that looks for the keys that a mask leaves, and the blocks
-/// that may share a tile of queries there.
+/// Queries of a block of the kernel that looks for the keys that a mask leaves.
+pub const MASK_ROWS: usize = 32;
+/// Its operations for a pair of a query and a key, with those that wait for memory. An estimate, as those of a softmax are.
 const MASK_OPS: f64 = 20.;
-const MASK_BLOCKS: usize = 4;
 /// Most of an attention's time that this kernel may take.
 const LOOKING: f64 = 0.1;
 
@@ -259,7 +259,7 @@ impl Sizes {
     /// `masks`: heads that have masks of their own.
     pub fn finds_keys(&self, masks: usize, m: &Hardware) -> bool {
         let pairs = (masks * self.queries * self.seen()) as f64;
-        let blocks = MASK_BLOCKS * masks * self.queries.div_ceil(2 * Warpgroups::ROWS);
+        let blocks = masks * self.queries.div_ceil(MASK_ROWS);
         let busy = blocks as f64 / m.units.multiprocessors as f64;
         let looking = m.rates.launch + pairs * MASK_OPS / (m.rates.alu * busy.min(1.));
         looking <= LOOKING * self.predicted(m)

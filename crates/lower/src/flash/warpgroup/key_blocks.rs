@@ -6,22 +6,22 @@
 //! these iterations a loop of their own. All four are multiples of the block of keys.
 //!
 //! Masks that are comparisons of positions need no such kernel: [`crate::key_end`] finds their ends.
-use super::super::{Coords, bounds, of_block};
+use super::super::{Coords, bounds, of_block, reduced};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
-use crate::scores::Sizes;
+use crate::scores::{Sizes, is_number};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
-use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel, ReduceOp as R, Value};
+use kiln_block::{BinaryOp as B, CmpOp, Kernel, ReduceOp as R, Value};
 use kiln_graph::{BinaryOp, DType, Type as Array, UnaryOp};
-use kiln_plan::attention::Tiles;
+use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 
 /// Where the positions are.
 const SLOT: Slot = Slot::Scratch(0);
 /// Queries of a block, which looks for the keys of a part of a tile, and its warps.
-const ROWS: usize = 32;
+const ROWS: usize = attention::MASK_ROWS;
 const WARPS: usize = 8;
 
 /// A mask that depends on data along queries or keys.
@@ -41,7 +41,7 @@ pub struct Mask {
 /// Conditions with the values that they have wherever a score is not minus infinity (or was NaN or infinite before a mask
 /// was added).
 fn conditions(dag: &Dag, score: NodeId, all: &mut Vec<(NodeId, bool)>) {
-    let lowest = |n: NodeId| matches!(dag.node(n).op, NodeOp::Const(x) if x.as_f64() == f64::NEG_INFINITY);
+    let lowest = |n: NodeId| is_number(dag, n, f64::NEG_INFINITY);
     match dag.node(score).op {
         NodeOp::Select(c, a, b) => match (lowest(a), lowest(b)) {
             (false, true) => {
@@ -211,19 +211,11 @@ impl Mask {
             (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
         }
         let by = [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)];
-        let found = by.map(|(v, by)| one_of(b, v, by));
+        let found = by.map(|(v, by)| reduced(b, v, by));
         for (store, value) in scene.stores.iter().zip(found) {
             f.em.set(store.value, value);
             f.store(store);
         }
         f.finish()
     }
-}
-
-/// The least or greatest element.
-fn one_of(b: &mut Builder, mut v: Value, by: R) -> Value {
-    while !b.ty(v).is_scalar() {
-        v = b.reduce(by, v, 0);
-    }
-    v
 }
