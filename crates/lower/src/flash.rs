@@ -69,21 +69,34 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     let tiles = match sizes.way(machine) {
         attention::Way::Warps(tiles) => tiles,
         attention::Way::Warpgroups(shape) => match warpgroup::lower(of, v, z, (&sizes, shape), machine)? {
-            Some(steps) => return Ok(steps),
+            Some(steps) => return joined(of, v, z, steps, shape.parts, machine),
             None => sizes.tiles(machine),
         },
     };
     let step = program(of, v, z, tiles, sizes.packed > 1)?;
-    if tiles.parts == 1 {
-        return Ok(Emitted { scratch: vec![], steps: vec![step] });
+    joined(of, v, z, Emitted { scratch: vec![], steps: vec![step] }, tiles.parts, machine)
+}
+
+/// The steps that give the sums of slices of the keys in the first scratch buffers, with the one that joins these.
+fn joined(
+    of: &Body,
+    v: ValueId,
+    z: &Sizes,
+    slices: Emitted,
+    parts: usize,
+    machine: &Hardware,
+) -> Result<Emitted, LowerError> {
+    if parts == 1 {
+        return Ok(slices);
     }
     let count = of.graph.ty(v).count();
     let rows = count / z.e.max(1);
-    let scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [tiles.parts * n])).to_vec();
+    let mut scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
+    scratch.extend(slices.scratch);
     let name = format!("{}_join", of.name);
-    let matmul = Some((v, Place::KeyParts { first: 0, count: tiles.parts }));
+    let matmul = Some((v, Place::KeyParts { first: 0, count: parts }));
     let rest = reduction::lower(&Body { name: &name, matmul, ..*of }, machine, scratch.len() as u32)?;
-    Ok(Emitted { scratch, steps: vec![step] }.then(rest))
+    Ok(Emitted { scratch, steps: slices.steps }.then(rest))
 }
 
 /// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
@@ -374,25 +387,7 @@ fn bounds(
         let blocks = f.b.binary(B::Div, start, step);
         lo = f.b.binary(B::Mul, blocks, step);
     }
-    if let Some(part) = f.part {
-        let len = match (start, end) {
-            (None, None) => f.b.i32(tiles.part as i64),
-            _ => {
-                // Blocks of keys for each slice, rounded up.
-                let once = (tiles.parts * tiles.keys) as i64;
-                let (once, less) = (f.b.i32(once), f.b.i32(once - 1));
-                let keys = if start.is_some() { f.b.binary(B::Sub, hi, lo) } else { hi };
-                let up = f.b.binary(B::Add, keys, less);
-                let blocks = f.b.binary(B::Div, up, once);
-                f.b.binary(B::Mul, blocks, step)
-            }
-        };
-        let part = f.b.cast(part, Elem::I32);
-        let before = f.b.binary(B::Mul, part, len);
-        lo = if start.is_some() { f.b.binary(B::Add, lo, before) } else { before };
-        let end = f.b.binary(B::Add, lo, len);
-        hi = f.b.binary(B::Min, hi, end);
-    }
+    [lo, hi] = slice(f, tiles, [lo, hi], [start.is_some(), end.is_some()]);
     if let Some(base) = queries.and_then(|s| f.em.coords.get(&s)?.base) {
         // Keys past the block's last query are masked for all of its queries.
         let base = f.b.cast(base, Elem::I32);
@@ -401,6 +396,27 @@ fn bounds(
         hi = f.b.binary(B::Min, hi, end);
     }
     [lo, hi, step]
+}
+
+/// The instance's slice of the keys `lo..hi`: of those that a mask leaves where it has bounds, else of [`Tiles::part`] keys.
+fn slice(f: &mut Frame, tiles: &Tiles, [lo, hi]: [Value; 2], [starts, ends]: [bool; 2]) -> [Value; 2] {
+    let Some(part) = f.part else { return [lo, hi] };
+    let len = if starts || ends {
+        // Blocks of keys for each slice, rounded up.
+        let once = (tiles.parts * tiles.keys) as i64;
+        let (once, less, step) = (f.b.i32(once), f.b.i32(once - 1), f.b.i32(tiles.keys as i64));
+        let keys = if starts { f.b.binary(B::Sub, hi, lo) } else { hi };
+        let up = f.b.binary(B::Add, keys, less);
+        let blocks = f.b.binary(B::Div, up, once);
+        f.b.binary(B::Mul, blocks, step)
+    } else {
+        f.b.i32(tiles.part as i64)
+    };
+    let part = f.b.cast(part, Elem::I32);
+    let before = f.b.binary(B::Mul, part, len);
+    let lo = if starts { f.b.binary(B::Add, lo, before) } else { before };
+    let end = f.b.binary(B::Add, lo, len);
+    [lo, f.b.binary(B::Min, hi, end)]
 }
 
 /// The least or greatest of a bound of the keys over the block's queries, as i32. `queries`: their coordinate and how many

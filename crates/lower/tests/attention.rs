@@ -1,9 +1,9 @@
 //! Attention by warpgroups and by warps: generated shapes, masks and layouts, interpreted and compared with the graph.
-use crate::common::{compare_kernel, kernel, run_steps};
+use crate::common::{compare_at, kernel, run_steps};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
-use kiln_lower::lower;
-use kiln_machine::Arch;
+use kiln_lower::{lower, lower_at};
+use kiln_machine::{Arch, Machine};
 use kiln_plan::KernelKind::Attention;
 use kiln_plan::Precision;
 use kiln_plan::exec::Work;
@@ -35,6 +35,18 @@ fn for_warpgroups(r: &mut Random) -> String {
     let heads = [1 + r.below(2), 1 + r.below(2), 1 + r.below(3)];
     let rows = [33 + r.below(200), 1 + r.below(300)];
     let widths = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
+    graph(r, Case { d, heads, rows, widths, score: "" })
+}
+
+/// Few rows of queries in tiles of their own or packed, and keys that are worth splitting.
+fn for_slices(r: &mut Random) -> String {
+    let d = r.pick(&["bf16", "f16"]);
+    let group = [1, 2, 4, 8][r.below(4)];
+    let heads = [1 + r.below(2), 1 + r.below(2), group];
+    // Those that are packed have 33 to 64 rows.
+    let queries = if group == 1 { 33 + r.below(200) } else { (33 + r.below(32)).div_ceil(group).min(64 / group) };
+    let widths = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
+    let rows = [queries, 100 + r.below(900)];
     graph(r, Case { d, heads, rows, widths, score: "" })
 }
 
@@ -112,12 +124,12 @@ fn graph(r: &mut Random, case: Case) -> String {
 }
 
 /// The programs of a kernel in full.
-fn programs(k: &kiln_plan::Kernel) -> String {
+fn programs(k: &kiln_plan::Kernel, machine: &Machine) -> String {
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
     };
-    lower(k, Arch::Sm90a).unwrap_or_else(|e| panic!("{e}")).steps.iter().map(text).collect()
+    lower_at(k, machine).unwrap_or_else(|e| panic!("{e}")).steps.iter().map(text).collect()
 }
 
 /// Compares generated programs with the graph; gives the text of each.
@@ -125,14 +137,15 @@ fn generated(
     seeds: std::ops::Range<u64>,
     of: fn(&mut Random) -> String,
     precision: fn(u64) -> Precision,
+    machine: &Machine,
 ) -> Vec<String> {
     let one = |seed: u64| {
         let source = of(&mut Random(seed));
         let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
         let inputs = random::inputs(&g, seed);
         let k = kiln_plan::Kernel { precision: precision(seed), ..kernel(Attention, g) };
-        match compare_kernel(&k, &inputs, Arch::Sm90a) {
-            Ok(Ok(())) => programs(&k),
+        match compare_at(&k, &inputs, machine) {
+            Ok(Ok(())) => programs(&k, machine),
             Ok(Err(e)) => panic!("seed {seed}: {e}\n{source}"),
             Err(e) => panic!("seed {seed}: {e}\n{source}"),
         }
@@ -142,14 +155,31 @@ fn generated(
 
 #[test]
 fn generated_attentions_by_warpgroups() {
-    let all = generated(0..80, for_warpgroups, |_| Precision::Exact);
+    let all = generated(0..80, for_warpgroups, |_| Precision::Exact, Arch::Sm90a.machine());
     let found = all.iter().filter(|text| text.contains("roles producer")).count();
     assert!(found >= 56, "only {found} of 80 programs are by warpgroups");
 }
 
+/// Where slices are joined at no cost, and warps are slow.
+#[test]
+fn generated_attentions_by_warpgroups_in_slices() {
+    let mut machine = Arch::Sm90a.machine().clone();
+    let a = &mut machine.attention;
+    (a.join, a.half, a.half_block, a.half_narrow) = (0.0, 1.0, 1.0, 1.0);
+    let all = generated(100..160, for_slices, |_| Precision::Exact, &machine);
+    let count = |what: &dyn Fn(&str) -> bool| all.iter().filter(|t| t.contains("roles producer") && what(t)).count();
+    let found = [count(&|t| t.contains("_join")), count(&|t| t.contains("_join") && t.contains("warps 8"))];
+    assert!(found[0] >= 22 && found[1] >= 12, "{found:?} of 60 programs are in slices, and of one consumer");
+}
+
 #[test]
 fn generated_attentions_by_warps() {
-    let all = generated(0..80, for_warps, |seed| if seed % 2 == 0 { Precision::Exact } else { Precision::Tf32x3 });
+    let all = generated(
+        0..80,
+        for_warps,
+        |seed| if seed % 2 == 0 { Precision::Exact } else { Precision::Tf32x3 },
+        Arch::Sm90a.machine(),
+    );
     let count = |what: &dyn Fn(&String) -> bool| all.iter().filter(|t| what(t)).count();
     let found = [
         count(&|t| t.contains("dot tf32x3")),
@@ -177,7 +207,7 @@ fn attention_by_3xtf32_is_as_accurate_as_f32() {
         let error = |precision: Precision| {
             let k = kiln_plan::Kernel { precision, ..kernel(Attention, g.clone()) };
             let steps = lower(&k, Arch::Sm90a).unwrap();
-            assert_eq!(programs(&k).contains("dot tf32x3"), precision == Precision::Tf32x3);
+            assert_eq!(programs(&k, Arch::Sm90a.machine()).contains("dot tf32x3"), precision == Precision::Tf32x3);
             let got = run_steps(&g, &steps, &inputs).unwrap();
             let each = (0..want[0].ty.count()).map(|i| (want[0].get_f64(i) - got[0].get_f64(i)).abs());
             each.fold(0.0, f64::max)

@@ -61,9 +61,10 @@ fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
     }
 }
 
-/// The machine on which looking for keys costs nothing, or more than it can save.
-fn machine(looks: bool) -> Machine {
+/// The machine on which looking for keys costs nothing, or more than it can save; and joining slices of them likewise.
+fn machine(looks: bool, slices: bool) -> Machine {
     let mut m = Arch::Sm90a.machine().clone();
+    m.attention.join = if slices { 0.0 } else { 1.0 };
     (m.rates.launch, m.rates.alu) = if looks { (0.0, 1e30) } else { (1.0, m.rates.alu) };
     m
 }
@@ -81,17 +82,19 @@ fn blocks_that_data_empties() {
             fill(&mut inputs, [s, t], &mut r);
             let want = interpreted(&g, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}"));
             let k = kernel(Attention, g.clone());
-            let got = [true, false].map(|looks| {
-                let steps = lower_at(&k, &machine(looks)).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            let got = [[true, false], [false, false], [true, true]].map(|[looks, slices]| {
+                let steps = lower_at(&k, &machine(looks, slices)).unwrap_or_else(|e| panic!("{e}\n{g}"));
                 let found = matches!(&steps.steps[0], Work::Block { code, .. } if code.name.ends_with("_keys"));
                 assert!(looks || !found, "{g}\n{}", text(&steps));
                 skipped += usize::from(found);
+                let joined = steps.steps.len() == 2 + usize::from(found);
+                assert_eq!(joined, slices, "{g}\n{}", text(&steps));
                 run_steps(&g, &steps, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", text(&steps)))
             });
-            difference(&g, &want, &got[0]).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            got.iter().for_each(|got| difference(&g, &want, got).unwrap_or_else(|e| panic!("{e}\n{g}")));
             let bits = |tensors: &[Tensor]| tensors.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
             assert!(bits(&got[0]) == bits(&got[1]), "other bits without blocks\n{g}");
         }
     }
-    assert!(skipped >= 39, "{skipped} of 42 kernels look for keys");
+    assert!(skipped >= 78, "{skipped} of 84 kernels look for keys");
 }

@@ -81,9 +81,9 @@ fn check(source: &str, seed: u64) -> String {
     }
 }
 
-/// Descriptors beside those of queries, keys, values and the result.
+/// Descriptors of operands beside those of queries, keys and values.
 fn tiles(program: &str) -> usize {
-    program.matches(": desc<").count() - 4
+    program.matches("> readonly of [").count() - 3
 }
 
 #[test]

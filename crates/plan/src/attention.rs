@@ -30,6 +30,10 @@ pub struct Warpgroups {
     pub keys: usize,
     /// Tiles of queries that shared memory has room for.
     pub left: usize,
+    /// Keys per slice: a multiple of `keys`.
+    pub part: usize,
+    /// Number of slices; 1 if the keys are not split.
+    pub parts: usize,
 }
 impl Warpgroups {
     /// Queries of a warpgroup: the rows of one `wgmma`.
@@ -80,6 +84,11 @@ const PACKED: usize = 64;
 const WIDE: usize = 96;
 /// Most queries for which tiles have 16 rows.
 const FEW: usize = 32;
+/// Most that a multiprocessor reads at a time, as a multiple of its share of the memory's bandwidth. An estimate: tiles of 128 queries
+/// multiply for longer.
+const PULL: f64 = 2.;
+/// Most slices of keys per multiprocessor.
+const ROUNDS: usize = 2;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
@@ -223,10 +232,11 @@ impl Sizes {
             _ => Way::Warps(tiles),
         }
     }
-    /// Tiles of the warp-specialised kernel, where the machine and the types have one.
+    /// Tiles of the warp-specialised kernel, where the machine and the types have one. Keys are split into slices where tiles are few and
+    /// that is predicted to be faster.
     pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
         // Fewer queries wait for memory, and tiles of 64 rows are mostly empty.
-        let sizes = self.queries > FEW && self.packed == 1 && self.keys > 0;
+        let sizes = self.queries > FEW && self.keys > 0;
         let widths = self.widest() <= WIDEST && self.widths.iter().all(|n| n.is_multiple_of(8));
         if !m.arch.has_wgmma() || !self.is_half() || !sizes || !widths {
             return None;
@@ -234,29 +244,54 @@ impl Sizes {
         let consumers = if self.queries <= Warpgroups::ROWS { 1 } else { 2 };
         // Scores and sums share the registers of a thread.
         let keys = if self.widest() > 128 { 64 } else { 128 };
-        Some(Warpgroups { consumers, keys, left: if self.widest() > 64 { 1 } else { 2 } })
+        let all = self.seen().div_ceil(keys);
+        let whole =
+            Warpgroups { consumers, keys, left: if self.widest() > 64 { 1 } else { 2 }, part: all * keys, parts: 1 };
+        let z = Sizes { heads: m.counted(self.heads), ..*self };
+        let tiles = z.blocks(whole.rows()).max(1);
+        // As many slices as fill so many rounds.
+        let cut = |rounds: usize| {
+            let parts = (rounds * m.units.multiprocessors / tiles).clamp(1, all);
+            let part = all.div_ceil(parts) * keys;
+            Warpgroups { part, parts: self.seen().div_ceil(part), ..whole }
+        };
+        let all = std::iter::once(whole).chain((1..=ROUNDS).map(cut));
+        all.min_by(|a, b| z.seconds_by_warpgroups(a, m).total_cmp(&z.seconds_by_warpgroups(b, m)))
     }
-    /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many iterations.
+    /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many iterations; and of the launch
+    /// that combines slices.
     fn seconds_by_warpgroups(&self, w: &Warpgroups, m: &Hardware) -> f64 {
-        let per = w.rows();
+        let (per, processors) = (w.rows(), m.units.multiprocessors);
         let width: usize = self.widths.iter().map(|n| n.next_multiple_of(16)).sum();
-        let each = 2. * (per * w.keys * width) as f64 / m.attention.warpgroups;
         let blocks = self.queries.div_ceil(per);
+        let keys = w.keys * width * self.dtype.bytes();
+        let loading = (keys * processors) as f64 / (PULL * m.rates.bandwidth);
+        let each = (2. * (per * w.keys * width) as f64 / m.attention.warpgroups).max(loading);
         let iterations = |block: usize| {
             let seen = if self.causal { self.keys.min((block + 1) * per) } else { self.keys };
-            seen.div_ceil(w.keys)
+            seen.div_ceil(w.keys).div_ceil(w.parts)
         };
-        let (tiles, processors) = (self.heads * blocks, m.units.multiprocessors);
+        let tiles = self.heads * blocks * w.parts;
         let rounds = match self.causal {
             // Short tiles fill what long ones leave.
-            true => (self.heads * (0..blocks).map(iterations).sum::<usize>()).div_ceil(processors),
+            true => (self.heads * w.parts * (0..blocks).map(iterations).sum::<usize>()).div_ceil(processors),
             false => tiles.div_ceil(processors) * iterations(0),
         };
-        each * rounds.max(iterations(blocks.saturating_sub(1))) as f64
+        let joined = match w.parts {
+            1 => 0.,
+            // Sums of slices are written and read again.
+            parts => {
+                m.attention.join
+                    + (2 * 4 * parts * self.heads * self.queries * self.widths[1]) as f64 / m.rates.bandwidth
+            }
+        };
+        // Where a head has one tile, no other reads its keys.
+        let bytes = if blocks == 1 { self.heads * self.keys * width * self.dtype.bytes() } else { 0 };
+        joined + (each * rounds.max(iterations(blocks.saturating_sub(1))) as f64).max(bytes as f64 / m.rates.bandwidth)
     }
     /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it evaluates
     /// the mask for every pair of a query and a key, once for all heads that share it. What that saves depends on data.
-    /// `masks`: heads that have masks of their own.
+    /// `masks`: heads that have masks of their own. Slices of the keys are cut without it.
     pub fn finds_keys(&self, masks: usize, m: &Hardware) -> bool {
         let pairs = (masks * self.queries * self.seen()) as f64;
         let blocks = masks * self.queries.div_ceil(MASK_ROWS);

@@ -15,16 +15,17 @@
 mod key_blocks;
 mod score_tiles;
 
-use super::{Coords, NOT_PLACED, Operands, bounds, indices, of_block, operands, results, start};
+use super::{Coords, NOT_PLACED, Operands, bounds, indices, of_block, operands, part_id, results, slice, start, trend};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
-use crate::expr::CoordId;
+use crate::expr::{CoordId, Expr};
+use crate::key_end::{key_end, key_start};
 use crate::math;
 use crate::placed::the_sums;
-use crate::resolve::{Body, Matmul as Place};
+use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
-use crate::scores::{Causal, Sizes};
+use crate::scores::{Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
 use key_blocks::Mask;
@@ -43,6 +44,9 @@ use std::f64::consts::LOG2_E;
 /// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
+
+/// Scratch buffers of the sums of slices.
+const SLICE_SUMS: u32 = 3;
 
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
 struct Operand {
@@ -109,24 +113,37 @@ fn plain(
     let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = g.dtype(v);
     let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
-    let at = indices(z, false);
+    let packed = sizes.packed > 1;
+    let at = indices(z, packed);
+    let parts = shape.parts;
+    let (group, queries) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
+    // Packed, the rows of all heads of a group are those of one.
+    let rows_of = Sizes { batch: z.batch.clone(), group, s: queries, ..*z };
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
-    let stores = results(of, v, z, &at, 1, &mut r)?;
+    let stores = results(of, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let sums = the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+    let sums = if parts > 1 {
+        scene.stores.iter().map(|s| s.value).collect()
+    } else {
+        the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?
+    };
 
     let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
+    if packed {
+        ends = packed_ends(&mut r, v, z, raw)?;
+    }
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
-    let tiles = Tiles { queries: shape.rows(), keys: shape.keys, warps: 4 * shape.consumers, part: z.t, parts: 1 };
+    let tiles = Tiles { queries: shape.rows(), keys: shape.keys, warps: 4 * shape.consumers, part: shape.part, parts };
     // Where the mask depends on data: the kernel that finds the blocks of keys that it leaves, and these.
     let mut before = Emitted::default();
     let mut found = None;
-    if let Some(mask) = Mask::of(&mut r.dag, score, z, shape.rows())
+    let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
+    if let Some(mask) = Mask::of(&mut r.dag, score, &rows_of, shape.rows(), slot)
         && sizes.finds_keys(mask.heads(), machine)
     {
         let name = format!("{}_keys", of.name);
-        before.steps.push(mask.program(&name, &r.dag, z, &tiles, ends)?);
+        before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends)?);
         before.scratch.push(mask.scratch());
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
@@ -134,7 +151,7 @@ fn plain(
     }
     scene.dag = r.dag;
 
-    let extents = [&z.batch[..], &[z.heads, z.group]].concat();
+    let extents = [&z.batch[..], &[z.heads, group]].concat();
     let bytes = dtype.bytes();
     let array = |node: NodeId, rows: (CoordId, usize), columns: (CoordId, usize)| match &scene.dag.node(node) {
         n if n.dtype != dtype => None,
@@ -146,20 +163,20 @@ fn plain(
         },
     };
     let (Some(q), Some(k), Some(w)) =
-        (array(q, (s, z.s), (d1, z.d)), array(k, (t1, z.t), (d2, z.d)), array(w, (t2, z.t), (e, z.e)))
+        (array(q, (s, queries), (d1, z.d)), array(k, (t1, z.t), (d2, z.d)), array(w, (t2, z.t), (e, z.e)))
     else {
         return Ok(None);
     };
 
-    let mut beside = score_tiles::of(&scene.dag, score, &extents, [(s, z.s), (t1, z.t)]);
+    let mut beside = score_tiles::of(&scene.dag, score, &extents, [(s, queries), (t1, z.t)]);
     beside.truncate(most);
 
     let rows = shape.rows();
     let [wide_d, wide_e] = [z.d, z.e].map(|n| n.next_power_of_two().max(128 / bytes));
     let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
-    let cuts = [cut(s, z.s, rows, 0), cut(e, z.e, wide_e, 1)];
+    let cuts = [cut(s, queries, rows, 0), cut(e, z.e, wide_e, 1)];
     let outputs: Vec<Option<Strided>> =
-        scene.stores.iter().map(|st| Strided::store(st, &extents, (s, z.s), (e, z.e))).collect();
+        scene.stores.iter().map(|st| Strided::store(st, &extents, (s, queries), (e, z.e))).collect();
     let mut read = [scene.roots(), ends.into_iter().chain([sink]).flatten().collect()].concat();
     read.extend(found.iter().flat_map(|(_, positions)| positions.concat()));
     let mut used = loads(&scene.dag, &read, |_| false);
@@ -192,13 +209,23 @@ fn plain(
     let all: usize = extents.iter().product();
     let each = z.t * (z.d + z.e) * bytes;
     // Query heads that share keys are neighbours.
-    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * z.group;
+    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * group;
     let together = (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1);
-    let count = z.s.div_ceil(rows);
+    let count = queries.div_ceil(rows);
     f.b.set_warps(4 * shape.consumers);
     let [within, tile, outer] = [0, 1, 2].map(|axis| f.b.program_id(axis));
     let (per, last) = (f.b.i32(together as i64), f.b.i32(count as i64 - 1));
-    f.b.set_grid([together, count, all / together]);
+    f.b.set_grid([together * parts, count, all / together]);
+    let mut within = within;
+    if parts > 1 {
+        // Slices of a head are neighbours.
+        let of = f.b.i32(parts as i64);
+        let part = f.b.binary(B::Rem, within, of);
+        within = f.b.binary(B::Div, within, of);
+        let part = f.b.cast(part, f.em.index);
+        f.part = Some(part);
+        f.em.coords.insert(part_id(z), Lanes { base: f.part, lane: None, mask: None });
+    }
     // Later queries attend to more keys where a mask is causal: those come first.
     let tile = f.b.binary(B::Sub, last, tile);
     let mut number = f.b.binary(B::Mul, outer, per);
@@ -234,16 +261,28 @@ fn plain(
     let query = load(&mut f, &q, first);
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
-    let bounded = ends.iter().any(Option::is_some);
+    let bounded = found.is_some() || ends.iter().any(Option::is_some);
     // Keys beyond the last one are masked as those from an end on are, but not as those before a start.
-    let ragged = ends[0].is_some() || !z.t.is_multiple_of(shape.keys);
+    let ragged = ends[0].is_some() || (found.is_some() && parts > 1) || !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
+    let mut bounding = cuts[0];
+    if packed {
+        bounding = cut(packed_ids(z)[0], z.s, z.s, 0);
+        f.em.coords.insert(bounding.id, Lanes::default());
+    }
     let [start_at, end_at] =
-        [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &cuts[0])));
+        [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &bounding)));
     let [most, sum] = start(&mut f, sink, scale, [rows, PARTS]);
     let start = [most, sum, f.b.splat(none, &[rows, wide_e])];
     let [mut lo, mut hi, step] = bounds(&mut f, z, &tiles, [start_at, end_at], None);
+    // From where to where no score is masked.
+    let mut inside = None;
+    if let Some((mask, positions)) = &found {
+        let [start, end, from, to] = mask.of_tile(&mut f, tile, shape.keys, positions);
+        [lo, hi] = slice(&mut f, &tiles, [start, end], [true; 2]);
+        inside = Some((&mask.conditions, [from, to]));
+    }
     // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.
     if bounded {
         let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);
@@ -253,12 +292,6 @@ fn plain(
         let none = f.b.i32(0);
         lo = f.b.binary(B::Min, lo, beyond);
         lo = f.b.binary(B::Max, lo, none);
-    }
-    // From where to where no score is masked.
-    let mut inside = None;
-    if let Some((mask, positions)) = &found {
-        let [start, end, from, to] = mask.of_tile(&mut f, tile, shape.keys, positions);
-        (lo, hi, inside) = (start, end, Some((&mask.conditions, [from, to])));
     }
     let one = f.b.i32(1);
     let least = f.b.binary(B::Add, lo, one);
@@ -328,16 +361,24 @@ fn plain(
 
     // ---- The epilogue ----
     let b = &mut f.b;
-    let one = math::float(b, Elem::F32, 1.0);
     let mut weights = b.reduce(R::Sum, out[1], 1);
     weights = b.expand_dims(weights, 1);
-    if fully_masked != FullyMasked::Nan {
-        let empty = b.cmp(CmpOp::Eq, weights, none);
-        weights = b.select(empty, one, weights);
+    let values = if parts > 1 {
+        let unit = math::float(b, Elem::F32, scale);
+        let most = if scale == 1.0 { out[0] } else { b.binary(B::Mul, out[0], unit) };
+        vec![out[2], most, weights]
+    } else {
+        let one = math::float(b, Elem::F32, 1.0);
+        if fully_masked != FullyMasked::Nan {
+            let empty = b.cmp(CmpOp::Eq, weights, none);
+            weights = b.select(empty, one, weights);
+        }
+        let share = b.binary(B::Div, one, weights);
+        vec![b.binary(B::Mul, out[2], share)]
+    };
+    for (node, value) in sums.iter().zip(values) {
+        f.em.set(*node, value);
     }
-    let share = b.binary(B::Div, one, weights);
-    let value = b.binary(B::Mul, out[2], share);
-    sums.iter().for_each(|node| f.em.set(*node, value));
     let single: Vec<CoordId> = cuts.iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
     for ((store, out), map) in scene.stores.iter().zip(&outputs).zip(maps) {
         let (Some(out), Some(map)) = (out, map) else {
@@ -351,6 +392,29 @@ fn plain(
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);
     }
     Ok(Some(Plain { before, work: f.finish()?, tiles: beside.len() }))
+}
+
+/// Coordinates of a packed row: its query, and its head within the group.
+fn packed_ids(z: &Sizes) -> [CoordId; 2] {
+    [11, 12].map(|i| z.batch.len() as CoordId + i)
+}
+
+/// Between which keys the mask leaves any, by the query of a packed row. A tile has the rows of all heads of a group, and a producer does
+/// not look through them: bounds that differ by head, or do not rise or fall along the queries, are not used.
+fn packed_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
+    let [query, head] = packed_ids(z);
+    let key = Coords::of(z).t[0];
+    let mut at = indices(z, false);
+    at.truncate(z.batch.len() + 1);
+    let heads = at.pop().unwrap_or_default().scale(z.group as i64).plus(&Expr::coord(head, z.group));
+    at.extend([heads, Expr::coord(query, z.s), Expr::coord(key, z.t)]);
+    let score = masked_score(r, raw, v, &at, Causal::Comparison)?;
+    let ends = [key_start(&mut r.dag, score, key, z.t), key_end(&mut r.dag, score, key, z.t)];
+    let depends = r.dag.depends(&[]);
+    Ok(ends.map(|n| {
+        let used = |n: &NodeId, id| depends[*n as usize].contains(&id);
+        n.filter(|n| !used(n, head) && (!used(n, query) || trend(&r.dag, *n, query).is_some()))
+    }))
 }
 
 /// The sums of every [`PARTS`]-th column.

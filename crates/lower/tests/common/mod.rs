@@ -3,8 +3,8 @@ use kiln_block::Elem;
 use kiln_graph::{DType, FullyMasked, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, lower};
-use kiln_machine::Arch;
+use kiln_lower::{LowerError, lower, lower_at};
+use kiln_machine::{Arch, Machine};
 use kiln_plan::exec::{Activation, AttentionCall, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
 use std::collections::HashMap;
@@ -265,13 +265,18 @@ pub fn compare(
     compare_kernel(&kernel(kind, body.clone()), inputs, target)
 }
 pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Arch) -> Result<Result<(), LowerError>, String> {
+    compare_at(k, inputs, target.machine())
+}
+
+/// [`compare_kernel`] for a machine.
+pub fn compare_at(k: &Kernel, inputs: &[Tensor], machine: &Machine) -> Result<Result<(), LowerError>, String> {
     let body = &k.body;
     let precise = run_with(body, inputs, &[], Precision::F64, &mut no_fallback);
     let native = run_with(body, inputs, &[], Precision::Native, &mut no_fallback);
     // Where rounding to half types decides a comparison or an integer, either result is right.
     let want = precise.map_err(|e| format!("the graph interpreter: {e}"))?;
     let native = native.map_err(|e| format!("the graph interpreter: {e}"))?;
-    let steps = match lower(k, target) {
+    let steps = match lower_at(k, machine) {
         Ok(steps) => steps,
         Err(refused @ LowerError::Unsupported { .. }) => return Ok(Err(refused)),
         Err(defect @ LowerError::Invariant { .. }) => return Err(defect.to_string()),

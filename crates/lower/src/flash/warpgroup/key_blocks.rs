@@ -18,14 +18,14 @@ use kiln_graph::{BinaryOp, DType, Type as Array, UnaryOp};
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 
-/// Where the positions are.
-const SLOT: Slot = Slot::Scratch(0);
 /// Queries of a block, which looks for the keys of a part of a tile, and its warps.
 const ROWS: usize = attention::MASK_ROWS;
 const WARPS: usize = 8;
 
 /// A mask that depends on data along queries or keys.
 pub struct Mask {
+    /// Where the positions are.
+    slot: Slot,
     /// Where one of these does not have this value, a score is minus infinity.
     pub conditions: Vec<(NodeId, bool)>,
     /// Whether all of them have.
@@ -64,8 +64,8 @@ fn conditions(dag: &Dag, score: NodeId, all: &mut Vec<(NodeId, bool)>) {
 }
 
 impl Mask {
-    /// The mask of a score, for tiles of so many rows.
-    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize) -> Option<Mask> {
+    /// The mask of a score, for tiles of so many rows; `slot`: where the positions are.
+    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, slot: Slot) -> Option<Mask> {
         let Coords { s, t: [t, _], .. } = Coords::of(z);
         let mut found = vec![];
         conditions(dag, score, &mut found);
@@ -83,9 +83,9 @@ impl Mask {
         let extents = [&z.batch[..], &[z.heads, z.group]].concat();
         let outer = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
         let outer: Vec<_> = outer.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
-        let [tile, part] = [8, 9].map(|i| z.batch.len() as CoordId + i);
+        let [tile, part] = [9, 10].map(|i| z.batch.len() as CoordId + i);
         let (tile, part) = ((tile, z.s.div_ceil(rows)), (part, rows / ROWS));
-        Some(Mask { conditions: found, all, outer, tile, part })
+        Some(Mask { conditions: found, all, outer, tile, part, slot })
     }
     /// How many heads have masks of their own.
     pub fn heads(&self) -> usize {
@@ -106,7 +106,7 @@ impl Mask {
     /// The positions of all parts, as the attention reads them.
     pub fn positions(&self, dag: &mut Dag) -> Vec<[NodeId; 4]> {
         let parts = (0..self.part.1).map(|part| self.at(Expr::constant(part as i64)));
-        let load = |at: Expr, i: i64| NodeOp::Load { slot: SLOT, at: at.shift(i), guards: vec![] };
+        let load = |at: Expr, i: i64| NodeOp::Load { slot: self.slot, at: at.shift(i), guards: vec![] };
         parts.map(|at| [0, 1, 2, 3].map(|i| dag.add(load(at.clone(), i), DType::I32))).collect()
     }
     /// The positions of a tile of queries.
@@ -144,7 +144,7 @@ impl Mask {
         for i in 0..4 {
             let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
             scene.stores.push(Store {
-                slot: SLOT,
+                slot: self.slot,
                 dtype: DType::I32,
                 at: self.at(part.clone()).shift(i),
                 guards: vec![],
@@ -153,7 +153,7 @@ impl Mask {
         }
         let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.all]).collect();
         let mut used = loads(&scene.dag, &roots, |_| false);
-        used.push((SLOT, DType::I32, false));
+        used.push((self.slot, DType::I32, false));
         let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
         let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS };
         let mut f = open_with(name, &scene, &shape, &used);
