@@ -10,6 +10,10 @@
 //!
 //! Where a mask depends on data, a kernel before this one finds the blocks of keys that it leaves ([`key_blocks`]).
 //!
+//! Where tiles are few, keys are split into slices, which a second step joins, as for warps. The queries of a group of heads that share
+//! their keys are the rows of one tile where they fit; a producer then needs bounds that rise or fall along the queries
+//! ([`packed_ends`]).
+//!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first, so that short ones fill what long ones leave.
 mod key_blocks;
