@@ -87,7 +87,7 @@ const FEW: usize = 32;
 /// Most that a multiprocessor reads at a time, as a multiple of its share of the memory's bandwidth. An estimate: tiles of 128 queries
 /// multiply for longer.
 const PULL: f64 = 2.;
-/// Most slices of keys per multiprocessor.
+/// Most slices of keys per multiprocessor: the tiles that run one after the other.
 const ROUNDS: usize = 2;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
@@ -291,7 +291,7 @@ impl Sizes {
     }
     /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it evaluates
     /// the mask for every pair of a query and a key, once for all heads that share it. What that saves depends on data.
-    /// `masks`: heads that have masks of their own. Slices of the keys are cut without it.
+    /// `masks`: heads that have masks of their own.
     pub fn finds_keys(&self, masks: usize, m: &Hardware) -> bool {
         let pairs = (masks * self.queries * self.seen()) as f64;
         let blocks = masks * self.queries.div_ceil(MASK_ROWS);

@@ -49,7 +49,7 @@ use std::f64::consts::LOG2_E;
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
 
-/// Scratch buffers of the sums of slices.
+/// Scratch buffers of the sums of slices, which are the first ones: as [`results`] stores them.
 const SLICE_SUMS: u32 = 3;
 
 /// An operand as a strided array: what it reads, its coordinates along rows and columns, and rows of a tile.
@@ -408,10 +408,9 @@ fn packed_ids(z: &Sizes) -> [CoordId; 2] {
 fn packed_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
     let [query, head] = packed_ids(z);
     let key = Coords::of(z).t[0];
-    let mut at = indices(z, false);
-    at.truncate(z.batch.len() + 1);
-    let heads = at.pop().unwrap_or_default().scale(z.group as i64).plus(&Expr::coord(head, z.group));
-    at.extend([heads, Expr::coord(query, z.s), Expr::coord(key, z.t)]);
+    let (all, nb) = (indices(z, false), z.batch.len());
+    let heads = all[nb].clone().scale(z.group as i64).plus(&Expr::coord(head, z.group));
+    let at = [&all[..nb], &[heads, Expr::coord(query, z.s), Expr::coord(key, z.t)]].concat();
     let score = masked_score(r, raw, v, &at, Causal::Comparison)?;
     let ends = [key_start(&mut r.dag, score, key, z.t), key_end(&mut r.dag, score, key, z.t)];
     let depends = r.dag.depends(&[]);
