@@ -62,6 +62,11 @@ def padding(b: int, h: int, s: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [(torch.arange(s) < torch.linspace(s / 2, s, b).round()[:, None])[:, None, None, :]]
 
 
+def triangle(b: int, h: int, s: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """A causal mask in memory, which is added."""
+    return [torch.full((1, 1, s, s), torch.finfo(dtype).min).triu(1).to(dtype)]
+
+
 def slopes(b: int, h: int, s: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [2.0 ** (-8 * torch.arange(1, h + 1) / h)[None, :, None, None]]
 
@@ -76,6 +81,7 @@ def scores(s: int) -> list[Case]:
     return [
         Case("bias [1,1,S,S]", more=lambda b, h, s, dtype: [torch.randn(1, 1, s, s).to(dtype)], bias=add),
         Case("bias [1,H,S,S]", more=lambda b, h, s, dtype: [torch.randn(1, h, s, s).to(dtype)], bias=add),
+        Case("causal tensor [1,1,S,S]", more=triangle, bias=add),
         Case("key padding [B,1,1,S]", more=padding, allowed=lambda i, j, mask: mask),
         Case(f"sliding window of {window}", "causal", allowed=lambda i, j: (j <= i) & (i - j < window)),
         Case("ALiBi", "causal", more=slopes, allowed=causal, bias=lambda i, j, slope: slope * (j - i)),
@@ -135,12 +141,19 @@ def where_lower(s: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril(), s, -math.inf)
 
 
+def add_lowest(s: torch.Tensor) -> torch.Tensor:
+    """As the eager attention of transformers has it."""
+    seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
+    return s + torch.where(seen, torch.zeros((), dtype=s.dtype, device=s.device), torch.finfo(s.dtype).min)
+
+
 def forms(which: str, form: str) -> list[tuple[str, nn.Module]]:
     """The modules of plain attention, `which` is "full" or "causal", by name."""
     case = PLAIN[which]
     found: list[tuple[str, nn.Module]] = [("SDPA", Sdpa(case))] if form != "primitives" else []
     if form != "sdpa" and which == "causal":
         found += [("masked_fill(triu)", Primitives(case, fill_upper)), ("where(tril)", Primitives(case, where_lower))]
+        found.append(("+ finfo.min", Primitives(case, add_lowest)))
     elif form != "sdpa":
         found.append(("primitives", Primitives(case)))
     return found

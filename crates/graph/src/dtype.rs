@@ -144,6 +144,11 @@ impl DType {
     pub fn matmul(self) -> DType {
         self.row().matmul
     }
+    /// A number below this masks a score of the dtype: added to a usual score it stays about what it is, and its weight in a softmax is zero
+    /// beside any of these. The least number of each float dtype that attention has is one.
+    pub fn mask_limit(self) -> f64 {
+        if self == DType::F16 { -6e4 } else { -1e30 }
+    }
     /// Dtype in which arithmetic on this dtype is done and reductions accumulate: f32 for narrower floats, else the same.
     pub fn compute(self) -> DType {
         self.row().compute

@@ -141,7 +141,7 @@ impl Ends<'_> {
         let Some(&mask) = of.graph.args(v).get(of.graph.op(v).mask_place()) else { return Ok(None) };
         let all = [&z.batch[..], &[z.heads, z.group, z.s, 1]].concat();
         let ends = Ends { v, z, shape: own_axes(of.graph.shape(mask), all, z) };
-        let anywhere = vec![Expr::default(); ends.shape.len()];
+        let anywhere: Vec<Expr> = (0..).zip(&ends.shape).map(|(id, &n)| Expr::coord(id, n)).collect();
         Ok(ends.at(&mut of.resolver(), &anywhere)?.map(|_| ends))
     }
     /// The end of the keys at an index.
@@ -158,8 +158,11 @@ impl Ends<'_> {
     fn step(&self, of: &Body, name: &str, slot: Slot) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
-            let end = self.at(&mut r, axes)?;
-            let value = end.ok_or_else(|| r.invariant("a mask ends the keys at one place and not at another"))?;
+            let value = match self.at(&mut r, axes)? {
+                Some(end) => end,
+                // What is known everywhere may not be seen here.
+                None => r.dag.number(DType::I64, self.z.t as f64),
+            };
             let store = Store { slot, dtype: DType::I64, at: linear(axes, &self.shape), guards: vec![], value };
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };

@@ -13,7 +13,7 @@
 //! queries and keys, and each part of the values' columns has sums of its own.
 //!
 //! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under a
-//! causal mask, and those before the first and beyond the end that a mask states ([`key_start`], [`key_end`]), which the program computes
+//! causal mask, and those before the first and beyond the end that a mask states ([`key_range`]), which the program computes
 //! from what it reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
 //! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
 mod warpgroup;
@@ -22,7 +22,7 @@ use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
-use crate::key_end::{key_end, key_start};
+use crate::key_end::key_range;
 use crate::math;
 use crate::matmul::{precision, zero_outside};
 use crate::placed::{self, the_sums};
@@ -164,7 +164,7 @@ fn operands(r: &mut Resolver, v: ValueId, z: &Sizes, at: &[Expr], causal: Causal
     let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
     let score = masked_score(r, raw, v, &of_score, causal)?;
     let sink = scores::sink(r, v, &of_score)?;
-    let ends = [key_start(&mut r.dag, score, t1, z.t), key_end(&mut r.dag, score, t1, z.t)];
+    let ends = key_range(&mut r.dag, score, t1, z.t);
     Ok(Operands { q, k, v: values, raw, score, sink, ends })
 }
 

@@ -19,11 +19,15 @@ const DEEP: usize = 32;
 /// The first of the keys from which on `score` is minus infinity: an i64 node in `0..=keys`. `key`: the coordinate of
 /// the key.
 pub fn key_end(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> Option<NodeId> {
-    Search { dag, key, keys: keys as i64, side: Side::From }.bound(score)
+    Search { dag, key, keys: keys as i64, masks: f64::NEG_INFINITY, side: Side::From }.bound(score)
 }
-/// The first of the keys before which `score` is not always minus infinity: an i64 node in `0..=keys`.
-pub fn key_start(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> Option<NodeId> {
-    Search { dag, key, keys: keys as i64, side: Side::Before }.bound(score)
+/// The first of the keys before which `score` is not always minus infinity, and the first from which on it is: i64 nodes in `0..=keys`.
+pub fn key_range(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> [Option<NodeId>; 2] {
+    masked_range(dag, score, key, keys, f64::NEG_INFINITY)
+}
+/// The same for scores that a number of at most `masks` masks.
+pub fn masked_range(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize, masks: f64) -> [Option<NodeId>; 2] {
+    [Side::Before, Side::From].map(|side| Search { dag, key, keys: keys as i64, masks, side }.bound(score))
 }
 
 /// Which keys a property holds for.
@@ -39,6 +43,8 @@ struct Search<'a> {
     dag: &'a mut Dag,
     key: CoordId,
     keys: i64,
+    /// The greatest number that masks.
+    masks: f64,
     side: Side,
 }
 
@@ -61,11 +67,11 @@ impl Search<'_> {
         let bound = if self.side == Side::From { 0 } else { self.keys };
         self.number(bound)
     }
-    /// For which keys a float is minus infinity.
+    /// For which keys a float masks.
     fn masked(&mut self, n: NodeId, deep: usize) -> Option<NodeId> {
         let deep = deep.checked_sub(1)?;
         match self.dag.node(n).op.clone() {
-            NodeOp::Const(s) => (s.as_f64() == f64::NEG_INFINITY).then(|| self.all()),
+            NodeOp::Const(s) => (s.as_f64() <= self.masks).then(|| self.all()),
             NodeOp::Cast(a) if self.dag.node(a).dtype.is_float() => self.masked(a, deep),
             NodeOp::Binary(BinaryOp::Add, a, b) => {
                 let (a, b) = (self.masked(a, deep), self.masked(b, deep));

@@ -20,6 +20,7 @@ mod host;
 mod invert;
 mod key_end;
 mod library;
+mod mask_value;
 mod math;
 mod matmul;
 mod multi_row;

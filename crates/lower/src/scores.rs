@@ -2,6 +2,7 @@
 use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::Expr;
+use crate::mask_value;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, ValueId};
 
@@ -82,9 +83,12 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
     if let Some(&mask) = args.get(op.mask_place()) {
         let ix = mask_index(r.graph.shape(mask), at);
         let m = r.at(mask, &ix, &[])?;
-        x = if r.graph.dtype(mask) == DType::Bool {
+        x = if graph.dtype(mask) == DType::Bool {
             r.dag.add(NodeOp::Select(m, x, lowest), dtype)
         } else {
+            let lengths = [0, 1].map(|i| graph.shape(args[i]).iter().rev().nth(1).copied().unwrap_or(1));
+            let place = mask_value::Place { at, lengths, causal: *causal };
+            let m = mask_value::exact(&mut r.dag, m, graph.dtype(v), &place);
             masked_by(&mut r.dag, x, m)
         };
     }

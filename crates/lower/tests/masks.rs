@@ -1,6 +1,6 @@
 //! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give what the graph gives,
 //! also for queries that no key counts for.
-use crate::common::{TARGETS, difference, interpreted, lowered, ran};
+use crate::common::{TARGETS, difference, interpreted, least, lowered, ran};
 use kiln_graph::{Graph, params::Random, random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
@@ -29,12 +29,7 @@ fn text(mask: &str, [s, t, d]: [usize; 3], dtype: &str, attention: &str) -> Stri
         %dq = reshape %doc_q shape=[2,1,S,1]\n %dk = reshape %doc_k shape=[2,1,1,T]\n MASK
         %cap = exp %slope\n %y = attention %q, %k, %v, CALL\n return %y\n}";
     let text = text.replace("MASK", mask).replace("CALL", attention).replace("D[", &format!("{dtype}["));
-    let least = match dtype {
-        "f32" => "-3.4028234663852886e38",
-        "bf16" => "-3.3895313892515355e38",
-        _ => "-65504.0",
-    };
-    let text = text.replace("to=D", &format!("to={dtype}")).replace("LEAST", least);
+    let text = text.replace("to=D", &format!("to={dtype}")).replace("LEAST", least(dtype));
     [("S", s), ("T", t), ("W", d)].iter().fold(text, |text, (name, n)| text.replace(name, &n.to_string()))
 }
 
@@ -68,6 +63,57 @@ fn computed_masks() {
                 compare(&text(mask, shape, dtype, &format!("%m scale=0.3 {how}")), &TARGETS, &mut r);
             }
         }
+    }
+}
+
+/// Where every query sees a key, whatever tensors hold, the least number masks as minus infinity does: keys are skipped. Elsewhere a query
+/// may count all keys.
+#[test]
+fn the_least_number_bounds_keys_if_every_query_sees_one() {
+    let mut r = Random::new(41);
+    let causal = "%c = le %t, %r\n %m = select %c, %zero, LEAST";
+    let from_the_end = "%p = add %r, SHIFT\n %c = gt %t, %p\n %m = select %c, LEAST, %zero";
+    let seen = [
+        (causal, [150, 150, 16]),
+        (causal, [20, 150, 16]),
+        (causal, [1, 150, 16]),
+        (from_the_end, [20, 150, 16]),
+        (from_the_end, [1, 2000, 16]),
+        ("%d = sub %r, %t\n %a = abs %d\n %w = lt %a, 70\n %m = select %w, %zero, LEAST", [300, 300, 16]),
+        (
+            "%c = le %t, %r\n %e = lt %t, %prefix\n %o = or %c, %e\n %n = not %o\n %m = select %n, LEAST, %zero",
+            [300, 300, 16],
+        ),
+        ("%c = le %t, %r\n %x = select %c, %zero, LEAST\n %m = add %bias, %x", [70, 150, 24]),
+        ("%c = le %t, %r\n %b = add %bias, %slope\n %m = select %c, %b, LEAST", [70, 150, 24]),
+        (
+            "%c = le %t, %r\n %d = sub %r, %t\n %w = lt %d, 9\n %x = select %c, %zero, LEAST\n %b = select %w, %zero, LEAST\n %m = add %x, %b",
+            [70, 70, 16],
+        ),
+        (
+            "%w = cast %dq to=i32\n %dx = reshape %w shape=[2,1,1,S]\n %e = eq %w, %dx\n %c = le %t, %r\n %o = and %e, %c\n %m = select %o, %zero, LEAST",
+            [150, 150, 16],
+        ),
+    ];
+    let not_seen = [
+        ("%e = lt %t, %prefix\n %m = select %e, %zero, LEAST", [70, 70, 16]),
+        ("%c = lt %t, %r\n %m = select %c, %zero, LEAST", [150, 150, 16]),
+        ("%c = le %t, %r\n %a = eq %dq, %dk\n %o = and %a, %c\n %m = select %o, %zero, LEAST", [150, 150, 16]),
+        ("%p = add %r, %prefix\n %c = le %t, %p\n %m = select %c, %zero, LEAST", [20, 150, 16]),
+        ("%c = ge %t, %r\n %m = select %c, %zero, LEAST", [150, 70, 16]),
+    ];
+    let all = seen.iter().map(|m| (m, true)).chain(not_seen.iter().map(|m| (m, false)));
+    for (i, ((mask, shape), sees)) in all.enumerate() {
+        let mask = mask.replace("SHIFT", &(shape[1] - shape[0].min(shape[1])).to_string());
+        let dtype = if mask.contains("%bias") { "bf16" } else { ["f32", "bf16", "f16"][i % 3] };
+        let [least, infinite] =
+            [&mask, &mask.replace("LEAST", "-inf")].map(|mask| text(mask, *shape, dtype, "%m scale=0.3"));
+        for target in TARGETS {
+            let [least, infinite] = [&least, &infinite].map(|text| lowered(Attention, &text.parse().unwrap(), target));
+            // The host reads the mask, and ends the keys.
+            assert_eq!(least == infinite, sees && target.is_gpu(), "{target:?}\n{mask}\n{least}\n{infinite}");
+        }
+        compare(&least, &TARGETS, &mut r);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
-use crate::key_end::{key_end, key_start};
+use crate::key_end::{key_range, masked_range};
 use crate::math;
 use crate::placed::the_sums;
 use crate::resolve::{Body, Matmul as Place, Resolver};
@@ -133,9 +133,6 @@ fn plain(
     };
 
     let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
-    if packed {
-        ends = packed_ends(&mut r, v, z, raw)?;
-    }
     let (score, scale) = without_scale(&mut r.dag, score, raw);
     let far = is_far(&r.dag, score, t1);
     let tiles = Tiles { queries: shape.rows(), keys: shape.keys, warps: 4 * shape.consumers, part: shape.part, parts };
@@ -143,15 +140,21 @@ fn plain(
     let mut before = Emitted::default();
     let mut found = None;
     let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
-    if let Some(mask) = Mask::of(&mut r.dag, score, &rows_of, shape.rows(), slot)
+    if let Some(mask) = Mask::of(&mut r.dag, score, dtype, &rows_of, shape.rows(), slot)
         && sizes.finds_keys(mask.heads(), machine)
     {
         let name = format!("{}_keys", of.name);
+        if mask.attends {
+            // Rows without a key between these are found.
+            ends = masked_range(&mut r.dag, score, t1, z.t, dtype.mask_limit());
+        }
         before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends)?);
         before.scratch.push(mask.scratch());
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
         found = Some((mask, positions));
+    } else if packed {
+        ends = packed_ends(&mut r, v, z, raw)?;
     }
     scene.dag = r.dag;
 
@@ -412,7 +415,7 @@ fn packed_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[
     let heads = all[nb].clone().scale(z.group as i64).plus(&Expr::coord(head, z.group));
     let at = [&all[..nb], &[heads, Expr::coord(query, z.s), Expr::coord(key, z.t)]].concat();
     let score = masked_score(r, raw, v, &at, Causal::Comparison)?;
-    let ends = [key_start(&mut r.dag, score, key, z.t), key_end(&mut r.dag, score, key, z.t)];
+    let ends = key_range(&mut r.dag, score, key, z.t);
     let depends = r.dag.depends(&[]);
     Ok(ends.map(|n| {
         let used = |n: &NodeId, id| depends[*n as usize].contains(&id);

@@ -359,3 +359,12 @@ pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Arch) -> R
 pub fn lowered(kind: KernelKind, body: &Graph, target: Arch) -> String {
     lower(&kernel(kind, body.clone()), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }
+
+/// The least number of a type, as graphs write it.
+pub fn least(dtype: &str) -> &'static str {
+    match dtype {
+        "f32" => "-3.4028234663852886e38",
+        "bf16" => "-3.3895313892515355e38",
+        _ => "-65504.0",
+    }
+}

@@ -10,7 +10,7 @@ use kiln_graph::{BinaryOp, CompareOp, Op, UnaryOp};
 const DEEP: usize = 32;
 
 impl Region<'_> {
-    /// Whether the kernel computes this mask, and it is minus infinity (or false) from some key on. `keys`: the axis of
+    /// Whether the kernel computes this mask, and it is minus infinity, the least number or false from some key on. `keys`: the axis of
     /// the keys.
     pub(super) fn bounds_keys(&mut self, mask: usize, map: &Map, keys: &AxisMap) -> bool {
         let [key] = keys.atoms[..] else { return false };
@@ -29,11 +29,11 @@ impl Region<'_> {
             _ => None,
         }
     }
-    /// Is a float minus infinity from some key on?
+    /// Does a float mask from some key on? The least number of a type does if every query sees a key, as is usual.
     fn is_masked(&mut self, v: usize, m: &Map, key: Atom, deep: usize) -> bool {
         let Some(deep) = deep.checked_sub(1) else { return false };
         if let Op::Const(s) = self.dag.op(v) {
-            return s.as_f64() == f64::NEG_INFINITY;
+            return s.as_f64() < self.dag.ty(v).dtype.mask_limit();
         }
         let (op, Some(from)) = (self.dag.op(v), self.operands_at(v, m)) else { return false };
         match (op, &from[..]) {

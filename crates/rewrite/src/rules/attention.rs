@@ -52,9 +52,8 @@ fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
     let both = choices.into_iter().flat_map(|(c, s, t)| [(c, s, t, false), (c, t, s, true)]);
     for (condition, s, low, inverted) in both.collect::<Vec<_>>() {
         let Some(v) = b.fact(low).number() else { continue };
-        // So low that adding it to a score gives this number again.
-        let lowest = v < -1e30 || (b.ty(low).dtype == DType::F16 && v < -6e4);
-        if !lowest {
+        // Adding it to a score gives this number again.
+        if v >= b.ty(low).dtype.mask_limit() {
             continue;
         }
         let Some(s) = scores(b, s, left) else { continue };

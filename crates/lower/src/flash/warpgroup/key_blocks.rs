@@ -5,16 +5,20 @@
 //! loop over keys runs between the first two. Between the others it needs no mask: [`kiln_block::passes::split`] gives
 //! these iterations a loop of their own. All four are multiples of the block of keys.
 //!
+//! A mask in memory may be a float that is added: a key is masked where it is minus infinity or the least number of its type
+//! ([`mask_value`]). With such numbers a query that sees no key attends to all of them alike: its tile reads all keys.
+//!
 //! Masks that are comparisons of positions need no such kernel: [`crate::key_end`] finds their ends.
 use super::super::{Coords, bounds, of_block, reduced};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
+use crate::mask_value;
 use crate::scores::{Sizes, is_number};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, Kernel, ReduceOp as R, Value};
-use kiln_graph::{BinaryOp, DType, Type as Array, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, DType, Type as Array, UnaryOp};
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 
@@ -26,8 +30,10 @@ const WARPS: usize = 8;
 pub struct Mask {
     /// Where the positions are.
     slot: Slot,
-    /// Where one of these does not have this value, a score is minus infinity.
+    /// Where one of these does not have this value, a score is masked. They are those that the score itself reads.
     pub conditions: Vec<(NodeId, bool)>,
+    /// Whether a row without a key attends to all of them, as it does where the mask is a number.
+    pub attends: bool,
     /// Whether all of them have.
     all: NodeId,
     /// The coordinates of batch and head that it depends on, with their extents.
@@ -38,37 +44,69 @@ pub struct Mask {
     part: (CoordId, usize),
 }
 
-/// Conditions with the values that they have wherever a score is not minus infinity (or was NaN or infinite before a mask
-/// was added).
-fn conditions(dag: &Dag, score: NodeId, all: &mut Vec<(NodeId, bool)>) {
-    let lowest = |n: NodeId| is_number(dag, n, f64::NEG_INFINITY);
-    match dag.node(score).op {
-        NodeOp::Select(c, a, b) => match (lowest(a), lowest(b)) {
-            (false, true) => {
-                all.push((c, true));
-                conditions(dag, a, all);
+/// The conditions of a mask.
+struct Conditions<'a> {
+    dag: &'a mut Dag,
+    dtype: DType,
+    /// Coordinates of the heads.
+    heads: [CoordId; 2],
+    /// Conditions with the values that they have wherever a score is not masked (or was NaN or infinite before a mask was added).
+    found: Vec<(NodeId, bool)>,
+    /// Whether a mask may be another number than minus infinity.
+    finite: bool,
+}
+
+impl Conditions<'_> {
+    fn of(&mut self, score: NodeId) {
+        let dag = &*self.dag;
+        let low = |n: NodeId| mask_value::masks(dag, n, self.dtype);
+        match dag.node(score).op {
+            NodeOp::Select(c, a, b) if low(a) != low(b) => {
+                let (other, lowest, value) = if low(a) { (b, a, false) } else { (a, b, true) };
+                self.finite |= !is_number(dag, lowest, f64::NEG_INFINITY);
+                self.found.push((c, value));
+                self.of(other);
             }
-            (true, false) => {
-                all.push((c, false));
-                conditions(dag, b, all);
+            NodeOp::Binary(BinaryOp::Add, a, b) => {
+                self.of(a);
+                self.of(b);
+            }
+            NodeOp::Cast(a) if dag.node(a).dtype.is_float() => self.of(a),
+            _ if self.may_mask(score) => {
+                let dag = &mut *self.dag;
+                let limit = dag.number(self.dtype, self.dtype.mask_limit());
+                let masked = dag.add(NodeOp::Compare(CompareOp::Lt, score, limit), DType::Bool);
+                self.found.push((masked, false));
+                self.finite = true;
             }
             _ => {}
-        },
-        NodeOp::Binary(BinaryOp::Add, a, b) => {
-            conditions(dag, a, all);
-            conditions(dag, b, all);
         }
-        NodeOp::Cast(a) if dag.node(a).dtype.is_float() => conditions(dag, a, all),
-        _ => {}
+    }
+    /// Is this a float from memory that heads share, and which may therefore be a mask? One of each head is a bias.
+    fn may_mask(&self, n: NodeId) -> bool {
+        let mut any = false;
+        let shared = |n: &NodeId| {
+            let node = self.dag.node(*n);
+            let mut of_head = false;
+            node.exprs(&mut |e| of_head |= self.heads.iter().any(|id| e.uses(*id)));
+            any |= match node.op {
+                NodeOp::Load { .. } => node.dtype.is_float(),
+                NodeOp::Const(_) => mask_value::masks(self.dag, *n, self.dtype),
+                _ => false,
+            };
+            !of_head && !matches!(node.op, NodeOp::Anchor { .. } | NodeOp::Check { .. })
+        };
+        self.dag.node(n).dtype.is_float() && self.dag.reach(&[n]).iter().all(shared) && any
     }
 }
 
 impl Mask {
     /// The mask of a score, for tiles of so many rows; `slot`: where the positions are.
-    pub fn of(dag: &mut Dag, score: NodeId, z: &Sizes, rows: usize, slot: Slot) -> Option<Mask> {
-        let Coords { s, t: [t, _], .. } = Coords::of(z);
-        let mut found = vec![];
-        conditions(dag, score, &mut found);
+    pub fn of(dag: &mut Dag, score: NodeId, dtype: DType, z: &Sizes, rows: usize, slot: Slot) -> Option<Mask> {
+        let Coords { s, t: [t, _], head, group, .. } = Coords::of(z);
+        let mut all = Conditions { dag, dtype, heads: [head, group], found: vec![], finite: false };
+        all.of(score);
+        let Conditions { found, finite, .. } = all;
         let each: Vec<NodeId> =
             found.iter().map(|(c, yes)| if *yes { *c } else { dag.unary(UnaryOp::Not, *c) }).collect();
         let all = each.into_iter().reduce(|a, b| dag.binary(BinaryOp::And, a, b))?;
@@ -85,7 +123,9 @@ impl Mask {
         let outer: Vec<_> = outer.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
         let [tile, part] = [9, 10].map(|i| z.batch.len() as CoordId + i);
         let (tile, part) = ((tile, z.s.div_ceil(rows)), (part, rows / ROWS));
-        Some(Mask { conditions: found, all, outer, tile, part, slot })
+        let nodes = dag.reach(&[score]);
+        let conditions = found.into_iter().filter(|(c, _)| nodes.binary_search(c).is_ok()).collect();
+        Some(Mask { conditions, attends: finite, all, outer, tile, part, slot })
     }
     /// How many heads have masks of their own.
     pub fn heads(&self) -> usize {
@@ -206,6 +246,18 @@ impl Mask {
         let length = b.binary(B::Sub, last, first);
         let whole = b.cmp(CmpOp::Eq, counted, length);
         let (mut from, mut to) = (first, b.select(whole, last, zeros));
+        let (mut first, mut last) = (first, last);
+        if self.attends {
+            let end = b.reduce(R::Max, last, 1);
+            let end = b.expand_dims(end, 1);
+            let nowhere = b.splat(zero, &[ROWS, 1]);
+            let mut none = b.cmp(CmpOp::Eq, end, nowhere);
+            if let Some(inside) = lanes.mask {
+                none = b.binary(B::And, none, inside);
+            }
+            let none = b.broadcast_to(none, &wide);
+            (first, last) = (b.select(none, zeros, first), b.select(none, beyonds, last));
+        }
         if let Some(inside) = lanes.mask {
             let inside = b.broadcast_to(inside, &wide);
             (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
