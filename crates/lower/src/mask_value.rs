@@ -87,7 +87,8 @@ impl Witness<'_> {
             _ => self.is_bias(n).then_some(true),
         }
     }
-    /// Is it computed from numbers that do not mask, and from tensors with values of their own for each head?
+    /// Is it computed from numbers that do not mask, and from tensors with values of their own for each head, by operations that give
+    /// finite numbers of these?
     fn is_bias(&self, n: NodeId) -> bool {
         let of_head = |at: &Expr| {
             let mut found = false;
@@ -96,10 +97,15 @@ impl Witness<'_> {
             found
         };
         self.dag.reach(&[n]).into_iter().all(|n| match &self.dag.node(n).op {
+            _ if !self.dag.node(n).dtype.is_float() => true,
             NodeOp::Const(x) => x.as_f64().is_finite() && x.as_f64() >= self.dtype.mask_limit(),
-            NodeOp::Load { at, .. } => !self.dag.node(n).dtype.is_float() || of_head(at),
-            NodeOp::Anchor { .. } => false,
-            _ => true,
+            NodeOp::Load { at, .. } => of_head(at),
+            NodeOp::Unary(op, _) => matches!(op, UnaryOp::Neg | UnaryOp::Abs),
+            NodeOp::Binary(op, ..) => {
+                matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max)
+            }
+            NodeOp::Index(_) | NodeOp::Cast(_) | NodeOp::Select(..) => true,
+            _ => false,
         })
     }
     /// A node at that key; `None` if it looks up elements at indices from memory.

@@ -86,7 +86,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
         x = if graph.dtype(mask) == DType::Bool {
             r.dag.add(NodeOp::Select(m, x, lowest), dtype)
         } else {
-            let lengths = [0, 1].map(|i| graph.shape(args[i]).iter().rev().nth(1).copied().unwrap_or(1));
+            let lengths = [0, 1].map(|i| graph.shape(args[i])).map(|shape| shape[shape.len() - 2]);
             let place = mask_value::Place { at, lengths, causal: *causal };
             let m = mask_value::exact(&mut r.dag, m, graph.dtype(v), &place);
             masked_by(&mut r.dag, x, m)

@@ -101,6 +101,11 @@ fn the_least_number_bounds_keys_if_every_query_sees_one() {
         ("%c = le %t, %r\n %a = eq %dq, %dk\n %o = and %a, %c\n %m = select %o, %zero, LEAST", [150, 150, 16]),
         ("%p = add %r, %prefix\n %c = le %t, %p\n %m = select %c, %zero, LEAST", [20, 150, 16]),
         ("%c = ge %t, %r\n %m = select %c, %zero, LEAST", [150, 70, 16]),
+        // The logarithm may be minus infinity.
+        (
+            "%c = le %t, %r\n %f = cast %dq to=D\n %l = log %f\n %x = select %c, %zero, LEAST\n %m = add %l, %x",
+            [70, 70, 16],
+        ),
     ];
     let all = seen.iter().map(|m| (m, true)).chain(not_seen.iter().map(|m| (m, false)));
     for (i, ((mask, shape), sees)) in all.enumerate() {
