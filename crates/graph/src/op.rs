@@ -292,7 +292,8 @@ pub enum Op {
     Linear,
     /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
     /// those of the steps of `score`, the sink if there is one, and an optional mask (bool: false masks out; float: added to the scores);
-    /// steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`. Result `[B.., Hq, S, E]`.
+    /// steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`. Result `[B.., Hq, S, E]`, or
+    /// `[B.., Hq, S, 1]` with `lse`.
     Attention {
         /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
@@ -308,6 +309,10 @@ pub enum Op {
         /// or the type that q's is computed in.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         sink: bool,
+        /// Whether the result is not the values' mean but the logarithm of the sum that its weights were divided by: of the exponentials
+        /// of a query's scores, and of its sink. In the type that q's is computed in; minus infinity for a query that attends to no key.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        lse: bool,
     },
     // Calls into libtorch.
     /// A call that libtorch runs. Its value is the first result.

@@ -233,7 +233,7 @@ rows! {
     Op::BatchNorm { .. }, Op::BatchNorm { eps: Scalar::Int(0) } =>
         row("batch_norm", Pointwise, 5).weight(4.).sums().composite(norm::infer, norm::decompose);
     Op::Attention { .. }, Op::Attention {
-        scale: Scalar::Int(1), causal: false, fully_masked: FullyMasked::Zero, score: vec![], sink: false,
+        scale: Scalar::Int(1), causal: false, fully_masked: FullyMasked::Zero, score: vec![], sink: false, lse: false,
     } =>
         row("attention", Attention, 3).upto(usize::MAX).sums().composite(attention::infer, attention::decompose);
     Op::Fallback(_), Op::Fallback(Box::default()) => row("fallback", Fallback, 0).upto(usize::MAX).f8();

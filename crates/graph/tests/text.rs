@@ -106,6 +106,7 @@ fn every_kind_of_op_survives() {
             ScoreStep::Operand(BinaryOp::Mul),
         ],
         sink: fully_masked == FullyMasked::Nan,
+        lse: fully_masked == FullyMasked::Nan,
     };
     let fallback = FallbackOp {
         name: "aten::linalg_svd".into(),

@@ -6,7 +6,7 @@ use crate::expr::{CoordId, Expr, linear};
 use crate::flash;
 use crate::host::{Host, Operand, the_matmul};
 use crate::key_end::key_end;
-use crate::resolve::{Body, Resolver};
+use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, masked_score, sizes};
 use crate::{LowerError, pointwise};
@@ -16,19 +16,24 @@ use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
 
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let v = the_matmul(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
+    let found = |sums: bool| the_matmul(of, |v| matches!(g.op(v), Op::Attention { lse, .. } if *lse == sums));
+    let (v, sums) = match (found(false), found(true)) {
+        (Ok(v), sums) => (v, sums.ok()),
+        (Err(_), sums) => (sums?, None),
+    };
     let z = sizes(of, v);
     if z.t == 0 || z.d == 0 {
         return Err(of.unsupported("attention without keys, or with heads of width 0"));
     }
     if machine.arch.is_gpu() {
-        return flash::lower(of, v, &z, machine);
+        let dual = sums.map(|x| (x, Place::Node));
+        return flash::lower(&Body { dual, ..*of }, v, &z, machine);
     }
-    let Op::Attention { scale, causal, fully_masked, ref score, .. } = *g.op(v) else {
+    let Op::Attention { scale, causal, fully_masked, .. } = *g.op(v) else {
         return Err(of.unsupported("not attention"));
     };
-    if !score.is_empty() {
-        return Err(of.unsupported("attention with a score function on the host"));
+    if g.op(v).is_attention_of_steps() {
+        return Err(of.unsupported("attention with a score function, or its log-sum-exp, on the host"));
     }
     let args = g.args(v);
     let mut h = Host::new(*of);

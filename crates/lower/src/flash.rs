@@ -24,15 +24,15 @@ use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::key_end::key_range;
 use crate::math;
-use crate::matmul::{precision, zero_outside};
+use crate::matmul::{self, precision, zero_outside};
 use crate::placed::{self, the_sums};
 use crate::reduction;
-use crate::resolve::{Body, Matmul as Place, Resolver};
+use crate::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{self, Causal, Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, DType, FullyMasked, Op, Type, ValueId};
+use kiln_graph::{BinaryOp, DType, FullyMasked, Graph, Op, Type, ValueId};
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 use kiln_plan::{Hardware, Precision};
@@ -58,8 +58,9 @@ impl Coords {
     }
 }
 
+/// `of.dual`: the log-sum-exp of attention `v`, if the kernel stores it beside the result.
 pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let dtype = of.graph.dtype(v);
+    let dtype = matmul::operands(of, v);
     let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
     let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
     let sizes = attention::Sizes { precision: precision(of, v), ..attention::Sizes::of(dtype, [q, k, w], causal) };
@@ -89,14 +90,47 @@ fn joined(
     if parts == 1 {
         return Ok(slices);
     }
-    let count = of.graph.ty(v).count();
-    let rows = count / z.e.max(1);
-    let mut scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
+    let rows: usize = z.batch.iter().product::<usize>() * z.heads * z.group * z.s;
+    let mut scratch: Vec<Type> = [rows * z.e, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
     scratch.extend(slices.scratch);
-    let name = format!("{}_join", of.name);
-    let matmul = Some((v, Place::KeyParts { first: 0, count: parts }));
-    let rest = reduction::lower(&Body { name: &name, matmul, ..*of }, machine, scratch.len() as u32)?;
-    Ok(Emitted { scratch, steps: slices.steps }.then(rest))
+    let mut all = Emitted { scratch, steps: slices.steps };
+    for anchor in std::iter::once(v).chain(of.dual.map(|d| d.0)) {
+        // A step for what is as large as the result, and one for what has a number for each query.
+        let outputs = of.graph.outputs.iter().enumerate();
+        let own = outputs.filter(|(_, out)| of.dual.is_none() || follows(of.graph, **out, anchor));
+        let (stored, outputs): (Vec<usize>, Vec<ValueId>) = own.unzip();
+        let mut graph = of.graph.clone();
+        graph.outputs = outputs;
+        let name = format!("{}_{}", of.name, if of.dual.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" });
+        let matmul = Some((anchor, Place::KeyParts { first: 0, count: parts }));
+        let body = Body { name: &name, graph: &graph, matmul, dual: None, ..*of };
+        let mut rest = reduction::lower(&body, machine, all.scratch.len() as u32)?;
+        for step in &mut rest.steps {
+            let Work::Block { args, .. } = step else { continue };
+            for slot in args {
+                if let Slot::Output(i) = slot {
+                    *i = stored[*i as usize] as u32;
+                }
+            }
+        }
+        all = all.then(rest);
+    }
+    Ok(all)
+}
+
+/// Whether a value is computed from another.
+fn follows(g: &Graph, v: ValueId, from: ValueId) -> bool {
+    let mut seen = vec![false; g.len()];
+    let mut todo = vec![v];
+    while let Some(x) = todo.pop() {
+        if x == from {
+            return true;
+        }
+        if !std::mem::replace(&mut seen[x.0 as usize], true) {
+            todo.extend(g.args(x));
+        }
+    }
+    false
 }
 
 /// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
@@ -132,8 +166,48 @@ fn results(
         all
     };
     let body = Body { matmul: Some((v, Place::Node)), ..*of };
-    let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(|| of.unsupported(NOT_PLACED))?;
-    placed.iter().map(|o| o.store(r, at)).collect()
+    let g = of.graph;
+    let lse = g.values().find(|v| matches!(g.op(*v), Op::Attention { lse: true, .. }));
+    let store = |(i, &out): (usize, &ValueId)| {
+        // The log-sum-exp has no columns.
+        let rank = if lse.is_some_and(|lse| follows(g, out, lse)) { nb + 3 } else { nb + 4 };
+        let of_rank = |ix: &[Expr]| place(ix).into_iter().take(rank).collect::<Vec<Expr>>();
+        let placed = placed::output(&body, i, &dims[..rank], &of_rank, None);
+        placed.ok_or_else(|| of.unsupported(NOT_PLACED))?.store(r, &at[..rank])
+    };
+    g.outputs.iter().enumerate().map(store).collect()
+}
+
+/// What stores read of an attention.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sum {
+    /// The mean of the values.
+    Mean,
+    LogSumExp,
+    /// Of a slice of the keys: the weighted sums of values, the maximum, and the sum of weights.
+    Slice(usize),
+}
+
+/// The anchors of the program's stores. `parts`: the number of slices of the keys.
+fn sums(of: &Body, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, Sum)>, LowerError> {
+    if parts > 1 {
+        return Ok(scene.stores.iter().enumerate().map(|(i, s)| (s.value, Sum::Slice(i))).collect());
+    }
+    let anchors = the_sums(scene, 1 + usize::from(of.dual.is_some())).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+    let kind = |n: NodeId| match &scene.dag.node(n).op {
+        NodeOp::Anchor { at } if at.last().is_some_and(|e| e.constant == LOG_SUM_EXP) => (n, Sum::LogSumExp),
+        _ => (n, Sum::Mean),
+    };
+    Ok(anchors.into_iter().map(kind).collect())
+}
+
+/// The logarithm of a sum of exponentials, from the maximum of the exponents and the sum relative to it.
+fn log_sum_exp(b: &mut Builder, most: Value, weights: Value) -> Value {
+    let log = b.unary(U::Log, weights);
+    let log = b.binary(B::Add, most, log);
+    let infinity = math::float(b, Elem::F32, f64::INFINITY);
+    let infinite = b.cmp(CmpOp::Eq, most, infinity);
+    b.select(infinite, most, log)
 }
 
 /// What the program of an attention reads, at the coordinates of [`Coords`].
@@ -160,7 +234,7 @@ fn operands(r: &mut Resolver, v: ValueId, z: &Sizes, at: &[Expr], causal: Causal
     let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
     let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
     let values = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
-    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, r.graph.dtype(v).compute());
+    let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, r.graph.dtype(args[0]).compute());
     let of_score = [lead, &[q_head, at[nb + 2].clone(), ct1]].concat();
     let score = masked_score(r, raw, v, &of_score, causal)?;
     let sink = scores::sink(r, v, &of_score)?;
@@ -189,17 +263,13 @@ fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
 fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Result<Work<Kernel>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let dtype = g.dtype(v);
+    let dtype = matmul::operands(of, v);
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let at = indices(z, packed);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
     let stores = results(of, v, z, &at, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let sums = if tiles.parts > 1 {
-        scene.stores.iter().map(|s| s.value).collect()
-    } else {
-        the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?
-    };
+    let sums = sums(of, &scene, tiles.parts)?;
 
     let Operands { q, k, v: w, raw, score, sink, ends } = operands(&mut r, v, z, &at, Causal::Guard)?;
     scene.dag = r.dag;
@@ -281,12 +351,13 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let mut stores: Vec<&Store> = scene.stores.iter().collect();
     parts_of(&mut f, &columns, |f, _| {
         let acc = accs.next().copied().unwrap_or(most);
-        let values = match sums[..] {
-            [_] => vec![quotient(f, acc, total, fully_masked)],
-            _ => vec![acc, most, total],
-        };
-        for (node, value) in sums.iter().zip(values) {
-            f.em.set(*node, value);
+        for &(node, sum) in &sums {
+            let value = match sum {
+                Sum::Mean => quotient(f, acc, total, fully_masked),
+                Sum::LogSumExp => log_sum_exp(&mut f.b, most, total),
+                Sum::Slice(i) => [acc, most, total][i],
+            };
+            f.em.set(node, value);
         }
         stores.iter().for_each(|st| f.store(st));
         // What all columns share is stored once.

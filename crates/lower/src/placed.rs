@@ -37,7 +37,8 @@ pub fn outputs(
     (0..of.graph.outputs.len()).map(|i| output(of, i, dims, place, row)).collect()
 }
 
-fn output(
+/// [`outputs`] for one output.
+pub fn output(
     of: &Body,
     i: usize,
     dims: &[usize],

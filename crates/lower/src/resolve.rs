@@ -38,7 +38,7 @@ pub struct Body<'a> {
     pub graph: &'a Graph,
     pub decomposed: &'a Decomposed,
     pub matmul: Option<(ValueId, Matmul)>,
-    /// The second matmul of a dual GEMM, of the same left operand.
+    /// The second matmul of a dual GEMM, of the same left operand; or the log-sum-exp of an attention.
     pub dual: Option<(ValueId, Matmul)>,
     pub machine: &'a Hardware<'a>,
     /// How f32 matmuls are computed: exactly, in tf32, or as 3xTF32.
@@ -62,6 +62,9 @@ impl<'a> Body<'a> {
     }
 }
 
+/// The column at which a program has the log-sum-exp of an attention: before those of its values.
+pub const LOG_SUM_EXP: i64 = -1;
+
 pub struct Resolver<'a> {
     /// The body, or the decomposition that is resolved in it.
     pub graph: &'a Graph,
@@ -75,7 +78,7 @@ pub struct Resolver<'a> {
     pub places: HashMap<ValueId, (Slot, DType)>,
     /// The matmul that the kernel is built around: a node, or read from memory. The resolver adds its bias.
     pub matmul: Option<(ValueId, Matmul)>,
-    /// The second matmul of a dual GEMM: as a node, its columns follow those of the first.
+    /// The second matmul of a dual GEMM: as a node, its columns follow those of the first. Or the log-sum-exp of an attention.
     pub dual: Option<(ValueId, Matmul)>,
     pub row: Option<Row>,
     /// How many reductions enclose what is being resolved.
@@ -273,6 +276,13 @@ impl<'a> Resolver<'a> {
     fn finished_matmul(&mut self, matmul: Matmul, here: &Here, before: i64) -> Resolved {
         let dtype = self.graph.dtype(here.v);
         let value = match matmul {
+            Matmul::Node if matches!(self.graph.op(here.v), Op::Attention { lse: true, .. }) => {
+                let mut at = here.ix.to_vec();
+                if let Some(column) = at.last_mut() {
+                    *column = Expr::default().shift(LOG_SUM_EXP);
+                }
+                self.dag.add(NodeOp::Anchor { at }, dtype)
+            }
             Matmul::Node => {
                 let mut at = here.ix.to_vec();
                 if let (Some(column), Some(n)) = (at.last_mut(), self.graph.shape(here.v).last()) {
@@ -316,7 +326,7 @@ impl<'a> Resolver<'a> {
         sum.unwrap_or_else(|| self.dag.number(dtype, 0.0))
     }
 
-    /// Combines attention over slices of the keys, in order.
+    /// Combines attention over slices of the keys, in order, or the logarithms of their sums of exponentials.
     fn joined_parts(&mut self, first: u32, count: usize, here: &Here) -> NodeId {
         let shape = self.graph.shape(here.v);
         let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
@@ -329,7 +339,9 @@ impl<'a> Resolver<'a> {
             let slot = Slot::Scratch(first + buffer);
             at.map(|at| dag.add(NodeOp::Load { slot, at, guards: guards.to_vec() }, DType::F32)).collect()
         };
-        let (values, maxima, weights) = (load(0, &whole, size), load(1, &row, rows), load(2, &row, rows));
+        let lse = matches!(self.graph.op(here.v), Op::Attention { lse: true, .. });
+        let (maxima, weights) = (load(1, &row, rows), load(2, &row, rows));
+        let values = if lse { vec![] } else { load(0, &whole, size) };
         let most = maxima[1..].iter().fold(maxima[0], |a, b| dag.binary(BinaryOp::Max, a, *b));
         let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
         let (zero, one) = (dag.number(DType::F32, 0.0), dag.number(DType::F32, 1.0));
@@ -337,11 +349,23 @@ impl<'a> Resolver<'a> {
         let nothing = dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
         let most = dag.add(NodeOp::Select(nothing, zero, most), DType::F32);
         let [mut sum, mut all] = [zero; 2];
-        for ((value, own), weight) in values.into_iter().zip(maxima).zip(weights) {
+        for (part, (own, weight)) in maxima.into_iter().zip(weights).enumerate() {
             let below = dag.binary(BinaryOp::Sub, own, most);
             let factor = dag.unary(UnaryOp::Exp, below);
-            let (value, weight) = (dag.binary(BinaryOp::Mul, factor, value), dag.binary(BinaryOp::Mul, factor, weight));
-            (sum, all) = (dag.binary(BinaryOp::Add, sum, value), dag.binary(BinaryOp::Add, all, weight));
+            if let Some(&value) = values.get(part) {
+                let value = dag.binary(BinaryOp::Mul, factor, value);
+                sum = dag.binary(BinaryOp::Add, sum, value);
+            }
+            let weight = dag.binary(BinaryOp::Mul, factor, weight);
+            all = dag.binary(BinaryOp::Add, all, weight);
+        }
+        if lse {
+            let log = dag.unary(UnaryOp::Log, all);
+            let log = dag.binary(BinaryOp::Add, most, log);
+            // As PyTorch's, which subtracts no infinity.
+            let infinity = dag.number(DType::F32, f64::INFINITY);
+            let infinite = dag.add(NodeOp::Compare(CompareOp::Eq, most, infinity), DType::Bool);
+            return dag.add(NodeOp::Select(infinite, most, log), DType::F32);
         }
         // Where all keys are masked, both sums are zero, and their quotient is NaN.
         if !matches!(self.graph.op(here.v), Op::Attention { fully_masked: FullyMasked::Nan, .. }) {

@@ -88,7 +88,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
         } else {
             let lengths = [0, 1].map(|i| graph.shape(args[i])).map(|shape| shape[shape.len() - 2]);
             let place = mask_value::Place { at, lengths, causal: *causal };
-            let m = mask_value::exact(&mut r.dag, m, graph.dtype(v), &place);
+            let m = mask_value::exact(&mut r.dag, m, graph.dtype(args[0]), &place);
             masked_by(&mut r.dag, x, m)
         };
     }

@@ -67,7 +67,27 @@ fn for_warps(r: &mut Random) -> String {
     graph(r, Case { d, heads, rows, widths: [w, e], score })
 }
 
+/// An attention, with its log-sum-exp beside it, or its log-sum-exp alone.
 fn graph(r: &mut Random, case: Case) -> String {
+    let Case { heads: [b, hk, group], rows: [s, _], .. } = case;
+    let rows = b * hk * group * s;
+    let text = attention(r, case);
+    let Some(call) = text.split("%y = ").nth(1).and_then(|rest| rest.lines().next()) else { return text };
+    let sums = format!("%y = {call}\n %l = {call} lse=true\n %flat = reshape %l shape=[{rows}]");
+    let with_sums = |results: &str| {
+        let (body, last) = text.rsplit_once("return ").unwrap_or((&text, ""));
+        let result = last.trim_end_matches(['\n', '}']);
+        body.replace(&format!("%y = {call}"), &sums) + &format!("return {}\n}}", results.replace("ALL", result))
+    };
+    match r.below(6) {
+        0 => with_sums("ALL, %l"),
+        1 => with_sums("ALL, %flat"),
+        2 => with_sums("%l"),
+        _ => text,
+    }
+}
+
+fn attention(r: &mut Random, case: Case) -> String {
     let Case { d, heads: [b, hk, group], rows: [s, t], widths: [w, e], score } = case;
     let h = hk * group;
     let scale = r.pick(&["0.1", "0.25", "-0.2"]);
@@ -142,6 +162,7 @@ fn generated(
     let one = |seed: u64| {
         let source = of(&mut Random(seed));
         let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
+        let g = g.without_dead();
         let inputs = random::inputs(&g, seed);
         let k = kiln_plan::Kernel { precision: precision(seed), ..kernel(Attention, g) };
         match compare_at(&k, &inputs, machine) {
@@ -158,6 +179,8 @@ fn generated_attentions_by_warpgroups() {
     let all = generated(0..80, for_warpgroups, |_| Precision::Exact, Arch::Sm90a.machine());
     let found = all.iter().filter(|text| text.contains("roles producer")).count();
     assert!(found >= 56, "only {found} of 80 programs are by warpgroups");
+    let sums = all.iter().filter(|text| text.contains("roles producer") && text.contains("= log ")).count();
+    assert!(sums >= 15, "only {sums} of 80 programs are by warpgroups and store a log-sum-exp");
 }
 
 /// Where slices are joined at no cost, and warps are slow.

@@ -49,7 +49,7 @@ impl Builder {
             let args: Vec<Id> = graph.args(v).iter().map(|a| ids[a.0 as usize]).collect();
             let serial = matches!(node.op, Op::Fallback(_)).then_some(v.0);
             let id = b.typed(node.op.clone(), node.ty.clone(), serial, args.clone());
-            if matches!(&node.op, Op::Attention { score, .. } if !score.is_empty())
+            if node.op.is_attention_of_steps()
                 && let Some(steps) = b.decomposed(&node.op, &args)
             {
                 // The host has no kernel for it.

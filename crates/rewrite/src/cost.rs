@@ -108,7 +108,7 @@ pub fn attention_sizes(dag: &Dag, v: usize, m: &Hardware) -> Option<attention::S
     match (dag.op(v), dag.args(v)) {
         (Op::Attention { causal, .. }, [q, k, w, ..]) if m.arch.is_gpu() => {
             let shapes = [q, k, w].map(|&a| dag.shape(a));
-            Some(attention::Sizes::of(dag.ty(v).dtype, shapes, *causal).settled(m))
+            Some(attention::Sizes::of(operands(dag, v), shapes, *causal).settled(m))
         }
         _ => None,
     }
@@ -120,8 +120,7 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let Some(sizes) = attention_sizes(dag, v, m) {
         return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
     }
-    // The host's attention has no score function.
-    if matches!(dag.op(v), Op::Attention { score, .. } if !score.is_empty()) {
+    if dag.op(v).is_attention_of_steps() {
         return INTERPRETED;
     }
     let flops = matrix_flops(dag, v);
@@ -133,7 +132,11 @@ pub const INTERPRETED: f64 = 1.0;
 /// A lower bound in seconds of the time of every plan of this program, the larger of two: moving inputs, parameters and results once
 /// (except lookup tables); and a launch per matmul, each at its roofline bound and reading its weights.
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
-    let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
+    // The log-sum-exp of an attention may come from the kernel of its result.
+    let computes = |v: &&usize| {
+        let beside = matches!(dag.op(**v), Op::Attention { lse: true, .. });
+        matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty() && !beside
+    };
     let matmuls = dag.live.iter().filter(computes);
     // Matmuls that may share a launch (dual GEMM): those that share their left operand.
     let mut siblings: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();

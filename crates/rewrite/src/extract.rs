@@ -83,9 +83,7 @@ impl<'a> Extractor<'a> {
                     + bytes / m.rates.bandwidth
             }
             // The host has no kernel of it.
-            Class::Attention if !m.arch.is_gpu() && matches!(o, Op::Attention { score, .. } if !score.is_empty()) => {
-                cost::INTERPRETED
-            }
+            Class::Attention if !m.arch.is_gpu() && o.is_attention_of_steps() => cost::INTERPRETED,
             Class::Attention => {
                 let (keys, depth, width) = (from_end(1, 2), from_end(0, 1), from_end(2, 1));
                 let flops = 2. * count(arg(0)) * keys * (1. + width / depth.max(1.));
@@ -264,12 +262,11 @@ fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
 /// Could two matmuls with a softmax in between be faster than this attention? On a GPU if there is no fused program for it or rows of scores
-/// are multiples of 16 bytes (otherwise the matmuls are slower than predicted); on the host, whose attention has no score function, if it
-/// has one.
+/// are multiples of 16 bytes (otherwise the matmuls are slower than predicted); on the host if its library has no such attention.
 fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
-    let (Op::Attention { causal, score, .. }, [q, k, v, ..]) = (o, args) else { return false };
+    let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     if !m.arch.is_gpu() {
-        return !score.is_empty();
+        return o.is_attention_of_steps();
     }
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
     !sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16)

@@ -118,8 +118,8 @@ pub fn plan_counted(
 
 fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut Checker) -> Result<Plan, RewriteError> {
     if !options.fuse {
-        // The host has no kernel of attention with a score function.
-        let in_steps = |op: &Op| matches!(op, Op::Attention { score, .. } if !score.is_empty());
+        // The host has no kernel of attention with a score function, or of its log-sum-exp.
+        let in_steps = Op::is_attention_of_steps;
         let split = g.values().any(|v| in_steps(g.op(v))) && !check.machine.arch.is_gpu();
         let steps = if split { decompose_all(g, in_steps).ok() } else { None };
         let g = steps.as_ref().unwrap_or(g);

@@ -76,7 +76,7 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
     let (scale, causal) = (Scalar::Float(scale), c.bool(call, places.causal)?);
     let r =
-        c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero, score: vec![], sink: false }, &args)?;
+        c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero, score: vec![], sink: false, lse: false }, &args)?;
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
@@ -144,7 +144,7 @@ fn projected_attention(
         }
         // `masked_softmax` in ATen/native/transformers gives NaN for a fully masked query.
         let fully_masked = if h.hidden.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
-        let op = Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked, score: vec![], sink: false };
+        let op = Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked, score: vec![], sink: false, lse: false };
         (c.node(op, &parts)?, None)
     };
     let r = c.permute(r, &[0, 2, 1, 3])?;

@@ -1,5 +1,8 @@
 //! Inference and decomposition of scaled dot-product attention.
-use super::{Built, softmax::softmax, softmax::softmax_beside};
+use super::{
+    Built,
+    softmax::{log_sum_exp, softmax, softmax_beside},
+};
 use crate::{
     BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ScoreStep, Type, ValueId,
     infer::{broadcast, broadcasts_to, check_type, float, number, same_dtype},
@@ -15,6 +18,17 @@ impl Op {
     pub fn sink_place(&self) -> Option<usize> {
         matches!(self, Op::Attention { sink: true, .. }).then(|| self.after_steps())
     }
+    /// Whether this is an attention that the host's library does not have: with a score function, or for its log-sum-exp.
+    pub fn is_attention_of_steps(&self) -> bool {
+        matches!(self, Op::Attention { score, lse, .. } if !score.is_empty() || *lse)
+    }
+    /// The attention of the same scores whose result is the log-sum-exp, or the other way round.
+    pub fn attention_beside(&self) -> Option<Op> {
+        let mut op = self.clone();
+        let Op::Attention { lse, .. } = &mut op else { return None };
+        *lse = !*lse;
+        Some(op)
+    }
     fn after_steps(&self) -> usize {
         let Op::Attention { score, .. } = self else { return 0 };
         3 + score.iter().filter(|step| step.takes_operand()).count()
@@ -22,7 +36,7 @@ impl Op {
 }
 
 pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let Op::Attention { scale, score, .. } = op else { return Err("not attention".into()) };
+    let Op::Attention { scale, score, lse, .. } = op else { return Err("not attention".into()) };
     number(*scale)?;
     let mask_place = op.mask_place();
     if !(mask_place..=mask_place + 1).contains(&args.len()) {
@@ -73,7 +87,8 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
         check_step(step, dtype)?;
     }
     check_type(&Type { dtype, shape: scores }).map_err(|e| format!("scores: {e}"))?;
-    Ok(Type { dtype, shape: [qb, &[*hq, *s, *e]].concat() })
+    let (dtype, last) = if *lse { (dtype.compute(), 1) } else { (dtype, *e) };
+    Ok(Type { dtype, shape: [qb, &[*hq, *s, last]].concat() })
 }
 
 /// Whether a step makes a score of a score.
@@ -96,7 +111,7 @@ fn check_step(step: &ScoreStep, dtype: DType) -> Result<(), String> {
 }
 
 pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
-    let Op::Attention { scale, causal, fully_masked, score, .. } = op else { return Ok(args[0]) };
+    let Op::Attention { scale, causal, fully_masked, score, lse, .. } = op else { return Ok(args[0]) };
     let mask_place = op.mask_place();
     let (mut q, mut k, mut v) = (args[0], args[1], args[2]);
     let q_shape = g.shape(q).to_vec();
@@ -164,6 +179,14 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
         };
     }
     let axis = g.shape(scores).len() - 1;
+    if *lse {
+        let sink = op.sink_place().map(|place| fitted_to(g, args[place], 1)).transpose()?;
+        let wide = g.dtype(scores).compute();
+        let scores = g.cast(scores, wide)?;
+        let sink = sink.map(|x| g.cast(x, wide)).transpose()?;
+        let y = log_sum_exp(g, scores, sink, axis)?;
+        return g.reshape(y, ty.shape.clone());
+    }
     // Without a mask or a score function, some key counts for every query.
     let safe = (args.get(mask_place).is_some() || !score.is_empty()) && *fully_masked == FullyMasked::Zero;
     let p = match op.sink_place() {

@@ -97,12 +97,13 @@ impl Op {
                 v.optional("affine", affine);
                 v.needed("eps", eps);
             }
-            Op::Attention { scale, causal, fully_masked, score, sink } => {
+            Op::Attention { scale, causal, fully_masked, score, sink, lse } => {
                 v.needed("scale", scale);
                 v.optional("causal", causal);
                 v.rare("fully_masked", fully_masked);
                 v.rare("score", score);
                 v.rare("sink", sink);
+                v.rare("lse", lse);
             }
             Op::Fallback(f) => {
                 v.optional("name", &mut f.name);

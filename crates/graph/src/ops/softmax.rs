@@ -56,6 +56,30 @@ fn of_rows(g: &mut Graph, x: ValueId, sink: Option<ValueId>, axis: usize, safe: 
     g.select(all_masked, zero, y)
 }
 
+/// The logarithm of the sum of the exponentials of rows, of size 1 along the axis, and of one more element each. Minus infinity where all
+/// of a row is.
+pub(super) fn log_sum_exp(g: &mut Graph, x: ValueId, more: Option<ValueId>, axis: usize) -> Built {
+    let mut max = g.reduce(ReduceOp::Max, x, [axis])?;
+    if let Some(more) = more {
+        max = g.binary(BinaryOp::Max, max, more)?;
+    }
+    // An infinity must not be subtracted from itself.
+    let size = g.unary(UnaryOp::Abs, max)?;
+    let (infinity, zero) = (g.constant_like(max, f64::INFINITY)?, g.constant_like(max, 0.0)?);
+    let infinite = g.compare(CompareOp::Eq, size, infinity)?;
+    let max = g.select(infinite, zero, max)?;
+    let y = g.binary(BinaryOp::Sub, x, max)?;
+    let y = g.unary(UnaryOp::Exp, y)?;
+    let mut sum = g.reduce(ReduceOp::Sum, y, [axis])?;
+    if let Some(more) = more {
+        let more = g.binary(BinaryOp::Sub, more, max)?;
+        let more = g.unary(UnaryOp::Exp, more)?;
+        sum = g.binary(BinaryOp::Add, sum, more)?;
+    }
+    let log = g.unary(UnaryOp::Log, sum)?;
+    g.binary(BinaryOp::Add, log, max)
+}
+
 fn log_softmax(g: &mut Graph, x: ValueId, axis: usize) -> Built {
     if g.shape(x)[axis] == 0 {
         return Ok(x);

@@ -180,7 +180,7 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
 /// Softmax(q·kᵀ·scale + mask)·v, one query at a time, without the probability of the sink. A row in which nothing takes part gives zeros (PyTorch's
 /// `_safe_softmax`) or NaN (its softmax).
 pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, String> {
-    let Op::Attention { scale, causal, fully_masked, score, .. } = op else { return Err("not attention".into()) };
+    let Op::Attention { scale, causal, fully_masked, score, lse, .. } = op else { return Err("not attention".into()) };
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
@@ -243,7 +243,7 @@ pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, S
                 Some(_) => Err("the sink is of another type".to_string()),
                 None => Ok(None),
             };
-            let how = (scale.as_f64(), *causal, *fully_masked);
+            let how = (scale.as_f64(), *causal, *fully_masked, *lse);
             Data::$variant(Arc::new(attend([&$q[..], k, v], &size, rows, how, (step, add, beside))?))
         }};
     }
@@ -284,19 +284,29 @@ struct Sizes {
     e: usize,
 }
 
+/// In f64: the logarithm of a sum of exponentials.
+fn log_sum_exp<R: Real>(row: &[R]) -> R {
+    let most = row.iter().fold(f64::NEG_INFINITY, |m, x| m.max_nan(x.wide()));
+    if most.is_infinite() {
+        return R::of(most);
+    }
+    R::of(most + row.iter().map(|x| (x.wide() - most).exp()).sum::<f64>().ln())
+}
+
 /// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row. `sink`: the row's.
 fn attend<R: Real>(
     [q, k, v]: [&[R]; 3],
     z: &Sizes,
     rows: &Rows,
-    (scale, causal, fully_masked): (f64, bool, FullyMasked),
+    (scale, causal, fully_masked, lse): (f64, bool, FullyMasked, bool),
     (step, mask, sink): (
         impl Fn(usize, &mut Vec<R>) -> Result<(), String>,
         impl Fn(usize, &mut [R]),
         impl Fn(usize) -> Result<Option<R>, String>,
     ),
 ) -> Result<Vec<R>, String> {
-    let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
+    let width = if lse { 1 } else { z.e };
+    let mut out = vec![R::ZERO; z.batch * z.heads * z.s * width];
     let mut scores = vec![R::ZERO; z.t];
     let masked = R::of(f64::NEG_INFINITY);
     let queries: Vec<usize> = rows.queries.iter().collect();
@@ -315,6 +325,11 @@ fn attend<R: Real>(
         }
         mask(row, &mut scores);
         scores.extend(sink(row)?);
+        if lse {
+            out[row] = log_sum_exp(&scores);
+            scores.truncate(z.t);
+            continue;
+        }
         // Weights of zero: a non-finite value still gives NaN.
         match fully_masked == FullyMasked::Zero && scores.iter().all(|x| *x == masked) {
             true => scores.fill(R::ZERO),

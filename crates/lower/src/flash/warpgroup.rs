@@ -19,14 +19,16 @@
 mod key_blocks;
 mod score_tiles;
 
-use super::{Coords, NOT_PLACED, Operands, bounds, indices, of_block, operands, part_id, results, slice, start, trend};
+use super::{
+    Coords, Operands, Sum, bounds, indices, log_sum_exp, of_block, operands, part_id, results, slice, start, sums, trend,
+};
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
 use crate::key_end::{key_range, masked_range};
 use crate::math;
-use crate::placed::the_sums;
+use crate::matmul;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, masked_score};
@@ -115,7 +117,7 @@ fn plain(
 ) -> Result<Option<Plain>, LowerError> {
     let g = of.graph;
     let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let dtype = g.dtype(v);
+    let dtype = matmul::operands(of, v);
     let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
     let packed = sizes.packed > 1;
     let at = indices(z, packed);
@@ -126,11 +128,7 @@ fn plain(
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
     let stores = results(of, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let sums = if parts > 1 {
-        scene.stores.iter().map(|s| s.value).collect()
-    } else {
-        the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?
-    };
+    let sums = sums(of, &scene, parts)?;
 
     let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
     let (score, scale) = without_scale(&mut r.dag, score, raw);
@@ -370,21 +368,25 @@ fn plain(
     let b = &mut f.b;
     let mut weights = b.reduce(R::Sum, out[1], 1);
     weights = b.expand_dims(weights, 1);
-    let values = if parts > 1 {
-        let unit = math::float(b, Elem::F32, scale);
-        let most = if scale == 1.0 { out[0] } else { b.binary(B::Mul, out[0], unit) };
-        vec![out[2], most, weights]
-    } else {
-        let one = math::float(b, Elem::F32, 1.0);
-        if fully_masked != FullyMasked::Nan {
-            let empty = b.cmp(CmpOp::Eq, weights, none);
-            weights = b.select(empty, one, weights);
-        }
-        let share = b.binary(B::Div, one, weights);
-        vec![b.binary(B::Mul, out[2], share)]
-    };
-    for (node, value) in sums.iter().zip(values) {
-        f.em.set(*node, value);
+    let unit = math::float(b, Elem::F32, scale);
+    let most = if scale == 1.0 { out[0] } else { b.binary(B::Mul, out[0], unit) };
+    for (node, sum) in sums {
+        let b = &mut f.b;
+        let value = match sum {
+            Sum::Slice(i) => [out[2], most, weights][i],
+            Sum::LogSumExp => log_sum_exp(b, most, weights),
+            Sum::Mean => {
+                let one = math::float(b, Elem::F32, 1.0);
+                let mut weights = weights;
+                if fully_masked != FullyMasked::Nan {
+                    let empty = b.cmp(CmpOp::Eq, weights, none);
+                    weights = b.select(empty, one, weights);
+                }
+                let share = b.binary(B::Div, one, weights);
+                b.binary(B::Mul, out[2], share)
+            }
+        };
+        f.em.set(node, value);
     }
     let single: Vec<CoordId> = cuts.iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
     for ((store, out), map) in scene.stores.iter().zip(&outputs).zip(maps) {

@@ -153,8 +153,12 @@ impl Region<'_> {
             shared[lead - 1] = dealt.map_or(AxisMap::computed(vec![]), |d| d[0].clone());
         }
         let with = |outer: &[AxisMap], a: &AxisMap, b: &AxisMap| -> Map { [outer, &[a.clone(), b.clone()]].concat() };
-        let maps =
-            [with(&m[..lead], &m[lead], &depth), with(&shared, &keys, &depth), with(&shared, &keys, &m[lead + 1])];
+        // The log-sum-exp has no axis of the values' columns.
+        let columns = match dag.op(v) {
+            Op::Attention { lse: true, .. } => self.space.axis(dag.shape(args[2])[lead + 1]),
+            _ => m[lead + 1].clone(),
+        };
+        let maps = [with(&m[..lead], &m[lead], &depth), with(&shared, &keys, &depth), with(&shared, &keys, &columns)];
         let mut reach = vec![];
         for (&a, map) in args.iter().zip(maps) {
             self.operands.push((a, map.iter().map(|w| vec![w.clone()]).collect()));

@@ -270,30 +270,37 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
         return None;
     }
     let fully_masked = if safe.is_some() { FullyMasked::Zero } else { FullyMasked::Nan };
-    attend(b, [x, v], None, Some(fully_masked))
+    attend(b, x, &Wanted { values: Some(v), sink: None, fully_masked: Some(fully_masked), lse: false })
 }
 /// Whether an op is the softmax of rows of scores of this rank.
 pub(super) fn is_of_rows(op: &Op, rank: usize) -> bool {
     matches!(op, Op::Softmax { axis } if axis + 1 == rank)
 }
-/// Attention from the operand of its softmax, `x`, and the values. `sink`: what a row of the softmax has beside `x`. `fully_masked`: what
-/// a row of minus infinities gives; `None` if there must be none.
-pub(super) fn attend(
-    b: &mut Builder,
-    [x, v]: [Id; 2],
-    sink: Option<Id>,
-    fully_masked: Option<FullyMasked>,
-) -> Option<Id> {
+/// What is made of the operand of a softmax.
+pub(super) struct Wanted {
+    /// The values; `None` stands for the keys.
+    pub values: Option<Id>,
+    /// What a row of the softmax has beside that operand.
+    pub sink: Option<Id>,
+    /// What a row of minus infinities gives; `None` if there must be none.
+    pub fully_masked: Option<FullyMasked>,
+    /// The log-sum-exp instead of the values' mean.
+    pub lse: bool,
+}
+
+/// Attention from the operand of its softmax.
+pub(super) fn attend(b: &mut Builder, x: Id, wanted: &Wanted) -> Option<Id> {
     let rank = b.shape(x).len();
     if rank < 3 {
         return None;
     }
     let mut left = MOST;
     let mut s = scores(b, x, &mut left)?;
-    if fully_masked == Some(FullyMasked::Zero) {
+    if wanted.fully_masked == Some(FullyMasked::Zero) {
         s.mask = s.mask.map(|mask| kept(b, mask).unwrap_or(mask));
     }
     let k = b.transpose(s.k)?;
+    let v = wanted.values.unwrap_or(k);
     if [k, v].iter().any(|&x| b.ty(x).dtype != b.ty(s.q).dtype) {
         return None;
     }
@@ -301,7 +308,7 @@ pub(super) fn attend(
     if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
         return None;
     }
-    let sink = match sink {
+    let sink = match wanted.sink {
         Some(x) => Some(narrowed(b, x, b.ty(s.q).dtype)?),
         None => None,
     };
@@ -312,9 +319,9 @@ pub(super) fn attend(
     let args = [vec![s.q, k, v], more].concat();
     // A softmax of scores that are all minus infinity is NaN, which a mask or a step can make of finite scores.
     let may_be_masked = s.mask.is_some() || !s.steps.is_empty();
-    let fully_masked = if may_be_masked { fully_masked? } else { FullyMasked::Zero };
+    let fully_masked = if may_be_masked { wanted.fully_masked? } else { FullyMasked::Zero };
     let (scale, sink) = (Scalar::Float(s.scale), sink.is_some());
-    b.add(Op::Attention { scale, causal: false, fully_masked, score: s.steps, sink }, &args)
+    b.add(Op::Attention { scale, causal: false, fully_masked, score: s.steps, sink, lse: wanted.lse }, &args)
 }
 /// A sink without its expansions, in the operands' type if that has all of its values.
 fn narrowed(b: &Builder, mut x: Id, dtype: DType) -> Option<Id> {

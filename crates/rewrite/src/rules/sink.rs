@@ -1,7 +1,7 @@
 //! Recognises attention with a sink: one more score of each query, whose key has the value zero. Programs write it as a softmax of scores
 //! beside which the sink stands, and drop its probability; or as one more term of the softmax's sum (a sink of zero is "softmax plus one").
 use super::Rule;
-use super::attention::{attend, float_cast, is_of_rows};
+use super::attention::{Wanted, attend, float_cast, is_of_rows};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -39,7 +39,7 @@ fn parts(b: &Builder, x: Id, place: Place, deep: usize) -> Option<[Id; 2]> {
     parts(b, inner, place, deep)
 }
 /// Whether `m` has the maximum of each row of `x`, apart from casts.
-fn is_maximum(b: &Builder, m: Id, x: Id) -> bool {
+pub(super) fn is_maximum(b: &Builder, m: Id, x: Id) -> bool {
     let bare = |mut x: Id| {
         for _ in 0..DEEP {
             let Some(inner) = b.form(x, |o, a| float_cast(b, o, a)) else { break };
@@ -54,6 +54,11 @@ fn is_maximum(b: &Builder, m: Id, x: Id) -> bool {
     b.shape(m).len() == last + 1 && b.form(bare(m), of) == Some(true)
 }
 
+/// Attention of scores and values with a sink.
+fn with(b: &mut Builder, [x, v]: [Id; 2], sink: Id, fully_masked: Option<FullyMasked>) -> Option<Id> {
+    attend(b, x, &Wanted { values: Some(v), sink: Some(sink), fully_masked, lse: false })
+}
+
 /// A softmax of scores and a sink, without the sink's probability.
 fn beside(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, v) = (m.var("s")?, m.var("v")?);
@@ -63,7 +68,7 @@ fn beside(b: &mut Builder, m: &Bindings) -> Option<Id> {
     }
     let place = if *start == 0 { Place::Last } else { Place::First };
     let [scores, sink] = parts(b, x, place, DEEP)?;
-    attend(b, [scores, v], Some(sink), Some(FullyMasked::Nan))
+    with(b, [scores, v], sink, Some(FullyMasked::Nan))
 }
 
 /// A quotient of powers and their sum with one more term.
@@ -76,7 +81,7 @@ fn one_more(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let zero = b.constant(b.ty(x).dtype, 0.0);
     let Some(most) = m.var("m") else {
         // Powers of the scores themselves.
-        return attend(b, [x, v], Some(zero), Some(FullyMasked::Zero));
+        return with(b, [x, v], zero, Some(FullyMasked::Zero));
     };
     let sink = m.var("t").unwrap_or(zero);
     // A sink that is not one for each row.
@@ -92,10 +97,10 @@ fn one_more(b: &mut Builder, m: &Bindings) -> Option<Id> {
         _ => None,
     };
     if b.form(most, of_both).is_some() {
-        return attend(b, [x, v], Some(sink), Some(FullyMasked::Nan));
+        return with(b, [x, v], sink, Some(FullyMasked::Nan));
     }
     // The maximum of a fully masked row is minus infinity, and the difference NaN, which a sink is not.
-    if is_maximum(b, most, x) { attend(b, [x, v], Some(sink), None) } else { None }
+    if is_maximum(b, most, x) { with(b, [x, v], sink, None) } else { None }
 }
 
 pub const RULES: &[Rule] = &[

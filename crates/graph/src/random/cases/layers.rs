@@ -157,7 +157,17 @@ pub(super) fn attention(m: &mut Maker) -> Made {
         let of_head = m.input(dtype, &shape);
         args.insert(if score.is_empty() { 3 } else { 4 }, of_head);
     }
-    m.g.add(Op::Attention { scale, causal, fully_masked, score, sink }, &args)
+    let [values, sums] = [false, true]
+        .map(|lse| Op::Attention { scale, causal, fully_masked, score: score.clone(), sink, lse });
+    match m.r.below(8) {
+        0 => m.g.add(sums, &args),
+        1 => {
+            let both = m.g.add(sums, &args)?;
+            m.keep(both);
+            m.g.add(values, &args)
+        }
+        _ => m.g.add(values, &args),
+    }
 }
 
 /// Softmax of causally masked scores, from primitives.
