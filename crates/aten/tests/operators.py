@@ -38,6 +38,16 @@ for d in FLOATS:
     case(base + "flash_attention_for_cpu", *square, 0.0, True, scale=0.3, keep=1)
     case(base + "flash_attention", *square, 0.0, True, scale=0.3, by=reference(*square, is_causal=True, scale=0.3), keep=1)
     case(base + "flash_attention", q, k, v, by=reference(q, k, v), keep=1)
+    # With the log-sum-exp.
+    case(base + "flash_attention_for_cpu", q, k, v, attn_mask=normal(d, 2, 4, 9, 7), keep=2)
+    case(base + "flash_attention_for_cpu", *square, 0.0, True, scale=0.3, keep=2)
+
+    def both(q, k, v, scale):
+        sums = torch.logsumexp(q.float() @ k.float().mT * scale, -1)
+        return lambda: (F.scaled_dot_product_attention(q, k, v, scale=scale), sums)
+
+    case(base + "flash_attention", q, k, v, scale=0.2, by=both(q, k, v, 0.2), keep=2)
+    case(base + "cudnn_attention", q, k, v, None, True, scale=0.2, by=both(q, k, v, 0.2), keep=2)
     for form in ("efficient_attention", "cudnn_attention"):
         case(base + form, q, k, v, bias, False, by=reference(q, k, v, attn_mask=bias), keep=1)
         case(base + form, *square, None, False, 0.0, True, scale=0.2, by=reference(*square, is_causal=True, scale=0.2), keep=1)

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
 mod key_end;
+mod log_sum_exp;
 mod mask;
 mod rows;
 
@@ -209,8 +210,8 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     if members.len() > MAX_MEMBERS {
         return Err(Reject::TooLarge);
     }
-    if let Some(apart) = log_sum_exp(dag, members, outs) {
-        return beside(dag, apart?, outs, machine);
+    if let Some(parts) = log_sum_exp::parts(dag, members, outs) {
+        return log_sum_exp::check(dag, parts?, outs, machine);
     }
     let main = main_output(dag, members, outs).ok_or(Reject::OutputNotCovered)?;
     let mut space = Space::default();
@@ -242,51 +243,6 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     }
     r.agree(members, outs)?;
     Ok(r.priced(members))
-}
-
-/// Where the members have an attention and its log-sum-exp, the members of either, ascending.
-fn log_sum_exp(dag: &Dag, members: &[usize], outs: &[usize]) -> Option<Result<[Vec<usize>; 2], Reject>> {
-    let of_sums = |v: usize| matches!(dag.op(v), Op::Attention { lse: true, .. });
-    let sums = members.iter().copied().find(|&v| of_sums(v))?;
-    let values = members.iter().copied().find(|&v| dag.class[v] == Class::Attention && v != sums)?;
-    let alike = dag.args(values) == dag.args(sums) && dag.op(values).attention_beside().as_ref() == Some(dag.op(sums));
-    if !alike {
-        return Some(Err(Reject::TwoAnchors));
-    }
-    let parts = [values, sums].map(|anchor| {
-        // What depends on it, and what these outputs are made of.
-        let mut after = BTreeSet::from([anchor]);
-        for &v in members {
-            if dag.args(v).iter().any(|a| after.contains(a)) {
-                after.insert(v);
-            }
-        }
-        let mut todo: Vec<usize> = outs.iter().copied().filter(|o| after.contains(o)).collect();
-        let mut part = BTreeSet::new();
-        while let Some(v) = todo.pop() {
-            if members.binary_search(&v).is_ok() && part.insert(v) {
-                todo.extend(dag.args(v));
-            }
-        }
-        part
-    });
-    let apart = !parts[0].contains(&sums) && !parts[1].contains(&values);
-    let all = members.iter().all(|v| parts.iter().any(|p| p.contains(v)));
-    Some(if apart && all { Ok(parts.map(|p| p.into_iter().collect())) } else { Err(Reject::TwoAnchors) })
-}
-/// An attention that stores its log-sum-exp beside its result: each of the two has to be a kernel, and nothing but views follows them.
-fn beside(
-    dag: &Dag,
-    [values, sums]: [Vec<usize>; 2],
-    outs: &[usize],
-    machine: &Hardware,
-) -> Result<Price, Reject> {
-    let of = |part: &[usize]| outs.iter().copied().filter(|o| part.contains(o)).collect::<Vec<usize>>();
-    let price = check(dag, &values, &of(&values), machine)?;
-    let rows = of(&sums);
-    check(dag, &sums, &rows, machine)?;
-    let written: f64 = rows.iter().map(|&o| dag.bytes(o)).sum();
-    Ok(Price { written: price.written + written, seconds: price.seconds + written / machine.rates.bandwidth, ..price })
 }
 
 /// A fallback shares a kernel only with its further results.

@@ -5,6 +5,7 @@ mod constraints;
 mod differential;
 mod fusion;
 mod growth;
+mod log_sum_exp;
 mod models;
 mod planning;
 mod sinks;

@@ -48,7 +48,8 @@ pub fn places(name: &str) -> Option<Places> {
     Some(Places { mask, dropout, causal, scale })
 }
 
-/// `(q, k, v, …)`, without dropout. The further results of the forms of a device are of use in training alone.
+/// `(q, k, v, …)`, without dropout. The second result of the forms of a device is the log-sum-exp, but for the one in steps; further ones
+/// are of use in training alone.
 fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let places = call.name.strip_prefix("aten::").and_then(places).ok_or("arguments in an unknown order")?;
     if !matches!(call.overload.as_str(), "" | "default") {
@@ -74,10 +75,21 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
         args.push(if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, c.dtype(q))? });
     }
-    let (scale, causal) = (Scalar::Float(scale), c.bool(call, places.causal)?);
-    let r =
-        c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero, score: vec![], sink: false, lse: false }, &args)?;
-    Ok(vec![c.reshape(r, &ty.shape)?])
+    let (scale, causal, fully_masked) = (Scalar::Float(scale), c.bool(call, places.causal)?, FullyMasked::Zero);
+    let of = |c: &mut Ctx, lse: bool, shape: &[usize]| {
+        let r = c.node(Op::Attention { scale, causal, fully_masked, score: vec![], sink: false, lse }, &args)?;
+        c.reshape(r, shape)
+    };
+    let mut results = vec![of(c, false, &ty.shape)?];
+    if c.only_results(call, 1).is_err() && call.name != "aten::_scaled_dot_product_attention_math" {
+        let sums = c.out(call, 1)?;
+        if sums.count() != ty.count() / ty.shape.last().copied().unwrap_or(1).max(1) {
+            return Err(format!("a log-sum-exp of shape {:?}", sums.shape));
+        }
+        let r = of(c, true, &sums.shape)?;
+        results.push(c.cast(r, sums.dtype)?);
+    }
+    Ok(results)
 }
 
 /// The parameters of a multi-head attention layer.
@@ -144,7 +156,14 @@ fn projected_attention(
         }
         // `masked_softmax` in ATen/native/transformers gives NaN for a fully masked query.
         let fully_masked = if h.hidden.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
-        let op = Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked, score: vec![], sink: false, lse: false };
+        let op = Op::Attention {
+            scale: Scalar::Float(scale),
+            causal: false,
+            fully_masked,
+            score: vec![],
+            sink: false,
+            lse: false,
+        };
         (c.node(op, &parts)?, None)
     };
     let r = c.permute(r, &[0, 2, 1, 3])?;

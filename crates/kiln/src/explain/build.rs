@@ -278,7 +278,8 @@ impl<'a> Facts<'a> {
 fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machine) -> f64 {
     let args = k.body.args(v);
     let shape = |i: usize| args.get(i).map_or(&[][..], |&a| k.body.shape(a));
-    let sizes = kiln_plan::attention::Sizes::of(k.body.dtype(k.body.args(v)[0]), [shape(0), shape(1), shape(2)], causal);
+    let sizes =
+        kiln_plan::attention::Sizes::of(k.body.dtype(k.body.args(v)[0]), [shape(0), shape(1), shape(2)], causal);
     let sizes = kiln_plan::attention::Sizes { precision: k.precision, ..sizes };
     let m = &kiln_plan::Hardware { machine: m, contract: contract(k) };
     k.cost.matrix_flops as f64 / sizes.predicted(m)

@@ -20,7 +20,8 @@ mod key_blocks;
 mod score_tiles;
 
 use super::{
-    Coords, Operands, Sum, bounds, indices, log_sum_exp, of_block, operands, part_id, results, slice, start, sums, trend,
+    Coords, Operands, Sum, bounds, indices, log_sum_exp, of_block, operands, part_id, results, slice, start, sums,
+    trend,
 };
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};

@@ -6,7 +6,7 @@ use super::sink::is_maximum;
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{FullyMasked, Op, ReduceOp};
+use kiln_graph::{BinaryOp, FullyMasked, Op, ReduceOp, UnaryOp};
 use kiln_plan::Numerics::*;
 use std::collections::BTreeSet;
 
@@ -44,11 +44,17 @@ fn cast(b: &Builder, x: Id) -> BTreeSet<Id> {
 /// The values that the softmax of these scores weighs.
 fn values(b: &Builder, x: Id) -> Option<Id> {
     let rank = b.shape(x).len();
-    let softmax = |y: Id| {
-        let of = move |o: &Op, a: &[Id]| (is_of_rows(o, rank) && a[0] == y).then_some(());
-        readers(b, y).into_iter().filter(move |p| b.form(*p, of).is_some())
+    let reading = |y: Id, is: &dyn Fn(&Op) -> bool| -> Vec<Id> {
+        let of = |o: &Op, a: &[Id]| (is(o) && a[0] == y).then_some(());
+        readers(b, y).into_iter().filter(|p| b.form(*p, of).is_some()).collect()
     };
-    let weights = cast(b, x).into_iter().flat_map(softmax).flat_map(|p| cast(b, p));
+    // A softmax, or a power of the difference.
+    let weights = cast(b, x).into_iter().flat_map(|y| {
+        let below = reading(y, &|o| *o == Op::Binary(BinaryOp::Sub));
+        let powers = below.into_iter().flat_map(|z| reading(z, &|o| *o == Op::Unary(UnaryOp::Exp)));
+        reading(y, &|o| is_of_rows(o, rank)).into_iter().chain(powers.collect::<Vec<_>>())
+    });
+    let weights = weights.flat_map(|p| cast(b, p));
     weights.into_iter().find_map(|p| {
         let of = |o: &Op, a: &[Id]| (*o == Op::Dot && a[0] == p).then(|| a[1]);
         readers(b, p).into_iter().find_map(|r| b.form(r, of))

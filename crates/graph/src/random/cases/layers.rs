@@ -157,8 +157,8 @@ pub(super) fn attention(m: &mut Maker) -> Made {
         let of_head = m.input(dtype, &shape);
         args.insert(if score.is_empty() { 3 } else { 4 }, of_head);
     }
-    let [values, sums] = [false, true]
-        .map(|lse| Op::Attention { scale, causal, fully_masked, score: score.clone(), sink, lse });
+    let [values, sums] =
+        [false, true].map(|lse| Op::Attention { scale, causal, fully_masked, score: score.clone(), sink, lse });
     match m.r.below(8) {
         0 => m.g.add(sums, &args),
         1 => {
