@@ -33,6 +33,8 @@ pub enum UnaryOp {
     Not,
     Exp,
     Exp2,
+    /// 2^x of f32 within 2^-20 of it, by the machine's own instruction where it has one; zero where that is subnormal.
+    Exp2Approx,
     Expm1,
     Log,
     Log2,
@@ -49,6 +51,8 @@ pub enum UnaryOp {
     Sinh,
     Cosh,
     Tanh,
+    /// The hyperbolic tangent of f32 within 2^-10 of it, by the machine's own instruction where it has one.
+    TanhApprox,
     Erf,
     /// x Φ(x), with the distribution function of the standard normal distribution; f32 only.
     Gelu,

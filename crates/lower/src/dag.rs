@@ -35,6 +35,8 @@ pub enum NodeOp {
     Select(NodeId, NodeId, NodeId),
     /// Rounds to the node's dtype.
     Cast(NodeId),
+    /// The hyperbolic tangent of an f32 number, to the accuracy of half types.
+    TanhApprox(NodeId),
     /// An f32 number rounded to tf32, or one of its two tf32 parts (3xTF32).
     Tf32 {
         of: NodeId,
@@ -88,7 +90,7 @@ pub struct Node {
 impl Node {
     pub fn operands(&self) -> Vec<NodeId> {
         let mut ids = match &self.op {
-            NodeOp::Unary(_, a) | NodeOp::Cast(a) | NodeOp::Tf32 { of: a, .. } => vec![*a],
+            NodeOp::Unary(_, a) | NodeOp::TanhApprox(a) | NodeOp::Cast(a) | NodeOp::Tf32 { of: a, .. } => vec![*a],
             NodeOp::Reduce { body, .. } | NodeOp::Scan { body, .. } => vec![*body],
             NodeOp::Check { index, .. } => vec![*index],
             NodeOp::Binary(_, a, b) | NodeOp::Compare(_, a, b) => vec![*a, *b],

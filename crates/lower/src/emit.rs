@@ -161,6 +161,10 @@ impl<'a> Emitter<'a> {
                 let a = self.operand(b, *a);
                 math::unary(b, *op, a)
             }
+            NodeOp::TanhApprox(a) => {
+                let a = self.operand(b, *a);
+                b.unary(kiln_block::UnaryOp::TanhApprox, a)
+            }
             NodeOp::Binary(op, x, y) => {
                 let power = match (&dag.node(*y).op, op) {
                     (NodeOp::Const(s), kiln_graph::BinaryOp::Pow) => Some(match s {

@@ -308,6 +308,16 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let mut start = start(&mut f, sink, 1.0, [rows, 1]).to_vec();
     start.extend(columns.iter().map(|part| f.b.splat(zero, &[rows, part.wide])));
     let bounds = bounds(&mut f, z, &tiles, ends, if causal { Some(s) } else { None });
+    let half = matches!(dtype, DType::F16 | DType::Bf16);
+    let power = |b: &mut Builder, x: Value| {
+        if !half {
+            return b.unary(U::Exp, x);
+        }
+        // Weights are rounded to half types.
+        let unit = math::float(b, Elem::F32, LOG2_E);
+        let x = b.binary(B::Mul, x, unit);
+        b.unary(U::Exp2Approx, x)
+    };
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
@@ -331,9 +341,9 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
         let nothing = b.cmp(CmpOp::Eq, most, lowest);
         let safe = b.select(nothing, zero, most);
         let p = b.binary(B::Sub, x, safe);
-        let p = b.unary(U::Exp, p);
+        let p = power(b, p);
         let keep = b.binary(B::Sub, now[0], safe);
-        let keep = b.unary(U::Exp, keep);
+        let keep = power(b, keep);
         let sum = b.reduce(R::Sum, p, along);
         let sum = b.expand_dims(sum, along);
         let kept = b.binary(B::Mul, now[1], keep);

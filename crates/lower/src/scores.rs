@@ -4,7 +4,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::mask_value;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
-use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, UnaryOp, ValueId};
 
 /// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
 pub struct Sizes {
@@ -64,8 +64,15 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
     let scale = r.dag.number(dtype, scale.as_f64());
     let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);
     let mut operands = args[3..].iter();
+    // Programs round the results of steps to the operands' type.
+    let half = matches!(graph.dtype(args[0]), DType::F16 | DType::Bf16);
     for step in score {
         x = match *step {
+            ScoreStep::Unary(UnaryOp::Tanh) if half => r.dag.add(NodeOp::TanhApprox(x), dtype),
+            ScoreStep::Number(BinaryOp::Div, c) if half && c.as_f64().recip().is_normal() => {
+                let c = r.dag.number(dtype, c.as_f64().recip());
+                r.dag.binary(BinaryOp::Mul, x, c)
+            }
             ScoreStep::Unary(u) => r.dag.add(NodeOp::Unary(u, x), dtype),
             ScoreStep::Number(b, c) => {
                 let c = r.dag.number(dtype, c.as_f64());

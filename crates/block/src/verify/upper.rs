@@ -348,7 +348,7 @@ fn unary(op: UnaryOp, ty: &Type, out: &Type) -> Rule {
     let fits = match op {
         UnaryOp::Neg | UnaryOp::Abs => is_number(elem),
         UnaryOp::Not => elem.is_int() || elem == Elem::Bool,
-        UnaryOp::Gelu | UnaryOp::Tf32 => elem == Elem::F32,
+        UnaryOp::Gelu | UnaryOp::Tf32 | UnaryOp::Exp2Approx | UnaryOp::TanhApprox => elem == Elem::F32,
         _ => is_arithmetic_float(elem),
     };
     ensure(fits, || format!("the op is not defined on {elem}; cast first"))?;

@@ -35,8 +35,8 @@ fn own_cost(op: &Op) -> u32 {
     match op {
         Op::Load => 2,
         Op::Unary(u) => match u {
-            UnaryOp::Exp | UnaryOp::Exp2 => 16,
-            UnaryOp::Expm1 | UnaryOp::Tanh => 20,
+            UnaryOp::Exp | UnaryOp::Exp2 | UnaryOp::Exp2Approx => 16,
+            UnaryOp::Expm1 | UnaryOp::Tanh | UnaryOp::TanhApprox => 20,
             UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Log10 | UnaryOp::Log1p => 30,
             UnaryOp::Erf | UnaryOp::Gelu => 30,
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => 1,

@@ -23,7 +23,7 @@ fn unary_symbols(op: UnaryOp) -> Option<Symbols> {
     use UnaryOp::*;
     Some(match op {
         Exp => ("expf", "exp"),
-        Exp2 => ("exp2f", "exp2"),
+        Exp2 | Exp2Approx => ("exp2f", "exp2"),
         Expm1 => ("expm1f", "expm1"),
         Log => ("logf", "log"),
         Log2 => ("log2f", "log2"),
@@ -37,7 +37,7 @@ fn unary_symbols(op: UnaryOp) -> Option<Symbols> {
         Atan => ("atanf", "atan"),
         Sinh => ("sinhf", "sinh"),
         Cosh => ("coshf", "cosh"),
-        Tanh => ("tanhf", "tanh"),
+        Tanh | TanhApprox => ("tanhf", "tanh"),
         Erf => ("erff", "erf"),
         _ => return None,
     })
@@ -72,9 +72,9 @@ pub(super) fn unary(e: &mut Emit, d: usize, op: UnaryOp, elem: Elem, x: Name, n:
     let mut f = F32 { e, d, n };
     Ok(match op {
         UnaryOp::Exp => f.exp(&x),
-        UnaryOp::Exp2 => f.exp2(&x),
+        UnaryOp::Exp2 | UnaryOp::Exp2Approx => f.exp2(&x),
         UnaryOp::Expm1 => f.expm1(&x),
-        UnaryOp::Tanh => f.tanh(&x),
+        UnaryOp::Tanh | UnaryOp::TanhApprox => f.tanh(&x),
         UnaryOp::Erf => f.erf(&x),
         UnaryOp::Log => f.log(&x, Base::E),
         UnaryOp::Log2 => f.log(&x, Base::Two),

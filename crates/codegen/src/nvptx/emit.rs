@@ -146,6 +146,12 @@ impl<'c> Emit<'c> {
         }
         float(self.call("llvm.nvvm.rcp.approx.ftz.f", &[], &[x.into()])?)
     }
+    /// The hyperbolic tangent by the GPU's own instruction, within 2^-10.
+    pub fn tanh(&self, x: FloatValue<'c>) -> Res<FloatValue<'c>> {
+        /// LLVM's flag for functions by approximate instructions.
+        const APPROXIMATE: u32 = 1 << 6;
+        self.flagged(self.call_float("llvm.tanh", &[x])?, APPROXIMATE)
+    }
     /// a·b + s, clamped to [0, 1]; 0 for NaN.
     pub fn fma_unit(&self, a: FloatValue<'c>, b: FloatValue<'c>, s: FloatValue<'c>) -> Res<FloatValue<'c>> {
         if self.host {
@@ -161,8 +167,11 @@ impl<'c> Emit<'c> {
     pub fn contracted(&self, v: FloatValue<'c>) -> Res<FloatValue<'c>> {
         /// LLVM's flag for contraction.
         const CONTRACT: u32 = 1 << 5;
-        if let Some(i) = v.as_instruction().filter(|_| !self.ieee) {
-            let flags = inkwell::values::FastMathFlags::from_bits_truncate(CONTRACT);
+        if self.ieee { Ok(v) } else { self.flagged(v, CONTRACT) }
+    }
+    fn flagged(&self, v: FloatValue<'c>, flag: u32) -> Res<FloatValue<'c>> {
+        if let Some(i) = v.as_instruction() {
+            let flags = inkwell::values::FastMathFlags::from_bits_truncate(flag);
             i.set_fast_math_flags(flags).map_err(|e| Fail::Llvm(e.to_string()))?;
         }
         Ok(v)

@@ -44,8 +44,11 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
     match op {
         UnaryOp::Exp => exp(e, x),
         UnaryOp::Exp2 => exp2(e, x),
+        UnaryOp::Exp2Approx => e.ex2(x),
         UnaryOp::Log => log(e, x),
         UnaryOp::Tanh => tanh(e, x),
+        UnaryOp::TanhApprox if e.host => tanh(e, x),
+        UnaryOp::TanhApprox => e.tanh(x),
         UnaryOp::Erf => erf(e, x),
         UnaryOp::Gelu => gelu(e, x),
         UnaryOp::Rsqrt => rsqrt(e, x),

@@ -274,7 +274,7 @@ pub(super) fn needs(g: &Graph, v: ValueId, region: &Region) -> Vec<Region> {
         Op::GroupNorm { .. } | Op::BatchNorm { .. } => {
             [vec![region.clone()], vec![vec![region[1].clone()]; args.len() - 1]].concat()
         }
-        Op::Attention { .. } => {
+        Op::Attention { lse, .. } => {
             let (batch, heads, queries) = (&region[..rank - 3], &region[rank - 3], &region[rank - 2]);
             let keys = size(1);
             let (key_heads, t, d) = (keys[rank - 3], Positions::all(keys[rank - 2]), Positions::all(keys[rank - 1]));
@@ -283,7 +283,9 @@ pub(super) fn needs(g: &Graph, v: ValueId, region: &Region) -> Vec<Region> {
             let join = |last: [Positions; 3]| [batch.to_vec(), last.to_vec()].concat();
             let q = join([heads.clone(), queries.clone(), d.clone()]);
             let k = join([key_heads.clone(), t.clone(), d]);
-            let v = join([key_heads, t.clone(), region[rank - 1].clone()]);
+            // The log-sum-exp reads no values.
+            let columns = if *lse { Positions::all(size(2)[rank - 1]) } else { region[rank - 1].clone() };
+            let v = join([key_heads, t.clone(), columns]);
             let scores = join([heads.clone(), queries.clone(), t]);
             let of_scores = args[3..].iter().map(|x| broadcast(g.shape(*x), &scores));
             [q, k, v].into_iter().chain(of_scores).collect()

@@ -347,11 +347,11 @@ fn plain(
             if far {
                 let x = b.binary(B::Sub, x, safe);
                 let x = b.binary(B::Mul, x, unit);
-                return b.unary(U::Exp2, x);
+                return b.unary(U::Exp2Approx, x);
             }
             let x = b.binary(B::Mul, x, unit);
             let x = b.binary(B::Add, x, less);
-            b.unary(U::Exp2, x)
+            b.unary(U::Exp2Approx, x)
         };
         let p = power(b, x);
         let keep = power(b, now[0]);

@@ -96,6 +96,8 @@ fn single_functions() {
 #[test]
 fn functions_for_half_types() {
     check_as(UnaryOp::Exp, f64::exp, 128.0, true);
+    check(UnaryOp::Exp2Approx, f64::exp2, 2.0);
+    check(UnaryOp::TanhApprox, f64::tanh, 128.0);
     check_as(UnaryOp::Tanh, f64::tanh, 128.0, true);
     check_as(UnaryOp::Erf, erf_exact, 128.0, true);
 }
