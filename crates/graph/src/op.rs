@@ -292,6 +292,7 @@ pub enum Op {
     Linear,
     /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
     /// those of the steps of `score`, the sink if there is one, and an optional mask (bool: false masks out; float: added to the scores);
+    /// what is added to scores or taken by their steps is q's type or the type that q's is computed in;
     /// steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`. Result `[B.., Hq, S, E]`, or
     /// `[B.., Hq, S, 1]` with `lse`.
     Attention {

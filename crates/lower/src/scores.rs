@@ -4,7 +4,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::Expr;
 use crate::mask_value;
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
-use kiln_graph::{BinaryOp, CompareOp, DType, Op, ScoreStep, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ScoreStep, UnaryOp, ValueId};
 
 /// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
 pub struct Sizes {
@@ -43,6 +43,13 @@ pub fn sink(r: &mut Resolver, v: ValueId, at: &[Expr]) -> Result<Option<NodeId>,
     let Some(place) = graph.op(v).sink_place() else { return Ok(None) };
     let x = graph.args(v)[place];
     r.at(x, &mask_index(graph.shape(x), at), &[]).map(Some)
+}
+
+/// The float type whose numbers mask: that of the mask, or of the operands.
+pub fn mask_dtype(g: &Graph, v: ValueId) -> DType {
+    let args = g.args(v);
+    let mask = args.get(g.op(v).mask_place()).map(|&m| g.dtype(m)).filter(|d| d.is_float());
+    mask.unwrap_or(g.dtype(args[0]))
 }
 
 /// How the mask of a causal attention is written.
@@ -95,7 +102,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
         } else {
             let lengths = [0, 1].map(|i| graph.shape(args[i])).map(|shape| shape[shape.len() - 2]);
             let place = mask_value::Place { at, lengths, causal: *causal };
-            let m = mask_value::exact(&mut r.dag, m, graph.dtype(args[0]), &place);
+            let m = mask_value::exact(&mut r.dag, m, graph.dtype(mask), &place);
             masked_by(&mut r.dag, x, m)
         };
     }

@@ -108,7 +108,7 @@ fn attention(r: &mut Random, case: Case) -> String {
         _ if lines.contains("%p") => (", %p: i64[1]".into(), ", %m"),
         _ if !lines.is_empty() => (String::new(), ", %m"),
         0 => (format!(", %m: bool[{b},1,1,{t}]"), ", %m"),
-        1 => (format!(", %m: {d}[1,{h},{s},{t}]"), ", %m"),
+        1 => (format!(", %m: {}[1,{h},{s},{t}]", r.pick(&[d, "f32"])), ", %m"),
         2 => (format!(", %m: bool[{s},{t}]"), ", %m"),
         _ => (String::new(), ""),
     };

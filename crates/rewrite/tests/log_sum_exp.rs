@@ -28,6 +28,8 @@ fn one_kernel_stores_both() {
     let mask =
         "%i = iota axis=0 : i64[12,16]\n %j = iota axis=1 : i64[12,16]\n %c = le %j, %i\n %s = select %c, %x, -inf";
     let half = ("T", "%x = cast %d to=f32\n %s = div %x, 4.0", "%p0 = softmax %s axis=3\n %p = cast %p0 to=T");
+    let wide = "%w = cast %d to=f32\n %x = mul %w, 0.25";
+    let safe = "%p0 = softmax %s axis=3\n %low = eq %s, -inf\n %all = reduce.all %low axes=[3]";
     let cases = [
         ("f32", "%s = div %d, 4.0", LOG_SUM_EXP, "%p = softmax %s axis=3"),
         ("f32", "%s = div %d, 4.0", SHORT, "%p = softmax %s axis=3"),
@@ -35,6 +37,14 @@ fn one_kernel_stores_both() {
         ("f32", "%s = div %d, 4.0", LOG_SUM_EXP, "%b = sub %s, %l\n %p = exp %b"),
         ("f32", &format!("%x = div %d, 4.0\n {mask}"), LOG_SUM_EXP, "%p = softmax %s axis=3"),
         ("bf16", half.1, LOG_SUM_EXP, half.2),
+        // As FlexAttention.
+        ("f32", &format!("%x = mul %d, 0.25\n {mask}"), LOG_SUM_EXP, &format!("{safe}\n %p = select %all, 0.0, %p0")),
+        (
+            "bf16",
+            &format!("{wide}\n {mask}"),
+            LOG_SUM_EXP,
+            &format!("{safe}\n %p1 = select %all, 0.0, %p0\n %p = cast %p1 to=T"),
+        ),
         ("f16", half.1, SHORT, half.2),
     ];
     for (dtype, scores, sums, weights) in cases {
@@ -54,6 +64,26 @@ fn planned(dtype: &str, lines: &str) -> (kiln_graph::Graph, Plan) {
     let g = graph(&text.replace("T[", &format!("{dtype}[")).replace("to=T", &format!("to={dtype}")));
     let p = plan_with(&g, Options::default());
     (g, p)
+}
+
+/// Slopes of f32 beside scores of half types, as type promotion makes them.
+#[test]
+fn wide_biases_of_half_types() {
+    let places = "%i = iota axis=0 : i64[12,1]\n %j = iota axis=1 : i64[1,16]\n %o = sub %j, %i\n %of = cast %o to=f32";
+    let slopes = "%h = iota axis=0 : f32[4,1,1]\n %m = mul %h, 0.3\n %b = mul %m, %of";
+    let end = "%p0 = softmax %s axis=3\n %p = cast %p0 to=T\n %y = dot %p, %v\n return %y";
+    for dtype in ["bf16", "f16"] {
+        for scores in [
+            "%s = add %x, %b",
+            "%c = tanh %x\n %s = mul %c, %b",
+            "%c = le %o, 2\n %z = add %x, %b\n %s = select %c, %z, -inf",
+        ] {
+            let lines = format!("%x = cast %d to=f32\n {places}\n {slopes}\n {scores}\n {end}");
+            let (g, p) = planned(dtype, &lines);
+            assert_eq!((kinds(&p), results(&p)), (vec![Attention], [0, 1]), "{p}");
+            agrees(&g, &p);
+        }
+    }
 }
 
 /// Without the result, or beside that of other scores, it has a kernel of its own.

@@ -374,7 +374,7 @@ impl Executable {
             return Err("keys and values of attention need one axis for their rows and one for their columns".into());
         }
         if let Some(m) = &a.mask
-            && (m.dtype != DType::Bool && m.dtype != a.dtype || m.matrix.cols.len() > 1)
+            && (![DType::Bool, a.dtype, sums].contains(&m.dtype) || m.matrix.cols.len() > 1)
         {
             return Err(format!("a mask of {} does not fit attention of {}", m.dtype, a.dtype));
         }

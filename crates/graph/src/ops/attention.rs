@@ -22,6 +22,12 @@ impl Op {
     pub fn is_attention_of_steps(&self) -> bool {
         matches!(self, Op::Attention { score, lse, .. } if !score.is_empty() || *lse)
     }
+    /// Whether what attention adds to its scores, or makes of them, is of a wider type than its operands, these types.
+    pub fn has_wide_scores(&self, args: &[DType]) -> bool {
+        let Op::Attention { sink, .. } = self else { return false };
+        let of_scores = args.iter().enumerate().skip(3).filter(|(i, _)| !sink || *i + 1 != self.mask_place());
+        of_scores.into_iter().any(|(_, d)| *d != DType::Bool && *d != args[0])
+    }
     /// The attention of the same scores whose result is the log-sum-exp, or the other way round.
     pub fn attention_beside(&self) -> Option<Op> {
         let mut op = self.clone();
@@ -63,8 +69,8 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
         Ok(())
     };
     if let Some(mask) = args.get(mask_place) {
-        if mask.dtype != DType::Bool && mask.dtype != dtype {
-            return Err(format!("the mask is {}, it must be bool or {dtype}", mask.dtype));
+        if ![DType::Bool, dtype, dtype.compute()].contains(&mask.dtype) {
+            return Err(format!("the mask is {}, it must be bool, {dtype} or {}", mask.dtype, dtype.compute()));
         }
         fits("mask", mask)?;
     }
@@ -78,8 +84,9 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
         }
     }
     for x in &args[3..op.after_steps()] {
-        if x.dtype != dtype {
-            return Err(format!("an operand of the score function is {}, it must be {dtype}", x.dtype));
+        if ![dtype, dtype.compute()].contains(&x.dtype) {
+            let compute = dtype.compute();
+            return Err(format!("an operand of the score function is {}, it must be {dtype} or {compute}", x.dtype));
         }
         fits("operand", x)?;
     }

@@ -297,7 +297,9 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         Op::BatchNorm { eps } => {
             call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
         }
-        op if op.is_attention_of_steps() => {
+        op if op.is_attention_of_steps()
+            || op.has_wide_scores(&args.iter().map(|x| x.ty.dtype).collect::<Vec<_>>()) =>
+        {
             // libtorch has no operator for it.
             let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
             let parts = decompose_op(op, &types).map_err(|e| e.to_string())?.ok_or("attention has no decomposition")?;

@@ -32,7 +32,7 @@ use crate::math;
 use crate::matmul;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
-use crate::scores::{Causal, Sizes, masked_score};
+use crate::scores::{Causal, Sizes, mask_dtype, masked_score};
 use crate::tile::{Cut, Frame, loads, looped, open_bare};
 use crate::warpgroup::{Strided, lanes};
 use key_blocks::Mask;
@@ -139,13 +139,13 @@ fn plain(
     let mut before = Emitted::default();
     let mut found = None;
     let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
-    if let Some(mask) = Mask::of(&mut r.dag, score, dtype, &rows_of, shape.rows(), slot)
+    if let Some(mask) = Mask::of(&mut r.dag, score, mask_dtype(g, v), &rows_of, shape.rows(), slot)
         && sizes.finds_keys(mask.heads(), machine)
     {
         let name = format!("{}_keys", of.name);
         if mask.attends {
             // Rows without a key between these are found.
-            ends = masked_range(&mut r.dag, score, t1, z.t, dtype.mask_limit());
+            ends = masked_range(&mut r.dag, score, t1, z.t, mask_dtype(g, v).mask_limit());
         }
         before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends)?);
         before.scratch.push(mask.scratch());

@@ -89,11 +89,16 @@ fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
 impl Scores {
     /// The scores with a mask added.
     fn plus(self, b: &mut Builder, mask: Id) -> Option<Scores> {
-        let mask = of_type(b, mask, b.ty(self.q).dtype)?;
+        let mask = of_scores(b, mask, b.ty(self.q).dtype)?;
         let mask = match self.mask {
             None => mask,
             Some(keep) if b.ty(keep).dtype == DType::Bool => chosen(b, keep, mask, f64::NEG_INFINITY)?,
-            Some(first) => b.binary(BinaryOp::Add, first, mask)?,
+            Some(first) if b.ty(first).dtype == b.ty(mask).dtype => b.binary(BinaryOp::Add, first, mask)?,
+            Some(first) => {
+                let wide = b.ty(mask).dtype.compute();
+                let [first, mask] = [first, mask].map(|x| b.add(Op::Cast(wide), &[x]));
+                b.binary(BinaryOp::Add, first?, mask?)?
+            }
         };
         Some(Scores { mask: Some(mask), ..self })
     }
@@ -133,7 +138,7 @@ impl Scores {
         if let Some(number) = b.fact(other).number().filter(|n| !n.is_nan()) {
             return self.then(ScoreStep::Number(op, Scalar::Float(number)));
         }
-        let other = of_type(b, other, b.ty(self.q).dtype)?;
+        let other = of_scores(b, other, b.ty(self.q).dtype)?;
         let mut s = self.then(ScoreStep::Operand(op))?;
         s.operands.push(other);
         Some(s)
@@ -164,6 +169,11 @@ fn of_type(b: &mut Builder, mask: Id, dtype: DType) -> Option<Id> {
     }
     let inner = b.form(mask, |o, a| float_cast(b, o, a));
     inner.filter(|&y| b.ty(y).dtype == dtype)
+}
+/// What is added to scores or multiplies them: in the operands' type if all of its elements are numbers of that type, or in the type that
+/// it is computed in.
+fn of_scores(b: &mut Builder, x: Id, dtype: DType) -> Option<Id> {
+    of_type(b, x, dtype).or_else(|| (b.ty(x).dtype == dtype.compute()).then_some(x))
 }
 /// Whether values are computed from the scores too, which then have to be in memory.
 fn depends(b: &Builder, of: &[Id], scores: Id) -> bool {
@@ -236,7 +246,7 @@ fn forms<T>(b: &Builder, x: Id, read: impl Fn(&Op, &[Id]) -> Vec<T>) -> Vec<T> {
 }
 
 /// Whether `c` says of each row of `x` that all of it is minus infinity.
-fn all_masked(b: &Builder, c: Id, x: Id) -> bool {
+pub(super) fn all_masked(b: &Builder, c: Id, x: Id) -> bool {
     let not = |y: Id| b.form(y, |o, a| (*o == Op::Unary(UnaryOp::Not)).then(|| a[0]));
     let reduced = |y: Id, by: ReduceOp| {
         let last = vec![b.shape(x).len() - 1];
@@ -373,6 +383,7 @@ pub const RULES: &[Rule] = &[
             "(dot (softmax:f ?s) ?v)",
             "(dot (cast (softmax:f ?s)) ?v)",
             "(dot (select ?c ?z (softmax:f ?s)) ?v)",
+            "(dot (cast (select ?c ?z (softmax:f ?s))) ?v)",
         ],
         when: &[],
         right: attention,

@@ -1,7 +1,7 @@
 //! Recognises the logarithm of the sum of exponentials of attention's scores, beside the attention of the same scores or without it; and a
 //! softmax that is written with it.
 use super::Rule;
-use super::attention::{Wanted, attend, float_cast, is_of_rows};
+use super::attention::{Wanted, all_masked, attend, float_cast, is_of_rows};
 use super::sink::is_maximum;
 use crate::build::Builder;
 use crate::pattern::Bindings;
@@ -41,8 +41,8 @@ fn cast(b: &Builder, x: Id) -> BTreeSet<Id> {
     all
 }
 
-/// The values that the softmax of these scores weighs.
-fn values(b: &Builder, x: Id) -> Option<Id> {
+/// The values that the softmax of these scores weighs, and what that gives where all scores are minus infinity.
+fn values(b: &Builder, x: Id) -> Option<(Id, FullyMasked)> {
     let rank = b.shape(x).len();
     let reading = |y: Id, is: &dyn Fn(&Op) -> bool| -> Vec<Id> {
         let of = |o: &Op, a: &[Id]| (is(o) && a[0] == y).then_some(());
@@ -54,9 +54,16 @@ fn values(b: &Builder, x: Id) -> Option<Id> {
         let powers = below.into_iter().flat_map(|z| reading(z, &|o| *o == Op::Unary(UnaryOp::Exp)));
         reading(y, &|o| is_of_rows(o, rank)).into_iter().chain(powers.collect::<Vec<_>>())
     });
-    let weights = weights.flat_map(|p| cast(b, p));
-    weights.into_iter().find_map(|p| {
-        let of = |o: &Op, a: &[Id]| (*o == Op::Dot && a[0] == p).then(|| a[1]);
+    // With zeros in place of NaN, or as they are.
+    let weights = weights.flat_map(|p| {
+        let safe = |o: &Op, a: &[Id]| (*o == Op::Select && a[2] == p && all_masked(b, a[0], x)).then_some(());
+        let safe = readers(b, p).into_iter().filter(|r| b.form(*r, safe).is_some());
+        let safe = safe.map(|r| (r, FullyMasked::Zero)).collect::<Vec<_>>();
+        safe.into_iter().chain([(p, FullyMasked::Nan)])
+    });
+    let mut weights = weights.flat_map(|(p, masked)| cast(b, p).into_iter().map(move |p| (p, masked)));
+    weights.find_map(|(p, masked)| {
+        let of = |o: &Op, a: &[Id]| (*o == Op::Dot && a[0] == p).then(|| (a[1], masked));
         readers(b, p).into_iter().find_map(|r| b.form(r, of))
     })
 }
@@ -64,8 +71,8 @@ fn values(b: &Builder, x: Id) -> Option<Id> {
 fn log_sum_exp(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let x = operand(b, m)?;
     let ty = b.ty(x).dtype;
-    let values = values(b, x);
-    let sums = attend(b, x, &Wanted { values, sink: None, fully_masked: Some(FullyMasked::Nan), lse: true })?;
+    let (values, fully_masked) = values(b, x).map_or((None, FullyMasked::Nan), |(v, masked)| (Some(v), masked));
+    let sums = attend(b, x, &Wanted { values, sink: None, fully_masked: Some(fully_masked), lse: true })?;
     if b.ty(sums).dtype == ty { Some(sums) } else { b.add(Op::Cast(ty), &[sums]) }
 }
 

@@ -130,7 +130,10 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     let mut args = vec![q, k, v];
     match m.r.below(4) {
         0 => args.push(m.g.input(Type::new(DType::Bool, [1, 1, a[2], b[2]]))),
-        1 => args.push(m.input(dtype, &[a[0], 1, 1, b[2]])),
+        1 => {
+            let wide = if m.once_in(3) { dtype.compute() } else { dtype };
+            args.push(m.input(wide, &[a[0], 1, 1, b[2]]));
+        }
         2 => {
             // Each query attends to the keys up to its position.
             let key = m.g.iota(DType::I64, [1, b[2]], 1);
@@ -145,7 +148,8 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     let mut score = vec![];
     if m.once_in(4) {
         // A soft cap, of scores that a tensor scales.
-        let factor = m.input(dtype, &[a[1], 1, 1]);
+        let wide = if m.once_in(3) { dtype.compute() } else { dtype };
+        let factor = m.input(wide, &[a[1], 1, 1]);
         args.insert(3, factor);
         let cap = [BinaryOp::Div, BinaryOp::Mul].map(|b| ScoreStep::Number(b, Scalar::Float(4.0)));
         score = vec![ScoreStep::Operand(BinaryOp::Mul), cap[0], ScoreStep::Unary(UnaryOp::Tanh), cap[1]];

@@ -289,6 +289,9 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         let found = unsafe {
             match mask.dtype {
                 DType::Bool => to_last(at.add(first), stride, n, |x| x != 0),
+                wide if wide != self.call.dtype => {
+                    to_last(at.cast::<U::Sum>().add(first), stride, n, |x| x != U::Sum::LOWEST)
+                }
                 _ => to_last(at.cast::<U::Source>().add(first), stride, n, |x| x.widen() != U::Sum::LOWEST),
             }
         };
@@ -316,7 +319,8 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         };
         let stride = Side(&mask.matrix.cols).stride().unwrap_or(0);
         let first = Side(&mask.matrix.rows).at(row) + key * stride;
-        if stride == 1 && mask.dtype != DType::Bool && TypeId::of::<U::Source>() == TypeId::of::<U::Sum>() {
+        let wide = mask.dtype != self.call.dtype || TypeId::of::<U::Source>() == TypeId::of::<U::Sum>();
+        if stride == 1 && mask.dtype != DType::Bool && wide {
             return at.cast::<U::Sum>().wrapping_add(first);
         }
         // Masks are often the same for many queries.
@@ -332,6 +336,7 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
                     let counts = |x: u8| if x != 0 { U::Sum::of(0.0) } else { U::Sum::LOWEST };
                     fill(to, at.add(first), stride, counts);
                 }
+                wide if wide != self.call.dtype => fill(to, at.cast::<U::Sum>().add(first), stride, |x| x),
                 _ => fill(to, at.cast::<U::Source>().add(first), stride, Element::widen),
             }
         }
