@@ -1,5 +1,6 @@
 //! Reading and writing by index tensors: embedding, gather, scatter, advanced indexing.
 mod bags;
+mod counting;
 mod masked;
 mod sorted;
 
@@ -98,6 +99,9 @@ fn index_as(c: &mut Ctx, call: &Call, indices: Vec<(usize, ValueId)>) -> Res<Val
     let place = Indexed::new(&indices, c.rank(x))?;
     let sizes: Vec<usize> = place.axes.iter().map(|a| c.size(x, *a)).collect::<Res<_>>()?;
     let moved = c.permute(x, &place.order)?;
+    if let Some(part) = counting::slice(c, moved, &place)? {
+        return c.reshape(part, &ty.shape);
+    }
     let mut flat = c.shape(moved);
     flat.splice(place.first..place.first + sizes.len(), [sizes.iter().product()]);
     let table = c.reshape(moved, &flat)?;

@@ -370,7 +370,12 @@ fn nan_to_num(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(r)
 }
 
+/// Of a tensor, or of a number, which torch traces where it is mapped over axes with a tensor.
 fn cast(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    if let Ok(number) = c.scalar(call, 0) {
+        return one(c.constant(dtype, number));
+    }
     let x = c.tensor(call, 0)?;
-    one(c.cast(x, c.out(call, 0)?.dtype)?)
+    one(c.cast(x, dtype)?)
 }
