@@ -29,7 +29,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import composites, pieces, sources
+from kiln import composites, flex, pieces, sources
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
@@ -81,7 +81,7 @@ def _compile(
     if _needs_gradients(gm, example_inputs):
         pieces.register(piece)
         return _train(gm, chosen, piece)
-    names = _names(gm)
+    names, traced = _names(gm), flex.expanded(gm)
     versions = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
@@ -102,7 +102,7 @@ def _compile(
     )
     try:
         with composites.kept():
-            run = compiler(gm, example_inputs)
+            run = compiler(traced, example_inputs)
     except (KilnError, TorchDynamoException):
         # The latter is how AOT asks dynamo for another trace.
         raise
@@ -110,7 +110,7 @@ def _compile(
         # An operator that torch cannot trace whole. If that was not it, this fails as well.
         pieces.log.info("composite operators are decomposed: %s", error)
         try:
-            run = compiler(gm, example_inputs)
+            run = compiler(traced, example_inputs)
         except (KilnError, TorchDynamoException):
             raise
         except Exception as error:
