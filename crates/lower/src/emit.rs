@@ -19,6 +19,14 @@ pub struct Lanes {
     pub lane: Option<Value>,
     /// Where the coordinate is inside its extent; absent if it always is.
     pub mask: Option<Value>,
+    /// The base is a multiple of this and lanes are below it; 0 if that is not known.
+    pub block: usize,
+}
+impl Lanes {
+    /// A coordinate that is the same for all lanes.
+    pub fn uniform(base: Value) -> Lanes {
+        Lanes { base: Some(base), ..Lanes::default() }
+    }
 }
 
 /// Where the row is for a reduction inside the tile: as a whole along one axis.
@@ -421,6 +429,14 @@ impl<'a> Emitter<'a> {
                     varying.extend(lanes.lane.map(|v| (v, *c)));
                 }
                 Atom::Div(x, k) | Atom::Mod(x, k) => {
+                    let quotient = matches!(a, Atom::Div(..));
+                    if let Some(lanes) = self.in_block(x, *k) {
+                        let base = lanes.base.filter(|_| quotient || *k != lanes.block as i64);
+                        let k = self.int(b, *k);
+                        uniform.extend(base.map(|v| (b.binary(if quotient { B::Div } else { B::Rem }, v, k), *c)));
+                        varying.extend(lanes.lane.filter(|_| !quotient).map(|lane| (lane, *c)));
+                        continue;
+                    }
                     // Quotients of expressions round down, those of block programs toward zero: a dividend that may be
                     // negative is first made positive by adding a multiple of the divisor.
                     let lift = match x.range().0 {
@@ -429,7 +445,6 @@ impl<'a> Emitter<'a> {
                     };
                     let x = self.expr(b, &x.as_ref().clone().shift(lift * k));
                     let k = self.int(b, *k);
-                    let quotient = matches!(a, Atom::Div(..));
                     let mut v = b.binary(if quotient { B::Div } else { B::Rem }, x, k);
                     if quotient && lift > 0 {
                         let lift = self.int(b, lift);
@@ -447,6 +462,11 @@ impl<'a> Emitter<'a> {
         varying.sort_by_key(|t| b.ty(t.0).count());
         let s = Split { uniform: self.sum(b, uniform), constant: e.constant, varying: self.sum(b, varying) };
         self.keep(e, s)
+    }
+    /// The lanes of a coordinate whose blocks lie within multiples of `k`: quotients by `k` are the same for all lanes.
+    fn in_block(&self, x: &Expr, k: i64) -> Option<Lanes> {
+        let lanes = *self.coords.get(&x.as_coord()?)?;
+        (lanes.block > 0 && k % lanes.block as i64 == 0).then_some(lanes)
     }
     fn keep(&mut self, e: &Expr, s: Split) -> Split {
         if let Some(scope) = self.scopes.last_mut() {

@@ -323,7 +323,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
         let mut masks = vec![];
         for (c, lane) in [ta, tb].iter().zip(lanes) {
             let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
-            f.em.coords.insert(c.id, Lanes { base: Some(base), lane, mask });
+            f.em.coords.insert(c.id, Lanes { base: Some(base), lane, mask, block: 0 });
             masks.push(mask);
         }
         let keys = parts_of(f, &depth[1], |f, wide| operand(f, k, dtype, way.keys(wide), d2));
@@ -517,7 +517,7 @@ fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
         base = Some(f.b.binary(B::Min, position, most));
     }
     f.em.enter();
-    f.em.coords.insert(queries.id, Lanes { base, lane: None, mask: None });
+    f.em.coords.insert(queries.id, Lanes { base, ..Lanes::default() });
     let bound = f.em.value(&mut f.b, bound);
     f.em.leave(&mut f.b);
     f.em.coords.insert(queries.id, lanes);

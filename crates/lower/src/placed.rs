@@ -78,9 +78,6 @@ pub fn output(
     };
     others.iter().try_for_each(|at| is_row(at))?;
     let rows_alone = own.is_empty();
-    if rows_alone && row.is_some_and(|len| Some(&len) != dims.last()) {
-        return None;
-    }
     let at = match &(if rows_alone { others } else { own })[..] {
         [at] => at.clone(),
         [a, b] if row.is_none() => first_of_pair(a, b, *dims.last()?)?,

@@ -204,7 +204,7 @@ impl<'a> RowLoop<'a> {
         looped(f, [lo, hi, step], carried, |f, index, now| {
             let base = f.b.cast(index, f.em.index);
             let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, row.extent));
-            let lanes = Lanes { base: Some(base), lane, mask };
+            let lanes = Lanes { base: Some(base), lane, mask, block: 0 };
             f.em.coords.insert(row.id, lanes);
             body(f, lanes, now)
         })

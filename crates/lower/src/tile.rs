@@ -187,7 +187,7 @@ impl Frame<'_> {
         let lane = self.iota(cut);
         let ragged = !cut.extent.is_multiple_of(cut.block);
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
-        Lanes { base, lane, mask }
+        Lanes { base, lane, mask, block: cut.block }
     }
     /// Lanes of the cut's block that starts at `first`.
     pub fn lanes_from(&mut self, cut: Cut, first: usize) -> Lanes {
@@ -195,7 +195,7 @@ impl Frame<'_> {
         let lane = self.iota(cut);
         let ragged = first + cut.block > cut.extent;
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
-        Lanes { base, lane, mask }
+        Lanes { base, lane, mask, block: 0 }
     }
     /// Lanes from `first` on of an unaligned row, which starts at some lane of the tile.
     pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, first: usize) -> Lanes {
@@ -210,7 +210,7 @@ impl Frame<'_> {
         let end = self.b.binary(B::Add, start, length);
         let (after, before) = (self.b.cmp(CmpOp::Ge, at, start), self.b.cmp(CmpOp::Lt, at, end));
         let mask = Some(self.b.binary(B::And, after, before));
-        Lanes { base: None, lane: Some(lane), mask }
+        Lanes { base: None, lane: Some(lane), mask, block: 0 }
     }
     /// `0..block` along the cut's axis; nothing for uniform coordinates.
     pub fn iota(&mut self, cut: Cut) -> Option<Value> {

@@ -257,7 +257,7 @@ impl Plain<'_> {
         let z = self.shape;
         for (i, position) in spot.batch.iter().enumerate() {
             let base = f.b.cast(*position, f.em.index);
-            f.em.coords.insert(i as u32, Lanes { base: Some(base), lane: None, mask: None });
+            f.em.coords.insert(i as u32, Lanes::uniform(base));
         }
         for (cut, first) in self.cuts().into_iter().zip([spot.m, spot.n]) {
             let lanes = lanes(f, cut, first);
@@ -291,11 +291,11 @@ fn tile_shape(major: Major, outer: usize, depth: usize) -> [usize; 2] {
     }
 }
 
-/// Lanes of a cut from `first` on (i32).
+/// Lanes of the block of a cut that starts at `first` (i32), a multiple of its size.
 pub fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
     let base = f.b.cast(first, f.em.index);
     let lane = f.iota(cut);
     let ragged = !cut.extent.is_multiple_of(cut.block);
     let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, cut.extent));
-    Lanes { base: Some(base), lane, mask }
+    Lanes { base: Some(base), lane, mask, block: cut.block }
 }

@@ -448,8 +448,15 @@ fn heads_in_a_tile() {
                 let found = kernels(&lines, Precision::Tf32);
                 assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
             }
-            // One value per head takes a step of its own.
-            assert_eq!(kernels(&rank("%y = reduce.sum %h axes=[2]"), Precision::Tf32), 2);
+            // One value per head.
+            for rest in [
+                "%y = reduce.sum %h axes=[2]",
+                "%o = reduce.max %h axes=[2]\n %s = sub %h, %o\n %e = exp %s\n %t = reduce.sum %e axes=[2]\n %l = log %t\n %q = add %o, %l\n %y = reshape %q shape=[M,H]",
+            ] {
+                let lines = rank(&rest.replace('M', &m.to_string()).replace('H', &heads.to_string()));
+                let found = kernels(&lines, Precision::Tf32);
+                assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
+            }
         }
     }
     let batched = "(%a: bf16[2,300,64], %b: bf16[256,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[2,300,2,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }";

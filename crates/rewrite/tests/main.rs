@@ -2,6 +2,7 @@
 //! file, the crate's dependencies (LLVM for some) would be linked once per file.
 mod common;
 mod constraints;
+mod cross_entropy;
 mod differential;
 mod fusion;
 mod growth;

@@ -230,7 +230,7 @@ fn plain(
         within = f.b.binary(B::Div, within, of);
         let part = f.b.cast(part, f.em.index);
         f.part = Some(part);
-        f.em.coords.insert(part_id(z), Lanes { base: f.part, lane: None, mask: None });
+        f.em.coords.insert(part_id(z), Lanes { base: f.part, ..Lanes::default() });
     }
     // Later queries attend to more keys where a mask is causal: those come first.
     let tile = f.b.binary(B::Sub, last, tile);
@@ -247,7 +247,7 @@ fn plain(
     let first = f.b.binary(B::Mul, tile, size);
     for (i, position) in batch.iter().enumerate() {
         let base = f.b.cast(*position, f.em.index);
-        f.em.coords.insert(i as CoordId, Lanes { base: Some(base), lane: None, mask: None });
+        f.em.coords.insert(i as CoordId, Lanes::uniform(base));
     }
     let zero = f.b.i32(0);
     for (cut, first) in cuts.into_iter().zip([first, zero]) {
@@ -305,7 +305,7 @@ fn plain(
     let out = looped(&mut f, [lo, hi, step], &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
-        f.em.coords.insert(t1, Lanes { base: Some(base), lane, mask });
+        f.em.coords.insert(t1, Lanes { base: Some(base), lane, mask, block: 0 });
         let keys = load(f, &k, index);
         let keys = f.b.permute(keys, &[1, 0]);
         let nothing = f.b.splat(none, &[rows, shape.keys]);

@@ -91,7 +91,7 @@ pub fn accumulate(
         let mut masks = vec![];
         for (cut, lane) in [ka, kb].iter().zip(lanes) {
             let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, p.k));
-            f.em.coords.insert(cut.id, Lanes { base: Some(base), lane, mask });
+            f.em.coords.insert(cut.id, Lanes { base: Some(base), lane, mask, block: 0 });
             masks.push(mask);
         }
         let a = f.em.operand_tile(&mut f.b, a, dtype, &[t.m, t.k]);

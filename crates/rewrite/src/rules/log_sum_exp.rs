@@ -11,7 +11,7 @@ use kiln_plan::Numerics::*;
 use std::collections::BTreeSet;
 
 /// The operand of a log-sum-exp over its last axis, which subtracts the maximum: or zero, where that is infinite.
-fn operand(b: &Builder, m: &Bindings) -> Option<Id> {
+pub(super) fn operand(b: &Builder, m: &Bindings) -> Option<Id> {
     let (x, most) = (m.var("x")?, m.var("m")?);
     let last = b.shape(x).len().checked_sub(1)?;
     if !matches!(m.op("a")?, Op::Reduce { axes, op: ReduceOp::Sum } if *axes == [last]) {

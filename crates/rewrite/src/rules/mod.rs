@@ -6,6 +6,7 @@
 mod activation;
 mod algebra;
 mod attention;
+mod cross_entropy;
 mod distance;
 mod log_sum_exp;
 mod matmul;
@@ -57,7 +58,11 @@ pub struct Rule {
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
     let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, matmul::RULES, distance::RULES];
-    families.into_iter().chain([attention::RULES, sink::RULES, log_sum_exp::RULES]).flatten().collect()
+    families
+        .into_iter()
+        .chain([attention::RULES, sink::RULES, log_sum_exp::RULES, cross_entropy::RULES])
+        .flatten()
+        .collect()
 }
 
 /// The numerics class of a rule by its name; for half types if `half`. Joining siblings is no [`Rule`] and exact.

@@ -152,7 +152,7 @@ impl Mask {
     /// The positions of a tile of queries.
     pub fn of_tile(&self, f: &mut Frame, tile: Value, keys: usize, positions: &[[NodeId; 4]]) -> [Value; 4] {
         let base = f.b.cast(tile, f.em.index);
-        f.em.coords.insert(self.tile.0, Lanes { base: Some(base), lane: None, mask: None });
+        f.em.coords.insert(self.tile.0, Lanes::uniform(base));
         let by = [B::Min, B::Max, B::Max, B::Min];
         let [start, end, from, to] = [0, 1, 2, 3].map(|i| {
             let mut all = positions.iter().map(|part| part[i]);
@@ -217,7 +217,7 @@ impl Mask {
             let base = f.b.cast(block, f.em.index);
             let ragged = !z.t.is_multiple_of(keys);
             let there = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
-            f.em.coords.insert(t, Lanes { base: Some(base), lane, mask: there });
+            f.em.coords.insert(t, Lanes { base: Some(base), lane, mask: there, block: 0 });
             let counts = f.em.value(&mut f.b, self.all);
             let mut counts = f.b.broadcast_to(counts, &wide);
             for inside in [lanes.mask, there].into_iter().flatten() {
