@@ -49,6 +49,7 @@ impl Shape {
         // Bytes that a tile stores; few where rows are reduced.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
+        let by_map = (p.n * width).is_multiple_of(16);
         // Tensor cores compute whole stages, the FMA engine multiples of 8 along K.
         let deep = match self.engine {
             Engine::Simt => p.k.next_multiple_of(8),
@@ -76,8 +77,8 @@ impl Shape {
             let memory = (own / one).max(own * running as f64 / of.all);
             let multiplied = arithmetic.max(moved).max(memory);
             let passed = if self.in_flight > 1 { of.pass } else { 0.0 };
-            // The epilogue of a tile ends when all but its last part is on its way to memory.
-            let finish = finish.max(sent * running as f64 / of.all);
+            // Stores by address hold an epilogue up until all but its last part is on its way to memory; those by tensor map do not.
+            let finish = if by_map { finish } else { finish.max(sent * running as f64 / of.all) };
             let all =
                 passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
             let all = all.max((own + sent) * running as f64 / of.all);
