@@ -200,6 +200,35 @@ fn attention_of_groups_with_few_queries() {
     }
 }
 
+/// Keys and values that a GPU dequantises as it reads them: by factors of a head, of a key, of a column; with an offset.
+#[test]
+fn attention_of_quantised_keys() {
+    let dequantised = |x: &str, by: &str, to: &str| {
+        format!(
+            "%{x}f = cast %{x} to=f32\n %{x}m = {}\n %{x}h = cast %{x}m to={to}\n",
+            by.replace("%x", &format!("%{x}f"))
+        )
+    };
+    for (d, stored) in [("bf16", "f8e4m3"), ("f16", "f8e5m2"), ("bf16", "i8"), ("f32", "f8e4m3")] {
+        for (s, t, w, factor, by) in [
+            (1, 700, 24, "2,1,1", "mul %x, %c"),
+            (3, 90, 16, "2,90,1", "mul %c, %x"),
+            (5, 70, 40, "40", "sub %x, %c"),
+            (1, 1, 16, "1", "add %x, %c"),
+        ] {
+            let (keys, values) = (dequantised("k", by, d), dequantised("v", by, d));
+            let masked = if t > 1 { ", %m" } else { "" };
+            body(
+                Attention,
+                &format!(
+                    "(%q: {d}[3,6,{s},{w}], %k: {stored}[3,2,{t},{w}], %v: {stored}[3,2,{t},{w}], %c: f32[{factor}], %m: bool[3,1,1,{t}]) {{
+                        {keys} {values} %y = attention %q, %kh, %vh{masked} scale=0.02\n return %y }}"
+                ),
+            );
+        }
+    }
+}
+
 /// A single key, whose value is infinite or NaN in places; keys of width one.
 #[test]
 fn attention_of_axes_of_one() {

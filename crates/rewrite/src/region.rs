@@ -7,8 +7,8 @@
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
-use kiln_graph::Op;
 use kiln_graph::ops::Class;
+use kiln_graph::{BinaryOp, Op};
 use kiln_plan::Hardware;
 use kiln_plan::{KernelKind, scan};
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,6 +142,8 @@ struct Region<'a> {
     anchor: Option<usize>,
     /// The scores of attention.
     scores: Option<Scores>,
+    /// Does the anchor read its operands itself, each element once? They may be dequantised on the way then.
+    reads_once: bool,
     /// The second matmul of a dual GEMM, or the anchor itself if the second one is the other half of its columns.
     dual: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
@@ -228,6 +230,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
         price: Price::default(),
         anchor: None,
         scores: None,
+        reads_once: false,
         dual: None,
         operands: vec![],
         rows: None,
@@ -243,6 +246,11 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     }
     r.agree(members, outs)?;
     Ok(r.priced(members))
+}
+
+/// Arithmetic that dequantises. Of zeros, which are what is read outside of an operand, it makes no infinity.
+fn dequantises(op: &Op) -> bool {
+    matches!(op, Op::Cast(_) | Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul))
 }
 
 /// A fallback shares a kernel only with its further results.
@@ -285,7 +293,7 @@ impl Region<'_> {
             if done.iter().any(|o| o.map == u.map && o.prologue == u.prologue) {
                 continue;
             }
-            if u.prologue && !class.is_free() {
+            if u.prologue && !class.is_free() && !(self.reads_once && dequantises(self.dag.op(v))) {
                 return Err(match class {
                     c if c.is_anchor() => Reject::TwoAnchors,
                     Class::Reduce | Class::ArgReduce | Class::Row => Reject::RowReductionBeforeMatmul,
@@ -297,7 +305,7 @@ impl Region<'_> {
             }
             let reach = match class {
                 Class::Leaf | Class::Fallback | Class::Result => return Err(Reject::Fallback),
-                Class::Generator if u.prologue => return Err(Reject::AnchorNeedsStoredOperands),
+                Class::Generator if u.prologue && !self.reads_once => return Err(Reject::AnchorNeedsStoredOperands),
                 Class::Generator => vec![],
                 Class::View => vec![(self.dag.args(v)[0], self.view(v, &u.map))],
                 Class::Pointwise => self.pointwise(v, &u),

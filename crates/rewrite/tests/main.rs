@@ -8,5 +8,6 @@ mod fusion;
 mod growth;
 mod log_sum_exp;
 mod models;
+mod operands;
 mod planning;
 mod sinks;

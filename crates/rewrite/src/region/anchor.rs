@@ -1,9 +1,10 @@
 //! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
 use super::{OF_SCORES, Region, Reject, Scores, Use};
-use crate::cost::{matrix_flops, matrix_seconds};
+use crate::cost::{attention_sizes, matrix_flops, matrix_seconds};
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, ScoreStep};
+use kiln_plan::attention::Way;
 use std::collections::BTreeSet;
 
 /// The classes of [`Class::is_anchor`].
@@ -143,6 +144,10 @@ impl Region<'_> {
     fn attention(&mut self, v: usize, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
         let (dag, lead) = (self.dag, m.len() - 2);
         let (q, k) = (dag.shape(args[0]), dag.shape(args[1]));
+        self.reads_once = attention_sizes(dag, v, self.machine).is_some_and(|z| {
+            let one_block = matches!(z.way(self.machine), Way::Warps(t) if z.queries <= t.queries);
+            one_block && z.heads == k[..lead].iter().product::<usize>()
+        });
         let (keys, depth) = (self.space.axis(k[lead]), self.space.axis(q[lead + 1]));
         self.price.other += 12. * dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64;
         // A key head is shared by a group of consecutive query heads.
@@ -184,7 +189,9 @@ impl Region<'_> {
         for (a, groups) in &self.operands {
             let mut leaf = *a;
             while members.binary_search(&leaf).is_ok() {
-                leaf = *self.dag.args(leaf).first().ok_or(Reject::OperandNotStrided)?;
+                // Beside the factors that dequantise it.
+                let largest = |a: &&usize, b: &&usize| self.dag.count(**a).total_cmp(&self.dag.count(**b));
+                leaf = *self.dag.args(leaf).iter().rev().max_by(largest).ok_or(Reject::OperandNotStrided)?;
             }
             let uses = self.uses.get(&leaf).map_or(&[][..], Vec::as_slice);
             for u in uses.iter().filter(|u| u.prologue) {

@@ -4,7 +4,7 @@
 //! A mask is needed for every score, in every head. So its arithmetic is priced once for each score, also where the mask itself is smaller;
 //! and so is the loading of every element that it is computed from. What depends on the query alone or on the key alone is computed once
 //! for a tile's row or column. Where a mask bounds the keys, blocks of keys are skipped, which saves more than its arithmetic costs.
-use super::{Region, Use};
+use super::{Region, Use, dequantises};
 use crate::space::{Atom, Map};
 use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
@@ -44,7 +44,8 @@ impl Region<'_> {
         let Some(scores) = &self.scores else { return 0. };
         uses.iter().filter(|u| !u.prologue).map(|u| LOAD * self.elements(scores, &u.map)).sum()
     }
-    /// Do all members that are more than views of attention's operands and result belong to its scores, element by element?
+    /// Do all members that are more than views of attention's operands and result belong to its scores, element by element, or dequantise
+    /// operands that are read once?
     pub(super) fn computes_scores_alone(&self, anchor: usize) -> bool {
         let (dag, members) = (self.dag, self.members);
         let (mut cone, mut open) =
@@ -55,6 +56,9 @@ impl Region<'_> {
             }
         }
         let plain = |v: usize| matches!(dag.class[v], Class::Pointwise | Class::View | Class::Generator);
-        members.iter().all(|v| *v == anchor || dag.class[*v].is_free() || cone.contains(v) && plain(*v))
+        let before = |v: &usize| self.uses.get(v).is_some_and(|us| us.iter().all(|u| u.prologue));
+        let operand = |v: &usize| self.reads_once && dequantises(dag.op(*v)) && before(v);
+        let fits = |v: &usize| *v == anchor || dag.class[*v].is_free() || cone.contains(v) && plain(*v) || operand(v);
+        members.iter().all(fits)
     }
 }
