@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention through Kiln beside PyTorch, in one run on one GPU: SDPA with each of its kernels, Inductor, FlexAttention.
 
-    python benches/attention.py [table] [scores] [few] [random [N [SEED]]] [models] [--form sdpa|primitives|both] [--models NAME]...
+    python benches/attention.py [table] [scores] [few] [quantised] [random [N [SEED]]] [models] [--form sdpa|primitives|both] [--models NAME]...
                                 [--peers all|sdpa|none] [--quick] [--json FILE] [--out FILE]         default: all these sections
     python benches/attention.py cpu                                                                 on two threads
     python benches/attention.py table scores few random --device cpu                                small sizes, to try the script
@@ -9,6 +9,7 @@
 table:  sizes of models and corners, full and causal, through `scaled_dot_product_attention` and from primitives
 scores: biases, masks, soft-cap, documents, beside FlexAttention and beside the plain kernel of as many keys
 few:    1 to 16 queries over long keys: share of the speed of a copy; inputs rotate, so that no cache keeps the keys between calls
+quantised: the same over keys and values in f8e4m3
 random: N random attentions against float64, and whether two runs give the same bytes
 models: whole models in bf16, and their errors
 cpu:    16 to 4096 keys on the host, beside eager and torch.compile
@@ -54,7 +55,10 @@ SHAPES = [
 SCORED = [(4, 32, 4096, 128), (2, 16, 8192, 64)]
 #: Bytes over which the inputs of `few` rotate: more than a GPU's caches hold.
 ROTATED = 160 << 20
-SECTIONS = ["table", "scores", "few", "random", "models"]
+SECTIONS = ["table", "scores", "few", "quantised", "random", "models"]
+#: Batch, width, heads of keys, keys.
+FEW = [(b, d, h, n) for n in (4096, 16384, 131072) for h in (8, 32) for d in (64, 128) for b in (1, 8)]
+QUANTISED = [(8, 128, 8, 16384), (8, 64, 8, 16384), (1, 128, 8, 131072), (8, 128, 8, 131072), (8, 128, 32, 4096)]
 
 
 def table(bench: Bench, form: str) -> None:
@@ -139,25 +143,27 @@ def in_turn(function: Callable[..., Any], sets: list[tuple[Any, ...]], kernel: S
     return run
 
 
-def few(bench: Bench) -> None:
+def few(bench: Bench, sizes: list[tuple[int, int, int, int]], module: cases.Sdpa, stored: torch.dtype) -> None:
     peers = ["SDPA", *KERNELS, "Inductor"]
     columns = ["queries", "heads / of keys", "D", "keys", "batch", "kernels", "kiln us", "copy GB/s", "kiln / copy speed"]
-    bench.head("few", "Few queries, bf16", [*columns, *(f"{p} us" for p in peers), "best / kiln", "errors: kiln, eager"])
-    for batch, dim, of_keys, length in ((b, d, h, n) for n in (4096, 16384, 131072) for h in (8, 32) for d in (64, 128) for b in (1, 8)):
+    title = f"Few queries, bf16, keys and values {stored}".replace("torch.", "")
+    bench.head("few", title, [*columns, *(f"{p} us" for p in peers), "best / kiln", "errors: kiln, eager"])
+    for batch, dim, of_keys, length in sizes:
         batch, length = bench.small(batch, 8, length)[0], bench.small(1, 1, length)[2]
-        bytes_read = 2 * batch * of_keys * length * dim * 2
+        bytes_read = 2 * batch * of_keys * length * dim * stored.itemsize
         count = max(1, min(16, -(-ROTATED // bytes_read))) if bench.device == "cuda" else 2
-        kept = [tuple(bench.new(batch, of_keys, length, dim) for _ in range(2)) for _ in range(count)]
+        kept = [tuple(bench.new(batch, of_keys, length, dim).to(stored) for _ in range(2)) for _ in range(count)]
         for queries in (1, 4, 16):
             bench.fresh()
-            few_row(bench, queries, 32 // of_keys, kept, bytes_read, peers)
+            few_row(bench, queries, 32 // of_keys, kept, bytes_read, peers, module)
         del kept
 
 
-def few_row(bench: Bench, queries: int, groups: int, kept: list[cases.Tensors], bytes_read: int, peers: list[str]) -> None:
+def few_row(
+    bench: Bench, queries: int, groups: int, kept: list[cases.Tensors], bytes_read: int, peers: list[str], module: cases.Sdpa
+) -> None:
     """A function of its own, so that nothing of a row takes memory in the next."""
     batch, of_keys, length, dim = kept[0][0].shape
-    module = cases.Sdpa(cases.PLAIN["full"])
     sets = [(bench.new(batch, of_keys * groups, queries, dim), *kv) for kv in kept]
     name = [queries, f"{of_keys * groups}/{of_keys}", dim, length, batch]
     found = dict(zip(("queries", "heads", "dim", "keys", "batch"), name, strict=True))
@@ -339,7 +345,8 @@ def main() -> int:
     bench.say("# Attention beside PyTorch\n")
     bench.say(f"{machine}; kiln {kiln.__version__}; `python benches/attention.py {' '.join(sys.argv[1:])}`")
     run = {
-        "table": lambda: table(bench, args.form), "scores": lambda: scores(bench, args.form), "few": lambda: few(bench),
+        "table": lambda: table(bench, args.form), "scores": lambda: scores(bench, args.form), "few": lambda: few(bench, FEW, cases.Sdpa(cases.PLAIN["full"]), torch.bfloat16),
+        "quantised": lambda: few(bench, QUANTISED, cases.Quantised(), torch.float8_e4m3fn),
         "models": lambda: models(bench, args.models), "random": lambda: randomly(bench, count, seed), "cpu": lambda: on_host(bench),
     }  # fmt: skip
     with torch.no_grad():

@@ -112,6 +112,16 @@ class Sdpa(nn.Module):
         )
 
 
+class Quantised(Sdpa):
+    """The same over keys and values that are stored in 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN["full"])
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return super().forward(q, k.to(q.dtype), v.to(q.dtype))
+
+
 class Primitives(nn.Module):
     """Matmul, scale, score function, softmax, matmul. `triangle`: how the causal mask is spelled, by comparing indices if None."""
 
