@@ -2,11 +2,13 @@
 //!
 //! `(mul ?x (sigmoid ?x))`: an op by its name in the text form, with operands in order; `?x` is any value, the same wherever it occurs;
 //! a number is a value all of whose elements are that number; `(reduce.max:a ?x)` binds the op itself as `a`, and where `a` occurs
-//! again, the axes must be equal. Operands of commutative ops match in both orders, so there is no rule of commutativity and
+//! again, the axes must be equal. On the right side of a rule a pattern is built: `(:a ?x)` is the op bound as `a`, with its attributes. Operands of commutative ops match in both orders, so there is no rule of commutativity and
 //! saturation stays linear.
+use crate::build::Builder;
 use crate::language::{Fact, Values, op};
 use egg::Id;
 use kiln_graph::{DType, Op};
+use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 pub enum Pattern {
@@ -39,6 +41,56 @@ impl Pattern {
         let mut words = spaced.split_whitespace();
         let p = node(&mut words)?;
         words.next().is_none().then_some(p)
+    }
+    /// The value that the pattern stands for, where its names are bound; `None` if an op is not defined on its operands.
+    pub fn build(&self, b: &mut Builder, m: &Bindings) -> Option<Id> {
+        let (name, bind, args) = match self {
+            Pattern::Var(name) => return m.var(name),
+            // A number has the type of the operand beside it.
+            Pattern::Number(_) => return None,
+            Pattern::Node { name, bind, args } => (name, bind, args),
+        };
+        let mut built = args.iter().map(|a| a.build(b, m)).collect::<Vec<Option<Id>>>();
+        let dtype = built.iter().flatten().next().map(|x| b.ty(*x).dtype)?;
+        for (arg, id) in args.iter().zip(&mut built) {
+            if let Pattern::Number(n) = arg {
+                *id = Some(b.constant(dtype, *n));
+            }
+        }
+        let op = match bind {
+            Some(bind) => m.op(bind)?.clone(),
+            None => Op::named(name)?,
+        };
+        b.add(op, &built.into_iter().collect::<Option<Vec<Id>>>()?)
+    }
+    /// Names of values and of ops that occur, those of ops after a colon; and ops by name that have attributes, of which a pattern says
+    /// nothing.
+    pub fn names(&self, found: &mut BTreeSet<String>) {
+        match self {
+            Pattern::Var(name) => {
+                found.insert(name.clone());
+            }
+            Pattern::Number(_) => {}
+            Pattern::Node { name, bind, args } => {
+                found.extend(bind.iter().map(|bind| format!(":{bind}")));
+                let plain = |op: &Op| {
+                    matches!(
+                        op,
+                        Op::Unary(_)
+                            | Op::Binary(_)
+                            | Op::Compare(_)
+                            | Op::Select
+                            | Op::Logaddexp
+                            | Op::Dot
+                            | Op::Linear
+                    )
+                };
+                if bind.is_none() && !Op::named(name).is_some_and(|op| plain(&op)) {
+                    found.insert(format!("{name} with attributes"));
+                }
+                args.iter().for_each(|a| a.names(found));
+            }
+        }
     }
     /// Name of the outermost op.
     pub fn root(&self) -> &str {

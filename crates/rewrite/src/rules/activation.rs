@@ -1,15 +1,6 @@
 //! Recognises activation functions written in primitives: the composite op rounds once, where every primitive rounds.
-use super::Rule;
-use crate::build::Builder;
-use crate::pattern::Bindings;
-use egg::Id;
-use kiln_graph::UnaryOp;
+use super::{Right::Is, Rule};
 use kiln_plan::Numerics::*;
-
-fn named(b: &mut Builder, m: &Bindings, f: UnaryOp) -> Option<Id> {
-    let x = m.var("x")?;
-    if b.ty(x).dtype.is_float() { b.unary(f, x) } else { None }
-}
 
 pub const RULES: &[Rule] = &[
     Rule {
@@ -18,7 +9,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(mul ?x (sigmoid ?x))"],
         when: &[],
-        right: |b, m| named(b, m, UnaryOp::Silu),
+        right: Is("(silu ?x)"),
         example: "(%x: f32[4]) {\n %s = sigmoid %x\n %y = mul %s, %x\n return %y\n}",
         near_miss: "(%x: f32[4], %z: f32[4]) {\n %s = sigmoid %x\n %y = mul %s, %z\n return %y\n}",
     },
@@ -28,7 +19,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(div 1 (add 1 (exp (neg ?x))))", "(reciprocal (add 1 (exp (neg ?x))))"],
         when: &[],
-        right: |b, m| named(b, m, UnaryOp::Sigmoid),
+        right: Is("(sigmoid ?x)"),
         example: "(%x: f32[4]) {\n %n = neg %x\n %e = exp %n\n %d = add %e, 1.0\n %y = div 1.0, %d\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %e = exp %x\n %d = add %e, 1.0\n %y = div 1.0, %d\n return %y\n}",
     },
@@ -45,7 +36,7 @@ pub const RULES: &[Rule] = &[
             "(mul (mul ?x (add 1 (erf (div ?x 1.4142135623730951)))) 0.5)",
         ],
         when: &[],
-        right: |b, m| named(b, m, UnaryOp::GeluErf),
+        right: Is("(gelu_erf ?x)"),
         example: "(%x: f32[64]) {
             %a = mul 0.70710678, %x\n %e = erf %a\n %t = add %e, 1.0\n %h = mul 0.5, %x\n %y = mul %t, %h\n return %y\n}",
         near_miss: "(%x: f32[64]) {
@@ -66,7 +57,7 @@ pub const RULES: &[Rule] = &[
             "(mul (mul ?x 0.5) (add 1 (tanh (mul (mul ?x 0.7978845608028654) (add 1 (mul ?x (mul ?x 0.044715)))))))",
         ],
         when: &[],
-        right: |b, m| named(b, m, UnaryOp::GeluTanh),
+        right: Is("(gelu_tanh ?x)"),
         example: "(%x: f32[64]) {
             %c = pow %x, 3.0\n %d = mul %c, 0.044715\n %i = add %d, %x\n %k = mul %i, 0.7978845608
             %t = tanh %k\n %o = add 1.0, %t\n %h = mul %x, 0.5\n %y = mul %h, %o\n return %y\n}",

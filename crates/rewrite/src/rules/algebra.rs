@@ -1,5 +1,9 @@
 //! Arithmetic with constants: powers, factors, and moving factors through views.
-use super::{Premise::*, Rule};
+use super::{
+    Premise::*,
+    Right::{By, Is},
+    Rule,
+};
 use crate::build::Builder;
 use crate::language::round_to;
 use crate::pattern::Bindings;
@@ -83,13 +87,6 @@ fn merged(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let factor = b.binary(BinaryOp::Mul, c, d)?;
     b.binary(BinaryOp::Mul, x, factor)
 }
-/// `view(x · c)` as `view(x) · c`.
-fn factor_out(b: &mut Builder, m: &Bindings) -> Option<Id> {
-    let (view, x, c) = (m.op("v")?.clone(), m.var("x")?, m.var("c")?);
-    let y = b.add(view, &[x])?;
-    b.binary(BinaryOp::Mul, y, c)
-}
-
 pub const RULES: &[Rule] = &[
     Rule {
         name: "square",
@@ -97,7 +94,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(pow ?x 2)"],
         when: &[],
-        right: |b, m| b.binary(BinaryOp::Mul, m.var("x")?, m.var("x")?),
+        right: Is("(mul ?x ?x)"),
         example: "(%x: f32[4]) {\n %y = pow %x, 2.0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = pow %x, 2.5\n return %y\n}",
     },
@@ -107,7 +104,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(add ?x ?c)", "(add ?c ?x)"],
         when: &[Scalar("c")],
-        right: without_zero,
+        right: By(without_zero),
         example: "(%x: i64[4]) {\n %y = add %x, 0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = add %x, 0.0\n return %y\n}",
     },
@@ -117,7 +114,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(select ?c ?t ?f)"],
         when: &[],
-        right: condition,
+        right: By(condition),
         example: "(%c: bool[4]) {\n %t = const true : bool[]\n %f = const false : bool[]
             %y = select %c, %t, %f\n return %y\n}",
         near_miss: "(%c: bool[4], %d: bool[4]) {\n %t = const true : bool[]\n %y = select %c, %t, %d\n return %y\n}",
@@ -133,7 +130,7 @@ pub const RULES: &[Rule] = &[
             "(lt:o (select ?c ?t ?f) ?z)",
         ],
         when: &[],
-        right: compared,
+        right: By(compared),
         example: "(%c: bool[4]) {\n %t = const 1.0 : f32[]\n %f = const 0.0 : f32[]
             %s = select %c, %t, %f\n %y = eq %s, %f\n return %y\n}",
         near_miss:
@@ -146,7 +143,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(div ?x ?c)"],
         when: &[Scalar("c")],
-        right: |b, m| by_reciprocal(b, m, true),
+        right: By(|b, m| by_reciprocal(b, m, true)),
         example: "(%x: f32[4]) {\n %y = div %x, 8.0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = div %x, 3.0\n return %y\n}",
     },
@@ -156,7 +153,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(div ?x ?c)"],
         when: &[Scalar("c")],
-        right: |b, m| by_reciprocal(b, m, false),
+        right: By(|b, m| by_reciprocal(b, m, false)),
         example: "(%x: f32[4]) {\n %y = div %x, 3.0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = div %x, 8.0\n return %y\n}",
     },
@@ -166,7 +163,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(mul (mul ?x ?c) ?d)"],
         when: &[Scalar("c"), Scalar("d")],
-        right: merged,
+        right: By(merged),
         example: "(%x: f32[4]) {\n %a = mul %x, 3.0\n %y = mul %a, 5.0\n return %y\n}",
         near_miss: "(%x: f32[4], %z: f32[]) {\n %a = mul %x, 3.0\n %y = mul %a, %z\n return %y\n}",
     },
@@ -181,7 +178,7 @@ pub const RULES: &[Rule] = &[
             "(broadcast:v (mul ?x ?c))",
         ],
         when: &[Scalar("c")],
-        right: factor_out,
+        right: Is("(mul (:v ?x) ?c)"),
         example: "(%x: f32[4,2]) {\n %a = mul %x, 3.0\n %y = permute %a perm=[1,0]\n return %y\n}",
         near_miss: "(%x: f32[4,2], %c: f32[2]) {\n %a = mul %x, %c\n %y = permute %a perm=[1,0]\n return %y\n}",
     },
@@ -191,7 +188,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(div 1 (sqrt ?x))", "(reciprocal (sqrt ?x))", "(pow ?x -0.5)"],
         when: &[],
-        right: |b, m| b.unary(UnaryOp::Rsqrt, m.var("x")?),
+        right: Is("(rsqrt ?x)"),
         example: "(%x: f32[4]) {\n %a = sqrt %x\n %y = div 1.0, %a\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %a = sqrt %x\n %y = div 2.0, %a\n return %y\n}",
     },
@@ -200,15 +197,8 @@ pub const RULES: &[Rule] = &[
         numerics: Torch,
         half: Torch,
         left: &["(div ?x (sqrt ?y))"],
-        when: &[],
-        right: |b, m| {
-            let (x, y) = (m.var("x")?, m.var("y")?);
-            if b.fact(x).uniform.is_some() {
-                return None;
-            }
-            let r = b.unary(UnaryOp::Rsqrt, y)?;
-            b.binary(BinaryOp::Mul, x, r)
-        },
+        when: &[Varies("x")],
+        right: Is("(mul ?x (rsqrt ?y))"),
         example: "(%x: f32[4], %v: f32[4]) {\n %a = sqrt %v\n %y = div %x, %a\n return %y\n}",
         near_miss: "(%x: f32[4], %v: f32[4]) {\n %a = exp %v\n %y = div %x, %a\n return %y\n}",
     },
@@ -218,7 +208,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(max ?x 0)"],
         when: &[],
-        right: |b, m| b.add(Op::Unary(UnaryOp::Relu), &[m.var("x")?]),
+        right: Is("(relu ?x)"),
         example: "(%x: f32[4]) {\n %y = max %x, 0.0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = max %x, 1.0\n return %y\n}",
     },

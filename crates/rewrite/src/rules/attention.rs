@@ -1,5 +1,5 @@
 //! Recognises attention written in primitives (scores, scale, mask, softmax, values), and grouped-query attention.
-use super::Rule;
+use super::{Right::By, Rule};
 use crate::build::{Builder, widens};
 use crate::language::round_to;
 use crate::pattern::Bindings;
@@ -386,7 +386,7 @@ pub const RULES: &[Rule] = &[
             "(dot (cast (select ?c ?z (softmax:f ?s))) ?v)",
         ],
         when: &[],
-        right: attention,
+        right: By(attention),
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {
             %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %s = div %d, 4.0\n %a = add %m, %s
             %p = softmax %a axis=3\n %y = dot %p, %v\n return %y\n}",
@@ -406,7 +406,7 @@ pub const RULES: &[Rule] = &[
             "(attention:f ?q ?k ?v ?a ?b ?c ?d)",
         ],
         when: &[],
-        right: shared_heads,
+        right: By(shared_heads),
         example: "(%q: f32[2,4,8,16], %k: f32[2,2,8,16], %v: f32[2,2,8,16]) {
             %k1 = reshape %k shape=[2,2,1,8,16]\n %k2 = broadcast %k1 shape=[2,2,2,8,16]\n %k3 = reshape %k2 shape=[2,4,8,16]
             %v1 = reshape %v shape=[2,2,1,8,16]\n %v2 = broadcast %v1 shape=[2,2,2,8,16]\n %v3 = reshape %v2 shape=[2,4,8,16]

@@ -1,8 +1,8 @@
 //! Cross entropy joined with the matmul that makes its logits, so that logits are never in memory: `log_softmax(x)[i]` is
 //! `x[i] - log Σ exp(x)`. The sum is made of sums over parts of the columns, which the epilogue of the matmul reduces in its tiles, and the
 //! logit of a row's class is a dot product of its own.
-use super::Rule;
 use super::log_sum_exp::operand;
+use super::{Right::By, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -211,7 +211,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(gather:g (log_softmax:f ?x) ?i)"],
         when: &[],
-        right: cross_entropy,
+        right: By(cross_entropy),
         example: "(%x: f32[4,8], %w: f32[600,8], %i: i64[4,1]) {
             %d = linear %x, %w\n %p = log_softmax %d axis=1\n %y = gather %p, %i axis=1\n return %y\n}",
         near_miss: "(%x: f32[4,8], %w: f32[600,8], %i: i64[4,2]) {
@@ -223,11 +223,11 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(add ?m (log (reduce.sum:a (exp (sub ?x ?m)))))"],
         when: &[],
-        right: |b, m| {
+        right: By(|b, m| {
             let x = operand(b, m)?;
             let sum = sum_in_parts(b, x)?;
             b.add(Op::Cast(b.ty(x).dtype), &[sum])
-        },
+        }),
         example: "(%x: f32[4,8], %w: f32[600,8]) {
             %d = linear %x, %w\n %m = reduce.max %d axes=[1]\n %b = sub %d, %m\n %e = exp %b\n %t = reduce.sum %e axes=[1]
             %l = log %t\n %y = add %m, %l\n return %y\n}",

@@ -1,5 +1,5 @@
 //! Squared pairwise distances, written as differences, computed by matmuls.
-use super::Rule;
+use super::{Right::By, Rule};
 use crate::build::Builder;
 use crate::pattern::{Bindings, axes};
 use egg::Id;
@@ -67,7 +67,7 @@ pub const RULES: &[Rule] = &[Rule {
     half: Fast,
     left: &["(reduce.sum:r (mul (sub ?x ?y) (sub ?x ?y)))"],
     when: &[],
-    right: by_matmul,
+    right: By(by_matmul),
     example: "(%a: f32[4,16], %b: f32[6,16]) {\n %x = reshape %a shape=[4,1,16]\n %d = sub %x, %b
         %s = mul %d, %d\n %y = reduce.sum %s axes=[2]\n return %y\n}",
     near_miss: "(%a: f32[6,16], %b: f32[6,16]) {\n %d = sub %a, %b

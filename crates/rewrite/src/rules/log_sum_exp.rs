@@ -1,8 +1,8 @@
 //! Recognises the logarithm of the sum of exponentials of attention's scores, beside the attention of the same scores or without it; and a
 //! softmax that is written with it.
-use super::Rule;
 use super::attention::{Wanted, all_masked, attend, float_cast, is_of_rows};
 use super::sink::is_maximum;
+use super::{Right::By, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -89,7 +89,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(add ?m (log (reduce.sum:a (exp (sub ?x ?m)))))"],
         when: &[],
-        right: log_sum_exp,
+        right: By(log_sum_exp),
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,16,8]) {
             %d = dot %q, %k\n %s = div %d, 4.0\n %m = reduce.max %s axes=[3]\n %b = sub %s, %m\n %e = exp %b
             %t = reduce.sum %e axes=[3]\n %l = log %t\n %y = add %m, %l\n return %y\n}",
@@ -103,7 +103,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(exp (sub ?x (add ?m (log (reduce.sum:a (exp (sub ?x ?m)))))))"],
         when: &[],
-        right: softmax,
+        right: By(softmax),
         example: "(%x: f32[4,8]) {
             %m = reduce.max %x axes=[1]\n %b = sub %x, %m\n %e = exp %b\n %t = reduce.sum %e axes=[1]\n %l = log %t
             %s = add %m, %l\n %c = sub %x, %s\n %y = exp %c\n return %y\n}",

@@ -1,5 +1,9 @@
 //! Matmuls and convolutions: one form for matmuls with weights, constant factors moved out, batch norms folded into convolutions.
-use super::{Premise::*, Rule};
+use super::{
+    Premise::*,
+    Right::{By, Is},
+    Rule,
+};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -22,15 +26,6 @@ fn column(b: &mut Builder, x: Id, after: usize) -> Option<Id> {
     let mut s = b.shape(x).to_vec();
     s.extend(std::iter::repeat_n(1, after));
     b.reshape(x, &s)
-}
-/// `(x · y) · c`. Not in f16: without the factor on an operand, the matmul may overflow the narrow range.
-fn factor_outside(b: &mut Builder, m: &Bindings) -> Option<Id> {
-    let (x, y, c) = (m.var("x")?, m.var("y")?, m.var("c")?);
-    if b.ty(x).dtype == DType::F16 {
-        return None;
-    }
-    let matmul = b.add(Op::Dot, &[x, y])?;
-    b.binary(Mul, matmul, c)
 }
 /// A matmul of operands whose batch axes were joined, with its result's axes apart: the matmul with the axes apart.
 fn apart(b: &mut Builder, m: &Bindings) -> Option<Id> {
@@ -82,10 +77,10 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(dot ?x ?w)"],
         when: &[Frozen("w"), Rank("w", 2)],
-        right: |b, m| {
+        right: By(|b, m| {
             let w = b.transpose(m.var("w")?)?;
             b.add(Op::Linear, &[m.var("x")?, w])
-        },
+        }),
         example: "(%x: f32[4,8]) {\n @w: f32[8,2] = fill(1.0)\n %y = dot %x, @w\n return %y\n}",
         near_miss: "(%x: f32[4,8], %w: f32[8,2]) {\n %y = dot %x, %w\n return %y\n}",
     },
@@ -95,7 +90,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(add (linear ?x ?w) ?c)"],
         when: &[Frozen("c"), Rank("c", 1)],
-        right: |b, m| b.add(Op::Linear, &[m.var("x")?, m.var("w")?, m.var("c")?]),
+        right: Is("(linear ?x ?w ?c)"),
         example: "(%x: f32[4,8]) {\n @w: f32[2,8] = fill(1.0)\n @c: f32[2] = fill(1.0)
             %a = linear %x, @w\n %y = add @c, %a\n return %y\n}",
         near_miss: "(%x: f32[4,8]) {\n @w: f32[2,8] = fill(1.0)\n @c: f32[4,2] = fill(1.0)
@@ -106,8 +101,9 @@ pub const RULES: &[Rule] = &[
         numerics: Torch,
         half: Torch,
         left: &["(dot (mul ?x ?c) ?y)", "(dot ?x (mul ?y ?c))"],
-        when: &[Scalar("c")],
-        right: factor_outside,
+        // In f16 a matmul without the factor may overflow the narrow range.
+        when: &[Scalar("c"), Not("x", DType::F16)],
+        right: Is("(mul (dot ?x ?y) ?c)"),
         example: "(%x: f32[4,8], %z: f32[8,2]) {\n %a = mul %x, 0.25\n %y = dot %a, %z\n return %y\n}",
         near_miss: "(%x: f32[4,8], %z: f32[8,2], %c: f32[8]) {\n %a = mul %x, %c\n %y = dot %a, %z\n return %y\n}",
     },
@@ -117,7 +113,7 @@ pub const RULES: &[Rule] = &[
         half: Exact,
         left: &["(reshape:r (dot ?x ?y))"],
         when: &[],
-        right: apart,
+        right: By(apart),
         example: "(%x: f32[2,3,4,8], %z: f32[2,3,8,2]) {
             %a = reshape %x shape=[6,4,8]\n %b = reshape %z shape=[6,8,2]\n %d = dot %a, %b
             %y = reshape %d shape=[2,3,4,2]\n return %y\n}",
@@ -131,7 +127,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(batch_norm:n ?x ?g ?c ?m ?s)"],
         when: &[Frozen("g"), Frozen("c"), Frozen("m"), Frozen("s")],
-        right: scale_and_shift,
+        right: By(scale_and_shift),
         example: "(%x: f32[2,3,4]) {\n @g: f32[3] = fill(1.0)\n @s: f32[3] = fill(2.0)
             %y = batch_norm %x, @g, @g, @g, @s eps=1e-5\n return %y\n}",
         near_miss: "(%x: f32[2,3,4], %m: f32[3]) {\n @g: f32[3] = fill(1.0)\n @s: f32[3] = fill(2.0)
@@ -143,7 +139,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(batch_norm:n (conv:k ?x ?w) ?g ?c ?m ?s)", "(batch_norm:n (conv:k ?x ?w ?b) ?g ?c ?m ?s)"],
         when: &[Frozen("w"), Frozen("g"), Frozen("c"), Frozen("m"), Frozen("s")],
-        right: into_convolution,
+        right: By(into_convolution),
         example: "(%x: f32[2,3,8,8]) {
             @w: f32[4,3,3,3] = fill(1.0)\n @g: f32[4] = fill(1.0)\n @s: f32[4] = fill(2.0)
             %k = conv %x, @w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1 transposed=false output_padding=[0,0]

@@ -1,7 +1,7 @@
 //! Rewrite rules as data, and saturation of the e-graph with them.
 //!
 //! A rule states that two forms are equal: the forms to match (patterns, in every order of commutative operands), premises on e-class
-//! facts, and how to build the equal form. Each has a numerics class, an example that it fires on, and a near miss that it must not fire
+//! facts, and the equal form: a pattern where it can be one, else a function that builds it. Each has a numerics class, an example that it fires on, and a near miss that it must not fire
 //! on; the tests run both. Limits are counts of nodes and iterations, never times.
 mod activation;
 mod algebra;
@@ -19,6 +19,7 @@ use crate::build::Builder;
 use crate::language::op;
 use crate::pattern::{Bindings, Pattern, axes, matches};
 use egg::Id;
+use kiln_graph::DType;
 use kiln_plan::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,21 @@ pub enum Premise {
     LastAxis(&'static str, &'static str),
     /// … along its last axes, one or more.
     TrailingAxes(&'static str, &'static str),
+    /// Not all elements are one known number.
+    Varies(&'static str),
+    /// Not of this type.
+    Not(&'static str, DType),
 }
+
+/// The form that equals what a rule matches.
+#[derive(Clone, Copy)]
+pub enum Right {
+    /// A pattern over what was bound. The rule does not apply where its ops are not defined on these operands.
+    Is(&'static str),
+    /// What this builds; `None` if the rule does not apply after all.
+    By(fn(&mut Builder, &Bindings) -> Option<Id>),
+}
+use Right::{By, Is};
 
 /// A rewrite rule.
 pub struct Rule {
@@ -47,8 +62,7 @@ pub struct Rule {
     /// Patterns of the forms to match.
     pub left: &'static [&'static str],
     pub when: &'static [Premise],
-    /// Builds the equal form; `None` if the rule does not apply after all.
-    pub right: fn(&mut Builder, &Bindings) -> Option<Id>,
+    pub right: Right,
     /// A graph on which the rule fires, from the parenthesis of its inputs on.
     pub example: &'static str,
     /// A similar graph on which it must not fire.
@@ -77,6 +91,8 @@ fn holds(b: &Builder, m: &Bindings, p: Premise) -> bool {
         Premise::Scalar(v) => m.var(v).is_some_and(|x| b.fact(x).uniform.is_some() && b.shape(x).is_empty()),
         Premise::Frozen(v) => m.var(v).is_some_and(|x| b.fact(x).frozen),
         Premise::Rank(v, n) => rank(v) == Some(n),
+        Premise::Varies(v) => m.var(v).is_some_and(|x| b.fact(x).uniform.is_none()),
+        Premise::Not(v, dtype) => m.var(v).is_some_and(|x| b.ty(x).dtype != dtype),
         Premise::LastAxis(o, v) => {
             m.op(o).and_then(axes).zip(rank(v)).is_some_and(|(axes, r)| r > 0 && axes == [r - 1])
         }
@@ -104,15 +120,25 @@ pub type Made = BTreeMap<(Id, u32), BTreeSet<&'static str>>;
 struct Compiled {
     rule: &'static Rule,
     left: Vec<Pattern>,
+    /// The right side, if it is a pattern.
+    right: Option<Pattern>,
+}
+impl Compiled {
+    fn of(rule: &'static Rule) -> Compiled {
+        let right = if let Is(text) = rule.right { Pattern::parse(text) } else { None };
+        Compiled { rule, left: rule.left.iter().filter_map(|l| Pattern::parse(l)).collect(), right }
+    }
+    fn right(&self, b: &mut Builder, m: &Bindings) -> Option<Id> {
+        match self.rule.right {
+            Is(_) => self.right.as_ref()?.build(b, m),
+            By(make) => make(b, m),
+        }
+    }
 }
 
 /// Applies every rule of at most this numerics class until nothing new is found.
 pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
-    let rules: Vec<Compiled> = all()
-        .into_iter()
-        .filter(|r| r.numerics <= upto)
-        .map(|rule| Compiled { rule, left: rule.left.iter().filter_map(|l| Pattern::parse(l)).collect() })
-        .collect();
+    let rules: Vec<Compiled> = all().into_iter().filter(|r| r.numerics <= upto).map(Compiled::of).collect();
     let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", made: Made::new() };
     while s.iterations < ITERATION_LIMIT {
         s.iterations += 1;
@@ -183,7 +209,7 @@ impl Saturated {
                 continue;
             }
             b.origin = b.source.get(&id).cloned().unwrap_or_default();
-            if let Some(form) = (r.rule.right)(b, &m) {
+            if let Some(form) = r.right(b, &m) {
                 new |= self.equate(id, form, r.rule.name, &m.through);
             }
         }
@@ -226,8 +252,17 @@ mod tests {
         let mut names = BTreeSet::new();
         for r in all() {
             assert!(names.insert(r.name), "{} stands twice", r.name);
+            let names = |text: &str| {
+                let mut names = BTreeSet::new();
+                Pattern::parse(text).unwrap_or_else(|| panic!("{}: {text}", r.name)).names(&mut names);
+                names
+            };
             for l in r.left {
-                assert!(Pattern::parse(l).is_some(), "{}: {l}", r.name);
+                let bound = names(l);
+                if let Is(right) = r.right {
+                    let free: Vec<String> = names(right).difference(&bound).cloned().collect();
+                    assert!(free.is_empty(), "{}: `{right}` has {free:?}, `{l}` does not", r.name);
+                }
             }
         }
     }

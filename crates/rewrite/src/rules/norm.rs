@@ -1,5 +1,5 @@
 //! Recognises row functions written in primitives: softmax, log-softmax, layer norm, RMS norm; and casts around them.
-use super::{Premise::*, Rule};
+use super::{Premise::*, Right::By, Rule};
 use crate::build::{Builder, widens};
 use crate::pattern::{Bindings, axes};
 use egg::Id;
@@ -88,7 +88,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(gather:g (log_softmax:s ?x) ?i)"],
         when: &[],
-        right: chosen_logs,
+        right: By(chosen_logs),
         example: "(%x: f32[4,8], %i: i64[4,1]) {\n %p = log_softmax %x axis=1\n %y = gather %p, %i axis=1\n return %y\n}",
         near_miss: "(%x: f32[4,8], %i: i64[1,8]) {\n %p = log_softmax %x axis=1\n %y = gather %p, %i axis=0\n return %y\n}",
     },
@@ -101,7 +101,7 @@ pub const RULES: &[Rule] = &[
             "(mul (exp (sub ?x (reduce.max:a ?x))) (reciprocal (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))",
         ],
         when: &[],
-        right: |b, m| row(b, m, |axis| Op::Softmax { axis }),
+        right: By(|b, m| row(b, m, |axis| Op::Softmax { axis })),
         example: "(%x: f32[4,8]) {
             %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %y = div %e, %t
             return %y\n}",
@@ -116,14 +116,14 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(softmax:a (sub ?x (reduce.max:a ?x)))", "(softmax:a (cast:to (sub ?x (reduce.max:a ?x))))"],
         when: &[],
-        right: |b, m| match m.op("to") {
+        right: By(|b, m| match m.op("to") {
             Some(to @ Op::Cast(wide)) if widens(b.ty(m.var("x")?).dtype, *wide) => {
                 let x = b.add(to.clone(), &[m.var("x")?])?;
                 b.add(m.op("a")?.clone(), &[x])
             }
             Some(_) => None,
             None => b.add(m.op("a")?.clone(), &[m.var("x")?]),
-        },
+        }),
         example: "(%x: f32[4,8]) {\n %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %y = softmax %s axis=1\n return %y\n}",
         near_miss: "(%x: f32[4,8]) {\n %m = reduce.max %x axes=[0]\n %s = sub %x, %m\n %y = softmax %s axis=1\n return %y\n}",
     },
@@ -133,7 +133,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(sub (sub ?x (reduce.max:a ?x)) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))"],
         when: &[],
-        right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
+        right: By(|b, m| row(b, m, |axis| Op::LogSoftmax { axis })),
         example: "(%x: f32[4,8]) {
             %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
             %y = sub %s, %l\n return %y\n}",
@@ -147,7 +147,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(sub ?x (add (reduce.max:a ?x) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x)))))))"],
         when: &[],
-        right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
+        right: By(|b, m| row(b, m, |axis| Op::LogSoftmax { axis })),
         example: "(%x: f32[4,8]) {
             %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
             %n = add %m, %l\n %y = sub %x, %n\n return %y\n}",
@@ -164,7 +164,7 @@ pub const RULES: &[Rule] = &[
             "(mul (sub ?x (reduce.mean:a ?x)) (rsqrt (add ?e (reduce.mean:a (mul (sub ?x (reduce.mean:a ?x)) (sub ?x (reduce.mean:a ?x)))))))",
         ],
         when: &[Scalar("e"), TrailingAxes("a", "x")],
-        right: layer_norm,
+        right: By(layer_norm),
         example: "(%x: f32[4,8]) {
             %m = reduce.mean %x axes=[1]\n %c = sub %x, %m\n %q = mul %c, %c\n %v = reduce.mean %q axes=[1]
             %w = add %v, 1e-5\n %r = rsqrt %w\n %y = mul %r, %c\n return %y\n}",
@@ -178,7 +178,7 @@ pub const RULES: &[Rule] = &[
         half: Torch,
         left: &["(add (mul (layer_norm:n ?x) ?g) ?c)"],
         when: &[],
-        right: affine,
+        right: By(affine),
         example: "(%x: f32[4,8], %g: f32[8], %c: f32[8]) {
             %n = layer_norm %x axes=1 affine=false eps=1e-5\n %s = mul %g, %n\n %y = add %s, %c\n return %y\n}",
         near_miss: "(%x: f32[8,8], %g: f32[8,8], %c: f32[8]) {
@@ -193,7 +193,7 @@ pub const RULES: &[Rule] = &[
             "(mul ?g (div ?x (sqrt (add ?e (reduce.mean:a (mul ?x ?x))))))",
         ],
         when: &[Scalar("e"), LastAxis("a", "x")],
-        right: rms_norm,
+        right: By(rms_norm),
         example: "(%x: f32[4,8], %g: f32[8]) {
             %q = pow %x, 2.0\n %v = reduce.mean %q axes=[1]\n %w = add %v, 1e-5\n %r = rsqrt %w\n %s = mul %x, %r
             %y = mul %g, %s\n return %y\n}",
@@ -213,7 +213,7 @@ pub const RULES: &[Rule] = &[
             "(cast:to (rms_norm:f (cast:from ?x) (cast:from ?g)))",
         ],
         when: &[],
-        right: in_half,
+        right: By(in_half),
         example: "(%x: bf16[4,8]) {\n %w = cast %x to=f32\n %s = softmax %w axis=1\n %y = cast %s to=bf16\n return %y\n}",
         near_miss: "(%x: bf16[4,8]) {\n %w = cast %x to=f32\n %s = softmax %w axis=1\n %y = cast %s to=f16\n return %y\n}",
     },

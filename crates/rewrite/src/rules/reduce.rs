@@ -1,5 +1,5 @@
 //! Reductions of the result of a row function (softmax, norms, reductions), split into two steps.
-use super::Rule;
+use super::{Right::By, Rule};
 use crate::build::Builder;
 use crate::language::op;
 use crate::pattern::Bindings;
@@ -66,7 +66,7 @@ pub const RULES: &[Rule] = &[Rule {
     half: Torch,
     left: &["(reduce.sum:s ?x)", "(reduce.mean:s ?x)", "(reduce.max:s ?x)", "(reduce.min:s ?x)"],
     when: &[],
-    right: by_rows,
+    right: By(by_rows),
     example: "(%x: f32[4,8], %z: f32[4,8]) {
         %p = softmax %x axis=1\n %d = mul %p, %z\n %y = reduce.sum %d axes=[0,1]\n return %y\n}",
     near_miss: "(%x: f32[4,8], %z: f32[4,8]) {

@@ -1,7 +1,7 @@
 //! Recognises attention with a sink: one more score of each query, whose key has the value zero. Programs write it as a softmax of scores
 //! beside which the sink stands, and drop its probability; or as one more term of the softmax's sum (a sink of zero is "softmax plus one").
-use super::Rule;
 use super::attention::{Wanted, attend, float_cast, is_of_rows};
+use super::{Right::By, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
@@ -114,7 +114,7 @@ pub const RULES: &[Rule] = &[
             "(dot (slice:l (cast (softmax:f ?s))) ?v)",
         ],
         when: &[],
-        right: beside,
+        right: By(beside),
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %s: f32[4,1,1]) {
             %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %e = broadcast %s shape=[2,4,8,1]
             %c = concat %d, %e axis=3\n %x = reduce.max %c axes=[3]\n %z = sub %c, %x\n %p = softmax %z axis=3
@@ -137,7 +137,7 @@ pub const RULES: &[Rule] = &[
             "(dot (cast (div (exp ?x) (add 1 (reduce.sum:a (exp ?x))))) ?v)",
         ],
         when: &[],
-        right: one_more,
+        right: By(one_more),
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16]) {
             %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %m = reduce.max %d axes=[3]\n %z = sub %d, %m\n %e = exp %z
             %n = neg %m\n %o = exp %n\n %r = reduce.sum %e axes=[3]\n %u = add %o, %r\n %p = div %e, %u
