@@ -14,6 +14,8 @@ mod norm;
 mod reduce;
 mod siblings;
 mod sink;
+#[cfg(test)]
+mod sound;
 
 use crate::build::Builder;
 use crate::language::op;
