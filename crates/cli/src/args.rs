@@ -243,6 +243,9 @@ pub struct Explain {
     /// Show one kernel in detail.
     #[arg(long, value_name = "NAME", group = "question")]
     pub kernel: Option<String>,
+    /// Show which rules lead from the graph as it was written to a kernel's body, step by step.
+    #[arg(long, value_name = "NAME", group = "question")]
+    pub proof: Option<String>,
     /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME or a kernel.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why: Vec<String>,

@@ -214,10 +214,11 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let width = render::width();
     let kind = FileKind::of(&a.model.model)?;
-    if kind == FileKind::Report && (a.why.len() + a.why_not.len() > 0 || !a.constraints.is_empty()) {
+    let asks = a.proof.is_some() || a.why.len() + a.why_not.len() > 0;
+    if kind == FileKind::Report && (asks || !a.constraints.is_empty()) {
         return Err(Error::usage("a report cannot be planned again", "give the model or the artifact"));
     }
-    if !a.why.is_empty() || !a.why_not.is_empty() {
+    if asks {
         return ask(a, &progress, width);
     }
     let (report, compiled) = report(a, kind, &progress)?;
@@ -244,6 +245,13 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
     let options = constrained(options(&a.model, a.target, !a.unfused)?, &a.constraints)?;
     let (model, _) = open(&a.model, progress)?;
     progress.say("planning");
+    if let Some(kernel) = &a.proof {
+        let proof = kiln::proof::ask(&model, &options, kernel)?;
+        return match &a.json {
+            Some(path) => render::to(path, &json(&proof)?),
+            None => render::out(&proof.text(width)),
+        };
+    }
     // Invariant: both flags take two names (`num_args`), and one of them was given.
     let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
     match &a.json {

@@ -47,6 +47,7 @@ pub mod parts;
 #[doc(hidden)]
 pub mod plot;
 pub mod program;
+pub mod proof;
 pub mod ptxas;
 mod recognise;
 #[doc(hidden)]

@@ -19,6 +19,8 @@ pub struct Builder {
     pub source: BTreeMap<Id, Source>,
     /// Source location given to new classes.
     pub origin: Source,
+    /// Classes that were new, with the heads of their terms.
+    pub fresh: Vec<(Id, u32)>,
 }
 
 /// Does every number of type `from` have an exact image in `to`?
@@ -165,6 +167,7 @@ impl Builder {
         let id = self.g.add(Term { head, args });
         if self.g.number_of_classes() > known {
             self.source.insert(id, self.origin.clone());
+            self.fresh.push((id, head));
         }
         id
     }

@@ -34,6 +34,9 @@ impl Fusion {
     }
 }
 
+/// A program's nodes in each kernel, by the kernel's name.
+pub type Members = Vec<(String, Vec<usize>)>;
+
 struct Emitter<'a> {
     program: &'a Program,
     names: Names,
@@ -45,16 +48,17 @@ struct Emitter<'a> {
     params: FxHashMap<BufferKind, BufferId>,
     serial: usize,
     fusion: Fusion,
+    members: Members,
 }
 
-/// The plan of the kernels of `run`, and of the load-time kernels that compute the frozen values they read.
+/// The plan of the kernels of `run`, and of the load-time kernels that compute the frozen values they read; and what is in each.
 pub fn emit(
     g: &Graph,
     program: &Program,
     run: (&Dag, &Kernels),
     (fusion, limits): (Fusion, Option<&Limits>),
     check: &mut Checker,
-) -> Result<Plan, RewriteError> {
+) -> Result<(Plan, Members), RewriteError> {
     let plan = Plan {
         name: g.name.clone(),
         machine: check.machine.name.clone(),
@@ -63,8 +67,8 @@ pub fn emit(
         ..Plan::default()
     };
     let names = Names::new(program);
-    let mut e =
-        Emitter { program, names, limits, plan, at: BTreeMap::new(), params: FxHashMap::default(), serial: 0, fusion };
+    let (at, params, members) = (BTreeMap::new(), FxHashMap::default(), vec![]);
+    let mut e = Emitter { program, names, limits, plan, at, params, serial: 0, fusion, members };
     for &i in &g.inputs {
         let Op::Input(n) = *g.op(i) else { continue };
         e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
@@ -75,7 +79,7 @@ pub fn emit(
     e.stage(&load, &kernels, check)?;
     e.stage(run.0, run.1, check)?;
     e.plan.outputs = program.roots.iter().map(|&r| e.buffer(r, Stage::Run)).collect();
-    Ok(e.plan)
+    Ok((e.plan, e.members))
 }
 
 impl Emitter<'_> {
@@ -171,6 +175,7 @@ impl Emitter<'_> {
             reason,
         };
         self.plan.kernels.push(planned);
+        self.members.push((name.to_string(), k.members.clone()));
     }
 }
 

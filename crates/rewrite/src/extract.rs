@@ -150,6 +150,10 @@ impl<'a> Extractor<'a> {
         self.values.entry((id, t.head)).or_insert_with(make).clone()
     }
 
+    /// Class and head of a program's node.
+    pub fn form(&self, node: &Node) -> Option<(Id, u32)> {
+        self.values.iter().find(|(_, v)| Rc::ptr_eq(v, &node.value)).map(|(form, _)| *form)
+    }
     /// The program of a choice, and the class of each of its nodes; `None` if the choice is cyclic.
     fn program(&mut self, choice: &Choice) -> Option<(Program, Vec<Id>)> {
         let s = self.s;

@@ -31,6 +31,7 @@ pub mod language;
 pub mod names;
 pub mod pattern;
 pub mod planner;
+pub mod proof;
 pub mod region;
 pub mod rules;
 pub mod space;
@@ -46,6 +47,8 @@ use impossible::Impossible;
 use kiln_graph::{Graph, Op, decompose::decompose_all};
 use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Plan, Search};
+use proof::Prover;
+pub use proof::{Proofs, Step};
 
 /// What the caller allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,11 +115,29 @@ pub fn plan_counted(
 ) -> Result<(Plan, Work), RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
     let mut check = Checker::new(&hardware);
-    let plan = search(g, options, constraints, &mut check)?;
+    let plan = search(g, options, constraints, &mut check, false)?.0;
     Ok((plan, check.work))
 }
 
-fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut Checker) -> Result<Plan, RewriteError> {
+/// How rules lead from the graph as it was written to the body of each kernel of [`plan_under`]. An unfused plan has no steps.
+pub fn proofs(
+    g: &Graph,
+    machine: &Machine,
+    options: &Options,
+    constraints: &Constraints,
+) -> Result<Proofs, RewriteError> {
+    let hardware = Hardware { machine, contract: options.contract };
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware), true)?.1)
+}
+
+/// The plan; and the steps to its kernels, if they are wanted.
+fn search(
+    g: &Graph,
+    options: &Options,
+    constraints: &Constraints,
+    check: &mut Checker,
+    prove: bool,
+) -> Result<(Plan, Proofs), RewriteError> {
     if !options.fuse {
         // The host has no kernel of attention with a score function, or of its log-sum-exp.
         let in_steps = Op::is_attention_of_steps;
@@ -127,9 +148,9 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
         let dag = Dag::run(&program);
         let kernels = Fusion::Unfused.kernels(&dag, check);
         let how = (Fusion::Unfused, None);
-        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, check)?;
+        let (mut plan, members) = emit::emit(g, &program, (&dag, &kernels), how, check)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
-        return Ok(plan);
+        return Ok((plan, members.into_iter().map(|(name, _)| (name, vec![])).collect()));
     }
     let (builder, ids) = Builder::import(g);
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
@@ -139,12 +160,13 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
     let mut best = extractor.best(check).ok_or(RewriteError::Cycle)?;
     let mut limits = None;
     if !constraints.is_empty() {
-        let found = within(g, best, extractor.tried, constraints, check)?;
+        let tried = std::mem::take(&mut extractor.tried);
+        let found = within(g, best, tried, constraints, check)?;
         (best, limits) = (found.0, Some(found.1));
     }
     let candidates = check.distinct();
     let how = (Fusion::Fused, limits.as_ref());
-    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, check)?;
+    let (mut plan, members) = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, check)?;
     plan.search = Search {
         iterations: saturated.iterations,
         enodes_before: before,
@@ -154,7 +176,14 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
         tried: best.tried,
         greedy_us: cost::microseconds(best.first_seconds),
     };
-    Ok(plan)
+    let mut proofs = Proofs::new();
+    if prove {
+        let prover = Prover::new(&saturated, &ids);
+        let form = |v: usize| extractor.form(&best.program.nodes[v]);
+        let steps = |members: Vec<usize>| prover.steps(members.into_iter().filter_map(form));
+        proofs.extend(members.into_iter().map(|(name, members)| (name, steps(members))));
+    }
+    Ok((plan, proofs))
 }
 
 /// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their price without

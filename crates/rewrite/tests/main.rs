@@ -10,4 +10,5 @@ mod log_sum_exp;
 mod models;
 mod operands;
 mod planning;
+mod proofs;
 mod sinks;

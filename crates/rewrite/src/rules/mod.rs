@@ -116,19 +116,36 @@ pub struct Saturated {
     pub stopped: &'static str,
     /// Rules that made a form, by class and head, including the rules of the forms it was made from.
     pub made: Made,
+    /// What rules found, in order.
+    pub applied: Vec<Application>,
 }
 pub type Made = BTreeMap<(Id, u32), BTreeSet<&'static str>>;
 
+/// A rule that was applied.
+pub struct Application {
+    pub rule: &'static Rule,
+    /// The pattern that matched.
+    pub left: &'static str,
+    pub bound: Bindings,
+    /// Classes and heads of the e-nodes that it matched.
+    pub from: Vec<(Id, u32)>,
+    pub class: Id,
+    /// Heads of the form that it gave.
+    pub heads: Vec<u32>,
+    /// Classes and heads of the terms that the form is made of and that were new.
+    pub inner: Vec<(Id, u32)>,
+}
+
 struct Compiled {
     rule: &'static Rule,
-    left: Vec<Pattern>,
+    left: Vec<(&'static str, Pattern)>,
     /// The right side, if it is a pattern.
     right: Option<Pattern>,
 }
 impl Compiled {
     fn of(rule: &'static Rule) -> Compiled {
         let right = if let Is(text) = rule.right { Pattern::parse(text) } else { None };
-        Compiled { rule, left: rule.left.iter().filter_map(|l| Pattern::parse(l)).collect(), right }
+        Compiled { rule, left: rule.left.iter().filter_map(|l| Some((*l, Pattern::parse(l)?))).collect(), right }
     }
     fn right(&self, b: &mut Builder, m: &Bindings) -> Option<Id> {
         match self.rule.right {
@@ -141,7 +158,7 @@ impl Compiled {
 /// Applies every rule of at most this numerics class until nothing new is found.
 pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
     let rules: Vec<Compiled> = all().into_iter().filter(|r| r.numerics <= upto).map(Compiled::of).collect();
-    let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", made: Made::new() };
+    let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", made: Made::new(), applied: vec![] };
     while s.iterations < ITERATION_LIMIT {
         s.iterations += 1;
         if !s.round(&rules, upto) {
@@ -185,7 +202,7 @@ impl Saturated {
     /// One iteration: finds all matches, then applies them. True if anything is new.
     fn round(&mut self, rules: &[Compiled], upto: Numerics) -> bool {
         let b = &mut self.builder;
-        let mut found: Vec<(&Compiled, Id, Bindings)> = vec![];
+        let mut found: Vec<(&Compiled, &'static str, Id, Bindings)> = vec![];
         let mut classes: BTreeMap<&'static str, Vec<Id>> = BTreeMap::new();
         for c in b.g.classes() {
             let names: BTreeSet<&'static str> = c.nodes.iter().map(|t| op(&b.g, t).name()).collect();
@@ -195,24 +212,31 @@ impl Saturated {
         }
         classes.values_mut().for_each(|ids| ids.sort());
         for r in rules {
-            for p in &r.left {
+            for (left, p) in &r.left {
                 for &id in classes.get(p.root()).map_or(&[][..], Vec::as_slice) {
                     if b.ty(id).dtype.bytes() == 2 && b.ty(id).dtype.is_float() && r.rule.half > upto {
                         continue;
                     }
-                    found.extend(matches(&b.g, p, id).into_iter().map(|m| (r, id, m)));
+                    found.extend(matches(&b.g, p, id).into_iter().map(|m| (r, *left, id, m)));
                 }
             }
         }
         let mut new = false;
-        for (r, id, m) in found {
+        for (r, left, id, m) in found {
             let b = &mut self.builder;
             if !r.rule.when.iter().all(|&p| holds(b, &m, p)) {
                 continue;
             }
             b.origin = b.source.get(&id).cloned().unwrap_or_default();
+            b.fresh.clear();
             if let Some(form) = r.right(b, &m) {
-                new |= self.equate(id, form, r.rule.name, &m.through);
+                let inner = std::mem::take(&mut b.fresh);
+                let heads: Vec<u32> = b.g[form].nodes.iter().map(|t| t.head).collect();
+                if self.equate(id, form, r.rule.name, &m.through) {
+                    new = true;
+                    let from = m.through.clone();
+                    self.applied.push(Application { rule: r.rule, left, bound: m, from, class: id, heads, inner });
+                }
             }
         }
         self.builder.g.rebuild();
