@@ -47,10 +47,9 @@ pub const RULES: &[Rule] = &[
         numerics: Torch,
         half: Torch,
         left: &[
-            "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3)))))))",
-            "(mul ?x (mul 0.5 (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3))))))))",
-            "(mul (mul ?x (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3))))))) 0.5)",
             "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (mul ?x (mul ?x ?x))))))))",
+            "(mul ?x (mul 0.5 (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (mul ?x (mul ?x ?x)))))))))",
+            "(mul (mul ?x (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (mul ?x (mul ?x ?x)))))))) 0.5)",
             "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul (mul 0.044715 ?x) (mul ?x ?x)))))))",
             "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul ?x (mul ?x (mul ?x 0.044715))))))))",
             "(mul (mul ?x 0.5) (add 1 (tanh (mul (mul ?x 0.7978845608028654) (add 1 (mul 0.044715 (mul ?x ?x)))))))",

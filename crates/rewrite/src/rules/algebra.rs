@@ -168,6 +168,16 @@ pub const RULES: &[Rule] = &[
         near_miss: "(%x: f32[4], %z: f32[]) {\n %a = mul %x, 3.0\n %y = mul %a, %z\n return %y\n}",
     },
     Rule {
+        name: "cube",
+        numerics: Torch,
+        half: Torch,
+        left: &["(pow ?x 3)"],
+        when: &[],
+        right: Is("(mul ?x (mul ?x ?x))"),
+        example: "(%x: f32[4]) {\n %y = pow %x, 3.0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = pow %x, 3.5\n return %y\n}",
+    },
+    Rule {
         name: "factor-through-view",
         numerics: Exact,
         half: Exact,
