@@ -58,7 +58,7 @@ impl<'a> Prover<'a> {
         while let Some(i) = todo.pop() {
             if needed.insert(i) {
                 // A rule matches what was there before it.
-                todo.extend(self.s.applied[i].from.iter().filter_map(|f| made(*f)).filter(|j| *j < i));
+                todo.extend(self.s.applied[i].bound.through.iter().filter_map(|f| made(*f)).filter(|j| *j < i));
             }
         }
         needed.into_iter().map(|i| self.step(&self.s.applied[i])).collect()

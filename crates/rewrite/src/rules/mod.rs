@@ -1,8 +1,8 @@
 //! Rewrite rules as data, and saturation of the e-graph with them.
 //!
 //! A rule states that two forms are equal: the forms to match (patterns, in every order of commutative operands), premises on e-class
-//! facts, and the equal form: a pattern where it can be one, else a function that builds it. Each has a numerics class, an example that it fires on, and a near miss that it must not fire
-//! on; the tests run both. Limits are counts of nodes and iterations, never times.
+//! facts, and the equal form: a pattern where it can be one, else a function that builds it. Each has a numerics class, an example that it
+//! fires on, and a near miss that it must not fire on; the tests run both. Limits are counts of nodes and iterations, never times.
 mod activation;
 mod algebra;
 mod attention;
@@ -73,12 +73,19 @@ pub struct Rule {
 
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
-    let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, matmul::RULES, distance::RULES];
-    families
-        .into_iter()
-        .chain([attention::RULES, sink::RULES, log_sum_exp::RULES, cross_entropy::RULES])
-        .flatten()
-        .collect()
+    let families = [
+        algebra::RULES,
+        activation::RULES,
+        norm::RULES,
+        reduce::RULES,
+        matmul::RULES,
+        distance::RULES,
+        attention::RULES,
+        sink::RULES,
+        log_sum_exp::RULES,
+        cross_entropy::RULES,
+    ];
+    families.into_iter().flatten().collect()
 }
 
 /// The numerics class of a rule by its name; for half types if `half`. Joining siblings is no [`Rule`] and exact.
@@ -127,8 +134,6 @@ pub struct Application {
     /// The pattern that matched.
     pub left: &'static str,
     pub bound: Bindings,
-    /// Classes and heads of the e-nodes that it matched.
-    pub from: Vec<(Id, u32)>,
     pub class: Id,
     /// Heads of the form that it gave.
     pub heads: Vec<u32>,
@@ -234,8 +239,7 @@ impl Saturated {
                 let heads: Vec<u32> = b.g[form].nodes.iter().map(|t| t.head).collect();
                 if self.equate(id, form, r.rule.name, &m.through) {
                     new = true;
-                    let from = m.through.clone();
-                    self.applied.push(Application { rule: r.rule, left, bound: m, from, class: id, heads, inner });
+                    self.applied.push(Application { rule: r.rule, left, bound: m, class: id, heads, inner });
                 }
             }
         }

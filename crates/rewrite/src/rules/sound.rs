@@ -107,7 +107,7 @@ fn given(g: &Graph, seed: u64) -> (Vec<Tensor>, Vec<Tensor>) {
 }
 fn check(g: &Graph, seed: u64) -> usize {
     let (inputs, params) = given(g, seed);
-    // Differences are exact where the sum of three is not: near points.
+    // Not `Fast`: distances by matmuls cancel where points are near.
     sound(g, &inputs, &params, Numerics::Torch)
 }
 
