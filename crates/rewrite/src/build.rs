@@ -19,6 +19,8 @@ pub struct Builder {
     pub source: BTreeMap<Id, Source>,
     /// Source location given to new classes.
     pub origin: Source,
+    /// Columns of the machine's widest tile of a matmul; 0: rules that compute by tiles do not apply.
+    pub tile: usize,
     /// Classes that were new, with the heads of their terms.
     pub fresh: Vec<(Id, u32)>,
 }

@@ -152,7 +152,8 @@ fn search(
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
         return Ok((plan, members.into_iter().map(|(name, _)| (name, vec![])).collect()));
     }
-    let (builder, ids) = Builder::import(g);
+    let (mut builder, ids) = Builder::import(g);
+    builder.tile = check.machine.templates.tile;
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
     let saturated = rules::saturate(builder, options.contract.rules());

@@ -65,9 +65,10 @@ impl<'a> Prover<'a> {
     }
     fn step(&self, a: &Application) -> Step {
         let g = &self.s.builder.g;
-        let from = Pattern::parse(a.left).map(|p| self.pattern(&p, a)).unwrap_or_default();
+        let side = |text: &str| Pattern::parse(text).map_or_else(|| text.to_string(), |p| self.pattern(&p, a));
+        let from = side(a.left);
         let to = match a.rule.right {
-            Right::Is(text) => Pattern::parse(text).map(|p| self.pattern(&p, a)).unwrap_or_default(),
+            Right::Is(text) => side(text),
             Right::By(_) => {
                 let class = g.find(a.class);
                 let made = |t: &&Term| a.heads.contains(&t.head);

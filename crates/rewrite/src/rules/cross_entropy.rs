@@ -10,9 +10,6 @@ use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, UnaryOp};
 use kiln_plan::Numerics::*;
 use std::collections::BTreeSet;
 
-/// Columns of a part of a sum: the widest tile of a matmul on tensor cores. The equality holds for any number; on machines without such
-/// tiles its price is higher.
-const PART: usize = 256;
 /// Most ops between logits and their matmul.
 const DEEP: usize = 12;
 
@@ -167,15 +164,17 @@ fn sum_of_row(b: &mut Builder, x: Id) -> Option<Id> {
 /// The same of logits that a matmul makes, by parts of its columns; in the type that `x` is computed in.
 fn sum_in_parts(b: &mut Builder, x: Id) -> Option<Id> {
     let (dtype, all) = (b.ty(x).dtype, *b.shape(x).last()?);
-    if all < 2 * PART || !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16) {
+    // The equality holds for parts of any length; the epilogue of a matmul reduces those that are a tile wide.
+    let tile = b.tile;
+    if tile == 0 || all < 2 * tile || !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16) {
         return None;
     }
-    let even = all - all % PART;
+    let even = all - all % tile;
     let mut part = |first: usize, len: usize| {
         let part = Logits::of(b, x, Columns::Part { first, len })?;
         let part = b.add(Op::Cast(dtype.compute()), &[part])?;
         let lead = b.shape(part).split_last()?.1.to_vec();
-        let parts = len.div_ceil(PART);
+        let parts = len.div_ceil(tile);
         let tiles = b.reshape(part, &[&lead[..], &[parts, len / parts]].concat())?;
         let sums = sum_of_row(b, tiles)?;
         let sums = b.reshape(sums, &[&lead[..], &[parts]].concat())?;

@@ -15,6 +15,9 @@ const ULPS: f64 = 16.;
 /// Elements of the largest value of a graph that is interpreted form by form.
 const LARGEST: usize = 1 << 20;
 
+/// Columns of a tile of a matmul: few, so that small graphs have several.
+const TILE: usize = 16;
+
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 2f64.powi(-8),
@@ -51,7 +54,7 @@ fn agree(a: &Tensor, b: &Tensor, dtype: DType) -> Result<(), String> {
 
 /// Compares all forms of all classes; gives how many forms were compared with another.
 fn sound(g: &Graph, inputs: &[Tensor], params: &[Tensor], upto: Numerics) -> usize {
-    let s = saturate(Builder::import(g).0, upto);
+    let s = saturate(Builder { tile: TILE, ..Builder::import(g).0 }, upto);
     let e = &s.builder.g;
     let mut values: BTreeMap<Id, Tensor> = BTreeMap::new();
     let of = |t: &Term, values: &BTreeMap<Id, Tensor>, ty: &Type| -> Option<Result<Tensor, String>> {
