@@ -18,7 +18,7 @@ pub struct Builder {
 impl Builder {
     pub fn new(name: impl Into<String>, grid: [usize; 3], warps: usize) -> Builder {
         Builder {
-            kernel: Kernel { name: name.into(), grid, warps, cluster: 1, ..Kernel::default() },
+            kernel: Kernel { name: name.into(), grid, warps, blocks: 1, cluster: 1, ..Kernel::default() },
             open: vec![Region::default()],
             fault: None,
         }
@@ -298,6 +298,10 @@ impl Builder {
     }
     pub fn set_warps(&mut self, warps: usize) {
         self.kernel.warps = warps;
+    }
+    /// Blocks of a cluster that share an instance.
+    pub fn set_blocks(&mut self, blocks: usize) {
+        self.kernel.blocks = blocks;
     }
     pub fn set_cluster(&mut self, blocks: usize) {
         self.kernel.cluster = blocks;

@@ -91,6 +91,10 @@ pub enum Arithmetic {
     Ieee,
 }
 
+fn one() -> usize {
+    1
+}
+
 /// A block program. Its launch is static: shapes are constants of the program.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Kernel {
@@ -98,9 +102,11 @@ pub struct Kernel {
     pub params: Vec<Param>,
     /// Program instances along each axis of the grid; 0 along any axis: nothing runs.
     pub grid: [usize; 3],
-    /// Warps of an instance on a GPU (a power of two without roles). With more than one block should hold, code
-    /// generation spreads the instance over a cluster.
+    /// Warps of an instance on a GPU (a power of two without roles).
     pub warps: usize,
+    /// Blocks of a cluster that share an instance, each with its part of the warps.
+    #[serde(default = "one")]
+    pub blocks: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
     #[serde(default)]

@@ -37,7 +37,7 @@ pub const STEPS: &[Step] = &[
     ("clusters", |k, m| warpgroup::persistent::run(k, warpgroup::Launch::of(k, m.units.multiprocessors))),
     ("roles", |k, m| warpgroup::roles::run(k, None, m)),
     ("warpgroups", warpgroup::run),
-    ("persistent-rows", |k, m| persistent_rows::run(k, m.limits.clusters_of(k.warps / persistent_rows::WARPS))),
+    ("persistent-rows", |k, m| persistent_rows::run(k, m.limits.clusters_of(k.blocks))),
 ];
 
 /// The passes that every program goes through.

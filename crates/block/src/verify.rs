@@ -124,6 +124,13 @@ fn header(k: &Kernel) -> Rule {
     rules::ensure((1..=512).contains(&k.warps) && (roles || k.warps.is_power_of_two()), || {
         format!("{} warps; from 1 to 512, a power of two without roles", k.warps)
     })?;
+    let shared = k.blocks.is_power_of_two() && k.blocks <= 16 && k.warps.is_multiple_of(k.blocks.max(1));
+    rules::ensure(shared && (k.blocks == 1 || !roles && k.cluster == 1), || {
+        format!(
+            "{} blocks that share an instance; a power of two up to 16 that divides the warps, without roles and clusters",
+            k.blocks
+        )
+    })?;
     rules::ensure(k.cluster.is_power_of_two() && k.cluster <= 16 && k.grid[0].is_multiple_of(k.cluster), || {
         format!("a cluster of {}; a power of two up to 16 that divides the grid's {}", k.cluster, k.grid[0])
     })?;

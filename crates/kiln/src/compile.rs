@@ -29,6 +29,7 @@ use kiln_runtime::{
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -186,29 +187,67 @@ pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Code
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+    let mut plan = unscheduled(model, options)?;
+    // A requested template or schedule that does not fit its kernel fails here, so that no command continues without it.
+    for k in plan.kernels.iter().filter(|k| k.reason.template.is_some() || k.schedule.is_some()) {
+        match kiln_lower::lower_at(k, options.machine()) {
+            Ok(_) => {}
+            Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
+            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
+        }
+    }
+    schedule(&mut plan, options.machine())?;
+    Ok(plan)
+}
+
+/// The plan of a model, in which kernels have schedules where constraints or measurements give them.
+pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     options.check()?;
     if !options.fuse && !options.constraints.is_empty() {
         return Err(Error::usage("an unfused plan takes no constraints", "leave out --unfused or --constraints"));
     }
     let constraints = options.constraints.resolve(&model.graph)?;
     let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
+    options.constraints.schedule(&mut plan, &model.graph, options.target)?;
     if let Some(measurements) = &options.tuned {
         measurements.apply(&mut plan, options)?;
     }
-    // A requested template that does not apply to its kernel fails here, so that no command continues without it.
-    for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
-        let lowered = kiln_lower::lower_at(k, options.machine());
-        match lowered {
-            Ok(_) => {}
-            Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
+    Ok(plan)
+}
+/// Records the schedule of every kernel that has one nest.
+pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
+    // Layers repeat: kernels with equal bodies have equal schedules.
+    let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (i, k) in plan.kernels.iter().enumerate().filter(|(_, k)| k.schedule.is_none()) {
+        let body = kiln_graph::text::print(&k.body.bare());
+        alike.entry(format!("{} {:?} {body}", k.kind.name(), k.rounding)).or_default().push(i);
+    }
+    let alike: Vec<Vec<usize>> = alike.into_values().collect();
+    let found = workers::map(&alike, |all| kiln_lower::scheduled(&plan.kernels[all[0]], machine));
+    for (all, found) in alike.into_iter().zip(found) {
+        match found {
+            Ok(found) => {
+                let schedule = found.and_then(|s| s.schedules.into_iter().next()).map(|s| s.0);
+                all.into_iter().for_each(|i| plan.kernels[i].schedule = schedule.clone());
+            }
+            // Lowering refuses it with the same reason.
+            Err(LowerError::Unsupported { .. }) => {}
             Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
-    Ok(plan)
+    Ok(())
 }
-/// The error for a requested template that does not apply to its kernel.
+/// The error for a requested template or schedule that does not fit its kernel.
 fn no_template(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
-    let template = k.reason.template.map(|t| t.to_string()).unwrap_or_default();
+    let template = match (k.reason.template, &k.schedule) {
+        (None, Some(schedule)) => {
+            return Error::failed(
+                format!("cannot plan {model}: the schedule `{schedule}` does not fit kernel {}: {why}", k.name),
+                "leave the constraint out, or name one that fits; `kiln explain MODEL --kernel NAME` shows some",
+            );
+        }
+        (template, _) => template.map(|t| t.to_string()).unwrap_or_default(),
+    };
     Error::failed(
         format!("cannot plan {model}: the template `{template}` does not apply to kernel {}: {why}", k.name),
         "leave the constraint out, or name a template that applies; `kiln explain MODEL --kernel NAME` shows which one the kernel has now",

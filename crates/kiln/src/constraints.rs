@@ -13,11 +13,16 @@
 //! [[use_template]]                                   # how matmuls, attentions and convolutions are lowered
 //! at = "op:linear"
 //! template = "tile 64x128"                           # as `explain --kernel` names them
+//!
+//! [[use_schedule]]                                   # how the nests of other kernels are mapped onto a GPU
+//! at = "op:softmax"
+//! schedule = "split r 4096; bind warp 8"
 //! ```
 //! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the constraints.
 use crate::{Error, select::select};
 use kiln_graph::Graph;
-use kiln_plan::{BufferId, Plan, Stage, Template};
+use kiln_machine::Arch;
+use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage, Template};
 use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
@@ -36,6 +41,17 @@ pub struct Constraints {
     pub kernel: Vec<KernelText>,
     /// Templates of matmuls, attentions and convolutions.
     pub use_template: Vec<TemplateText>,
+    /// Schedules of kernels of points, rows, pools and scans.
+    pub use_schedule: Vec<ScheduleText>,
+}
+/// The schedule of the kernel that computes a value.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleText {
+    /// Selector of values.
+    pub at: String,
+    /// Steps, such as `split r 4096; bind warp 8`.
+    pub schedule: String,
 }
 /// The template for a matmul, attention or convolution.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -61,6 +77,12 @@ pub struct KernelText {
     /// Its template, if that is fixed.
     #[serde(default)]
     pub template: Option<String>,
+    /// Its schedule, if that is fixed, and the target that it is for: on others it is left out.
+    #[serde(default)]
+    pub schedule: Option<String>,
+    /// See [`KernelText::schedule`].
+    #[serde(default)]
+    pub target: Option<String>,
 }
 
 impl Constraints {
@@ -71,7 +93,7 @@ impl Constraints {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
                 format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
-                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_template]] and [[kernel]] tables",
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_template]], [[use_schedule]] and [[kernel]] tables",
             )
         })
     }
@@ -100,8 +122,38 @@ impl Constraints {
                 .collect::<Result<_, Error>>()?,
         })
     }
+    /// Sets the schedules of a plan's kernels. Whether they fit is left to lowering.
+    ///
+    /// # Errors
+    /// If a schedule cannot be read, or no kernel of its values takes one.
+    pub fn schedule(&self, plan: &mut Plan, graph: &Graph, target: Arch) -> Result<(), Error> {
+        let stored: BTreeMap<BufferId, String> =
+            stored_names(plan).into_iter().map(|(b, name)| (b, name.to_string())).collect();
+        let pins = self.kernel.iter().filter(|k| k.target.as_deref().is_none_or(|t| t == target.name()));
+        for (pin, text) in pins.filter_map(|k| Some((k, k.schedule.as_ref()?))) {
+            let of = |k: &&mut Kernel| k.outputs.first().and_then(|b| stored.get(b)) == pin.stores.first();
+            let Some(k) = plan.kernels.iter_mut().find(of) else { continue };
+            k.schedule = Some(schedule(text)?);
+        }
+        for u in &self.use_schedule {
+            let (wanted, schedule) = (select(&u.at, graph, None)?, schedule(&u.schedule)?);
+            let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
+            let computes = |k: &Kernel| k.reason.origins.iter().any(|o| o.names.iter().any(|n| names.contains(n)));
+            let mut all: Vec<&mut Kernel> =
+                plan.kernels.iter_mut().filter(|k| takes_schedule(k) && computes(k)).collect();
+            if all.is_empty() {
+                return Err(Error::usage(
+                    format!("use_schedule `{}` names no value of a kernel that takes a schedule", u.at),
+                    "kernels of points, rows, pools and scans take one; matmuls, convolutions and attentions take `use_template`",
+                ));
+            }
+            all.iter_mut().for_each(|k| k.schedule = Some(schedule.clone()));
+        }
+        Ok(())
+    }
     /// Constraints that fix every kernel of a plan's run as it is.
     pub fn pin(plan: &Plan) -> Constraints {
+        let target = kiln_machine::machine(&plan.machine).map(|m| m.arch);
         let names = stored_names(plan);
         let name = |b: &BufferId| names.get(b).map(|n| n.to_string());
         let kernel = |k: &kiln_plan::Kernel| KernelText {
@@ -109,6 +161,8 @@ impl Constraints {
             stores: k.outputs.iter().filter_map(name).collect(),
             reads: k.inputs.iter().filter_map(name).collect(),
             template: k.reason.template.map(|t| t.to_string()),
+            schedule: target.and(k.schedule.as_ref()).map(|s| s.to_string()),
+            target: target.filter(|_| k.schedule.is_some()).map(|t| t.to_string()),
         };
         let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run);
         Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
@@ -133,12 +187,28 @@ impl Constraints {
             if let Some(template) = &k.template {
                 let _ = writeln!(t, "template = {}", quoted(template));
             }
+            if let (Some(schedule), Some(target)) = (&k.schedule, &k.target) {
+                let _ = writeln!(t, "schedule = {}\ntarget = {}", quoted(schedule), quoted(target));
+            }
+        }
+        for u in &self.use_schedule {
+            let _ = writeln!(t, "\n[[use_schedule]]\nat = {}\nschedule = {}", quoted(&u.at), quoted(&u.schedule));
         }
         for u in &self.use_template {
             let _ = writeln!(t, "\n[[use_template]]\nat = {}\ntemplate = {}", quoted(&u.at), quoted(&u.template));
         }
         t
     }
+}
+
+fn schedule(text: &str) -> Result<Schedule, Error> {
+    let help = "`kiln explain MODEL --kernel NAME` shows which schedule a kernel has, and others that fit it";
+    text.parse().map_err(|why: String| Error::usage(why, help))
+}
+
+/// Whether a kernel's nest has a schedule.
+pub fn takes_schedule(k: &Kernel) -> bool {
+    matches!(k.kind, KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool | KernelKind::Scan)
 }
 
 fn template(text: &str) -> Result<Template, Error> {

@@ -134,6 +134,12 @@ pub struct KernelReport {
     /// Templates for its matmul on a GPU with their predicted times: the default choice, the best others, and the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,
+    /// How its nest is mapped onto the machine; absent for matmuls, convolutions, attention, and kernels of several nests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// On a GPU: its schedule and others that fit it, with predicted times.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedules: Vec<ScheduleReport>,
     /// Predicted cost of batch invariance in microseconds, for matmuls and attentions on a GPU, whose schedules otherwise depend on the
     /// batch. Absent if the plan is not batch-invariant or the cost model has no time for the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +147,27 @@ pub struct KernelReport {
     /// What a store of measurements says of it, if the plan was made with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,
+}
+
+/// A schedule that fits a kernel's nest.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ScheduleReport {
+    /// As constraints name it.
+    pub schedule: String,
+    /// Predicted microseconds. Of its terms, those of memory, cache, issue and latency overlap; the others add up.
+    pub us: f64,
+    /// Bytes from and to memory.
+    pub memory_us: f64,
+    /// Sectors from and to the L2 cache.
+    pub cache_us: f64,
+    /// Instructions of all warps.
+    pub issue_us: f64,
+    /// Rounds of resident instances, one after the other.
+    pub latency_us: f64,
+    /// What no other instance overlaps.
+    pub exposed_us: f64,
+    /// Launches.
+    pub launch_us: f64,
 }
 
 /// A template that applies to a kernel's matmul.

@@ -15,12 +15,16 @@ mod report;
 pub use kiln_tune::{Budget, Store};
 pub use report::{KernelTuning, Tried, Tuned};
 
-use crate::{CompileOptions, Error, Model, Target, compile, io};
-use kiln_plan::{Kernel, KernelKind, Plan, Tuning};
+use crate::{CompileOptions, Error, Model, Target, compile, constraints::takes_schedule, io};
+use kiln_plan::{Choice, Kernel, KernelKind, Plan, Tuning};
 use kiln_tune::{Entry, Found, Key, Machine};
 use measure::GpuBench;
 pub use measurements::Measurements;
-use std::{path::Path, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Instant,
+};
 
 /// Reads a store.
 pub fn read(path: &Path) -> Result<Store, Error> {
@@ -51,15 +55,26 @@ fn key(k: &Kernel, machine: &Machine) -> Key {
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }
 
-/// Whether the kernel's template may come from a store: it is a matmul without a template from a constraint.
+/// Whether the template or the schedule of a kernel without a schedule may come from a store: no constraint gives it.
 fn is_open(k: &Kernel) -> bool {
-    k.kind == KernelKind::Gemm && k.reason.template.is_none()
+    match k.kind {
+        KernelKind::Gemm => k.reason.template.is_none(),
+        _ => takes_schedule(k) && k.schedule.is_none(),
+    }
 }
 
-/// Fails with lowering's reason if the template does not apply to the kernel.
-fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) -> Result<(), String> {
+/// Lowers a kernel so.
+fn choose(k: &mut Kernel, choice: &Choice) {
+    match choice {
+        Choice::Template(t) => k.reason.template = Some(*t),
+        Choice::Schedule(s) => k.schedule = Some(s.clone()),
+    }
+}
+
+/// Fails with lowering's reason if the choice does not apply to the kernel.
+fn takes(k: &Kernel, choice: &Choice, options: &CompileOptions) -> Result<(), String> {
     let mut k = k.clone();
-    k.reason.template = Some(template);
+    choose(&mut k, choice);
     kiln_lower::lower_at(&k, options.machine()).map(|_| ()).map_err(|e| e.why())
 }
 
@@ -71,14 +86,12 @@ impl Measurements {
             k.reason.tuning = match self.store.find(&key(k, &machine)) {
                 Found::Nothing => None,
                 Found::Useless(_, why) => Some(Tuning::Unused { why }),
-                Found::Entry(e, template) => Some(match takes(k, template, options) {
+                Found::Entry(e, choice) => Some(match takes(k, &choice, options) {
                     Ok(()) => {
-                        k.reason.template = Some(template);
+                        choose(k, &choice);
                         Tuning::Measured { device: machine.device.clone(), us: e.us, default_us: e.default_us }
                     }
-                    Err(why) => {
-                        Tuning::Unused { why: format!("the template `{template}` does not apply to the kernel: {why}") }
-                    }
+                    Err(why) => Tuning::Unused { why: format!("`{choice}` does not apply to the kernel: {why}") },
                 }),
             };
         }
@@ -129,13 +142,15 @@ pub fn tune(
 ) -> Result<Tuned, Error> {
     let target = options.compile.target;
     let machine = Machine { device: compile::gpu_name(options.gpu)?, target: target.name().into() };
-    let plan = compile::plan(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
-    let problems = problems(&plan, options, &machine)?;
+    let mut plan = compile::unscheduled(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
+    let open: BTreeSet<String> = plan.kernels.iter().filter(|k| is_open(k)).map(|k| k.name.clone()).collect();
+    compile::schedule(&mut plan, options.compile.machine())?;
+    let problems = problems(&plan, options, &open, &machine)?;
     let mut tuned = Tuned { model: plan.name.clone(), device: machine.device.clone(), kernels: vec![] };
     for (at, (key, kernels)) in problems.iter().enumerate() {
         let (first, start) = (kernels[0], Instant::now());
         let known = match store.find(key) {
-            Found::Entry(e, t) if !options.again && takes(first, t, &options.compile).is_ok() => Some(e.clone()),
+            Found::Entry(e, c) if !options.again && takes(first, &c, &options.compile).is_ok() => Some(e.clone()),
             _ => None,
         };
         let (was_known, mut tried) = (known.is_some(), vec![]);
@@ -162,6 +177,7 @@ pub fn tune(
 fn problems<'a>(
     plan: &'a Plan,
     options: &TuneOptions,
+    open: &BTreeSet<String>,
     machine: &Machine,
 ) -> Result<Vec<(Key, Vec<&'a Kernel>)>, Error> {
     if let Some(name) = &options.kernel
@@ -173,7 +189,7 @@ fn problems<'a>(
         return Err(Error::usage(format!("{} has no kernel `{name}`", plan.name), help));
     }
     let mut all: Vec<(Key, Vec<&Kernel>)> = vec![];
-    let wanted = |k: &&Kernel| is_open(k) && options.kernel.as_ref().is_none_or(|name| k.name == *name);
+    let wanted = |k: &&Kernel| open.contains(&k.name) && options.kernel.as_ref().is_none_or(|name| k.name == *name);
     for k in plan.kernels.iter().filter(wanted) {
         let key = key(k, machine);
         match all.iter_mut().find(|(other, _)| *other == key) {
@@ -184,30 +200,107 @@ fn problems<'a>(
     Ok(all)
 }
 
-/// Searches for the best template of one matmul; `None` if there is only one.
+/// What may be measured for a kernel: first what lowering does by default.
+pub(crate) fn candidates(kernel: &Kernel, machine: &kiln_machine::Machine, library: bool) -> Vec<kiln_tune::Candidate> {
+    if kernel.schedule.is_some() {
+        let one = |(schedule, price): (_, kiln_lower::price::Price)| kiln_tune::Candidate {
+            choice: Choice::Schedule(schedule),
+            us: price.us,
+        };
+        return kiln_lower::schedules(kernel, machine).into_iter().map(one).collect();
+    }
+    let there = |c: &kiln_lower::Candidate| c.template.family != kiln_plan::Family::Library || library;
+    let one = |c: kiln_lower::Candidate| kiln_tune::Candidate { choice: Choice::Template(c.template), us: c.us };
+    kiln_lower::candidates(kernel, machine).into_iter().filter(there).map(one).collect()
+}
+
+/// Searches for the best choice for one kernel; `None` if there is only one.
 fn measured(
     kernel: &Kernel,
     options: &TuneOptions,
     progress: &mut dyn FnMut(kiln_tune::Progress),
 ) -> Result<Option<kiln_tune::Outcome>, Error> {
-    let candidates = kiln_lower::candidates(kernel, options.compile.machine());
+    let mut bench = GpuBench::new(kernel, options)?;
+    let candidates = candidates(kernel, options.compile.machine(), bench.has_library());
     if candidates.len() < 2 {
         return Ok(None);
     }
-    let mut bench = GpuBench::new(kernel, options)?;
-    let there = |t: &kiln_plan::Template| t.family != kiln_plan::Family::Library || bench.has_library();
-    let candidates: Vec<kiln_tune::Candidate> = (candidates.iter().filter(|c| there(&c.template)))
-        .map(|c| kiln_tune::Candidate { template: c.template, us: c.us })
-        .collect();
     let failed = |why: String| {
         Error::failed(
             format!("cannot tune kernel {}: {why}", kernel.name),
             "earlier measurements are in the store; `--kernel NAME` tunes a single kernel",
         )
     };
-    kiln_tune::search(&mut bench, &candidates, kiln_lower::neighbours, &options.budget, progress)
-        .map(Some)
-        .map_err(failed)
+    let neighbours = |c: &Choice| match c {
+        Choice::Template(t) => kiln_lower::neighbours(*t).into_iter().map(Choice::Template).collect(),
+        Choice::Schedule(_) => vec![],
+    };
+    kiln_tune::search(&mut bench, &candidates, neighbours, &options.budget, progress).map(Some).map_err(failed)
+}
+
+/// How [`sample`] chooses schedules: the first ones by price, then others at random; `dry`: nothing is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// The cheapest in the model.
+    pub first: usize,
+    /// Others.
+    pub random: usize,
+    /// Seed of the others.
+    pub seed: u64,
+    /// Predictions only.
+    pub dry: bool,
+}
+
+/// Measures schedules of each kernel with one nest; gives them beside the nest in numbers, as JSON: what the cost model is fitted to.
+///
+/// # Errors
+/// If the model cannot be planned, or the schedule of the plan does not run.
+pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec<serde_json::Value>, Error> {
+    let plan = compile::plan(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
+    let mut found = vec![];
+    for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
+        let Ok(Some(nest)) = kiln_lower::scheduled(k, options.compile.machine()) else { continue };
+        let mut schedules = nest.schedules;
+        let default = schedules.first().map(|s| s.0.to_string()).unwrap_or_default();
+        let total = schedules.len();
+        schedules[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+        let mut state = how.seed;
+        for at in (how.first + 2..schedules.len()).rev() {
+            // Knuth's linear congruential generator.
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            schedules.swap(at, how.first + 1 + (state >> 33) as usize % (at - how.first));
+        }
+        let fixed = schedules.iter().find(|s| s.0 == nest.fixed).cloned();
+        schedules.truncate(1 + how.first + how.random);
+        schedules.extend(fixed.filter(|f| !schedules.iter().any(|s| s.0 == f.0)));
+        let measured: Vec<(String, f64)> = if how.dry {
+            schedules.iter().map(|(s, _)| (s.to_string(), 0.0)).collect()
+        } else {
+            let candidates: Vec<_> = (schedules.iter())
+                .map(|(s, _)| kiln_tune::Candidate { choice: Choice::Schedule(s.clone()), us: 1.0 })
+                .collect();
+            let mut bench = GpuBench::new(k, options)?;
+            let outcome = kiln_tune::search(&mut bench, &candidates, |_| vec![], &options.budget, &mut |_| {});
+            let outcome =
+                outcome.map_err(|why| Error::failed(format!("cannot measure kernel {}: {why}", k.name), ""))?;
+            outcome.measured.iter().map(|t| (t.choice.to_string(), t.us)).collect()
+        };
+        let predicted: BTreeMap<String, f64> = schedules.iter().map(|(s, p)| (s.to_string(), p.us)).collect();
+        let f = &nest.facts;
+        let access = |a: &kiln_lower::facts::Access| {
+            serde_json::json!({
+                "slot": format!("{:?}", a.slot), "bytes": a.bytes, "store": a.store, "strides": a.strides,
+                "guarded": a.guarded, "gathered": a.gathered,
+            })
+        };
+        found.push(serde_json::json!({
+            "name": k.name, "bytes": f.bytes, "coords": f.coords, "levels": f.levels, "reductions": f.reductions,
+            "scans": f.scans, "ordered": f.ordered, "before": f.before, "after": f.after, "quotients": f.quotients,
+            "accesses": f.accesses.iter().map(access).collect::<Vec<_>>(), "candidates": total,
+            "default": default, "fixed": nest.fixed.to_string(), "measured": measured, "predicted": predicted,
+        }));
+    }
+    Ok(found)
 }
 
 fn entry(key: &Key, o: &kiln_tune::Outcome) -> Entry {

@@ -2,12 +2,12 @@
 use crate::composite::Decomposed;
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
-use crate::{gemm, lower_at, template, under};
+use crate::{body, gemm, lower_at, template, under};
 use kiln_machine::Machine;
-use kiln_plan::{Family, Hardware, Kernel, KernelKind, Reason, Schedule, Template};
+use kiln_plan::{Family, Hardware, Kernel, KernelKind, Parameters, Reason, Template};
 
 /// Version of the templates: raised whenever their programs change so much that old measurements are void.
-pub const TEMPLATES: u32 = 5;
+pub const TEMPLATES: u32 = 6;
 
 /// A template that applies to a kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -22,7 +22,7 @@ pub struct Candidate {
 pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
     let machine = &under(machine, kernel);
     let Some(decomposed) = decomposed(kernel) else { return vec![] };
-    let of = body(kernel, &decomposed, machine);
+    let of = Body { template: None, ..body(kernel, &decomposed, machine) };
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }
@@ -41,12 +41,6 @@ pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
 fn decomposed(kernel: &Kernel) -> Option<Decomposed> {
     Decomposed::of(&kernel.name, &kernel.body).ok()
 }
-fn body<'a>(kernel: &'a Kernel, decomposed: &'a Decomposed, machine: &'a Hardware<'a>) -> Body<'a> {
-    let (name, graph) = (kernel.name.as_str(), &kernel.body);
-    let (precision, rounding) = (kernel.precision, kernel.rounding);
-    Body { name, graph, decomposed, matmul: None, dual: None, machine, precision, rounding, template: None }
-}
-
 /// Whether lowering chooses the GPU's library by default.
 pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
     let free = !machine.contract.batch_invariant && kernel.reason.template.is_none();
@@ -67,7 +61,7 @@ fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
         return Some(seen);
     }
     let parts = gemm::parts(of, of.machine).ok();
-    let template = Template { schedule: Schedule { split_k: parts, group: Some(GROUP), ..seen.schedule }, ..seen };
+    let template = Template { schedule: Parameters { split_k: parts, group: Some(GROUP), ..seen.schedule }, ..seen };
     by(Some(template)).map(|_| template)
 }
 
@@ -81,16 +75,16 @@ pub fn neighbours(t: Template) -> Vec<Template> {
     let mut all = vec![];
     let mut put = |schedule| all.push(Template { schedule, ..t });
     for n in [4, 8, 16, 32, 64] {
-        put(Schedule { group: Some(n), ..s });
+        put(Parameters { group: Some(n), ..s });
     }
     for n in stages.saturating_sub(2)..=stages + 2 {
-        put(Schedule { stages: Some(n), ..s });
+        put(Parameters { stages: Some(n), ..s });
     }
-    put(Schedule { cluster: Some(3 - cluster.min(2)), ..s });
-    put(Schedule { tiles: Some(3 - s.tiles.unwrap_or(1).min(2)), ..s });
+    put(Parameters { cluster: Some(3 - cluster.min(2)), ..s });
+    put(Parameters { tiles: Some(3 - s.tiles.unwrap_or(1).min(2)), ..s });
     match depth {
-        128 => put(Schedule { depth: Some(256), stages: Some(stages / 2), ..s }),
-        _ => put(Schedule { depth: Some(depth / 2), stages: Some(stages * 2), ..s }),
+        128 => put(Parameters { depth: Some(256), stages: Some(stages / 2), ..s }),
+        _ => put(Parameters { depth: Some(depth / 2), stages: Some(stages * 2), ..s }),
     }
     all.retain(|n| *n != t && n.schedule.stages >= Some(2));
     all

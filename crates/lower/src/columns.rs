@@ -7,14 +7,13 @@
 //! - sums of long ones are processed in chunks, by as many instances as keep the machine busy;
 //! - where no vector divides a large matrix's rows, or they are narrow, several rows are summed as one wide row
 //!   ([`crate::wide_rows`]).
-use crate::expr::CoordId;
 use crate::persistent::{self, Tiles};
-use crate::rows::{Limits, RowPlan, parts, wanted};
-use crate::space::{Coord, Space};
-use crate::tile::Cut;
+use crate::rows::{self, Limits, bind, parts, wanted};
+use crate::space::Coord;
 use crate::unaligned::VECTOR;
-use kiln_plan::Hardware;
+use kiln_block::passes::persistent_rows;
 use kiln_plan::scan::{self, COLUMN_CHUNKS};
+use kiln_plan::{Axis, Hardware, Schedule, Step};
 
 /// Most bytes of the columns that belong to one thread.
 const ALONE: usize = 256;
@@ -45,42 +44,22 @@ const SUMMED: usize = 64;
 /// Elements from which on a second step, which combines partial sums, is profitable.
 const STREAMED: usize = 1 << 20;
 
-/// Schedule of rows that are strided in memory: the tile's last axis is the kept coordinate `along`, its first the row.
-pub fn across<'m>(
-    space: &mut Space,
-    kept: Vec<Coord>,
-    along: CoordId,
-    row: CoordId,
-    n: usize,
-    machine: &'m Hardware<'m>,
-    limits: &Limits,
-) -> RowPlan<'m> {
+/// Schedule of rows that are strided in memory: the tile's last axis is the kept coordinate number `k`, its first the row.
+pub fn across(kept: &[Coord], k: usize, n: usize, machine: &Hardware, limits: &Limits) -> Schedule {
     let gpu = machine.arch.is_gpu();
-    let extent = space.find(along).map_or(1, |c| c.extent);
+    let extent = kept[k].extent;
     // The number that choices depend on: the columns of one image, or of as many as keep the machine busy.
-    let others = machine.counted(kept.iter().filter(|c| c.id != along).map(|c| c.extent).product());
+    let others = machine.counted(kept.iter().enumerate().filter(|c| c.0 != k).map(|c| c.1.extent).product());
     let limits = &Limits { columns: true, ..*limits };
     let high = n.next_power_of_two();
-    let cuts = |wide: usize| {
-        let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
-        cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
-        cuts
+    let cut = |block: usize, wide: usize, bound: Vec<Step>| {
+        let steps = [Step::Split(Axis::Row, block), Step::Split(Axis::Kept(k as u8), wide)];
+        steps.into_iter().chain(bound).collect::<Schedule>()
     };
     let own =
         || limits.alone(n, extent, others, wanted(machine)).or_else(|| limits.summed_alone(n, extent, others, machine));
     if gpu && let Some((block, wide, warps)) = own() {
-        let (kept, row) = (cuts(wide), Cut { id: row, extent: n, block, axis: 0 });
-        return RowPlan {
-            kept,
-            row,
-            rank: 2,
-            parts: 1,
-            warps,
-            machine,
-            unaligned: None,
-            multi_row: false,
-            persistent: None,
-        };
+        return cut(block, wide, bind(warps, machine));
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
     let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
@@ -125,26 +104,22 @@ pub fn across<'m>(
         false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes, sharing(machine)),
         false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, machine),
     };
-    let row = Cut { id: row, extent: n, block: high, axis: 0 };
     let full = held && high == n && extent.is_multiple_of(wide);
     let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
     let persistent = if full { persistent::of(machine, tiles, limits.reads) } else { None };
-    RowPlan {
-        kept: cuts(wide),
-        row,
-        rank: 2,
-        parts: split,
-        warps: match persistent {
-            Some(persistent) => persistent.warps,
-            None if sums && (!held || high * wide > tile) => (high * wide / (64 * limits.thread)).clamp(1, 8),
-            None if gpu => limits.warps(high * wide, high * wide, true),
-            None => 4,
-        },
-        machine,
-        unaligned: None,
-        multi_row: false,
-        persistent: persistent.map(|s| s.clusters),
-    }
+    let warps = match persistent {
+        Some(persistent) => persistent.warps,
+        None if sums && (!held || high * wide > tile) => (high * wide / (64 * limits.thread)).clamp(1, 8),
+        None => limits.warps(high * wide, high * wide, true),
+    };
+    let bound = match persistent {
+        Some(_) => rows::blocks(warps, warps / persistent_rows::WARPS, machine),
+        None => bind(warps, machine),
+    };
+    let mut schedule = cut(high, wide, bound);
+    schedule.steps.extend((split > 1).then_some(Step::SplitReduce(Axis::Row, split)));
+    schedule.steps.extend(persistent.map(|s| Step::Persist(s.clusters)));
+    schedule
 }
 
 impl Limits {

@@ -14,6 +14,7 @@ mod conv;
 mod dag;
 mod emit;
 mod expr;
+pub mod facts;
 mod flash;
 mod gemm;
 mod host;
@@ -24,12 +25,15 @@ mod mask_value;
 mod math;
 mod matmul;
 mod multi_row;
+mod nest;
 mod overlap;
 mod pairwise;
 mod persistent;
 mod placed;
 mod pointwise;
 mod prefetch;
+pub mod price;
+mod propose;
 mod reduction;
 mod replicate;
 mod resolve;
@@ -38,6 +42,7 @@ mod row_loop;
 mod rows;
 mod scan;
 mod scatter;
+mod schedule;
 mod scores;
 mod space;
 mod tail;
@@ -54,7 +59,7 @@ use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::{
-    Contract, Family, Hardware, Kernel, KernelKind, Rounding, Template,
+    Contract, Family, Hardware, Kernel, KernelKind, Rounding, Schedule, Template,
     exec::{LibraryCall, Steps, Work},
 };
 use resolve::Body;
@@ -76,6 +81,64 @@ impl LowerError {
             LowerError::Unsupported { why, .. } => why,
             LowerError::Invariant { what, .. } => format!("a defect of Kiln: {what}; please report it"),
         }
+    }
+}
+
+/// The nest of a kernel with exactly one, which is not a matmul's: what it is, and its schedules.
+pub struct Scheduled {
+    /// The nest in numbers.
+    pub facts: facts::Facts,
+    /// The schedule that it gets, then others that fit it, the cheapest first.
+    pub schedules: Vec<(Schedule, price::Price)>,
+    /// The schedule by fixed rules, which another one replaces where it is much cheaper.
+    pub fixed: Schedule,
+}
+
+/// The nest of a kernel and its schedules; `None` for a kernel with a matmul, or with several nests.
+pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
+    let machine = &under(machine, kernel);
+    let decomposed = composite::Decomposed::of(&kernel.name, &kernel.body)?;
+    let of = body(kernel, &decomposed, machine);
+    let mut found = vec![];
+    let other = match kernel.kind {
+        KernelKind::Reduction => pairwise::applies(&of, machine),
+        KernelKind::Pool => overlap::applies(&of, machine)?,
+        _ => false,
+    };
+    if other {
+        return Ok(None);
+    }
+    let visit: &mut nest::Visit = &mut |nest| {
+        let schedules = schedule::all_of(nest)?;
+        found.push(Scheduled { facts: facts::Facts::of(nest), schedules, fixed: schedule::fixed(nest)? });
+        Ok(())
+    };
+    match kernel.kind {
+        KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::each(&of, machine, visit)?,
+        KernelKind::Scan => scan::each(&of, machine, visit)?,
+        _ => {}
+    }
+    Ok(if found.len() == 1 { found.pop() } else { None })
+}
+
+/// Schedules of a kernel with their prices; empty where it has none.
+pub fn schedules(kernel: &Kernel, machine: &Machine) -> Vec<(Schedule, price::Price)> {
+    scheduled(kernel, machine).ok().flatten().map(|s| s.schedules).unwrap_or_default()
+}
+
+fn body<'a>(kernel: &'a Kernel, decomposed: &'a composite::Decomposed, machine: &'a Hardware<'a>) -> Body<'a> {
+    Body {
+        name: &kernel.name,
+        graph: &kernel.body,
+        decomposed,
+        matmul: None,
+        dual: None,
+        machine,
+        precision: kernel.precision,
+        rounding: kernel.rounding,
+        template: kernel.reason.template,
+        schedule: kernel.schedule.as_ref(),
+        bytes: kernel.cost.bytes(),
     }
 }
 
@@ -133,20 +196,10 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         return Ok(vec![].into());
     }
     let decomposed = composite::Decomposed::of(name, body)?;
-    let of = Body {
-        name,
-        graph: body,
-        decomposed: &decomposed,
-        matmul: None,
-        dual: None,
-        machine,
-        precision: kernel.precision,
-        rounding: kernel.rounding,
-        template: kernel.reason.template,
-    };
+    let of = self::body(kernel, &decomposed, machine);
     let rows::Emitted { scratch, mut steps } = match kernel.kind {
         // Which of two summation orders is faster depends on the number of rows: a batch-invariant kernel has only one.
-        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant => {
+        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant || kernel.schedule.is_some() => {
             reduction::lower(&of, machine, 0)?
         }
         KernelKind::Reduction => match pairwise::lower(&of, machine).transpose()? {

@@ -29,12 +29,12 @@ pub struct Run {
     pub mask: Option<Value>,
 }
 
-/// Whether the rows of the plan's tile are loaded and stored as a run.
-pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
-    let [kept] = plan.kept[..] else { return false };
+/// Whether the rows of the plan's tile are loaded and stored as a run, or why not.
+pub fn packs(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
+    let [kept] = plan.kept[..] else { return Err("rows are those of one axis".into()) };
     let tile = plan.rank == 2 && plan.row.axis == 1 && kept.axis == 0 && plan.whole();
     if !plan.machine.arch.is_gpu() || !tile {
-        return false;
+        return Err("a tile of a GPU holds several whole rows".into());
     }
     let fits = |at: &Expr, dtype: DType| {
         let vector = VECTOR / dtype.bytes().max(1);
@@ -45,7 +45,8 @@ pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
         NodeOp::Load { at, guards, .. } => guards.is_empty() && fits(at, scene.dag.node(n).dtype),
         _ => false,
     });
-    loads || scene.stores.iter().any(|s| s.guards.is_empty() && fits(&s.at, s.dtype))
+    let any = loads || scene.stores.iter().any(|s| s.guards.is_empty() && fits(&s.at, s.dtype));
+    if any { Ok(()) } else { Err("no access is a run of short unaligned rows of floats".into()) }
 }
 
 /// Whether this is profitable for rows of `len` such elements. Single words that neighbouring lanes read are as fast,

@@ -42,10 +42,16 @@ struct Strip {
     vector: usize,
 }
 
+/// Whether a pool is computed in strips.
+pub fn applies(of: &Body, machine: &Hardware) -> Result<bool, LowerError> {
+    let pool = the_pool(of.graph).is_some() && machine.arch.is_gpu() && !machine.contract.batch_invariant;
+    Ok(pool && row_len(of)?.is_none())
+}
+
 /// The step over strips; `None` where windows have little in common, outputs are not of the pool's shape, or rows are reduced.
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
-    let Some(pool) = the_pool(of.graph).filter(|_| machine.arch.is_gpu()) else { return Ok(None) };
-    if row_len(of)?.is_some() {
+    let Some(pool) = the_pool(of.graph) else { return Ok(None) };
+    if !applies(of, machine)? {
         return Ok(None);
     }
     let g = of.graph;
@@ -123,7 +129,7 @@ impl Strips {
         if let Some(c) = self.space.coords.last().filter(|_| strip.vector > 1) {
             cuts.push(Cut { id: c.id, extent: strip.vector, block: strip.vector, axis: 1 });
         }
-        Shape { rank: cuts.len(), cuts, parts: 1, warps: BLOCK / 32 }
+        Shape { rank: cuts.len(), cuts, parts: 1, warps: BLOCK / 32, blocks: 1 }
     }
     /// The body at every row of a strip.
     fn scene(&self, of: &Body, pool: &Pool, strip: Strip) -> Result<Scene, LowerError> {

@@ -30,9 +30,14 @@ struct Found {
     shape: Vec<usize>,
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError>> {
+/// Whether pairs of rows are tiled as a matmul.
+pub fn applies(of: &Body, machine: &Hardware) -> bool {
     let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
-    let found = find(of.graph).filter(|_| machine.arch.is_gpu() && tiles)?;
+    machine.arch.is_gpu() && tiles && !machine.contract.batch_invariant && find(of.graph).is_some()
+}
+
+pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError>> {
+    let found = find(of.graph).filter(|_| applies(of, machine))?;
     let (g, p) = (of.graph, &found.pairs);
     // An index along each axis of the pairs, from the axes that an operand has.
     let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {

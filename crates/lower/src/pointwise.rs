@@ -7,25 +7,28 @@
 use crate::LowerError;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, delinear, linear};
+use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
+use crate::rows::bind;
+use crate::schedule;
 use crate::space::{Coord, Space, runs_on};
-use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
+use crate::tile::{pointwise_block, warps_for};
 use crate::unaligned::starts_between;
 use kiln_block::Kernel;
-use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
+use kiln_plan::{Axis, Hardware, Schedule, Step};
+use std::ops::Range;
 
 /// Side of the square tiles of transposing programs: 128 bytes of a row.
 fn side_of(bytes: usize) -> usize {
     (128 / bytes.max(1)).clamp(16, 64)
 }
 
-/// All outputs of a body, in one step if they have the same number of elements.
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Vec<Work<Kernel>>, LowerError> {
+/// Calls `f` with a nest for each number of elements that outputs of a body have.
+pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (name, body) = (of.name, of.graph);
-    let mut steps = vec![];
-    // Outputs of other sizes are steps of their own.
     let mut left: Vec<usize> = (0..body.outputs.len()).collect();
+    let mut nests = 0;
     while let Some(&first) = left.first() {
         let count = body.ty(body.outputs[first]).count();
         let (group, rest): (Vec<usize>, Vec<usize>) =
@@ -34,12 +37,14 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Vec<Work<Kernel>>, LowerEr
         if count == 0 {
             continue;
         }
-        let name = if steps.is_empty() { name.to_string() } else { format!("{name}_{}", steps.len()) };
+        let name = if nests == 0 { name.to_string() } else { format!("{name}_{nests}") };
+        nests += 1;
         let shape = body.shape(body.outputs[first]).to_vec();
-        let scene = |axes: &[Expr]| outputs(of, &group, axes, &shape);
-        steps.push(points(&name, &shape, &scene, machine)?);
+        let at = |s: &Space| outputs(of, &group, &s.axes, &shape);
+        let nest = Nest::new(&name, Space::new(&shape, &vec![false; shape.len()]), &at, machine)?;
+        f(&nest.of_bytes(of.bytes))?;
     }
-    Ok(steps)
+    Ok(())
 }
 
 /// The outputs `group` of a body at a point of `shape`, stored there.
@@ -62,19 +67,17 @@ pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> 
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
-    let mut space = Space::new(shape, &vec![false; shape.len()]);
     let at = |s: &Space| scene(&s.axes);
-    let settled = space.settle(at)?;
-    let total = space.count();
-    let (block, warps) = pointwise_block(machine, per_thread(&settled, space.coords.last()), total);
-    let before = space.axes.clone();
-    let plan = tiling(&mut space, &settled, (block, warps), machine);
-    let scene = if space.axes == before { settled } else { scene(&space.axes)? };
-    let mut frame = open(name, &scene, &plan);
-    for s in &scene.stores {
-        frame.store(s);
-    }
-    frame.finish()
+    let nest = Nest::new(name, Space::new(shape, &vec![false; shape.len()]), &at, machine)?;
+    let mut steps = schedule::lowered(&nest, None, 0)?.steps;
+    steps.pop().ok_or_else(|| LowerError::Invariant { kernel: name.to_string(), what: "points without a step".into() })
+}
+
+/// The schedule of a nest without a row.
+pub fn default(nest: &Nest) -> Schedule {
+    let total = nest.space.count();
+    let (block, warps) = pointwise_block(nest.machine, per_thread(&nest.scene, nest.space.coords.last()), total);
+    tiling(&nest.space, &nest.scene, (block, warps), nest.machine)
 }
 
 /// Bytes of the widest element read or written.
@@ -130,51 +133,47 @@ fn within_vector(e: &Expr, last: Option<&Coord>) -> bool {
     }
 }
 
-fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), machine: &Hardware) -> Shape {
-    let coords = space.coords.clone();
-    let Some((last, outer)) = coords.split_last() else {
-        return Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 };
+fn tiling(space: &Space, scene: &Scene, (block, warps): (usize, usize), machine: &Hardware) -> Schedule {
+    let coords = &space.coords;
+    let axis = |n: usize| Axis::Kept(n as u8);
+    let split = |tile: &[(usize, usize)], warps: usize| -> Schedule {
+        tile.iter().map(|(n, block)| Step::Split(axis(*n), *block)).chain(bind(warps, machine)).collect()
     };
+    let Some((last, outer)) = coords.split_last() else { return split(&[], 1) };
+    let at = outer.len();
     if outer.is_empty() {
-        return flat(*last, block, warps);
+        return flat(0..1, last.extent, (block, warps), machine);
     }
+    let merged = || flat(0..coords.len(), space.count(), (block, warps), machine);
     if let Some(across) = transposed(scene, outer, last.id)
-        && let Some(&other) = space.find(across)
-        && other.extent >= 8
+        && let Some(n) = coords.iter().position(|c| c.id == across)
+        && coords[n].extent >= 8
         && last.extent >= 8
     {
         let square = side_of(widest(scene));
         let side = |n: usize| n.next_power_of_two().min(square);
-        let mut cuts: Vec<Cut> =
-            outer.iter().filter(|c| c.id != across).map(|c| Cut::uniform(c.id, c.extent)).collect();
-        cuts.push(Cut { id: across, extent: other.extent, block: side(other.extent), axis: 0 });
-        cuts.push(Cut { id: last.id, extent: last.extent, block: side(last.extent), axis: 1 });
-        return Shape { cuts, rank: 2, parts: 1, warps: warps_for(square * square, if square > 32 { 16 } else { 8 }) };
+        let warps = warps_for(square * square, if square > 32 { 16 } else { 8 });
+        return split(&[(n, side(coords[n].extent)), (at, side(last.extent))], warps);
     }
-    let Some(inner) = inner_block(last.extent, block) else { return merged(space, block, warps) };
+    let Some(inner) = inner_block(last.extent, block) else { return merged() };
     let uneven = !last.extent.is_multiple_of(inner) || inner * widest(scene) < LINE;
     if machine.arch.is_gpu()
         && uneven
-        && let Some(run) = in_one_run(space, scene, block)
+        && let Some((first, extent)) = in_one_run(space, scene, block)
     {
-        let cuts = outer.iter().filter(|c| space.find(c.id).is_some()).map(|c| Cut::uniform(c.id, c.extent));
-        let run = flat(run, block, warps);
-        return Shape { cuts: cuts.chain(run.cuts).collect(), ..run };
+        return flat(first..coords.len(), extent, (block, warps), machine);
     }
     // Pieces of rows shorter than a cache line, or unaligned rows: the results are one contiguous run, and what is read
     // is indexed by quotients of the position.
     let short = inner < last.extent && inner * widest(scene) < LINE;
     let unaligned = space.count() <= 1 << 30 && stores_unaligned(scene, last.id) && !windows(scene);
     if machine.arch.is_gpu() && (short || unaligned) {
-        return merged(space, block, warps);
+        return merged();
     }
-    let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
     let rows: usize = outer.iter().map(|c| c.extent).product();
     let high = (block / inner).min(rows.next_power_of_two());
     if high <= 1 {
-        let mut cuts: Vec<Cut> = outer.iter().map(|c| Cut::uniform(c.id, c.extent)).collect();
-        cuts.push(inner_cut(1));
-        return Shape { cuts, rank: 1, parts: 1, warps: warps.min(warps_for(inner, 4)) };
+        return split(&[(at, inner)], warps.min(warps_for(inner, 4)));
     }
     // Only the outer coordinates that fill a tile's height are computed per row, by division; the others are scalars.
     let mut taken = 0;
@@ -183,14 +182,14 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), mach
         taken += 1;
         extent *= outer[outer.len() - taken].extent;
     }
-    let (grid, tall) = outer.split_at(outer.len() - taken);
-    let ids: Vec<CoordId> = tall.iter().map(|c| c.id).collect();
-    let mut cuts: Vec<Cut> = grid.iter().map(|c| Cut::uniform(c.id, c.extent)).collect();
-    if let Some(id) = space.merge(&ids) {
-        cuts.push(Cut { id, extent, block: high.min(extent.next_power_of_two()), axis: 0 });
-    }
-    cuts.push(inner_cut(2));
-    Shape { cuts, rank: 2, parts: 1, warps }
+    let first = outer.len() - taken;
+    let tile = split(&[(first, high.min(extent.next_power_of_two())), (at, inner)], warps);
+    fuse(first..at).into_iter().chain(tile.steps).collect()
+}
+
+/// The step that fuses these axes, if there are several.
+fn fuse(axes: Range<usize>) -> Option<Step> {
+    (axes.len() > 1).then(|| Step::Fuse(axes.map(|n| Axis::Kept(n as u8)).collect()))
 }
 
 /// Bytes of a cache line, which rows of a tile should fill.
@@ -204,11 +203,11 @@ fn stores_unaligned(scene: &Scene, last: CoordId) -> bool {
     scene.stores.iter().any(|s| starts_between(&s.at, last, (WRITTEN / s.dtype.bytes().max(1)).max(1)))
 }
 
-/// Merges the innermost coordinates, if everything that changes with the last of them is contiguous over all: rows of
+/// The first of the innermost axes to fuse and the extent of all of them, if everything that changes with the last of them is contiguous over all: rows of
 /// any length are then loaded and stored as one run, and what belongs to a row (a bias of its channel) is indexed by a
 /// quotient of the position.
-fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
-    let coords = space.coords.clone();
+fn in_one_run(space: &Space, scene: &Scene, block: usize) -> Option<(usize, usize)> {
+    let coords = &space.coords;
     let last = coords.last()?;
     let mut along = vec![];
     scene.exprs(&mut |e| {
@@ -226,23 +225,14 @@ fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
         }
         first -= 1;
     }
-    let ids: Vec<CoordId> = coords[first..].iter().map(|c| c.id).collect();
-    let id = space.merge(&ids).filter(|_| ids.len() > 1)?;
-    space.find(id).copied()
+    (first + 1 < coords.len()).then_some((first, extent))
 }
 
-/// All coordinates as one.
-fn merged(space: &mut Space, block: usize, warps: usize) -> Shape {
-    let ids: Vec<CoordId> = space.coords.iter().map(|c| c.id).collect();
-    match space.merge(&ids).and_then(|id| space.find(id).copied()) {
-        Some(c) => flat(c, block, warps),
-        None => Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 },
-    }
-}
-
-fn flat(c: Coord, block: usize, warps: usize) -> Shape {
-    let block = block.min(c.extent.next_power_of_two());
-    Shape { cuts: vec![Cut { id: c.id, extent: c.extent, block, axis: 0 }], rank: 1, parts: 1, warps }
+/// These axes as one, in blocks of its positions.
+fn flat(axes: Range<usize>, extent: usize, (block, warps): (usize, usize), machine: &Hardware) -> Schedule {
+    let first = Axis::Kept(axes.start as u8);
+    let block = Step::Split(first, block.min(extent.next_power_of_two()));
+    fuse(axes).into_iter().chain([block]).chain(bind(warps, machine)).collect()
 }
 
 /// Block along the innermost axis that wastes few lanes; `None` if the axis is too short for one.

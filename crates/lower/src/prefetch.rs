@@ -13,19 +13,22 @@ const LEAST: usize = 8;
 /// Warps from which on an instance is spread over several blocks.
 const SHARED: usize = 32;
 
+/// Instances between two of which one prefetches the rows of the other, where that is profitable.
+pub fn distance(scene: &Scene, plan: &RowPlan) -> Option<usize> {
+    if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
+        return None;
+    }
+    let bytes: usize = rows(scene, plan).iter().map(|r| r.2).sum();
+    let distance = plan.machine.rows.prefetch_distance / bytes.max(1);
+    (bytes > 0 && distance >= LEAST && plan.shape(1).instances() > 2 * distance).then_some(distance)
+}
+
 impl Frame<'_> {
-    /// Prefetches the rows of an instance that starts soon.
-    pub fn prefetch(&mut self, scene: &Scene, plan: &RowPlan) {
-        if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
-            return;
-        }
+    /// Prefetches the rows of the instance that is so many after this one.
+    pub fn prefetch(&mut self, scene: &Scene, plan: &RowPlan, distance: usize) {
         let rows = rows(scene, plan);
-        let bytes: usize = rows.iter().map(|r| r.2).sum();
         let shape = plan.shape(1);
-        let (distance, instances) = (plan.machine.rows.prefetch_distance / bytes.max(1), shape.instances());
-        if bytes == 0 || distance < LEAST || instances <= 2 * distance {
-            return;
-        }
+        let instances = shape.instances();
         let (number, by) = (self.number(), self.em.int(&mut self.b, distance as i64));
         let later = self.b.binary(B::Add, number, by);
         let last = self.em.int(&mut self.b, instances as i64 - 1);

@@ -6,9 +6,11 @@
 //! those that no reduction depends on are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
+use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
 use crate::row::Row;
-use crate::rows::{self, Emitted};
+use crate::rows::Emitted;
+use crate::schedule;
 use crate::space::Space;
 use crate::window::{UNROLL, window_len};
 use crate::{LowerError, pointwise};
@@ -16,17 +18,21 @@ use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
+/// The steps of a body. `scratch` is the number of the first free scratch buffer.
 pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
+    schedule::all(of, scratch, |f| each(of, machine, f))
+}
+
+/// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
+pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (name, body) = (of.name, of.graph);
-    let Some(len) = row_len(of)? else {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
-    };
+    let Some(len) = row_len(of)? else { return pointwise::each(of, machine, f) };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
     // The first of the largest outputs, preferring one that depends on a reduction.
     let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(of, *v) == Some(len));
     let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
-        return Ok(Emitted::default());
+        return Ok(());
     };
     let shape = body.shape(body.outputs[driver]).to_vec();
 
@@ -98,7 +104,7 @@ pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, Low
         Ok(Scene { dag: r.dag, stores })
     };
     let space = Space::new(&extents, &row_axes);
-    rows::emit(name, space, &all, machine, scratch)
+    f(&Nest::new(name, space, &all, machine)?.of_bytes(of.bytes))
 }
 
 fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {

@@ -24,7 +24,7 @@ pub fn large(plan: &RowPlan) -> bool {
 /// that makes them. Persistent kernels read shared operands once, unaligned.
 pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emitted {
     let mut out = Emitted::default();
-    let Some(shift) = plan.unaligned.as_ref().filter(|_| large(plan) && plan.persistent.is_none()) else { return out };
+    let Some(shift) = plan.unaligned.as_ref().filter(|_| plan.copies) else { return out };
     let width = shift.width(plan.row.extent);
     let mut copies = vec![];
     for n in scene.live() {
@@ -43,6 +43,14 @@ pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emit
         out.steps.push(step(&format!("{name}_copies"), &copies, [shift.vector, plan.row.extent, width]));
     }
     out
+}
+
+/// Whether rows share an operand that can be copied.
+pub fn shares(plan: &RowPlan, scene: &Scene) -> bool {
+    scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
+        NodeOp::Load { at, guards, .. } => guards.is_empty() && follows(at, plan.row.id),
+        _ => false,
+    })
 }
 
 /// Whether an index is the row's position and a constant.

@@ -10,7 +10,7 @@ use crate::expr::{Expr, delinear, linear};
 use crate::row::Row;
 use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::{Precision, Rounding, Template, exec::Slot};
+use kiln_plan::{Precision, Rounding, Schedule, Template, exec::Slot};
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
@@ -46,6 +46,10 @@ pub struct Body<'a> {
     pub rounding: Rounding,
     /// The template that the plan asks for.
     pub template: Option<Template>,
+    /// The schedule of its nest.
+    pub schedule: Option<&'a Schedule>,
+    /// Bytes that it reads and writes once, where the planner counted them; else 0.
+    pub bytes: u64,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {

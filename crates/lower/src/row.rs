@@ -219,6 +219,8 @@ mod tests {
             precision: Precision::Exact,
             rounding: Rounding::AtStores,
             template: None,
+            schedule: None,
+            bytes: 0,
         };
         let space = Space::new(&[4, 8], &[false, true]);
         let space = if apart { space.apart() } else { space };

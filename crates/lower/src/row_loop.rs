@@ -8,7 +8,6 @@ use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
 use crate::math;
 use crate::rows::{Emitted, RowPlan};
-use crate::tail;
 use crate::tile::{Frame, loads, looped, open};
 use crate::unaligned::VECTOR;
 use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
@@ -93,11 +92,10 @@ impl<'a> RowLoop<'a> {
     fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
-        if p.persistent.is_none() {
-            f.prefetch(self.scene, p);
+        if let Some(distance) = p.prefetch {
+            f.prefetch(self.scene, p, distance);
         }
-        let any_order = || self.scene.live().into_iter().all(|n| self.scene.dag.node(n).sums_in_any_order());
-        if let Some(lanes) = tail::tail(p).filter(|_| any_order()) {
+        if let Some(lanes) = p.tail {
             self.in_pieces(&mut f, lanes);
             return f.finish();
         }
@@ -166,18 +164,38 @@ impl<'a> RowLoop<'a> {
         }
     }
 
-    /// The loop over this instance's part of the row.
+    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where rows are not aligned: loads
+    /// of single elements are all in flight at once only if they have no masks.
     fn over_chunks(
         &self,
         f: &mut Frame,
         lane: Option<Value>,
         carried: &[Value],
-        body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
+        mut body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
-        let bounds = self.bounds(f);
+        let [lo, hi] = self.bounds(f);
         // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
         let ragged = !self.plan.row.extent.is_multiple_of(self.plan.row.block);
-        self.over(f, lane, bounds, ragged, carried, body)
+        if !ragged || !self.plan.machine.arch.is_gpu() || !self.loads_elements() {
+            return self.over(f, lane, [lo, hi], ragged, carried, body);
+        }
+        let chunk = f.b.i32(self.plan.row.block as i64);
+        let there = f.b.binary(B::Sub, hi, lo);
+        let left = f.b.binary(B::Rem, there, chunk);
+        let whole = f.b.binary(B::Sub, hi, left);
+        let now = self.over(f, lane, [lo, whole], false, carried, &mut body);
+        self.over(f, lane, [whole, hi], true, &now, body)
+    }
+    /// Whether a load of the row's elements is aligned to less than half a vector.
+    fn loads_elements(&self) -> bool {
+        let row = self.plan.row.id;
+        self.scene.live().into_iter().any(|n| {
+            let node = self.scene.dag.node(n);
+            let NodeOp::Load { at, .. } = &node.op else { return false };
+            let apart =
+                |c: i64| c != 1 && !(c * node.dtype.bytes() as i64).unsigned_abs().is_multiple_of(VECTOR as u64 / 2);
+            at.uses(row) && at.terms.iter().any(|t| apart(t.1))
+        })
     }
     /// Where this instance's part of the row begins and ends.
     fn bounds(&self, f: &mut Frame) -> [Value; 2] {

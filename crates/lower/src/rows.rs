@@ -14,19 +14,21 @@ use crate::LowerError;
 use crate::columns;
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
+use crate::nest::Nest;
 use crate::persistent::{self, Reads, Tiles};
 use crate::replicate;
-use crate::row_loop::RowLoop;
-use crate::space::{Coord, Space};
-use crate::tile::{Cut, Shape, warps_for};
+use crate::schedule;
+use crate::space::Coord;
+use crate::tile::{Cut, Shape};
 use crate::unaligned::{self, Unaligned, VECTOR};
 use crate::wide_rows;
+use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, Kernel};
 use kiln_graph::{Type, UnaryOp};
 use kiln_machine::Arch;
-use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
 use kiln_plan::scan::{self, per_thread};
+use kiln_plan::{Axis, Hardware, Schedule, Step};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -53,12 +55,19 @@ pub struct RowPlan<'m> {
     /// Instances that share a row.
     pub parts: usize,
     pub warps: usize,
+    pub blocks: usize,
     pub machine: &'m Hardware<'m>,
     pub unaligned: Option<Unaligned>,
     /// The rows of a tile are one contiguous run in memory, and are loaded and stored as one.
     pub multi_row: bool,
     /// Clusters of a persistent kernel that loop over the rows.
     pub persistent: Option<usize>,
+    /// Lanes of the tail, a tile of its own.
+    pub tail: Option<usize>,
+    /// Instances between one and that whose rows it prefetches.
+    pub prefetch: Option<usize>,
+    /// Operands that unaligned rows share are copied once for each alignment.
+    pub copies: bool,
 }
 impl RowPlan<'_> {
     /// Whether one tile holds the whole row.
@@ -75,64 +84,54 @@ impl RowPlan<'_> {
         if !self.machine.arch.is_gpu() && elem == Elem::F32 { Elem::F64 } else { elem }
     }
     pub fn shape(&self, parts: usize) -> Shape {
-        Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps }
+        Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps, blocks: self.blocks }
     }
 }
 
-/// Emits the program of a space with a row. `scratch` is the number of the first free scratch buffer.
-pub fn emit<F>(name: &str, mut space: Space, scene: &F, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError>
-where
-    F: Fn(&Space) -> Result<Scene, LowerError>,
-{
-    let settled = space.settle(scene)?;
-    // Resolved a second time with a row per nesting level, which refuses bodies that depend on an enclosing row.
-    scene(&space.apart())?;
-    let Some(plan) = plan(&mut space, &settled, machine) else {
-        return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
+/// The schedule of a nest with a row.
+pub fn default(nest: &Nest) -> Result<Schedule, LowerError> {
+    let Some(base) = base(nest) else {
+        return Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() });
     };
-    if let Some(reshaped) = wide_rows::reshaped(name, &space, &plan, scene, scratch)? {
-        return Ok(reshaped);
+    if let Some(wide) = wide_rows::default(nest, &base)? {
+        return Ok(wide);
     }
-    let mut scene = scene(&space)?;
-    let plan = unaligned::peeled(plan, &scene, &mut space);
-    let mut out = replicate::copied(name, &plan, &mut scene, scratch);
-    let alone = machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
-    let row = plan.row.extent;
-    let mut emitted = RowLoop::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
-    if alone {
-        emitted.steps.iter_mut().for_each(|step| forget_alignment(step, row));
+    let mut schedule = base;
+    let mut tiled = schedule::tile(nest, &schedule)?;
+    let mut plan = schedule::row_plan(nest, &schedule, &mut tiled)?;
+    let mut put = |step: Step| schedule.steps.push(step);
+    if crate::multi_row::packs(&plan, &tiled.scene).is_ok() {
+        put(Step::StageRows);
+        plan.multi_row = true;
+    } else if let Some(vector) = unaligned::peeled(&plan, &tiled.scene) {
+        put(Step::Peel(Axis::Row, vector));
+        plan = unaligned::peel(plan, &tiled.scene, &mut tiled.space, vector)
+            .map_err(|why| LowerError::Invariant { kernel: nest.name.to_string(), what: why })?;
+        if replicate::large(&plan) && plan.persistent.is_none() {
+            put(Step::StageOperands);
+        }
     }
-    out.scratch.extend(emitted.scratch);
-    out.steps.extend(emitted.steps);
-    Ok(out)
+    if let Some(lanes) = crate::tail::tail(&plan).filter(|n| crate::tail::fits(&plan, &tiled.scene, *n).is_ok()) {
+        put(Step::Tail(Axis::Row, lanes));
+    }
+    if let Some(n) =
+        crate::prefetch::distance(&tiled.scene, &plan).filter(|_| plan.whole() && plan.persistent.is_none())
+    {
+        put(Step::Prefetch(n));
+    }
+    Ok(schedule)
 }
 
-/// For batch invariance: lowers the alignment of the buffers of a single row to what every row of its length has. The
-/// lane layout follows from the alignment, and must be that of several rows.
-fn forget_alignment(step: &mut Work<Kernel>, row: usize) {
-    let Work::Block { code, .. } = step else { return };
-    for i in 0..code.params.len() {
-        let elem = match code.ty(code.params[i].value) {
-            kiln_block::Type::Block { elem, .. } | kiln_block::Type::Ptr { elem, .. } => *elem,
-            _ => continue,
-        };
-        let bytes = row.max(1) * elem.bytes();
-        let param = &mut code.params[i];
-        param.align = param.align.min(1 << bytes.trailing_zeros());
-    }
-}
-
-pub fn plan<'m>(space: &mut Space, scene: &Scene, machine: &'m Hardware<'m>) -> Option<RowPlan<'m>> {
-    let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
-    let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
-    let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
-    let row_ids = space.row_ids();
-    let row = space.merge(&row_ids)?;
-    let n = space.find(row)?.extent;
-    let limits = Limits::of(scene, &row_ids, machine);
-    Some(match along {
-        Some(k) if space.find(k)?.extent > 1 => columns::across(space, kept, k, row, n, machine, &limits),
-        _ => inner(space, kept, row, n, machine, &limits),
+/// The tiles of a nest with a row.
+pub fn base(nest: &Nest) -> Option<Schedule> {
+    let kept: Vec<Coord> = nest.kept().copied().collect();
+    let row: Vec<Coord> = nest.space.coords.iter().filter(|c| c.row).copied().collect();
+    let along = contiguous(&nest.scene, &nest.space.coords, &kept, row.last()?.id);
+    let n = nest.row()?;
+    let limits = Limits::of(&nest.scene, &nest.space.row_ids(), nest.machine);
+    Some(match along.and_then(|id| kept.iter().position(|c| c.id == id)) {
+        Some(k) if kept[k].extent > 1 => columns::across(&kept, k, n, nest.machine, &limits),
+        _ => inner(&kept, n, nest.machine, &limits),
     })
 }
 
@@ -301,21 +300,28 @@ pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, machine: &Ha
     (wanted(machine) / instances.max(1)).clamp(1, n / (2 * chunk))
 }
 
+/// The steps that bind this many warps of a GPU; the host has none.
+pub fn bind(warps: usize, machine: &Hardware) -> Vec<Step> {
+    let shares = machine.arch.has_clusters() && warps > 16;
+    blocks(warps, if shares { (warps / 8).min(machine.limits.cluster()) } else { 1 }, machine)
+}
+/// The same in so many blocks.
+pub fn blocks(warps: usize, cluster: usize, machine: &Hardware) -> Vec<Step> {
+    if !machine.arch.is_gpu() {
+        return vec![];
+    }
+    let mut steps = vec![Step::Warps(warps / cluster)];
+    steps.extend((cluster > 1).then_some(Step::Cluster(cluster)));
+    steps
+}
+
 /// Schedule of rows that are contiguous in memory: the row is the tile's last axis.
-fn inner<'m>(
-    space: &mut Space,
-    kept: Vec<Coord>,
-    row: CoordId,
-    n: usize,
-    machine: &'m Hardware<'m>,
-    limits: &Limits,
-) -> RowPlan<'m> {
+fn inner(kept: &[Coord], n: usize, machine: &Hardware, limits: &Limits) -> Schedule {
     let gpu = machine.arch.is_gpu();
     let rows: usize = kept.iter().map(|c| c.extent).product();
     // The number of rows that choices depend on, which is fixed under a batch-invariant contract.
     let many = machine.counted(rows);
     let limits = &Limits { few: many * n <= wanted(machine) * RESIDENT, ..*limits };
-    let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
     // Many small blocks hide each other's latency; rows shorter than a warp go through shared memory together.
     let threads = if n < 32 { 128 } else { 64 };
@@ -327,20 +333,11 @@ fn inner<'m>(
     let split = if held { 1 } else { parts(many * shared, n, chunk, 1, machine) };
     // A sum keeps no elements, so a thread has registers for eight loads in flight.
     let chunk = if gpu && limits.any_order && !limits.again { 2 * chunk } else { chunk };
-    let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
     if !fits || split > 1 {
-        let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
-        return RowPlan {
-            kept: uniform(),
-            row,
-            rank: 1,
-            parts: split,
-            warps: if gpu { 8 } else { 4 },
-            machine,
-            unaligned: None,
-            multi_row: false,
-            persistent: None,
-        };
+        let mut steps = vec![Step::Split(Axis::Row, chunk.min(wide))];
+        steps.extend(bind(8, machine));
+        steps.extend((split > 1).then_some(Step::SplitReduce(Axis::Row, split)));
+        return Schedule { steps };
     }
     let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
     // Two long rows per tile: what they share is loaded from the L2 cache once for both, if they have the same
@@ -360,38 +357,28 @@ fn inner<'m>(
     if machine.contract.batch_invariant && gpu {
         high = 1;
     }
-    let persistent = persistent::of(machine, tiles(rows, n, vector, &kept), limits.reads);
+    let persistent = persistent::of(machine, tiles(rows, n, vector, kept), limits.reads);
     if persistent.is_some() {
         high = 1;
     }
     let warps = if let Some(persistent) = persistent {
         persistent.warps
-    } else if gpu {
-        limits.warps(high * wide, high * n, n < wide)
     } else {
-        warps_for(high * wide, if wide > 8192 { 32 } else { 8 })
+        limits.warps(high * wide, high * n, n < wide)
     };
-    let persistent = persistent.map(|s| s.clusters);
-    let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
-    if high == 1 {
-        let (kept, row) = (uniform(), row(1));
-        return RowPlan { kept, row, rank: 1, parts: 1, warps, machine, unaligned: None, multi_row: false, persistent };
+    let mut steps = vec![];
+    if high > 1 {
+        let all: Vec<Axis> = (0..kept.len()).map(|n| Axis::Kept(n as u8)).collect();
+        steps.extend((all.len() > 1).then_some(Step::Fuse(all)));
+        steps.push(Step::Split(Axis::Kept(0), high));
     }
-    let kept = match space.merge(&ids) {
-        Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
-        None => vec![],
-    };
-    RowPlan {
-        kept,
-        row: row(2),
-        rank: 2,
-        parts: 1,
-        warps,
-        machine,
-        unaligned: None,
-        multi_row: false,
-        persistent: None,
+    steps.push(Step::Split(Axis::Row, wide));
+    match persistent {
+        Some(_) if high == 1 => steps.extend(blocks(warps, warps / persistent_rows::WARPS, machine)),
+        _ => steps.extend(bind(warps, machine)),
     }
+    steps.extend(persistent.filter(|_| high == 1).map(|p| Step::Persist(p.clusters)));
+    Schedule { steps }
 }
 
 /// Rows of `n` elements as tiles of a persistent kernel; unaligned rows begin a part of a vector into their tile.

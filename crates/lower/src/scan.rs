@@ -4,23 +4,31 @@
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::invert::{Inverse, invert};
+use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
 use crate::row::Row;
-use crate::rows::{self, Emitted};
+use crate::rows::Emitted;
+use crate::schedule;
 use crate::space::Space;
 use crate::{LowerError, pointwise};
 use kiln_graph::Op;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
+/// The steps of a body with scans.
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+    schedule::all(of, 0, |f| each(of, machine, f))
+}
+
+/// Calls `f` with the nests of a body with scans: one, unless they are over rows of one element.
+pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let body = of.graph;
     let mut lengths = body.values().filter_map(|v| match body.op(v) {
         Op::Scan { axis, .. } => Some(body.shape(v)[*axis]),
         _ => None,
     });
     let Some(len) = lengths.next() else {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
+        return pointwise::each(of, machine, f);
     };
     if lengths.any(|l| l != len) {
         return Err(of.unsupported("scans of different lengths"));
@@ -38,7 +46,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     space.refine(&first)?;
     let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
     if len == 1 {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
+        return pointwise::each(of, machine, f);
     }
     let at = positions.first().cloned().unwrap_or_default();
     if positions.iter().any(|p| *p != at) {
@@ -68,7 +76,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
             false => Err(of.unsupported("a scan along an axis that views split")),
         }
     };
-    rows::emit(of.name, Space::new(&extents, &row_axes), &scene, machine, 0)
+    f(&Nest::new(of.name, Space::new(&extents, &row_axes), &scene, machine)?.of_bytes(of.bytes))
 }
 
 fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {

@@ -1,7 +1,7 @@
 //! Rows with a short tail: half-type rows a little longer than a power of two. A tile of that many lanes has most of
 //! the row, and a tile of few lanes its tail, which all warps read. In a tile of twice the lanes every thread would
 //! compute with a vector that only the first few threads need.
-use crate::dag::{NodeId, NodeOp};
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::emit::{Lanes, Scope};
 use crate::expr::CoordId;
 use crate::math;
@@ -30,15 +30,31 @@ struct Held {
     scope: Scope,
 }
 
-/// Lanes of the tail, if the rows of the plan have one.
+/// Lanes of the tail, where that is profitable.
 pub fn tail(plan: &RowPlan) -> Option<usize> {
-    let there = plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent));
+    let there = there(plan);
     let tail = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
-    let one = plan.rank == 1 && plan.whole() && !plan.multi_row && plan.persistent.is_none() && plan.warps <= 16;
     // With wider elements, a vector more per thread costs less than reading a tail.
     let halves = plan.unaligned.as_ref().is_some_and(|s| s.vector >= 8);
     let gpu = plan.machine.arch.is_gpu();
-    (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| tail.next_power_of_two().max(2))
+    (gpu && halves && plan.warps <= 16 && plan.row.block / 2 >= LEAST).then(|| tail.next_power_of_two().max(2))
+}
+/// Lanes that a row of the plan can occupy.
+fn there(plan: &RowPlan) -> usize {
+    plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent))
+}
+/// Whether a tail of so many lanes fits the rows of a plan, or why not.
+pub fn fits(plan: &RowPlan, scene: &Scene, lanes: usize) -> Result<(), String> {
+    let there = there(plan);
+    let covers = there > plan.row.block / 2 && there <= plan.row.block / 2 + lanes && lanes.is_power_of_two();
+    let one = plan.rank == 1 && plan.whole() && !plan.multi_row && plan.persistent.is_none();
+    let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
+    if !covers || !one || !any_order() {
+        return Err(format!(
+            "a tile holds one row of {there} lanes, combined in any order, of which half a tile and the tail are all"
+        ));
+    }
+    Ok(())
 }
 
 impl RowLoop<'_> {

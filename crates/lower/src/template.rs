@@ -2,7 +2,7 @@
 //! template through the plan, and lowering refuses where another one came out. Split-K and the order of tiles do not
 //! show in the steps.
 use kiln_block::{Kernel, Op, Type, Value, passes::layout::anchors::roles};
-use kiln_plan::{Family, KernelKind, Schedule, Template, exec::Work};
+use kiln_plan::{Family, KernelKind, Parameters, Template, exec::Work};
 
 /// What a step is made of.
 pub enum Part<'a> {
@@ -31,7 +31,7 @@ pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Templa
 
 /// The template of one program, if it has a matmul.
 fn program(k: &Kernel) -> Option<Template> {
-    let (mut tile, mut schedule, mut arrivals) = (None, Schedule::default(), 1);
+    let (mut tile, mut schedule, mut arrivals) = (None, Parameters::default(), 1);
     k.walk(&mut |_, d| {
         let result =
             d.results.first().filter(|_| matches!(d.op, Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. }));
@@ -55,7 +55,7 @@ fn program(k: &Kernel) -> Option<Template> {
             schedule.tiles = Some(copies / shares);
             Template { family: Family::Warpgroup, tile: Some([m * shares, n]), schedule }
         }
-        None => Template { family: Family::Tile, tile, schedule: Schedule::default() },
+        None => Template { family: Family::Tile, tile, schedule: Parameters::default() },
     })
 }
 

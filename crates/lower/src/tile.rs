@@ -51,7 +51,9 @@ pub struct Shape {
     pub cuts: Vec<Cut>,
     pub rank: usize,
     pub parts: usize,
+    /// Warps of an instance, and the blocks that share it.
     pub warps: usize,
+    pub blocks: usize,
 }
 
 impl Shape {
@@ -88,6 +90,7 @@ pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used])
     let instances = shape.instances();
     let mut frame = open_bare(name, scene, used, &shape.cuts, instances);
     frame.b.set_warps(shape.warps.max(1));
+    frame.b.set_blocks(shape.blocks.max(1));
     frame.rank = shape.rank;
     frame.place(shape);
     frame

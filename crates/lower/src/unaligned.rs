@@ -3,7 +3,6 @@
 //! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::multi_row::packs;
 use crate::replicate::large;
 use crate::rows::RowPlan;
 use crate::space::Space;
@@ -31,31 +30,44 @@ impl Unaligned {
     }
 }
 
-/// The plan with several rows loaded as one run, or with peeled rows, where that aligns accesses that were not.
-pub fn peeled<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPlan<'m> {
-    let inner = plan.row.axis + 1 == plan.rank && plan.whole();
-    if packs(&plan, scene) {
-        return RowPlan { multi_row: true, ..plan };
-    }
-    let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
-    let Some((start, vector)) = start(scene, plan.row.id) else { return plan };
+/// Elements of the vectors to which rows of the plan are peeled, where that is profitable.
+pub fn peeled(plan: &RowPlan, scene: &Scene) -> Option<usize> {
+    let (_, vector) = start(scene, plan.row.id)?;
     let wide = (plan.row.extent + vector - 1).next_power_of_two();
     // Short rows would leave most lanes of a longer tile idle.
     let fits = wide == plan.row.block || plan.row.extent >= 32 * 8 * vector;
-    // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
-    let invariant = plan.machine.contract.batch_invariant;
-    if !plan.machine.arch.is_gpu() || invariant || !inner || !fits || !any_order() {
-        return plan;
+    if !plan.machine.arch.is_gpu() || !fits || !can_be_peeled(plan, scene) {
+        return None;
     }
     // What all rows share would then be read unaligned, for which a thread of a long row has no registers left.
-    if plan.warps > 16 && shares(scene, plan.row.id) && !large(&plan) {
-        return plan;
+    (plan.warps <= 16 || !shares(scene, plan.row.id) || large(plan)).then_some(vector)
+}
+
+/// Whether the order in which a row is combined may depend on its alignment, and one tile holds it.
+fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> bool {
+    let inner = plan.row.axis + 1 == plan.rank && plan.whole();
+    // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
+    let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
+    inner && !plan.machine.contract.batch_invariant && any_order()
+}
+
+/// The plan with rows peeled to vectors of so many elements.
+pub fn peel<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space, vector: usize) -> Result<RowPlan<'m>, String> {
+    let Some((start, found)) = start(scene, plan.row.id) else { return Err("all rows are aligned already".into()) };
+    if found != vector {
+        return Err(format!("vectors of the row have {found} elements"));
     }
+    if !can_be_peeled(&plan, scene) {
+        return Err(
+            "a row is peeled where one tile holds it along its last axis, and it may be combined in any order".into()
+        );
+    }
+    let wide = (plan.row.extent + vector - 1).next_power_of_two();
     let lane = space.fresh();
     let v = vector as i64;
     let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
     let shift = Unaligned { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v), vector };
-    RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan }
+    Ok(RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan })
 }
 
 /// Where rows start, modulo the elements of a vector, and the number of these. `None` if all rows are aligned, or if

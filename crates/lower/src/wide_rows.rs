@@ -4,11 +4,14 @@
 use crate::LowerError;
 use crate::columns::{STRIP, sharing};
 use crate::dag::{NodeId, NodeOp, Scene};
+use crate::nest::Nest;
 use crate::row_loop::RowLoop;
 use crate::rows::{self, Emitted, RowPlan};
-use crate::space::{Coord, Space, runs_on};
+use crate::schedule;
+use crate::space::{Space, runs_on};
 use crate::tile::Cut;
 use crate::unaligned::VECTOR;
+use kiln_plan::{Axis, Schedule, Step};
 
 /// Bytes from which on the second step takes little time compared with the first.
 const LARGE: usize = 8 << 20;
@@ -22,40 +25,89 @@ const LEAST: usize = 64;
 /// Most parts that a block of the second step combines.
 const PARTS: usize = 4096;
 
-/// The steps of a kernel that is faster with wide rows.
-pub fn reshaped<F>(
-    name: &str,
-    space: &Space,
-    plan: &RowPlan,
-    scene: &F,
-    first: u32,
-) -> Result<Option<Emitted>, LowerError>
-where
-    F: Fn(&Space) -> Result<Scene, LowerError>,
-{
-    if plan.machine.contract.batch_invariant {
+/// The schedule of a nest that is faster with wide rows, where `base` is the one without.
+pub fn default(nest: &Nest, base: &Schedule) -> Result<Option<Schedule>, LowerError> {
+    if nest.machine.contract.batch_invariant {
         return Ok(None);
     }
-    let own = scene(space)?;
-    let Some((along, count)) = rows_per_wide_row(space, plan, &own) else { return Ok(None) };
-    let mut dealt = space.clone();
-    if dealt.deal(plan.row.id, count, along.id).is_none() {
+    let mut tiled = schedule::tile(nest, base)?;
+    let plan = schedule::row_plan(nest, base, &mut tiled)?;
+    let Some((axis, count)) = rows_per_wide_row(&tiled.space, &plan, &tiled.scene, nest) else { return Ok(None) };
+    let Some(wide) = widened(nest, (axis, count))? else { return Ok(None) };
+    let Some(mut schedule) = rows::base(&wide) else { return Ok(None) };
+    let mut tiled = schedule::tile(&wide, &schedule)?;
+    let plan = schedule::row_plan(&wide, &schedule, &mut tiled)?;
+    if !across(&plan) {
         return Ok(None);
     }
-    let settled = scene(&dealt)?;
-    let Some(wide) = rows::plan(&mut dealt, &settled, plan.machine) else { return Ok(None) };
-    if !across(&wide) {
-        return Ok(None);
-    }
-    let instances: usize = wide.kept.iter().map(Cut::count).product();
-    let most = (wide.row.extent / (2 * wide.row.block)).min(PARTS / count);
+    let instances: usize = plan.kept.iter().map(Cut::count).product();
+    let most = (plan.row.extent / (2 * plan.row.block)).min(PARTS / count);
     let parts = (sharing(plan.machine) / instances).clamp(1, most.max(1));
-    let parts_scene = scene(&dealt)?;
-    let mut before = RowLoop::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
+    schedule.steps.retain(|s| !matches!(s, Step::SplitReduce(..) | Step::Persist(_)));
+    schedule.steps.extend((parts > 1).then_some(Step::SplitReduce(Axis::Row, parts)));
+    schedule.steps.insert(0, Step::Widen(axis, count));
+    Ok(Some(schedule))
+}
+
+/// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they do not divide
+/// rows, or rows are narrow.
+pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
+    let (Some(rows), Some(along)) = (nest.row(), nest.kept().nth(k).copied()) else { return vec![] };
+    let row = nest.space.row_ids();
+    let stored = nest.scene.stores.iter().any(|s| row.iter().any(|r| s.at.uses(*r)));
+    let Some(bodies) = bodies(&nest.scene).filter(|_| !stored && row.len() == 1) else { return vec![] };
+    let (mut bytes, mut straight) = (VECTOR, true);
+    for n in nest.scene.dag.reach(&bodies) {
+        let node = nest.scene.dag.node(n);
+        node.exprs(&mut |e| straight &= runs_on(e, row[0], along));
+        if matches!(node.op, NodeOp::Load { .. }) {
+            bytes = bytes.min(node.dtype.bytes());
+        }
+    }
+    let narrow = along.extent * bytes < STRIP;
+    let fits = |p: usize| {
+        let aligned = (p * along.extent * bytes).is_multiple_of(VECTOR);
+        aligned && rows.is_multiple_of(p) && rows / p >= LEAST
+    };
+    let odd = !(along.extent * bytes).is_multiple_of(VECTOR);
+    if !straight || !(odd || narrow) {
+        return vec![];
+    }
+    (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| fits(*p)).collect()
+}
+
+/// The nest with `count` neighbours along the row as one along this axis; `None` if the row is not a multiple.
+pub fn widened<'a>(nest: &'a Nest<'a>, (axis, count): (Axis, usize)) -> Result<Option<Nest<'a>>, LowerError> {
+    let (mut space, names) = nest.named();
+    let id = |axis: Axis| names.iter().find(|n| n.0 == axis).map(|n| n.1);
+    let (Some(row), Some(along)) = (id(Axis::Row), id(axis)) else { return Ok(None) };
+    if !space.find(row).is_some_and(|c| c.extent.is_multiple_of(count)) || space.deal(row, count, along).is_none() {
+        return Ok(None);
+    }
+    nest.moved_to(space).map(Some)
+}
+
+/// The steps of a nest whose rows are widened along an axis; `rest` is the schedule of the wide rows.
+pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u32) -> Result<Emitted, LowerError> {
+    let refuse = |why: &str| schedule::refusal(nest, &Step::Widen(axis, count), why);
+    let Some(wide) = widened(nest, (axis, count))? else {
+        return Err(refuse("the row is no multiple of it, or there is no such axis"));
+    };
+    if bodies(&nest.scene).is_none() {
+        return Err(refuse("only sums and other reductions in any order that need no other can be widened"));
+    }
+    let mut tiled = schedule::tile(&wide, rest)?;
+    let plan = schedule::row_plan(&wide, rest, &mut tiled)?;
+    let Some(base) = rows::base(nest).filter(|_| across(&plan)) else {
+        return Err(refuse("rows are contiguous in memory"));
+    };
+    let mut own = schedule::tile(nest, &base)?;
+    let own_plan = schedule::row_plan(nest, &base, &mut own)?;
+    let mut before = RowLoop::new(nest.name, &tiled.scene, plan, first);
     let (step, slots) = before.first_level()?;
-    let after = RowLoop::new(name, &own, RowPlan { parts: before.plan.parts * count, ..plan.clone() }, first);
+    let after = RowLoop::new(nest.name, &own.scene, RowPlan { parts: before.plan.parts * count, ..own_plan }, first);
     let last = after.joined(slots, count)?;
-    Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
+    Ok(Emitted { scratch: before.into_scratch(), steps: vec![step, last] })
 }
 
 /// Whether rows are strided in memory (columns are reduced).
@@ -63,8 +115,8 @@ fn across(plan: &RowPlan) -> bool {
     plan.rank == 2 && plan.row.axis == 0
 }
 
-/// The coordinate along which columns lie, and the number of rows in a wide row.
-fn rows_per_wide_row(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
+/// The axis along which columns lie, and the number of rows in a wide row.
+fn rows_per_wide_row(space: &Space, plan: &RowPlan, scene: &Scene, nest: &Nest) -> Option<(Axis, usize)> {
     let along = *space.find(plan.kept.last()?.id)?;
     let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
     if !plan.machine.arch.is_gpu() || !across(plan) || plan.whole() || stored_along {
@@ -97,7 +149,8 @@ fn rows_per_wide_row(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Co
     let filled = |p: usize| (100 * p * columns / (p * columns).next_multiple_of(strip)).min(FULL);
     let counts = (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| fits(*p));
     let count = counts.max_by_key(|p| (filled(*p), std::cmp::Reverse(*p)))?;
-    Some((along, count))
+    let axis = nest.kept().position(|c| c.id == along.id)?;
+    Some((Axis::Kept(axis as u8), count))
 }
 
 /// The bodies of all reductions, if none depends on another one and all may be combined in any order.

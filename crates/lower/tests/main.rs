@@ -17,5 +17,6 @@ mod random;
 mod reduction;
 mod scatter;
 mod schedule;
+mod schedules;
 mod score_tiles;
 mod template;

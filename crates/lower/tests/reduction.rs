@@ -1,5 +1,5 @@
 //! Row kernels under every schedule: rows in a tile, in loops, strided in memory, split.
-use crate::common::{check, check_on, compare, kernel};
+use crate::common::{check, check_on, compare, compare_kernel, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::lower;
 use kiln_machine::Arch;
@@ -258,7 +258,15 @@ fn columns_are_summed_in_wide_rows() {
         "(%x: bf16[2,8192,259], %y: bf16[2,8192,259]) { %p = mul %x, %y\n %s = reduce.mean %p axes=[1]\n return %s }",
         "(%x: f32[3,16384,44]) { %s = reduce.max %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
     ] {
-        assert_eq!(steps_on_a_gpu(graph).len(), 2, "{graph}");
+        let graph = format!("graph k{graph}");
+        let mut k = kernel(Reduction, graph.parse().expect("a graph"));
+        let found = kiln_lower::scheduled(&k, GPU.machine()).expect("lowers").expect("has a nest");
+        let widens = |s: &kiln_plan::Schedule| matches!(s.steps.first(), Some(kiln_plan::Step::Widen(..)));
+        k.schedule = found.schedules.into_iter().map(|s| s.0).find(widens);
+        assert!(k.schedule.is_some(), "{graph}");
+        assert_eq!(lower(&k, GPU).expect("lowers").steps.len(), 2, "{graph}");
+        let inputs = kiln_graph::random::inputs(&k.body, 7);
+        compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}"));
     }
     // Not if the number of rows does not divide, or if rows are read together with something else.
     body("(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }");

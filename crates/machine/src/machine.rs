@@ -1,5 +1,5 @@
 //! The description of a machine: its fields, reading it from JSON, and the check that a plan can be made for it.
-use crate::{Arch, Attention, Gemm, Library, MachineError, Rows, Warpgroups};
+use crate::{Arch, Attention, Gemm, Library, MachineError, Nests, Rows, Warpgroups};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -31,6 +31,9 @@ pub struct Machine {
     /// Cost model of row kernels.
     #[serde(default)]
     pub rows: Rows,
+    /// Cost model of schedules of points, rows and scans.
+    #[serde(default)]
+    pub nests: Nests,
     /// Cost model of matmuls without warpgroup instructions.
     #[serde(default)]
     pub gemm: Gemm,
@@ -176,6 +179,7 @@ impl Machine {
             let all = [l.shared_per_block, l.registers_per_multiprocessor, l.warps_per_multiprocessor];
             there(all.iter().all(|n| *n > 0), "limits")?;
             there(self.rows.loading > 0, "rows")?;
+            there(self.nests.overlap >= 1.0 && self.nests.bandwidth > 0.0, "nests")?;
             there(self.gemm.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
             there(self.attention.half > 0.0 && self.attention.single > 0.0, "attention")?;
         }

@@ -16,6 +16,88 @@ pub struct Rows {
     pub loading: usize,
 }
 
+/// Points, rows and scans: the cost model of schedules. Microseconds, cycles of a warp's scheduler, and ratios.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nests {
+    /// Microseconds of a launch behind another one.
+    pub launch: f64,
+    /// Microseconds to dispatch a block.
+    pub dispatch: f64,
+    /// Bandwidth of memory, relative to [`Rates::bandwidth`](crate::Rates::bandwidth).
+    pub bandwidth: f64,
+    /// Bandwidth of the L2 cache, relative to the same.
+    pub cache: f64,
+    /// How much faster memory is where everything fits the L2 cache.
+    pub warm: f64,
+    /// Share of the bytes of partly used bursts that is read from memory.
+    pub bursts: f64,
+    /// Share of the L2 cache from which on rows that are read again come from memory.
+    pub again: f64,
+    /// Microseconds of a load.
+    pub latency: f64,
+    /// Microseconds of a block beside its loads and instructions.
+    pub block: f64,
+    /// Microseconds of a conversion between layouts.
+    pub staged: f64,
+    /// Microseconds of a reduction: in any case, across the warps of a block, and across blocks.
+    pub reduce: f64,
+    /// Across the warps of a block.
+    pub barrier: f64,
+    /// Across the blocks of a cluster.
+    pub cluster: f64,
+    /// More for each block of the cluster, relative to [`Nests::cluster`].
+    pub cluster_blocks: f64,
+    /// Microseconds of an iteration of a persistent kernel.
+    pub persistent: f64,
+    /// Cycles of an access of a warp with 16, 8, 4 and fewer bytes for each thread.
+    pub access: [f64; 4],
+    /// Cycles for an element of each thread: in any case.
+    pub element: f64,
+    /// For each unit of weight of the arithmetic.
+    pub operation: f64,
+    /// For each quotient in an index.
+    pub quotient: f64,
+    /// Moved to another thread through shared memory.
+    pub moved: f64,
+    /// Read at an index that is no affine form.
+    pub gathered: f64,
+    /// Kept in memory for want of registers: the factors of their number and of its square.
+    pub spilled: [f64; 2],
+    /// In peeled rows, several of which are a tile.
+    pub peeled: f64,
+    /// Scanned.
+    pub scanned: f64,
+    /// For a partial result of each thread: a step between lanes.
+    pub shuffle: f64,
+    /// A step between warps.
+    pub exchange: f64,
+    /// Cycles of a multiprocessor for a sector of an access.
+    pub transaction: f64,
+    /// Registers of a thread that holds nothing.
+    pub registers: f64,
+    /// Registers for each element that is needed again.
+    pub held: f64,
+    /// Time of a warp's instructions, relative to those of one that has the scheduler for itself.
+    pub warp: f64,
+    /// Exponent of the norm by which memory, instructions and latency overlap; infinite: completely.
+    pub overlap: f64,
+    /// Share of an instance's time that others do not hide.
+    pub exposed: f64,
+    /// Exponent of the number of blocks beside it that hide it.
+    pub hidden: f64,
+    /// Factor on what is exposed where rows are prefetched.
+    pub prefetched: f64,
+    /// Exponent of the trips of a loop that hide it.
+    pub trips: f64,
+    /// Share of an uneven last round that is lost.
+    pub uneven: f64,
+    /// Microseconds of a further launch.
+    pub second: f64,
+    /// Microseconds for each partial result that one thread combines after another.
+    pub join: f64,
+}
+
 /// Matmuls without software pipelining, matmuls as row sums (template `rows`), and copies of operands and results around a matmul.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

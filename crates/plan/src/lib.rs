@@ -14,6 +14,7 @@ mod hardware;
 pub mod index;
 mod numerics;
 pub mod scan;
+pub mod schedule;
 pub mod template;
 pub mod text;
 pub mod verify;
@@ -21,7 +22,8 @@ pub mod verify;
 pub use error::PlanError;
 pub use hardware::Hardware;
 pub use numerics::{Contract, Numerics, Precision, Rounding};
-pub use template::{Family, Schedule, Template};
+pub use schedule::{Axis, Schedule, Step};
+pub use template::{Choice, Family, Parameters, Template};
 
 use kiln_graph::{Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
@@ -238,6 +240,9 @@ pub struct Kernel {
     pub rounding: Rounding,
     /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
+    /// How its loop nest is mapped onto the machine, if it has exactly one nest and that is not a matmul's; see [`schedule`].
+    #[serde(default)]
+    pub schedule: Option<Schedule>,
     /// Why the planner chose it.
     pub reason: Reason,
 }

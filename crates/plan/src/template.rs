@@ -43,7 +43,7 @@ impl Family {
 /// Parameters of a warpgroup matmul other than its tile. Lowering chooses those that are not given.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Schedule {
+pub struct Parameters {
     /// Slices of K that are accumulated separately (split-K).
     pub split_k: Option<usize>,
     /// Bytes of K per stage of the ring of operand tiles.
@@ -57,10 +57,10 @@ pub struct Schedule {
     /// Tiles that a block has in flight: 1, which its consumers share, or 2, one per consumer (ping-pong).
     pub tiles: Option<usize>,
 }
-impl Schedule {
+impl Parameters {
     /// Names and values, in the order of the text form.
     fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 6] {
-        let Schedule { split_k, depth, stages, cluster, group, tiles } = self;
+        let Parameters { split_k, depth, stages, cluster, group, tiles } = self;
         [
             ("split-k", split_k),
             ("depth", depth),
@@ -81,12 +81,12 @@ pub struct Template {
     pub tile: Option<[usize; 2]>,
     /// Further parameters, of [`Family::Warpgroup`] only.
     #[serde(default)]
-    pub schedule: Schedule,
+    pub schedule: Parameters,
 }
 impl Template {
     /// The template without its schedule.
     pub fn bare(self) -> Template {
-        Template { schedule: Schedule::default(), ..self }
+        Template { schedule: Parameters::default(), ..self }
     }
     /// Does `other`, the template of a lowered program, satisfy this one?
     pub fn fits(self, other: Template) -> bool {
@@ -102,7 +102,7 @@ impl Template {
 }
 impl From<Family> for Template {
     fn from(family: Family) -> Template {
-        Template { family, tile: None, schedule: Schedule::default() }
+        Template { family, tile: None, schedule: Parameters::default() }
     }
 }
 impl fmt::Display for Template {
@@ -151,6 +151,40 @@ fn tile(text: &str) -> Option<[usize; 2]> {
     let (m, n) = text.split_once('x')?;
     let size = |t: &str| t.parse().ok().filter(|n: &usize| n.is_power_of_two() && (16..=256).contains(n));
     Some([size(m)?, size(n)?])
+}
+
+/// How a kernel is lowered: by a template of its matmul, or by a schedule of its nest.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Choice {
+    /// Of a kernel with a matmul.
+    Template(Template),
+    /// Of points, rows and scans.
+    Schedule(crate::Schedule),
+}
+impl Choice {
+    /// Whether a library computes the matmul.
+    pub fn is_library(&self) -> bool {
+        matches!(self, Choice::Template(t) if t.family == Family::Library)
+    }
+}
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Template(t) => t.fmt(f),
+            Choice::Schedule(s) => s.fmt(f),
+        }
+    }
+}
+impl FromStr for Choice {
+    type Err = String;
+    /// Text that begins with the name of a template is a template.
+    fn from_str(text: &str) -> Result<Choice, String> {
+        let first = text.split_whitespace().next().unwrap_or_default();
+        match Family::ALL.iter().any(|f| f.name() == first) {
+            true => text.parse().map(Choice::Template),
+            false => text.parse().map(Choice::Schedule),
+        }
+    }
 }
 
 #[cfg(test)]

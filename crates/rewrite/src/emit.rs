@@ -172,6 +172,7 @@ impl Emitter<'_> {
             precision,
             rounding: self.plan.contract.rounding(),
             batch_invariant: self.plan.contract.batch_invariant,
+            schedule: None,
             reason,
         };
         self.plan.kernels.push(planned);

@@ -1,13 +1,13 @@
 //! The search. It drops candidates whose predicted time is far above the best before anything is compiled, compiles the others in
 //! parallel, and samples them round-robin, so that a change of the GPU's clock affects all of them; candidates that are clearly slower
 //! are dropped early. Then it does the same for the neighbours of the best.
-use kiln_plan::{Family, Template};
+use kiln_plan::Choice;
 use rayon::prelude::*;
 
-/// A template with the time that the cost model predicts, in microseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// A choice with the time that the cost model predicts, in microseconds.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Candidate {
-    pub template: Template,
+    pub choice: Choice,
     pub us: f64,
 }
 
@@ -17,8 +17,8 @@ pub trait Bench: Sync {
     type Code: Send + PartialEq;
     /// Loaded candidates, ready to run.
     type Ready;
-    /// Compiles one; called from several threads. The error says why the template does not apply to the matmul.
-    fn compile(&self, template: Template) -> Result<Self::Code, String>;
+    /// Compiles one; called from several threads. The error says why it does not apply to the kernel.
+    fn compile(&self, choice: &Choice) -> Result<Self::Code, String>;
     /// Loads candidates, in their order.
     fn load(&mut self, codes: Vec<Self::Code>) -> Result<Self::Ready, String>;
     /// One sample of the n-th loaded candidate, in microseconds.
@@ -48,79 +48,78 @@ impl Default for Budget {
 /// The result of a search.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
-    pub best: Template,
+    pub best: Choice,
     /// Median of its samples.
     pub us: f64,
-    /// The template chosen without tuning, and its median in the same rounds.
-    pub default: Template,
+    /// The choice without tuning, and its median in the same rounds.
+    pub default: Choice,
     pub default_us: f64,
     /// Number of candidates given.
     pub candidates: usize,
-    /// Templates that were measured, in both passes.
+    /// What was measured, in both passes.
     pub measured: Vec<Timed>,
 }
 
-/// A template and the median of its samples.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// A choice and the median of its samples.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Timed {
-    pub template: Template,
+    pub choice: Choice,
     pub us: f64,
     pub samples: usize,
 }
 
 /// Progress of a search.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Progress {
     /// Samples taken, of those expected.
     pub done: usize,
     pub of: usize,
-    pub best: Option<(Template, f64)>,
+    pub best: Option<(Choice, f64)>,
 }
 
 /// The fastest of `candidates`, the first of which is the untuned default, and of the `neighbours` of the best of them.
 pub fn search<B: Bench>(
     bench: &mut B,
     candidates: &[Candidate],
-    neighbours: impl Fn(Template) -> Vec<Template>,
+    neighbours: impl Fn(&Choice) -> Vec<Choice>,
     budget: &Budget,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, String> {
-    let default = candidates.first().ok_or("there is no candidate")?.template;
+    let default = candidates.first().ok_or("there is no candidate")?.choice.clone();
     let first = measure(bench, promising(candidates, budget), budget, progress)?;
-    let near: Vec<Template> =
-        neighbours(first.best.template).into_iter().filter(|t| !first.tried.contains(t)).collect();
+    let near: Vec<Choice> = neighbours(&first.best.choice).into_iter().filter(|t| !first.tried.contains(t)).collect();
     let Measured { mut best, mut medians, .. } = first;
     // Invariant: `measure` gives a median for the first of its list, or fails.
     let mut default_us = medians[0].us;
     if !near.is_empty() {
         // The best so far goes first and is measured again together with its neighbours.
-        let list = [vec![best.template, default], near].concat();
+        let list = [vec![best.choice, default.clone()], near].concat();
         let second = measure(bench, list[..list.len().min(budget.most)].to_vec(), budget, progress)?;
         best = second.best;
-        default_us = second.medians.iter().find(|m| m.template == default).map_or(default_us, |m| m.us);
+        default_us = second.medians.iter().find(|m| m.choice == default).map_or(default_us, |m| m.us);
         medians.extend(second.medians);
     }
     let wins = best.us * budget.gain < default_us;
-    let (template, us) = if wins { (best.template, best.us) } else { (default, default_us) };
-    Ok(Outcome { best: template, us, default, default_us, candidates: candidates.len(), measured: medians })
+    let (choice, us) = if wins { (best.choice, best.us) } else { (default.clone(), default_us) };
+    Ok(Outcome { best: choice, us, default, default_us, candidates: candidates.len(), measured: medians })
 }
 
 /// The default and the candidates predicted to be close to the best; those of the library, which the model predicts least reliably, come
 /// first.
-fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Template> {
+fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Choice> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
     // Invariant: `search` checked that there is a first candidate.
     let (default, rest) = candidates.split_at(1);
     let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
-    let own = |c: &Candidate| c.template.family != Family::Library;
+    let own = |c: &Candidate| !c.choice.is_library();
     rest.sort_by(|a, b| own(a).cmp(&own(b)).then(a.us.total_cmp(&b.us)));
-    let rest = rest.into_iter().map(|c| c.template).filter(|t| *t != default[0].template);
-    default.iter().map(|c| c.template).chain(rest).take(budget.most).collect()
+    let rest = rest.into_iter().map(|c| &c.choice).filter(|c| **c != default[0].choice);
+    default.iter().map(|c| &c.choice).chain(rest).take(budget.most).cloned().collect()
 }
 
 struct Measured {
     best: Timed,
-    tried: Vec<Template>,
+    tried: Vec<Choice>,
     /// In the order of the list.
     medians: Vec<Timed>,
 }
@@ -128,29 +127,29 @@ struct Measured {
 /// Compiles and measures a list. The first must compile; others that do not are left out.
 fn measure<B: Bench>(
     bench: &mut B,
-    list: Vec<Template>,
+    list: Vec<Choice>,
     budget: &Budget,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Measured, String> {
-    let compiled: Vec<_> = list.par_iter().map(|t| bench.compile(*t)).collect();
-    let (mut templates, mut codes) = (vec![], vec![]);
-    for (template, code) in list.iter().zip(compiled) {
+    let compiled: Vec<_> = list.par_iter().map(|t| bench.compile(t)).collect();
+    let (mut choices, mut codes) = (vec![], vec![]);
+    for (choice, code) in list.iter().zip(compiled) {
         match code {
             Ok(code) if !codes.contains(&code) => {
-                templates.push(*template);
+                choices.push(choice.clone());
                 codes.push(code);
             }
-            Err(why) if templates.is_empty() => return Err(why),
+            Err(why) if choices.is_empty() => return Err(why),
             _ => {}
         }
     }
     let mut ready = bench.load(codes)?;
-    let mut samples: Vec<Vec<f64>> = vec![vec![]; templates.len()];
+    let mut samples: Vec<Vec<f64>> = vec![vec![]; choices.len()];
     // One discarded sample each as warm-up.
-    for n in 0..templates.len() {
+    for n in 0..choices.len() {
         bench.sample(&mut ready, n)?;
     }
-    let mut remaining: Vec<usize> = (0..templates.len()).collect();
+    let mut remaining: Vec<usize> = (0..choices.len()).collect();
     for round in 0..budget.rounds {
         for &n in &remaining {
             samples[n].push(bench.sample(&mut ready, n)?);
@@ -159,7 +158,7 @@ fn measure<B: Bench>(
         progress(Progress {
             done: round + 1,
             of: budget.rounds,
-            best: best.map(|n| (templates[n], median(&samples[n]))),
+            best: best.map(|n| (choices[n].clone(), median(&samples[n]))),
         });
         if let Some(best) = best.filter(|_| round >= 1) {
             let limit = median(&samples[best]) * budget.slower;
@@ -169,9 +168,9 @@ fn measure<B: Bench>(
         }
     }
     let n = best(&samples, &remaining).ok_or("nothing was measured")?;
-    let timed = |(t, s): (&Template, &Vec<f64>)| Timed { template: *t, us: median(s), samples: s.len() };
-    let medians: Vec<Timed> = templates.iter().zip(&samples).map(timed).collect();
-    Ok(Measured { best: medians[n], tried: list, medians })
+    let timed = |(t, s): (&Choice, &Vec<f64>)| Timed { choice: t.clone(), us: median(s), samples: s.len() };
+    let medians: Vec<Timed> = choices.iter().zip(&samples).map(timed).collect();
+    Ok(Measured { best: medians[n].clone(), tried: list, medians })
 }
 
 /// The candidate with the least median; the first of equals.
@@ -212,8 +211,8 @@ mod tests {
     impl Bench for Fake {
         type Code = String;
         type Ready = Vec<String>;
-        fn compile(&self, template: Template) -> Result<String, String> {
-            let name = template.to_string();
+        fn compile(&self, choice: &Choice) -> Result<String, String> {
+            let name = choice.to_string();
             self.compiled.lock().expect("no thread panicked").push(name.clone());
             if self.us.contains_key(&name) { Ok(name) } else { Err(format!("{name} does not fit")) }
         }
@@ -227,14 +226,14 @@ mod tests {
             Ok(self.us[&ready[n]] * (1.0 + slow))
         }
     }
-    fn template(text: &str) -> Template {
-        text.parse().expect("a template")
+    fn choice(text: &str) -> Choice {
+        text.parse().expect("a template or a schedule")
     }
     fn list(times: &[(&str, f64)]) -> Vec<Candidate> {
-        times.iter().map(|(t, us)| Candidate { template: template(t), us: *us }).collect()
+        times.iter().map(|(t, us)| Candidate { choice: choice(t), us: *us }).collect()
     }
     fn found(bench: &mut Fake, predicted: &[(&str, f64)], near: &[&str]) -> Outcome {
-        let near: Vec<Template> = near.iter().map(|t| template(t)).collect();
+        let near: Vec<Choice> = near.iter().map(|t| choice(t)).collect();
         search(bench, &list(predicted), |_| near.clone(), &Budget::default(), &mut |_| {}).expect("an outcome")
     }
 
@@ -244,7 +243,7 @@ mod tests {
         let mut bench = Fake { wave: 0.4, ..Fake::new(&times) };
         let predicted = [("tile 64x64", 9.0), ("warpgroup 128x256", 5.0), ("warpgroup 64x64", 6.0), ("rows", 99.0)];
         let o = found(&mut bench, &predicted, &[]);
-        assert_eq!((o.best, o.default), (template("warpgroup 64x64"), template("tile 64x64")));
+        assert_eq!((o.best.clone(), o.default.clone()), (choice("warpgroup 64x64"), choice("tile 64x64")));
         assert!(o.us < o.default_us && o.measured.len() == 3 && o.candidates == 4, "{o:?}");
         assert!(!bench.compiled.lock().expect("no thread panicked").contains(&"rows".to_string()));
     }
@@ -263,7 +262,7 @@ mod tests {
     fn a_gain_within_the_noise_leaves_the_default() {
         let o =
             found(&mut Fake::new(&[("tile 64x64", 10.0), ("rows", 9.99)]), &[("tile 64x64", 1.0), ("rows", 1.0)], &[]);
-        assert_eq!((o.best, o.us), (template("tile 64x64"), 10.0));
+        assert_eq!((o.best, o.us), (choice("tile 64x64"), 10.0));
     }
     #[test]
     fn neighbours_of_the_best_are_measured_beside_it() {
@@ -275,7 +274,7 @@ mod tests {
         ];
         let near = ["warpgroup 64x64 group 8", "warpgroup 64x64 group 4", "warpgroup 64x64 stages 99"];
         let o = found(&mut Fake::new(&times), &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0)], &near);
-        assert_eq!((o.best, o.us, o.default_us), (template("warpgroup 64x64 group 4"), 6.0, 10.0));
+        assert_eq!((o.best, o.us, o.default_us), (choice("warpgroup 64x64 group 4"), 6.0, 10.0));
     }
     #[test]
     fn a_search_repeats_itself() {
@@ -297,7 +296,7 @@ mod tests {
     fn what_does_not_compile_is_left_out_unless_it_is_the_default() {
         let mut bench = Fake::new(&[("tile 64x64", 10.0), ("rows", 5.0)]);
         let o = found(&mut bench, &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0), ("rows", 1.0)], &[]);
-        assert_eq!((o.best, o.measured.len()), (template("rows"), 2));
+        assert_eq!((o.best, o.measured.len()), (choice("rows"), 2));
         let none = |c: &[Candidate], bench: &mut Fake| {
             search(bench, c, |_| vec![], &Budget::default(), &mut |_| {}).expect_err("no outcome")
         };

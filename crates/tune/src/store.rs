@@ -1,7 +1,7 @@
 //! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and compiler version.
 //!
 //! Entries are not trusted: whoever uses one lowers the kernel with its template, and ignores the entry if lowering refuses.
-use kiln_plan::Template;
+use kiln_plan::Choice;
 use serde::{Deserialize, Serialize};
 
 /// Version of the text format. Other versions are refused.
@@ -25,16 +25,16 @@ pub struct Key {
     pub compiler: String,
 }
 
-/// The fastest template of a problem.
+/// The fastest choice for a problem.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     #[serde(flatten)]
     pub key: Key,
-    /// In the syntax of constraints files.
+    /// A template or a schedule, in the syntax of constraints files.
     pub template: String,
     /// Median microseconds.
     pub us: f64,
-    /// The template chosen without the store, and its median in the same rounds.
+    /// The choice without the store, and its median in the same rounds.
     pub default: String,
     pub default_us: f64,
     /// Candidates that were compiled and measured.
@@ -44,7 +44,7 @@ pub struct Entry {
 /// Result of looking up a problem in a store.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Found<'a> {
-    Entry(&'a Entry, Template),
+    Entry(&'a Entry, Choice),
     /// An entry that cannot be used, and why.
     Useless(&'a Entry, String),
     Nothing,
@@ -107,7 +107,7 @@ impl Store {
         if let Ok(i) = self.entries.binary_search_by(|e| e.key.cmp(key)) {
             let entry = &self.entries[i];
             return match entry.template.parse() {
-                Ok(template) => Found::Entry(entry, template),
+                Ok(choice) => Found::Entry(entry, choice),
                 Err(why) => Found::Useless(entry, why),
             };
         }

@@ -6,8 +6,7 @@
 //! begins; loads that are the same in all iterations of an instance are copied to shared memory once, in front of the
 //! loop. Each thread copies exactly what it will read itself, so it waits for its own copies only. No value changes.
 //!
-//! On `sm_90` an instance of this kind is a cluster of blocks. Lowering uses the pass for long rows that fill most of
-//! their tiles; `crates/lower/src/persistent.rs` decides where it is profitable.
+//! On `sm_90` an instance may be a cluster of blocks. Lowering uses the pass where a schedule says `persist`.
 use super::is_pure;
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
@@ -44,6 +43,7 @@ pub fn run(k: &Kernel, instances: usize) -> Result<Kernel, Refusal> {
     }
     let mut b = Builder::new(&k.name, [instances, 1, 1], k.warps);
     b.set_arithmetic(k.arithmetic);
+    b.set_blocks(k.blocks);
     let mut w = Writer { k, names: HashMap::new() };
     for p in &k.params {
         let v = b.param_like(p, k.ty(p.value).clone());

@@ -116,7 +116,7 @@ impl Parser {
 
     // ---- Kernels ----
     fn kernel(&mut self) -> Result<Kernel> {
-        self.k = Kernel { cluster: 1, ..Kernel::default() };
+        self.k = Kernel { blocks: 1, cluster: 1, ..Kernel::default() };
         (self.visible, self.defined, self.written) = (HashMap::new(), HashMap::new(), vec![]);
         self.scopes = vec![vec![]];
         self.expect_word("kernel")?;
@@ -135,6 +135,9 @@ impl Parser {
         self.k.grid = grid;
         self.expect_word("warps")?;
         self.k.warps = self.integer("the number of warps")?;
+        if self.eat_word("blocks") {
+            self.k.blocks = self.integer("the blocks that share an instance")?;
+        }
         if self.eat_word("cluster") {
             self.k.cluster = self.integer("the size of the cluster")?;
         }

@@ -18,6 +18,9 @@ pub fn print(k: &Kernel) -> String {
     let name = sign('@', &k.name);
     let [x, y, z] = k.grid;
     p.out = format!("kernel {name}({}) grid [{x}, {y}, {z}] warps {}", params.join(", "), k.warps);
+    if k.blocks != 1 {
+        p.put(&format!(" blocks {}", k.blocks));
+    }
     if k.cluster != 1 {
         p.put(&format!(" cluster {}", k.cluster));
     }

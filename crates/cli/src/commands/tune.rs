@@ -43,7 +43,7 @@ pub fn tune(a: &args::Tune) -> Result<(), Error> {
 
 fn show(progress: &Progress, step: &Step) {
     let s = &step.search;
-    let best = s.best.map_or(String::new(), |(t, us)| format!(": {us:.2} us by {t}"));
+    let best = s.best.as_ref().map_or(String::new(), |(choice, us)| format!(": {us:.2} us by {choice}"));
     progress.count(step.at * s.of + s.done, step.of * s.of, &format!("{}{best}", step.kernel));
 }
 

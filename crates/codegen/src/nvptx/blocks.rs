@@ -1,5 +1,5 @@
-//! Large instances: on `sm_90` the blocks of a cluster share an instance of more than 16 warps (for example one long
-//! row), each with its part of the warps.
+//! Large instances: on `sm_90` the blocks of a cluster share an instance (for example one long row), each with its part of
+//! the warps.
 //!
 //! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Unlike warps,
 //! blocks write partial results into each other's shared memory, and their barriers are the cluster's. While blocks
@@ -15,21 +15,18 @@ use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
 use kiln_machine::{Machine, isa};
 
-/// Warps of a block when several blocks share an instance: few, so that blocks of other instances fill the
-/// multiprocessor while these wait.
+/// Warps of a block of few warps, and of one that leaves room for another beside it.
 const WARPS: usize = 8;
-/// An instance of more warps than this is spread over several blocks.
 const MANY: usize = 16;
 /// Warps that a multiprocessor's registers must suffice for at the same time.
 const RESIDENT: usize = 32;
 
-/// The number of blocks that an instance is spread over.
+/// The number of blocks that share an instance.
 pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
-    let (warps, each) = (k.warps, if persistent_rows::is_persistent(k) { persistent_rows::WARPS } else { WARPS });
-    let shares = m.arch.has_clusters() && warps > MANY;
-    let blocks = if shares { (warps / each).min(m.limits.cluster()) } else { 1 };
-    if !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
-        return Err(Fail::Unsupported(format!("an instance of {warps} warps")));
+    let (warps, blocks) = (k.warps, k.blocks);
+    let fits = blocks == 1 || m.arch.has_clusters() && blocks <= m.limits.cluster();
+    if !fits || !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
+        return Err(Fail::Unsupported(format!("an instance of {warps} warps in {blocks} blocks")));
     }
     Ok(blocks)
 }

@@ -48,6 +48,8 @@ impl Report {
             report.template = template(c, kernel, steps);
             report.loop_ends = facts.loop_ends(c, kernel, steps);
             report.candidates = candidates(c, kernel);
+            report.schedule = kernel.schedule.as_ref().map(|s| s.to_string());
+            report.schedules = schedules(c, kernel);
             report.invariance_us = invariance_us(c, kernel);
             list.push(report);
             for work in &steps.steps {
@@ -161,6 +163,8 @@ impl<'a> Facts<'a> {
             template: String::new(),
             loop_ends: vec![],
             candidates: vec![],
+            schedule: None,
+            schedules: vec![],
             invariance_us: None,
             tuning: k.reason.tuning.clone(),
         }
@@ -316,6 +320,28 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
     let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
     all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
+}
+
+/// Other schedules of a kernel's nest on a GPU, the cheapest in the model first, after its own.
+fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
+    /// Most schedules listed.
+    const SHOWN: usize = 4;
+    let Some(own) = &k.schedule else { return vec![] };
+    let mut all = kiln_lower::schedules(k, c.options.machine());
+    all.sort_by_key(|s| s.0 != *own);
+    // Rounded to a hundredth; more digits would be meaningless.
+    let rounded = |us: f64| (us * 100.0).round() / 100.0;
+    let one = |(s, p): (kiln_plan::Schedule, kiln_lower::price::Price)| ScheduleReport {
+        schedule: s.to_string(),
+        us: rounded(p.us),
+        memory_us: rounded(p.memory),
+        cache_us: rounded(p.cache),
+        issue_us: rounded(p.issue),
+        latency_us: rounded(p.latency),
+        exposed_us: rounded(p.exposed),
+        launch_us: rounded(p.launch + p.second),
+    };
+    all.into_iter().filter(|s| s.1.us > 0.0).take(SHOWN).map(one).collect()
 }
 
 /// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend on the batch.

@@ -125,6 +125,25 @@ impl KernelReport {
         *t += &wrapped("time        ", &sum, width);
     }
     fn reasons_text(&self, t: &mut String, width: usize) {
+        if let Some(schedule) = &self.schedule {
+            *t += &wrapped("schedule    ", schedule, width);
+        }
+        if self.schedules.len() > 1 {
+            let own = |s: &ScheduleReport| Some(&s.schedule) == self.schedule.as_ref();
+            let one = |s: &ScheduleReport| match own(s) {
+                true => format!("{:.2} us (chosen)", s.us),
+                false => format!("{:.2} us {}", s.us, s.schedule),
+            };
+            let all: Vec<String> = self.schedules.iter().map(one).collect();
+            *t += &wrapped("schedules   ", &format!("predicted: {}", all.join(" | ")), width);
+            if let Some(s) = self.schedules.iter().find(|s| own(s)) {
+                let text = format!(
+                    "memory {:.2}, cache {:.2}, issue {:.2}, latency {:.2}, which overlap; exposed {:.2}, launches {:.2}",
+                    s.memory_us, s.cache_us, s.issue_us, s.latency_us, s.exposed_us, s.launch_us
+                );
+                *t += &wrapped("price       ", &text, width);
+            }
+        }
         if !self.candidates.is_empty() {
             let one = |c: &CandidateReport| {
                 let chosen = if c.template == self.template { " (chosen)" } else { "" };

@@ -6,7 +6,7 @@ use crate::{
     compile::{self, Reference, from_plan},
 };
 use kiln_graph::Tensor;
-use kiln_plan::{Buffer, BufferId, BufferKind, Family, Kernel, Plan, Stage, Template, exec::Work};
+use kiln_plan::{Buffer, BufferId, BufferKind, Choice, Kernel, Plan, Stage, exec::Work};
 use kiln_runtime::{Code, Device, Executable, KernelTimer, Session};
 use std::{sync::Arc, time::Duration};
 
@@ -81,12 +81,12 @@ impl kiln_tune::Bench for GpuBench {
     type Code = Compiled;
     type Ready = Ready;
 
-    fn compile(&self, template: Template) -> Result<Compiled, String> {
-        if template.family == Family::Library && !self.has_library() {
+    fn compile(&self, choice: &Choice) -> Result<Compiled, String> {
+        if choice.is_library() && !self.has_library() {
             return Err("cuBLASLt is not on the library path".into());
         }
         let mut plan = self.plan.clone();
-        plan.kernels[0].reason.template = Some(template);
+        super::choose(&mut plan.kernels[0], choice);
         let compiled = from_plan(&self.model, plan, &self.options).map_err(|e| e.to_string())?;
         let interpreted = compiled.steps[0].steps.iter().find_map(|w| match w {
             Work::Interpret { why, .. } => Some(why.clone()),

@@ -44,7 +44,7 @@ pub struct Tried {
 }
 impl From<&kiln_tune::Timed> for Tried {
     fn from(t: &kiln_tune::Timed) -> Tried {
-        Tried { template: t.template.to_string(), us: super::rounded(t.us), samples: t.samples }
+        Tried { template: t.choice.to_string(), us: super::rounded(t.us), samples: t.samples }
     }
 }
 

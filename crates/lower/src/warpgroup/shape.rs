@@ -8,7 +8,7 @@ use kiln_block::passes::warpgroup::{form, memory, roles::epilogue::BUFFERS, slic
 use kiln_graph::DType;
 use kiln_machine::Engines;
 use kiln_plan::Hardware;
-use kiln_plan::{Precision, Schedule, Template};
+use kiln_plan::{Parameters, Precision, Template};
 
 /// Bytes along K of one tensor-map copy: the swizzle's span.
 pub const SPAN: usize = 128;
@@ -187,7 +187,7 @@ impl Shape {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Asked {
     pub tile: Option<[usize; 2]>,
-    pub schedule: Schedule,
+    pub schedule: Parameters,
 }
 impl From<Option<Template>> for Asked {
     fn from(t: Option<Template>) -> Asked {
@@ -209,7 +209,7 @@ pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], o
             None => spans,
         };
         for in_flight in asked.schedule.tiles.map_or(1..=engine.most_tiles_in_flight(), |n| n..=n) {
-            let schedule = Schedule { tiles: Some(in_flight), ..asked.schedule };
+            let schedule = Parameters { tiles: Some(in_flight), ..asked.schedule };
             let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
             let time = shape.cycles(p, transposed);
             let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
@@ -226,7 +226,7 @@ pub fn shape(
     p: &Matmul,
     engine: Engine,
     [m, n, copies, spans]: [usize; 4],
-    asked: Schedule,
+    asked: Parameters,
     sides: [Major; 2],
     outputs: &[usize],
 ) -> Option<Shape> {

@@ -4,7 +4,7 @@ use super::operand::Major;
 use super::shape::{self, Asked, Engine, SPAN, Shape};
 use crate::matmul::Matmul;
 use kiln_graph::DType;
-use kiln_plan::{Family, Schedule, Template};
+use kiln_plan::{Family, Parameters, Template};
 use std::ops::RangeInclusive;
 
 /// Most split-K slices.
@@ -88,7 +88,7 @@ pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template,
     for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
         for &(m, n, copies, spans) in engine.tiles() {
             for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
-                let asked = Schedule { cluster: Some(cluster), tiles: Some(in_flight), ..Schedule::default() };
+                let asked = Parameters { cluster: Some(cluster), tiles: Some(in_flight), ..Parameters::default() };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
                 all.extend(found.map(|s| {
                     let cycles = s.cycles(&piece, sides == [Major::Outer; 2])
@@ -104,7 +104,7 @@ pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template,
 impl Shape {
     /// The template with all choices explicit.
     fn template(&self, parts: usize) -> Template {
-        let schedule = Schedule {
+        let schedule = Parameters {
             split_k: Some(parts),
             depth: Some(self.spans * SPAN),
             stages: Some(self.stages),

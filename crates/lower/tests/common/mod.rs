@@ -24,6 +24,7 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         precision: kiln_plan::Precision::Exact,
         rounding: kiln_plan::Rounding::AtStores,
         batch_invariant: false,
+        schedule: None,
         reason: Reason::default(),
     }
 }

@@ -107,7 +107,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect("{")?;
     w.end()?;
     let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
-    let (mut rounding, mut batch_invariant) = (Rounding::default(), false);
+    let (mut rounding, mut batch_invariant, mut schedule) = (Rounding::default(), false, None);
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -131,6 +131,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 rounding = Rounding::PerOp;
             }
             "rules" => reason.rules = w.strings()?,
+            "schedule" => schedule = Some(w.string()?.parse()?),
             "template" => reason.template = Some(w.string()?.parse()?),
             "tuned" => {
                 let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
@@ -160,12 +161,13 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     precision,
                     rounding,
                     batch_invariant,
+                    schedule,
                     reason,
                 });
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rounding, batch_invariant, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, batch_invariant, schedule, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }

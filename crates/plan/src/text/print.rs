@@ -69,6 +69,9 @@ fn kernel(out: &mut String, k: &Kernel) {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
         let _ = writeln!(out, "    rules {}", rules.join(" "));
     }
+    if let Some(schedule) = &k.schedule {
+        let _ = writeln!(out, "    schedule {}", quoted(&schedule.to_string()));
+    }
     if let Some(template) = k.reason.template {
         let _ = writeln!(out, "    template {}", quoted(&template.to_string()));
     }

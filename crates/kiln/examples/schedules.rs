@@ -1,0 +1,66 @@
+//! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost model is fitted to.
+//!
+//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry] GRAPH…
+//!
+//! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops after S seconds.
+//! `--dry` writes predictions for an H100 and measures nothing.
+use kiln::tune::{Budget, Sampling, TuneOptions};
+use kiln::{CompileOptions, DeviceKind, Model, Target};
+use std::io::Write;
+use std::time::Instant;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let out = args
+        .next()
+        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry] GRAPH…")?;
+    let mut how = Sampling { first: 6, random: 12, seed: 1, dry: false };
+    let (mut seconds, mut graphs) = (400u64, vec![]);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--first" => how.first = args.next().ok_or("--first N")?.parse()?,
+            "--random" => how.random = args.next().ok_or("--random N")?.parse()?,
+            "--dry" => how.dry = true,
+            "--seconds" => seconds = args.next().ok_or("--seconds S")?.parse()?,
+            "--seed" => how.seed = args.next().ok_or("--seed S")?.parse()?,
+            _ => graphs.push(arg),
+        }
+    }
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&out)?);
+    let start = Instant::now();
+    let options = match how.dry {
+        false => CompileOptions::default().on(DeviceKind::Cuda(0))?,
+        true => {
+            let machine =
+                kiln::Machine::parse(include_str!("../../machine/machines/h100.json")).map_err(|e| e.to_string())?;
+            CompileOptions { target: Target::Sm90a, machine: Some(machine), ..CompileOptions::default() }
+        }
+    };
+    for path in graphs {
+        if start.elapsed().as_secs() > seconds {
+            eprintln!("out of time before {path}");
+            break;
+        }
+        let run = || -> Result<Vec<serde_json::Value>, kiln::Error> {
+            let model = Model::open(std::path::Path::new(&path), &[])?;
+            let tune = TuneOptions {
+                compile: options.clone(),
+                gpu: 0,
+                kernel: None,
+                again: true,
+                budget: Budget { rounds: 5, slower: 1e9, most: usize::MAX, factor: f64::INFINITY, ..Budget::default() },
+            };
+            kiln::tune::sample(&model, &tune, how)
+        };
+        match run() {
+            Ok(kernels) => {
+                for k in kernels {
+                    writeln!(file, "{}", serde_json::json!({"graph": path, "kernel": k}))?;
+                }
+                file.flush()?;
+            }
+            Err(e) => eprintln!("{path}: {e}"),
+        }
+    }
+    Ok(())
+}

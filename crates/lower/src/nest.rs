@@ -1,0 +1,82 @@
+//! The loop nest of a kernel: what it computes, and over which axes, before anything is tiled.
+//!
+//! Takes: a space, and the scalar program at a point of a space. Gives: axes with names ([`Axis`]) and extents, and the program at the
+//! coordinates of a space in which some of them are fused.
+//! Never: tiles, grids, warps ([`crate::schedule`]).
+use crate::LowerError;
+use crate::dag::Scene;
+use crate::expr::CoordId;
+use crate::space::{Coord, Space};
+use kiln_plan::{Axis, Hardware};
+
+/// The scalar program at the coordinates of a space.
+pub type At<'a> = dyn Fn(&Space) -> Result<Scene, LowerError> + 'a;
+
+/// What is done with each nest of a body.
+pub type Visit<'f> = dyn FnMut(&Nest) -> Result<(), LowerError> + 'f;
+
+/// A loop nest, with the machine it is for.
+pub struct Nest<'a> {
+    /// Name of the program.
+    pub name: &'a str,
+    pub machine: &'a Hardware<'a>,
+    /// Split and merged until accesses are affine and contiguous ([`Space::settle`]).
+    pub space: Space,
+    /// The program in that space.
+    pub scene: Scene,
+    /// Bytes that it reads and writes once, where that is known; else 0.
+    pub bytes: u64,
+    at: &'a At<'a>,
+}
+
+impl<'a> Nest<'a> {
+    /// The nest of a program over a space. A program with a row is resolved a second time with a row for each level of reductions, which
+    /// refuses bodies that depend on an enclosing row.
+    pub fn new(
+        name: &'a str,
+        mut space: Space,
+        at: &'a At<'a>,
+        machine: &'a Hardware<'a>,
+    ) -> Result<Nest<'a>, LowerError> {
+        let scene = space.settle(at)?;
+        if space.coords.iter().any(|c| c.row) {
+            at(&space.apart())?;
+        }
+        Ok(Nest { name, machine, space, scene, bytes: 0, at })
+    }
+    /// The nest of a kernel that reads and writes so many bytes.
+    pub fn of_bytes(self, bytes: u64) -> Nest<'a> {
+        Nest { bytes, ..self }
+    }
+    /// The axes with their extents: those that are not reduced, outermost first, then the row.
+    pub fn axes(&self) -> Vec<(Axis, usize)> {
+        let kept = self.kept().enumerate().map(|(n, c)| (Axis::Kept(n as u8), c.extent));
+        kept.chain(self.row().map(|n| (Axis::Row, n))).collect()
+    }
+    /// Coordinates that are not reduced.
+    pub fn kept(&self) -> impl Iterator<Item = &Coord> {
+        self.space.coords.iter().filter(|c| !c.row)
+    }
+    /// Elements of a row.
+    pub fn row(&self) -> Option<usize> {
+        let extents: Vec<usize> = self.space.coords.iter().filter(|c| c.row).map(|c| c.extent).collect();
+        (!extents.is_empty()).then(|| extents.iter().product())
+    }
+    /// The space with the row as one coordinate, and which coordinate each axis is.
+    pub fn named(&self) -> (Space, Vec<(Axis, CoordId)>) {
+        let mut space = self.space.clone();
+        let row = space.merge(&space.row_ids());
+        let kept = self.kept().enumerate().map(|(n, c)| (Axis::Kept(n as u8), c.id));
+        let names = kept.chain(row.map(|id| (Axis::Row, id))).collect();
+        (space, names)
+    }
+    /// The same nest over another space of the same points.
+    pub fn moved_to(&self, space: Space) -> Result<Nest<'a>, LowerError> {
+        let scene = (self.at)(&space)?;
+        Ok(Nest { space, scene, ..*self })
+    }
+    /// The program in another space of the same points.
+    pub fn scene_in(&self, space: &Space) -> Result<Scene, LowerError> {
+        if space.axes == self.space.axes { Ok(self.scene.clone()) } else { (self.at)(space) }
+    }
+}

@@ -1,0 +1,454 @@
+//! The cost model of nests: predicts the microseconds of a schedule, term by term.
+//!
+//! Takes: a nest in numbers and a schedule that fits it. Gives: its time. What instances hold, load and exchange is counted from the
+//! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
+//! ([`kiln_machine::Nests`]).
+//! Never: chooses, or looks at a program.
+use crate::facts::{Access, Facts};
+use kiln_machine::Nests;
+use kiln_plan::{Axis, Hardware, Schedule, Step};
+use std::collections::BTreeMap;
+
+/// Threads of a warp.
+const WARP: f64 = 32.0;
+/// Bytes of a sector of the L2 cache, and of an access to memory.
+const SECTOR: f64 = 32.0;
+const BURST: f64 = 64.0;
+
+/// Predicted microseconds, and where they go. The terms of memory, cache, issue and latency overlap; the others add up.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Price {
+    /// All of it; 0 where there is no model, on the host.
+    pub us: f64,
+    /// The launch, and the dispatch of its blocks.
+    pub launch: f64,
+    /// Bytes from and to memory, over its bandwidth.
+    pub memory: f64,
+    /// Sectors from and to the L2 cache.
+    pub cache: f64,
+    /// Instructions of all warps.
+    pub issue: f64,
+    /// Rounds of resident instances, one after the other.
+    pub latency: f64,
+    /// What no other instance overlaps.
+    pub exposed: f64,
+    /// Further launches: partial results, copies of operands.
+    pub second: f64,
+}
+
+/// A bit of a tile's coordinates: its axis among the splits, and which bit of it.
+type Bit = (usize, u32);
+
+/// A schedule in numbers: what one instance of its (first) program does.
+#[derive(Default, Debug)]
+pub(crate) struct Work {
+    instances: f64,
+    pub blocks: f64,
+    pub warps: f64,
+    /// Elements of the tile, and of a thread.
+    tile: f64,
+    pub each: f64,
+    /// Chunks of a row that an instance processes, and how often it reads them.
+    trips: f64,
+    passes: f64,
+    pub whole: bool,
+    parts: f64,
+    chunk: f64,
+    /// Instances without shared rows.
+    alone: f64,
+    pub persist: f64,
+    prefetch: bool,
+    peeled: bool,
+    copies: bool,
+    /// The row's elements are needed more than once.
+    pub again: bool,
+    stored_along: bool,
+    /// Partial results of a reduction in a thread; bits of the row along lanes, warps of a block, and blocks.
+    results: f64,
+    lanes: u32,
+    across_warps: u32,
+    across_blocks: u32,
+    /// Accesses of an instance's warps by bytes of a thread's access: 16, 8, 4, fewer.
+    accesses: [f64; 4],
+    /// 32-bit words that a thread has loaded, elements that move between threads, and those read at an index that is no affine form.
+    pub words: f64,
+    moved: f64,
+    gathered: f64,
+    /// Bytes of sectors and of bursts of an instance, and sectors per access of a warp.
+    sectors: f64,
+    bursts: f64,
+    transactions: f64,
+}
+
+/// One access as a tile sees it.
+struct Seen<'a> {
+    access: &'a Access,
+    /// The split axis along which it is contiguous.
+    along: Option<usize>,
+    /// Different elements of a tile, those of a contiguous run, and the alignment of runs in bytes.
+    elements: f64,
+    run: f64,
+    align: usize,
+    vector: usize,
+}
+
+fn log2(n: usize) -> u32 {
+    n.max(1).next_power_of_two().ilog2()
+}
+
+impl Work {
+    pub fn of(facts: &Facts, schedule: &Schedule) -> Work {
+        let rows: Vec<usize> = (0..facts.coords.len()).filter(|i| facts.coords[*i].1).collect();
+        let kept = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1);
+        let mut axes: BTreeMap<Axis, Vec<usize>> =
+            kept.enumerate().map(|(n, i)| (Axis::Kept(n as u8), vec![i])).collect();
+        if !rows.is_empty() {
+            axes.insert(Axis::Row, rows.clone());
+        }
+        let mut splits: Vec<(Axis, usize)> = vec![];
+        let (mut warps, mut blocks, mut parts) = (1usize, 1usize, 1usize);
+        let (mut peel, mut runs) = (0usize, false);
+        let mut w = Work::default();
+        for step in &schedule.steps {
+            match step {
+                Step::Fuse(names) => {
+                    let all = names.iter().flat_map(|a| axes.get(a).cloned().unwrap_or_default()).collect();
+                    names[1..].iter().for_each(|a| _ = axes.remove(a));
+                    axes.insert(names[0], all);
+                }
+                Step::Split(axis, block) => splits.push((*axis, *block)),
+                Step::Warps(n) => warps = *n,
+                Step::Cluster(n) => blocks = *n,
+                Step::SplitReduce(_, n) => parts = *n,
+                Step::Peel(_, n) => (peel, w.peeled) = (*n, true),
+                Step::StageRows => runs = true,
+                Step::StageOperands => w.copies = true,
+                Step::Persist(n) => w.persist = *n as f64,
+                Step::Prefetch(_) => w.prefetch = true,
+                Step::Tail(..) | Step::Widen(..) => {}
+            }
+        }
+        let warps = warps * blocks;
+        let extent = |a: &Axis| -> usize { axes.get(a).map_or(1, |c| c.iter().map(|i| facts.coords[*i].0).product()) };
+        let row: usize = rows.iter().map(|i| facts.coords[*i].0).product();
+        let block_of = |a: &Axis| splits.iter().find(|s| s.0 == *a).map(|s| s.1);
+        let chunk = block_of(&Axis::Row).unwrap_or(1);
+        let trips = if rows.is_empty() { 1 } else { row.div_ceil(parts).div_ceil(chunk) };
+        w.alone = axes
+            .keys()
+            .filter(|a| **a != Axis::Row)
+            .map(|a| extent(a).div_ceil(block_of(a).unwrap_or(1)) as f64)
+            .product();
+        (w.parts, w.trips, w.chunk) = (parts as f64, trips as f64, chunk as f64);
+        w.instances = w.alone * w.parts;
+        (w.blocks, w.warps) = (blocks as f64, warps as f64);
+        let tile: usize = splits.iter().map(|s| s.1).product();
+        w.tile = tile as f64;
+        w.whole = trips == 1 && parts == 1;
+        let uses = |a: &Access, coords: &[usize]| coords.iter().any(|i| a.strides[*i] != Some(0));
+        w.stored_along = facts.accesses.iter().any(|a| a.store && (rows.is_empty() || uses(a, &rows)));
+        w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
+        let more = usize::from(w.stored_along && facts.levels > 0);
+        w.passes = if w.whole || rows.is_empty() { 1.0 } else { (facts.levels.max(1) + more) as f64 };
+        // Extents of coordinates inside a tile.
+        let mut inner: BTreeMap<usize, usize> = BTreeMap::new();
+        for (axis, block) in &splits {
+            let coords = axes.get(axis).cloned().unwrap_or_default();
+            let mut left = *block;
+            for (n, i) in coords.iter().enumerate().rev() {
+                let here = if n == 0 { left } else { left.min(facts.coords[*i].0) }.max(1);
+                inner.insert(*i, here);
+                left = left.div_ceil(here).max(1);
+            }
+        }
+        let threads = 32 * warps;
+        let width = |wish: usize| if tile >= threads { wish.min(tile / threads).max(1) } else { 1 };
+        let seen: Vec<Seen> = facts
+            .accesses
+            .iter()
+            .map(|access| {
+                let stride = |i: usize| access.strides[i];
+                let along = splits.iter().rposition(|(axis, _)| {
+                    axes.get(axis).and_then(|c| c.last()).is_some_and(|i| stride(*i) == Some(1) && inner[i] > 1)
+                });
+                let used = |i: &usize| stride(*i) != Some(0);
+                let elements = inner.iter().filter(|(i, _)| used(i)).map(|(_, n)| *n as f64).product();
+                let (mut run, mut next) = (1usize, 1i64);
+                let mut order: Vec<usize> =
+                    inner.keys().copied().filter(|i| stride(*i).is_some_and(|s| s != 0)).collect();
+                order.sort_by_key(|i| stride(*i).map_or(0, i64::abs));
+                for i in order {
+                    if stride(i).map(i64::abs) != Some(next) {
+                        break;
+                    }
+                    run *= inner[&i];
+                    if inner[&i] < facts.coords[i].0 {
+                        break;
+                    }
+                    next = run as i64;
+                }
+                let mut align = 16;
+                for i in 0..facts.coords.len() {
+                    let bytes = match stride(i).map(|s| s.unsigned_abs() as usize) {
+                        None => access.bytes,
+                        Some(0) => 16,
+                        Some(1) if inner.contains_key(&i) => 16,
+                        Some(s) => 1 << (s * access.bytes).trailing_zeros(),
+                    };
+                    align = align.min(bytes);
+                }
+                let along_row = along.is_some_and(|n| splits[n].0 == Axis::Row);
+                if peel > 0 && along_row {
+                    let own = (0..facts.coords.len()).any(|i| !facts.coords[i].1 && used(&i));
+                    align = if own || w.copies { align.max((peel * access.bytes).min(16)) } else { access.bytes };
+                }
+                if runs && along_row {
+                    align = 16;
+                }
+                let vector = if along.is_some() { (align / access.bytes).min(run).max(1) } else { 1 };
+                Seen { access, along, elements, run: run as f64, align, vector: 1 << vector.ilog2() }
+            })
+            .collect();
+        // The largest contiguous access gives the layout.
+        let weight = |s: &Seen| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
+        let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).and_then(|s| s.along);
+        let fastest = largest.or(splits.len().checked_sub(1));
+        let mut vector = seen.iter().filter(|s| s.along == fastest).map(|s| width(s.vector)).max().unwrap_or(1);
+        let row_at = splits.iter().position(|s| s.0 == Axis::Row);
+        let reduced = row_at.filter(|_| facts.levels > 0 || facts.scans > 0);
+        if let (Some(f), Some(r)) = (fastest, reduced)
+            && f != r
+            && w.whole
+            && facts.levels > 0
+        {
+            let each = splits[f].1 >> (5 + log2(warps));
+            let bytes = seen.iter().filter(|s| s.along == fastest).map(|s| s.access.bytes).max().unwrap_or(4);
+            if each * bytes >= 4 {
+                vector = vector.min(each.max(1));
+            }
+        }
+        if runs && let Some(r) = row_at {
+            vector = if splits[r].1 <= 32 { width(splits[r].1.min(16)) } else { 1 };
+        }
+        if facts.scans > 0
+            && fastest == row_at
+            && let Some(f) = fastest
+        {
+            let bytes = seen.iter().map(|s| s.access.bytes).max().unwrap_or(4);
+            vector = vector.max(width((16 / bytes).min(splits[f].1)));
+        }
+        let order = fastest.into_iter().chain((0..splits.len()).rev().filter(|n| Some(*n) != fastest));
+        let mut bits: Vec<Bit> = order.flat_map(|n| (0..log2(splits[n].1)).map(move |b| (n, b))).collect();
+        let first = log2(vector).min(fastest.map_or(0, |f| log2(splits[f].1))) as usize;
+        let mut registers: Vec<Bit> = bits.drain(..first).collect();
+        if facts.scans > 0 && fastest != row_at {
+            let spare = bits.len().saturating_sub(5 + log2(warps) as usize);
+            let own: Vec<Bit> = bits.iter().copied().filter(|b| Some(b.0) == row_at).take(spare).collect();
+            bits.retain(|b| !own.contains(b));
+            registers.extend(own);
+        }
+        let lanes: Vec<Bit> = bits.drain(..bits.len().min(5)).collect();
+        let mut of_warps: Vec<Option<Bit>> = vec![];
+        for _ in 0..log2(warps) {
+            let other = bits.iter().position(|b| Some(b.0) != reduced);
+            let last = if facts.scans > 0 { bits.len().saturating_sub(1) } else { 0 };
+            of_warps.push((!bits.is_empty()).then(|| bits.remove(other.unwrap_or(last))));
+        }
+        registers.extend(bits);
+        let idle = (5 - lanes.len()) as u32 + of_warps.iter().filter(|b| b.is_none()).count() as u32;
+        let idle = f64::from(1u32 << idle);
+        w.each = f64::from(1u32 << registers.len().min(31));
+        let on_row = |b: &Bit| Some(b.0) == row_at && row_at.is_some();
+        let own = (log2(warps) - log2(blocks)) as usize;
+        w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
+        w.across_warps = of_warps[..own].iter().flatten().filter(|b| on_row(b)).count() as u32;
+        w.across_blocks = of_warps[own..].iter().flatten().filter(|b| on_row(b)).count() as u32;
+        w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
+        for s in &seen {
+            w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
+        }
+        w
+    }
+
+    /// Adds what an access costs an instance.
+    fn access(&mut self, s: &Seen, (fastest, held, run): (Option<usize>, usize, bool), rows: &[usize], idle: f64) {
+        let (bytes, store) = (s.access.bytes as f64, s.access.store);
+        let guard = if s.access.guarded { 0.6 } else { 1.0 };
+        let times = if rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
+            self.trips * if store { 1.0 } else { self.passes }
+        } else {
+            1.0
+        };
+        let mut each = if s.elements == self.tile { self.each } else { (self.each * s.elements / self.tile).max(1.0) };
+        let mut vector = if s.along == fastest && s.along.is_some() { s.vector.min(held) } else { 1 };
+        if s.elements == 1.0 {
+            (each, vector) = (1.0, 1);
+        }
+        let converted = s.along.is_some() && s.along != fastest && s.elements >= self.tile;
+        if converted {
+            vector = s.vector.min(16 / s.access.bytes.max(1)).max(1);
+        }
+        if converted || run {
+            self.moved += each * times;
+        }
+        let wide = (vector * s.access.bytes).min(16);
+        let class = match 1 << wide.max(1).ilog2() {
+            16 => 0,
+            8 => 1,
+            4 => 2,
+            _ => 3,
+        };
+        self.accesses[class] += each / vector as f64 * times * self.warps / idle;
+        let runs = s.elements / s.run;
+        let length = s.run * bytes;
+        let unaligned = s.align < SECTOR as usize;
+        let split = if !unaligned {
+            0.0
+        } else if length >= SECTOR {
+            0.9
+        } else {
+            0.2
+        };
+        self.sectors += runs * ((length / SECTOR).ceil() + split) * SECTOR * times * guard;
+        if s.elements > 1.0 {
+            let lanes = WARP * wide as f64;
+            let sectors = if s.along.is_some() && (converted || s.along == fastest) {
+                if length >= lanes {
+                    lanes / SECTOR
+                } else {
+                    lanes / length * ((length / SECTOR).ceil() + if unaligned { 0.5 } else { 0.0 })
+                }
+            } else if s.run > 1.0 || s.elements >= self.tile {
+                WARP
+            } else {
+                4.0
+            };
+            let accesses = each / (wide as f64 / bytes).max(1.0) * times * self.warps / idle;
+            self.transactions += accesses * sectors.clamp(1.0, WARP);
+        }
+        let unaligned = if s.align < BURST as usize { 60.0 } else { 0.0 };
+        let burst =
+            if length < 512.0 { ((length + BURST - 1.0) / BURST).floor() * BURST + unaligned } else { length + BURST };
+        self.bursts += runs * burst * times * guard;
+        if s.access.strides.iter().any(Option::is_none) {
+            self.gathered += each * times;
+        }
+        if !store {
+            self.words += each * bytes / 4.0 * guard;
+        }
+    }
+
+    pub fn price(&self, facts: &Facts, machine: &Hardware) -> Price {
+        let (w, m, units, limits) = (self, &machine.nests, &machine.units, &machine.limits);
+        let multiprocessors = units.multiprocessors as f64;
+        let cycles = units.clock / 1e6;
+        let of_block = (w.warps / w.blocks).max(1.0);
+        let threads = WARP * of_block;
+        let steps = w.passes * w.trips;
+        let (scans, levels) = (facts.scans as f64, facts.levels as f64);
+        let rows = facts.coords.iter().any(|c| c.1);
+        // Registers of a thread, and blocks that fit a multiprocessor.
+        let held = match (rows, w.again || facts.scans > 0) {
+            (false, _) => 0.25 * w.each + 0.5 * w.moved,
+            (true, true) => w.each * m.held,
+            (true, false) => 0.2 * w.each,
+        };
+        let registers = m.registers + w.words + held;
+        let file = limits.registers_per_multiprocessor as f64;
+        let mut most =
+            if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
+        let slots: std::collections::BTreeSet<_> = facts.accesses.iter().map(|a| a.slot).collect();
+        let halves = facts.accesses.iter().any(|a| a.bytes == 2);
+        if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
+            most = file / 1024.0;
+        }
+        let spilled = (registers - most).max(0.0);
+        let by_threads = (limits.warps_per_multiprocessor as f64 / of_block).floor();
+        let mut resident = (file / (registers.min(most) * threads)).floor();
+        resident = resident.min(by_threads).min(limits.blocks_per_multiprocessor as f64).max(1.0);
+        if w.persist > 0.0 {
+            resident = 1.0;
+        }
+        let clusters = limits.clusters_of(w.blocks as usize) as f64;
+        let at_once = if w.blocks > 1.0 { clusters * resident } else { multiprocessors * resident };
+        let launched = if w.persist > 0.0 { w.persist } else { w.instances };
+        let per = w.instances / launched;
+        let rounds = launched / at_once;
+        // Instructions.
+        let mut issued = w.each
+            * steps
+            * w.warps
+            * (m.element + m.operation * (facts.before + facts.after) + m.quotient * facts.quotients as f64 / w.passes);
+        issued += w.accesses.iter().zip(m.access).map(|(n, cost)| n * cost).sum::<f64>();
+        issued += w.warps
+            * (w.moved * m.moved
+                + w.gathered * m.gathered
+                + (spilled * m.spilled[0] + spilled * spilled * m.spilled[1]) * (1.0 + levels) * steps);
+        issued += if w.peeled && w.tile > w.chunk { w.each * w.warps * m.peeled } else { 0.0 };
+        issued += scans * w.each * steps * w.warps * m.scanned;
+        // What reductions exchange.
+        let reductions = facts.reductions as f64 + scans * w.trips;
+        let crosses = w.across_warps + w.across_blocks > 0;
+        let lanes = f64::from(w.lanes);
+        let shuffles =
+            if crosses && w.results > 1.0 { w.results * (1.0 - 0.5f64.powf(lanes)) } else { lanes * w.results };
+        issued += reductions * w.warps * m.shuffle * shuffles;
+        if w.across_warps > 0 {
+            let left = (w.results / 2f64.powf(lanes)).max(1.0);
+            issued += reductions * w.warps * m.exchange * left * (1.0 + 2f64.powi(w.across_warps as i32) / 4.0);
+        }
+        let barriers = levels + scans * w.trips;
+        let mut waits = m.reduce;
+        waits += if w.across_warps > 0 { m.barrier } else { 0.0 };
+        waits += if w.across_blocks > 0 { m.cluster * (1.0 + w.blocks * m.cluster_blocks) } else { 0.0 };
+        let waits = if rows { barriers * waits } else { 0.0 };
+        let issue = issued * w.instances / (multiprocessors * 4.0 * cycles);
+        // One instance.
+        let beside = resident.min((w.instances * w.blocks / multiprocessors).max(1.0));
+        let own = issued / w.warps / cycles * m.warp * (beside * of_block / 4.0).max(1.0).sqrt();
+        let staged = if w.moved > 0.0 { m.staged } else { 0.0 };
+        let one = if w.persist > 0.0 {
+            (m.block + m.latency) / per + m.persistent + waits + own
+        } else {
+            m.block + m.latency * steps + waits + own + staged
+        };
+        let counted = if rounds < 4.0 { (rounds - 1e-9).ceil() } else { rounds + 0.5 }.max(1.0);
+        let times = if w.persist > 0.0 { per } else { 1.0 };
+        let latency = counted * one * times;
+        // Memory.
+        let bytes = facts.bytes as f64;
+        let mut moved = bytes + m.bursts * (w.bursts * w.instances - bytes).max(0.0);
+        if w.passes > 1.0 {
+            let live = (at_once.min(launched) * bytes / w.instances.max(1.0)).max(1.0);
+            moved *= 1.0 + (w.passes - 1.0) * 0.5 / (1.0 + (m.again * units.l2 as f64 / live).powi(2));
+        }
+        let warm = 1.0 + m.warm / (1.0 + (bytes / units.l2 as f64).powi(4));
+        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm;
+        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6);
+        let transactions = w.transactions * w.instances * m.transaction / multiprocessors / cycles;
+        let p = m.overlap;
+        let busy =
+            (memory.powf(p) + cache.powf(p) + issue.powf(p) + transactions.powf(p) + latency.powf(p)).powf(1.0 / p);
+        let uneven = if rounds > 1.0 { counted / rounds } else { 1.0 };
+        let mut exposed = m.exposed * counted * one / beside.powf(m.hidden);
+        exposed *= if w.persist > 0.0 { per * m.trips } else { 1.0 } * if w.prefetch { m.prefetched } else { 1.0 };
+        exposed /= if steps > 1.0 { steps.powf(m.trips) } else { 1.0 };
+        let launch = m.launch + m.dispatch * w.instances * w.blocks;
+        let mut second = if w.copies { m.second } else { 0.0 };
+        if w.parts > 1.0 {
+            second += self.joins(facts, m, machine);
+        }
+        let us = busy * (1.0 + m.uneven * (uneven - 1.0)) + exposed + launch + second;
+        Price { us, launch, memory, cache, issue, latency, exposed, second }
+    }
+
+    /// The launches that combine partial results.
+    fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
+        let rows = self.tile / self.chunk;
+        let in_lanes = rows == 1.0 || self.parts > 16.0 && facts.scans == 0 && rows * self.parts <= 16384.0;
+        let later = facts.levels.max(1) as f64;
+        let each = if self.stored_along || facts.levels > 1 { self.parts } else { 1.0 };
+        let read = self.parts * self.alone * rows * 4.0 * each / (m.cache * machine.rates.bandwidth / 1e6);
+        later * (m.second + if in_lanes { 0.0 } else { m.join * self.parts } + read)
+    }
+}

@@ -1,0 +1,296 @@
+//! Executes schedules: applies the steps of a [`Schedule`] to a [`Nest`] and emits its programs.
+//!
+//! Takes: a nest and a schedule. Gives: the steps of a kernel, or a refusal that names the schedule's step and why it does not fit.
+//! Never: chooses anything ([`crate::propose`] lists schedules, [`crate::price`] compares them).
+use crate::LowerError;
+use crate::dag::{NodeOp, Scene};
+use crate::expr::CoordId;
+use crate::facts::Facts;
+use crate::nest::{Nest, Visit};
+use crate::price::Price;
+use crate::resolve::Body;
+use crate::row_loop::RowLoop;
+use crate::rows::{self, Emitted, RowPlan};
+use crate::space::Space;
+use crate::tile::{Cut, Shape, open};
+use crate::{pointwise, propose, replicate, unaligned, wide_rows};
+use kiln_plan::exec::Work;
+use kiln_plan::{Axis, Schedule, Step};
+
+/// Most axes of a tile.
+const RANK: usize = 2;
+/// Most elements of a tile.
+const TILE: usize = 1 << 20;
+/// Most warps of a block.
+const WARPS: usize = 32;
+
+/// A nest whose axes are fused and split.
+pub struct Tiled {
+    pub space: Space,
+    /// The program in that space.
+    pub scene: Scene,
+    /// Kept axes in the order of the grid: those that are not split, then those that are.
+    pub kept: Vec<Cut>,
+    pub row: Option<Cut>,
+    pub rank: usize,
+    /// Warps of an instance, and the blocks that share it.
+    pub warps: usize,
+    pub blocks: usize,
+}
+
+impl Tiled {
+    /// The shape of a program without a row.
+    fn points(self) -> (Scene, Shape) {
+        (self.scene, Shape { cuts: self.kept, rank: self.rank, parts: 1, warps: self.warps, blocks: self.blocks })
+    }
+}
+
+/// Why a step does not fit.
+pub fn refusal(nest: &Nest, step: &Step, why: impl std::fmt::Display) -> LowerError {
+    LowerError::Unsupported { kernel: nest.name.to_string(), why: format!("`{step}` does not fit: {why}") }
+}
+
+/// Applies `fuse`, `split` and `bind` steps.
+pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
+    let (mut space, mut names) = nest.named();
+    let mut split: Vec<(Axis, usize)> = vec![];
+    let (mut warps, mut cluster) = (1, 1);
+    for step in &schedule.steps {
+        let refuse = |why: String| refusal(nest, step, why);
+        let find = |names: &[(Axis, CoordId)], axis: Axis| {
+            let id = names.iter().find(|n| n.0 == axis).map(|n| n.1);
+            id.ok_or_else(|| refuse(no_axis(nest, axis)))
+        };
+        match step {
+            Step::Fuse(axes) => {
+                let ids = axes.iter().map(|a| find(&names, *a)).collect::<Result<Vec<_>, _>>()?;
+                if axes.contains(&Axis::Row) || axes.iter().any(|a| split.iter().any(|s| s.0 == *a)) {
+                    return Err(refuse("only axes that are neither reduced nor split can be fused".into()));
+                }
+                if ids.iter().enumerate().any(|(i, id)| ids[..i].contains(id)) {
+                    return Err(refuse("an axis is named twice".into()));
+                }
+                let Some(id) = space.merge(&ids) else { return Err(refuse("the axes have no points".into())) };
+                names.retain(|n| !axes[1..].contains(&n.0));
+                names.iter_mut().filter(|n| n.0 == axes[0]).for_each(|n| n.1 = id);
+            }
+            Step::Split(axis, block) => {
+                // A single row is one position of an axis that its nest does not have.
+                if *axis != Axis::Kept(0) || nest.kept().next().is_some() {
+                    find(&names, *axis)?;
+                }
+                let tile: usize = split.iter().map(|s| s.1).product();
+                if split.iter().any(|s| s.0 == *axis) {
+                    return Err(refuse("the axis is split already".into()));
+                }
+                if !block.is_power_of_two() || split.len() == RANK || tile * block > TILE {
+                    let why = format!("a tile has at most {RANK} axes of powers of two, and at most {TILE} elements");
+                    return Err(refuse(why));
+                }
+                split.push((*axis, *block));
+            }
+            Step::Warps(n) if n.is_power_of_two() && *n <= WARPS => warps = *n,
+            Step::Warps(_) => return Err(refuse(format!("a block has 1 to {WARPS} warps, a power of two"))),
+            Step::Cluster(n) if nest.machine.limits.clusters_of(*n) > 0 => cluster = *n,
+            Step::Cluster(_) => {
+                let sizes: Vec<String> = nest.machine.limits.clusters.iter().map(|c| c.blocks.to_string()).collect();
+                let sizes =
+                    if sizes.is_empty() { "no clusters".into() } else { format!("clusters of {}", sizes.join(", ")) };
+                return Err(refuse(format!("the machine has {sizes}")));
+            }
+            _ => {}
+        }
+    }
+    let extent = |id: CoordId| space.find(id).map_or(1, |c| c.extent);
+    let there = |axis: Axis| names.iter().any(|n| n.0 == axis);
+    let cut = |axis: Axis, block, at| {
+        let id = names.iter().find(|n| n.0 == axis).map_or(0, |n| n.1);
+        Cut { id, extent: extent(id), block, axis: at }
+    };
+    // Axes of one position are no coordinates.
+    let uniform = names.iter().filter(|n| n.0 != Axis::Row && !split.iter().any(|s| s.0 == n.0));
+    let mut kept: Vec<Cut> = uniform.map(|n| Cut::uniform(n.1, extent(n.1))).collect();
+    let mut row = None;
+    for (at, (axis, block)) in split.iter().enumerate() {
+        match axis {
+            Axis::Row => row = Some(cut(*axis, *block, at)),
+            Axis::Kept(_) if there(*axis) => kept.push(cut(*axis, *block, at)),
+            Axis::Kept(_) => {}
+        }
+    }
+    let scene = nest.scene_in(&space)?;
+    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster })
+}
+
+fn no_axis(nest: &Nest, axis: Axis) -> String {
+    let all: Vec<String> = nest.axes().iter().map(|(axis, n)| format!("{axis} ({n})")).collect();
+    let all = if all.is_empty() { "the nest has none".into() } else { format!("axes are {}", all.join(", ")) };
+    format!("there is no axis {axis}; {all}")
+}
+
+/// The plan of a row program, before its scratch buffers are known.
+pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> Result<RowPlan<'m>, LowerError> {
+    let Some(row) = tiled.row else {
+        let why = format!("the schedule `{schedule}` does not split the row");
+        return Err(LowerError::Unsupported { kernel: nest.name.to_string(), why });
+    };
+    let mut plan = RowPlan {
+        kept: tiled.kept.clone(),
+        row,
+        rank: tiled.rank,
+        parts: 1,
+        warps: tiled.warps,
+        blocks: tiled.blocks,
+        machine: nest.machine,
+        unaligned: None,
+        multi_row: false,
+        persistent: None,
+        tail: None,
+        prefetch: None,
+        copies: false,
+    };
+    for step in &schedule.steps {
+        let check = |found: Result<(), String>| found.map_err(|why| refusal(nest, step, why));
+        match step {
+            Step::SplitReduce(_, n) => plan.parts = *n,
+            Step::Peel(_, vector) => {
+                plan = unaligned::peel(plan, &tiled.scene, &mut tiled.space, *vector)
+                    .map_err(|why| refusal(nest, step, why))?;
+            }
+            Step::StageRows => {
+                check(crate::multi_row::packs(&plan, &tiled.scene))?;
+                plan.multi_row = true;
+            }
+            Step::Persist(n) => plan.persistent = Some(*n),
+            Step::Tail(_, lanes) => {
+                check(crate::tail::fits(&plan, &tiled.scene, *lanes))?;
+                plan.tail = Some(*lanes);
+            }
+            Step::Prefetch(n) => plan.prefetch = Some(*n),
+            Step::StageOperands => {
+                if plan.unaligned.is_none() {
+                    return Err(refusal(nest, step, "only operands of peeled rows are copied"));
+                }
+                plan.copies = true;
+            }
+            Step::Fuse(_) | Step::Widen(..) | Step::Split(..) | Step::Warps(_) | Step::Cluster(_) => {}
+        }
+    }
+    Ok(plan)
+}
+
+/// The steps of a body whose nests `each` visits.
+pub fn all<'b>(
+    of: &'b Body,
+    scratch: u32,
+    each: impl FnOnce(&mut Visit) -> Result<(), LowerError> + 'b,
+) -> Result<Emitted, LowerError> {
+    let mut out = Emitted::default();
+    each(&mut |nest| {
+        let next = scratch + out.scratch.len() as u32;
+        let steps = lowered(nest, of.schedule, next)?;
+        out = std::mem::take(&mut out).then(steps);
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// The steps of a nest by this schedule, or by the one with the least price.
+pub fn lowered(nest: &Nest, asked: Option<&Schedule>, scratch: u32) -> Result<Emitted, LowerError> {
+    match asked {
+        Some(schedule) => run(nest, schedule, scratch),
+        None => run(nest, &default(nest)?, scratch),
+    }
+}
+
+/// How much cheaper a schedule must be than the fixed one to replace it: nine in ten predictions are off by less.
+const GAIN: f64 = 1.3;
+
+/// The schedule that a nest gets.
+pub fn default(nest: &Nest) -> Result<Schedule, LowerError> {
+    let first = all_of(nest)?.into_iter().next();
+    let without = || LowerError::Unsupported { kernel: nest.name.to_string(), why: "no schedule fits it".into() };
+    first.map(|s| s.0).ok_or_else(without)
+}
+
+/// Schedules of a nest with their prices in microseconds: the one that it gets, then the others, the cheapest first. Under a
+/// batch-invariant contract, and on the host, there is one.
+pub fn all_of(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
+    let fixed = fixed(nest)?;
+    if !nest.machine.arch.is_gpu() || nest.machine.contract.batch_invariant {
+        return Ok(vec![(fixed, Price::default())]);
+    }
+    let facts = Facts::of(nest);
+    let mut all = propose::propose(nest, &facts)?;
+    let price = propose::price_of(nest, &facts, &fixed)?;
+    let replaced = !along_memory(&fixed) && all.first().is_some_and(|cheapest| cheapest.1.us * GAIN < price.us);
+    let at = usize::from(replaced);
+    all.retain(|s| s.0 != fixed);
+    all.insert(at, (fixed, price));
+    all[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    Ok(all)
+}
+
+/// Whether a schedule has rows along the tile's last axis. Measured beside the fixed one, what the model prefers for these is as often
+/// slower as faster: it knows too little of registers.
+fn along_memory(schedule: &Schedule) -> bool {
+    let mut splits = schedule.steps.iter().rev().filter(|s| matches!(s, Step::Split(..)));
+    matches!(splits.next(), Some(Step::Split(Axis::Row, _)))
+}
+
+/// The schedule of a nest by fixed rules.
+pub fn fixed(nest: &Nest) -> Result<Schedule, LowerError> {
+    match nest.row() {
+        Some(_) => rows::default(nest),
+        None if nest.scene.live().iter().any(|n| matches!(nest.scene.dag.node(*n).op, NodeOp::Reduce { .. })) => {
+            Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() })
+        }
+        None => Ok(pointwise::default(nest)),
+    }
+}
+
+/// The steps of a nest by a schedule. `scratch` is the number of the first free scratch buffer.
+pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, LowerError> {
+    if let Some(Step::Widen(axis, rows)) = schedule.steps.first() {
+        let rest = schedule.steps[1..].iter().cloned().collect();
+        return wide_rows::run(nest, (*axis, *rows), &rest, scratch);
+    }
+    let mut tiled = tile(nest, schedule)?;
+    if nest.row().is_none() {
+        let (scene, shape) = tiled.points();
+        return Ok(Emitted { scratch: vec![], steps: vec![points(nest.name, &scene, &shape)?] });
+    }
+    let plan = row_plan(nest, schedule, &mut tiled)?;
+    let mut scene = tiled.scene;
+    let mut out = replicate::copied(nest.name, &plan, &mut scene, scratch);
+    let alone = nest.machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
+    let row = plan.row.extent;
+    let mut emitted = RowLoop::new(nest.name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    if alone {
+        emitted.steps.iter_mut().for_each(|step| forget_alignment(step, row));
+    }
+    out.scratch.extend(emitted.scratch);
+    out.steps.extend(emitted.steps);
+    Ok(out)
+}
+
+fn points(name: &str, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    let mut frame = open(name, scene, shape);
+    scene.stores.iter().for_each(|s| frame.store(s));
+    frame.finish()
+}
+
+/// For batch invariance: lowers the alignment of the buffers of a single row to what every row of its length has. The
+/// lane layout follows from the alignment, and must be that of several rows.
+fn forget_alignment(step: &mut Work<kiln_block::Kernel>, row: usize) {
+    let Work::Block { code, .. } = step else { return };
+    for i in 0..code.params.len() {
+        let elem = match code.ty(code.params[i].value) {
+            kiln_block::Type::Block { elem, .. } | kiln_block::Type::Ptr { elem, .. } => *elem,
+            _ => continue,
+        };
+        let bytes = row.max(1) * elem.bytes();
+        let param = &mut code.params[i];
+        param.align = param.align.min(1 << bytes.trailing_zeros());
+    }
+}

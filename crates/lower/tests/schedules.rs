@@ -1,0 +1,55 @@
+//! Proposed schedules of points, rows and scans: each computes what the graph says.
+use crate::common::{TARGETS, difference, kernel, run_steps, text};
+use kiln_graph::{Graph, random};
+use kiln_interp::graph::{Precision, no_fallback, run_with};
+use kiln_lower::{lower_at, scheduled};
+use kiln_machine::Arch;
+use kiln_plan::KernelKind;
+
+/// Interprets every `step`-th schedule proposed for a graph; gives how many were proposed.
+fn all_compute(graph: &str, kind: KernelKind, arch: Arch, step: usize) -> usize {
+    let mut k = kernel(kind, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+    let machine = arch.machine();
+    let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}"));
+    let schedules = found.unwrap_or_else(|| panic!("no nest\n{graph}")).schedules;
+    let inputs = random::inputs(&k.body, 7);
+    let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
+    for (schedule, _) in schedules.iter().step_by(step) {
+        k.schedule = Some(schedule.clone());
+        let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+        let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+        difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}\n{}", text(&steps)));
+    }
+    schedules.len()
+}
+
+#[test]
+fn every_proposed_schedule_computes_the_same() {
+    let graphs = [
+        (
+            KernelKind::Pointwise,
+            "graph k(%a: f32[7,3,130], %b: f32[130]) { %s = add %a, %b\n %y = relu %s\n return %y }",
+        ),
+        (
+            KernelKind::Pointwise,
+            "graph k(%a: bf16[37,5,66]) { %t = permute %a perm=[2,1,0]\n %y = relu %t\n return %y }",
+        ),
+        (KernelKind::Pointwise, "graph k(%a: f16[33,29], %b: f16[33,7]) { %y = concat %a, %b axis=1\n return %y }"),
+        (KernelKind::Reduction, "graph k(%a: f32[300,17]) { %y = softmax %a axis=1\n return %y }"),
+        (
+            KernelKind::Reduction,
+            "graph k(%a: bf16[9,4099], %g: bf16[4099]) { %y = rms_norm %a, %g eps=1e-6\n return %y }",
+        ),
+        (KernelKind::Reduction, "graph k(%a: f16[1,70000]) { %y = reduce.max %a axes=[1]\n return %y }"),
+        (KernelKind::Reduction, "graph k(%a: f32[3,5000]) { %y = reduce.argmax %a axes=[1]\n return %y }"),
+        (KernelKind::Reduction, "graph k(%a: f32[515,70]) { %y = reduce.sum %a axes=[0]\n return %y }"),
+        (KernelKind::Reduction, "graph k(%a: bf16[3,65,34]) { %y = softmax %a axis=1\n return %y }"),
+        (KernelKind::Reduction, "graph k(%a: f32[6,5,9,8]) { %y = reduce.mean %a axes=[0,2,3]\n return %y }"),
+        (KernelKind::Scan, "graph k(%a: f32[4,3000]) { %y = scan.sum %a axis=1\n return %y }"),
+        (KernelKind::Scan, "graph k(%a: bf16[3,700,20]) { %y = scan.sum %a axis=1\n return %y }"),
+    ];
+    for (kind, graph) in graphs {
+        let counts = TARGETS.map(|arch| all_compute(graph, kind, arch, 3));
+        println!("{counts:?} {graph}");
+    }
+}
