@@ -203,7 +203,8 @@ pub fn lowered(nest: &Nest, asked: Option<&Schedule>, scratch: u32) -> Result<Em
     }
 }
 
-/// How much cheaper a schedule must be than the fixed one to replace it: nine in ten predictions are off by less.
+/// How much cheaper a schedule must be than the fixed one to replace it. Two predictions for one nest err alike; with less, as many get slower
+/// as faster (`benches/results/schedules.md`).
 const GAIN: f64 = 1.3;
 
 /// The schedule that a nest gets.
