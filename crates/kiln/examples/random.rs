@@ -1,10 +1,11 @@
 //! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs, shrunk.
 //!
 //!     cargo run --release -p kiln --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
-//!         [--seconds S] [--unfused N] [--family NAME] [--print]
+//!         [--seconds S] [--unfused N] [--family NAME] [--schedules N] [--print]
 //!
 //! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N` also runs one case in
-//! N without fusion (default: every case). `--family NAME` skips seeds of other families. `--print` writes the graphs and runs nothing. A
+//! N without fusion (default: every case). `--family NAME` skips seeds of other families. `--schedules N` runs each
+//! graph N times with schedules drawn at random instead. `--print` writes the graphs and runs nothing. A
 //! fault that leaves the GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
 use kiln::{CompileOptions, Target, compile::DeviceKind, compile::open_device, trial};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
@@ -29,6 +30,8 @@ struct Options {
     unfused: u64,
     /// Skip cases of other families.
     family: Option<String>,
+    /// Runs with schedules drawn at random.
+    schedules: u64,
     /// Only write the graphs.
     print: bool,
 }
@@ -44,6 +47,7 @@ fn options() -> Result<Options, String> {
         seconds: f64::INFINITY,
         unfused: 1,
         family: None,
+        schedules: 0,
         print: false,
     };
     let mut args = std::env::args().skip(1);
@@ -69,6 +73,7 @@ fn options() -> Result<Options, String> {
             "--threads" => o.threads = number(&value()?)?.max(1) as usize,
             "--shrink" => o.shrink = number(&value()?)? as usize,
             "--unfused" => o.unfused = number(&value()?)?.max(1),
+            "--schedules" => o.schedules = number(&value()?)?,
             "--family" => o.family = Some(value()?),
             "--seconds" => o.seconds = number(&value()?)? as f64,
             other => return Err(format!("unknown option `{other}`")),
@@ -142,7 +147,11 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
     }
     let inputs = case_inputs(&graph, seed);
     let ways = &ways(o.device)[..if seed.is_multiple_of(o.unfused) { 2 } else { 1 }];
-    let fault = match trial::whole(&graph, &inputs, ways, device) {
+    let attempt = |g: &kiln_graph::Graph, inputs: &[kiln::Tensor]| match o.schedules {
+        0 => trial::whole(g, inputs, ways, device),
+        n => trial::schedules(g, inputs, &ways[0], seed..seed + n, device),
+    };
+    let fault = match attempt(&graph, &inputs) {
         Ok(t) => {
             count(&all.tried, 1);
             count(&all.kernels, t.kernels);
@@ -165,11 +174,11 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
         let begun = Instant::now();
         let fails = |g: &kiln_graph::Graph| {
             begun.elapsed() < Duration::from_secs(10)
-                && trial::whole(g, &case_inputs(g, seed), ways, device).is_err_and(|f| f.counts())
+                && attempt(g, &case_inputs(g, seed)).is_err_and(|f| f.counts())
         };
         small = shrink(&graph, fails);
     }
-    let now = trial::whole(&small, &case_inputs(&small, seed), ways, device).err().map(|f| f.to_string());
+    let now = attempt(&small, &case_inputs(&small, seed)).err().map(|f| f.to_string());
     let _held = printing.lock();
     println!("seed {seed} ({:?}): {text}\n  shrunk: {}\n{small}", o.scale, now.unwrap_or_default());
     if unusable(&text) {

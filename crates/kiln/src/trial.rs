@@ -15,11 +15,12 @@ pub mod pack;
 pub mod programs;
 mod sink;
 
-use crate::{CompileOptions, Error, Model, Target, Tensor, compile};
-use kiln_graph::{DType, FallbackOp, Format};
+use crate::{CompileOptions, Compiled, Error, Model, Target, Tensor, compile};
+use kiln_graph::{DType, FallbackOp, Format, Graph};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
 use kiln_runtime::Device;
+use std::ops::Range;
 
 /// Runs of the interpreter with perturbed roundings.
 const SAMPLES: u64 = 3;
@@ -178,27 +179,69 @@ pub fn attempt(
     for options in ways {
         let way = if options.fuse { "fused" } else { "unfused" };
         let compiled = compile(model, options).map_err(Fault::Refused)?;
-        tried.kernels += compiled.plan.kernels.len();
-        for work in compiled.steps.iter().flat_map(|s| &s.steps) {
-            if let Work::Interpret { why, .. } = work {
-                tried.interpreted.push(why.clone());
-            }
+        run(&compiled, inputs, expected, device, way, &mut tried)?;
+    }
+    Ok(tried)
+}
+
+/// Runs a compiled model twice and compares.
+fn run(
+    compiled: &Compiled,
+    inputs: &[Tensor],
+    expected: &Expected,
+    device: &Device,
+    way: &str,
+    tried: &mut Tried,
+) -> Result<(), Fault> {
+    tried.kernels += compiled.plan.kernels.len();
+    for work in compiled.steps.iter().flat_map(|s| &s.steps) {
+        if let Work::Interpret { why, .. } = work {
+            tried.interpreted.push(why.clone());
         }
-        let session = compiled.session_in(device).map_err(Fault::Refused)?;
-        let first = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
-        expected.check(&first).map_err(|e| Fault::Wrong(format!("{way}: {e}")))?;
-        let again = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
-        if let Some(o) = (0..first.len()).find(|o| first[*o].bytes() != again[*o].bytes()) {
-            let exact = expected.check(&again).err().unwrap_or_else(|| "within the tolerance".into());
-            return Err(Fault::Wrong(format!("{way}: output {o} of a second run differs: {exact}")));
+    }
+    let session = compiled.session_in(device).map_err(Fault::Refused)?;
+    let first = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
+    expected.check(&first).map_err(|e| Fault::Wrong(format!("{way}: {e}")))?;
+    let again = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
+    if let Some(o) = (0..first.len()).find(|o| first[*o].bytes() != again[*o].bytes()) {
+        let exact = expected.check(&again).err().unwrap_or_else(|| "within the tolerance".into());
+        return Err(Fault::Wrong(format!("{way}: output {o} of a second run differs: {exact}")));
+    }
+    Ok(())
+}
+
+/// Tests schedules of a graph's kernels: each of `draws` gives every kernel one of its proposed schedules at random.
+pub fn schedules(
+    graph: &Graph,
+    inputs: &[Tensor],
+    options: &CompileOptions,
+    draws: Range<u64>,
+    device: &Device,
+) -> Result<Tried, Fault> {
+    let model = Model::from_graph(graph.clone()).map_err(Fault::Refused)?;
+    let ways = std::slice::from_ref(options);
+    let expected = Expected::sampled(&model, inputs, ways, SAMPLES + MORE_SAMPLES).map_err(Fault::Reference)?;
+    let mut tried = Tried::default();
+    for seed in draws {
+        let mut plan = compile::plan(&model, options).map_err(Fault::Refused)?;
+        let mut state = seed;
+        for k in plan.kernels.iter_mut().filter(|k| k.schedule.is_some()) {
+            let mut proposed = kiln_lower::schedules(k, options.machine());
+            // Knuth's linear congruential generator.
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let at = (state >> 33) as usize % proposed.len().max(1);
+            k.schedule = (at < proposed.len()).then(|| proposed.swap_remove(at).0);
         }
+        let names: Vec<String> = plan.kernels.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?))).collect();
+        let compiled = compile::from_plan(&model, plan, options).map_err(Fault::Refused)?;
+        run(&compiled, inputs, &expected, device, &names.join("; "), &mut tried)?;
     }
     Ok(tried)
 }
 
 /// Tests a graph: computes the reference, compiles it in each way, runs and compares.
 pub fn whole(
-    graph: &kiln_graph::Graph,
+    graph: &Graph,
     inputs: &[Tensor],
     ways: &[CompileOptions],
     device: &Device,

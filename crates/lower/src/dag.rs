@@ -120,6 +120,9 @@ impl Node {
     }
 }
 
+/// Recursion limit of what looks at operands: shared nodes are visited once per path.
+const DEEP: usize = 8;
+
 #[derive(Clone, Default, Debug)]
 pub struct Dag {
     pub nodes: Vec<Node>,
@@ -163,26 +166,32 @@ impl Dag {
     }
     /// Least and greatest value of an integer node, as far as known from constants, coordinates and the node's type.
     pub fn range(&self, n: NodeId) -> (i64, i64) {
-        /// Recursion limit: shared nodes are visited once per path.
-        const DEEP: usize = 8;
-        self.range_within(n, DEEP)
+        self.range_within(n, DEEP, true)
     }
-    fn range_within(&self, n: NodeId, deep: usize) -> (i64, i64) {
+    /// The same at any coordinates, also in lanes of a tile beyond an axis.
+    pub fn range_anywhere(&self, n: NodeId) -> (i64, i64) {
+        self.range_within(n, DEEP, false)
+    }
+    fn range_within(&self, n: NodeId, deep: usize, inside: bool) -> (i64, i64) {
         let node = self.node(n);
         let all = node.dtype.int_range().unwrap_or((i64::MIN, i64::MAX));
         let Some(deep) = deep.checked_sub(1) else { return all };
         let (lo, hi) = match &node.op {
             NodeOp::Const(Scalar::Int(v)) => (*v, *v),
-            NodeOp::Index(e) => e.range(),
-            NodeOp::Check { index, .. } => self.range_within(*index, deep),
+            NodeOp::Index(e) if inside => e.range(),
+            NodeOp::Check { index, .. } => self.range_within(*index, deep, inside),
             NodeOp::Cast(a) if self.node(*a).dtype == DType::Bool => (0, 1),
-            NodeOp::Cast(a) if self.node(*a).dtype.is_int() => self.range_within(*a, deep),
+            NodeOp::Cast(a) if self.node(*a).dtype.is_int() => self.range_within(*a, deep, inside),
+            NodeOp::Unary(UnaryOp::Relu, a) => {
+                let (lo, hi) = self.range_within(*a, deep, inside);
+                (lo.max(0), hi.max(0))
+            }
             NodeOp::Select(_, a, b) => {
-                let (a, b) = (self.range_within(*a, deep), self.range_within(*b, deep));
+                let (a, b) = (self.range_within(*a, deep, inside), self.range_within(*b, deep, inside));
                 (a.0.min(b.0), a.1.max(b.1))
             }
             NodeOp::Binary(op, a, b) => {
-                let (a, b) = (self.range_within(*a, deep), self.range_within(*b, deep));
+                let (a, b) = (self.range_within(*a, deep, inside), self.range_within(*b, deep, inside));
                 match op {
                     BinaryOp::Max => (a.0.max(b.0), a.1.max(b.1)),
                     BinaryOp::Min => (a.0.min(b.0), a.1.min(b.1)),
@@ -202,6 +211,51 @@ impl Dag {
         };
         // Values outside of the type wrap around.
         if lo < all.0 || hi > all.1 { all } else { (lo, hi) }
+    }
+    /// The index that an integer node computes from coordinates and constants: sums, multiples and quotients of what is not negative.
+    /// `None` where it is anything else, or leaves the node's type.
+    fn expr(&self, n: NodeId, deep: usize) -> Option<Expr> {
+        let (node, deep) = (self.node(n), deep.checked_sub(1)?);
+        let constant = |n: NodeId| match self.node(n).op {
+            NodeOp::Const(s @ (Scalar::Int(_) | Scalar::Float(_))) => Some(s.as_f64()).filter(|v| v.abs() < 2e9).map(|v| v as i64),
+            _ => None,
+        };
+        let e = match node.op {
+            NodeOp::Index(ref e) => e.clone(),
+            NodeOp::Cast(a) if self.node(a).dtype.is_int() => self.expr(a, deep)?,
+            NodeOp::Binary(op, a, b) => {
+                let a = self.expr(a, deep)?;
+                match (op, constant(b)) {
+                    (BinaryOp::Add, Some(k)) => a.shift(k),
+                    (BinaryOp::Sub, Some(k)) => a.shift(-k),
+                    (BinaryOp::Mul, Some(k)) => a.scale(k),
+                    (BinaryOp::FloorDiv, Some(k)) if k > 0 && a.range().0 >= 0 => a.div(k),
+                    (BinaryOp::Remainder, Some(k)) if k > 0 && a.range().0 >= 0 => a.rem(k),
+                    (BinaryOp::Add, None) => a.plus(&self.expr(b, deep)?),
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        };
+        let ((lo, hi), (least, most)) = (e.range(), node.dtype.int_range()?);
+        (lo >= least && hi <= most).then_some(e)
+    }
+    /// The same integer with what it computes from coordinates as index expressions.
+    pub fn as_index(&mut self, n: NodeId) -> NodeId {
+        if let Some(e) = self.expr(n, DEEP) {
+            return self.add(NodeOp::Index(e), self.node(n).dtype);
+        }
+        match self.node(n).op {
+            NodeOp::Binary(op @ (BinaryOp::Max | BinaryOp::Min | BinaryOp::Add | BinaryOp::Sub), a, b) => {
+                let (a, b) = (self.as_index(a), self.as_index(b));
+                self.add(NodeOp::Binary(op, a, b), self.node(n).dtype)
+            }
+            NodeOp::Unary(UnaryOp::Relu, a) => {
+                let a = self.as_index(a);
+                self.add(NodeOp::Unary(UnaryOp::Relu, a), self.node(n).dtype)
+            }
+            _ => n,
+        }
     }
     /// Nodes reachable from `roots`, ascending (operands first).
     pub fn reach(&self, roots: &[NodeId]) -> Vec<NodeId> {

@@ -48,7 +48,13 @@ impl Facts {
         let (scene, space) = (&nest.scene, &nest.space);
         let dag = &scene.dag;
         let live = scene.live();
-        let strides = |e: &Expr| -> Vec<Option<i64>> { space.coords.iter().map(|c| e.stride(c.id)).collect() };
+        // An index that a node computes has no stride along what the node depends on.
+        let deps = dag.depends(&[]);
+        let strides = |e: &Expr| -> Vec<Option<i64>> {
+            let mut computed = vec![];
+            e.nodes(&mut |n| computed.extend(deps[n as usize].iter().copied()));
+            space.coords.iter().map(|c| e.stride(c.id).filter(|_| !computed.contains(&c.id))).collect()
+        };
         let gathered = |e: &Expr| {
             let mut reads = false;
             e.nodes(&mut |_| reads = true);

@@ -90,6 +90,8 @@ struct Seen<'a> {
     run: f64,
     align: usize,
     vector: usize,
+    /// Another access reads the same elements, or their neighbours.
+    again: bool,
 }
 
 fn log2(n: usize) -> u32 {
@@ -166,13 +168,14 @@ impl Work {
         let seen: Vec<Seen> = facts
             .accesses
             .iter()
-            .map(|access| {
+            .enumerate()
+            .map(|(at, access)| {
                 let stride = |i: usize| access.strides[i];
                 let along = splits.iter().rposition(|(axis, _)| {
                     axes.get(axis).and_then(|c| c.last()).is_some_and(|i| stride(*i) == Some(1) && inner[i] > 1)
                 });
                 let used = |i: &usize| stride(*i) != Some(0);
-                let elements = inner.iter().filter(|(i, _)| used(i)).map(|(_, n)| *n as f64).product();
+                let elements: f64 = inner.iter().filter(|(i, _)| used(i)).map(|(_, n)| *n as f64).product();
                 let (mut run, mut next) = (1usize, 1i64);
                 let mut order: Vec<usize> =
                     inner.keys().copied().filter(|i| stride(*i).is_some_and(|s| s != 0)).collect();
@@ -206,7 +209,11 @@ impl Work {
                     align = 16;
                 }
                 let vector = if along.is_some() { (align / access.bytes).min(run).max(1) } else { 1 };
-                Seen { access, along, elements, run: run as f64, align, vector: 1 << vector.ilog2() }
+                // Elements at computed positions are taken to be near each other, as in an image that is resampled.
+                let near = along.is_none() && access.gathered;
+                let run = if near { elements } else { run as f64 };
+                let again = near && facts.accesses[..at].iter().any(|a| a.slot == access.slot && a.gathered);
+                Seen { access, along, elements, run, align, vector: 1 << vector.ilog2(), again }
             })
             .collect();
         // The largest contiguous access gives the layout.
@@ -299,7 +306,8 @@ impl Work {
             _ => 3,
         };
         self.accesses[class] += each / vector as f64 * times * self.warps / idle;
-        let runs = s.elements / s.run;
+        // What several accesses read of one buffer at computed positions is mostly the same.
+        let runs = if s.again { 0.0 } else { s.elements / s.run };
         let length = s.run * bytes;
         let unaligned = s.align < SECTOR as usize;
         let split = if !unaligned {

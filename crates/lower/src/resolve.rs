@@ -450,14 +450,34 @@ impl<'a> Resolver<'a> {
             // The axis may be longer than these types can count.
             index = self.dag.add(NodeOp::Cast(index), DType::I32);
         }
+        index = self.dag.as_index(index);
         let (least, most) = self.dag.range(index);
+        if let NodeOp::Index(e) = &self.dag.node(index).op
+            && least >= 0
+            && most < len as i64
+        {
+            *at = e.clone();
+            return here.guards.to_vec();
+        }
         if least < 0 || most >= len as i64 {
             let guards = here.guards.to_vec();
             let check =
                 NodeOp::Check { index, extent: len, site: self.within.map_or(here.v, |w| w.0), at: place, guards };
             index = self.dag.add(check, self.dag.node(index).dtype);
+            if (1..=i32::MAX as usize).contains(&len) {
+                // What a wrong index reads is of no interest: reads of the nearest element need no masks.
+                index = self.dag.add(NodeOp::Cast(index), DType::I32);
+                for (op, bound) in [(BinaryOp::Max, 0), (BinaryOp::Min, len as i64 - 1)] {
+                    let bound = self.dag.add(NodeOp::Const(Scalar::Int(bound)), DType::I32);
+                    index = self.dag.add(NodeOp::Binary(op, index, bound), DType::I32);
+                }
+            }
         }
         *at = Expr::value(index, len);
+        let (least, most) = self.dag.range_anywhere(index);
+        if least >= 0 && most < len as i64 {
+            return here.guards.to_vec();
+        }
         joined(here.guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
     }
 

@@ -5,7 +5,7 @@
 //! [`Dag`]s, one per stage, over the same indices.
 use crate::concat;
 use kiln_graph::ops::Class;
-use kiln_graph::{Graph, Op, Source, Type, ValueId};
+use kiln_graph::{BinaryOp, Graph, Op, Source, Type, UnaryOp, ValueId};
 use kiln_plan::Stage;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -69,26 +69,49 @@ pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
     !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
 }
 
-/// Most operations of a step from indices to a mask that is repeated for every score: a comparison, a sum, a choice. Functions cost more
+/// Most operations of a step from positions to a mask that is repeated for every score: a comparison, a sum, a choice. Functions cost more
 /// than loading their results.
 const CHEAP: f64 = 2.;
 
-/// For each value, whether attention's masks are computed from it and it is computed from indices and constants alone, element by element
-/// and cheaply.
-fn masks_of_indices(p: &Program, class: &[Class]) -> Vec<bool> {
+/// For each value, whether kernels compute it rather than read it from memory, although it is known at load time: masks of attention and
+/// indices of takes, computed from positions and constants alone, element by element and cheaply; and bounds of an index, which make
+/// checks of it needless.
+fn of_positions(p: &Program, class: &[Class]) -> Vec<bool> {
     let plain = |c: Class| matches!(c, Class::Pointwise | Class::View | Class::Generator);
-    let mut indexed: Vec<bool> = Vec::with_capacity(p.nodes.len());
-    for (n, &c) in p.nodes.iter().zip(class) {
-        let cheap = c != Class::Pointwise || n.value.op.weight() <= CHEAP;
-        indexed.push(plain(c) && cheap && n.args.iter().all(|&a| indexed[a]));
+    let op = |v: usize| &p.nodes[v].value.op;
+    let exact = |v: usize| p.nodes[v].value.ty.dtype.is_int();
+    let mut cheap: Vec<bool> = Vec::with_capacity(p.nodes.len());
+    for (v, (n, &c)) in p.nodes.iter().zip(class).enumerate() {
+        // A quotient of positions by a number is a multiplication.
+        let constant = |a: &usize| matches!(op(*a), Op::Const(_));
+        let quotient = exact(v) && matches!(op(v), Op::Binary(BinaryOp::FloorDiv | BinaryOp::Remainder));
+        let cheap_op = c != Class::Pointwise || op(v).weight() <= CHEAP || quotient && n.args.last().is_some_and(constant);
+        cheap.push(plain(c) && cheap_op && n.args.iter().all(|&a| cheap[a]));
     }
-    let attention = p.nodes.iter().filter(|n| Class::of(&n.value.op) == Class::Attention);
-    let mut todo: Vec<usize> = attention.flat_map(|n| n.args.get(3..).unwrap_or_default()).copied().collect();
+    let mut todo: Vec<usize> = vec![];
     let mut out = vec![false; p.nodes.len()];
-    let mut seen = out.clone();
+    for n in &p.nodes {
+        match n.value.op {
+            Op::Attention { .. } => todo.extend(n.args.get(3..).unwrap_or_default()),
+            Op::Take { .. } | Op::Gather { .. } => {
+                let mut at = n.args[1];
+                todo.push(at);
+                let bounded = |at: usize| match (op(at), &p.nodes[at].args[..]) {
+                    (Op::Binary(BinaryOp::Max | BinaryOp::Min), [a, b]) if matches!(op(*b), Op::Const(_)) => Some(*a),
+                    (Op::Unary(UnaryOp::Relu), [a]) => Some(*a),
+                    _ => None,
+                };
+                while let Some(inner) = bounded(at).filter(|_| exact(at)) {
+                    (out[at], at) = (true, inner);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut seen = vec![false; p.nodes.len()];
     while let Some(v) = todo.pop() {
         if plain(class[v]) && !std::mem::replace(&mut seen[v], true) {
-            out[v] = indexed[v];
+            out[v] |= cheap[v];
             todo.extend(&p.nodes[v].args);
         }
     }
@@ -107,15 +130,15 @@ pub struct Dag {
     /// All values that the roots depend on in this stage, ascending.
     pub live: Vec<usize>,
     pub stage: Stage,
-    /// For each value, whether it is computed from indices for attention's masks, so cheaply that no kernel reads it from memory.
+    /// For each value, whether no kernel reads it from memory: [`of_positions`].
     indexed: Vec<bool>,
 }
 
 impl Dag {
-    /// The run: frozen values are leaves, but views of them and constants are still read through, and masks may be computed from indices.
+    /// The run: frozen values are leaves, but views of them and constants are still read through, and masks and indices are computed from positions.
     pub fn run(p: &Program) -> Dag {
         let mut class: Vec<Class> = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
-        let indexed = masks_of_indices(p, &class);
+        let indexed = of_positions(p, &class);
         for (i, (c, n)) in class.iter_mut().zip(&p.nodes).enumerate() {
             if n.value.frozen && !c.is_free() && !indexed[i] {
                 *c = Class::Leaf;

@@ -1,7 +1,7 @@
 //! Fusion: decides which values are stored and which kernels compute them, by local search on the program.
 //!
-//! There are three moves: merge two kernels, recompute a value in its readers instead of storing it, and shift part of a kernel to one
-//! that feeds it. Every value satisfies `x = load(store x)`; this module decides where that identity is used. A kernel may store several
+//! There are four moves: merge two kernels, recompute a value in its readers instead of storing it, store a value that several kernels
+//! compute in one of them, and shift part of a kernel to one that feeds it. Every value satisfies `x = load(store x)`; this module decides where that identity is used. A kernel may store several
 //! values, and a value may be computed in several kernels instead of being stored. Ties are broken by number, so the same program gives
 //! the same kernels.
 use crate::checker::Checker;
@@ -225,6 +225,9 @@ impl<'a, 'm> Planner<'a, 'm> {
             for v in dag.live.iter().copied() {
                 moved |= self.recompute(v);
             }
+            for (v, homes) in self.computed_often() {
+                moved |= self.share(v, &homes);
+            }
             for b in self.plan.by_id.keys().copied().collect::<Vec<_>>() {
                 let members = self.plan.by_id.get(&b).map(|k| k.members.clone()).unwrap_or_default();
                 moved |= members.into_iter().any(|m| !dag.is_free(m) && self.shift(b, m));
@@ -421,6 +424,56 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
             _ => false,
         }
+    }
+    /// Values that two to [`FEW`] kernels compute, with these kernels.
+    fn computed_often(&self) -> Vec<(usize, Vec<usize>)> {
+        let mut homes: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (&id, k) in &self.plan.by_id {
+            k.members.iter().filter(|&&m| !self.dag.is_free(m)).for_each(|&m| homes.entry(m).or_default().push(id));
+        }
+        homes.into_iter().filter(|h| (2..=FEW).contains(&h.1.len())).collect()
+    }
+    /// Stores `v` in one of the kernels that compute it, for all others to read. True if that is legal and saves time.
+    fn share(&mut self, v: usize, homes: &[usize]) -> bool {
+        // An earlier move may have changed these kernels.
+        let computes = |id: &usize| self.plan.by_id.get(id).is_some_and(|k| k.members.binary_search(&v).is_ok());
+        if !homes.iter().all(|id| computes(id) && !self.locked.contains(id)) {
+            return false;
+        }
+        for &a in homes {
+            let others: Vec<usize> = homes.iter().copied().filter(|&b| b != a).collect();
+            let mut regions: Vec<(Vec<usize>, Vec<usize>)> = vec![];
+            let outs = sorted(self.plan.by_id[&a].outs.iter().copied().chain([v]));
+            regions.push((self.plan.by_id[&a].members.clone(), outs));
+            for b in &others {
+                let k = &self.plan.by_id[b];
+                let outs: Vec<usize> = k.outs.iter().copied().filter(|&o| o != v).collect();
+                if !outs.is_empty() {
+                    regions.push((cone(self.dag, &k.members, &outs, &[v]), outs));
+                }
+            }
+            let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
+            let gone: Vec<usize> = [a].into_iter().chain(others.iter().copied()).collect();
+            let Ok(new) = new else { continue };
+            if self.gains(&gone, &new) && !others.iter().any(|&b| self.leads_to(b, a)) {
+                // The order may change.
+                self.ways.forget();
+                self.swap(&gone, new);
+                return true;
+            }
+        }
+        false
+    }
+    /// Whether `a` needs a result of `b`, by any number of kernels in between.
+    fn leads_to(&self, b: usize, a: usize) -> bool {
+        let (mut seen, mut todo) = (Set::new(), vec![b]);
+        while let Some(id) = todo.pop() {
+            if id == a {
+                return true;
+            }
+            todo.extend(self.followers(id).into_iter().filter(|&n| seen.insert(n)));
+        }
+        false
     }
     /// Moves the part of kernel `b` that computes `m` to a kernel that feeds `b`. True if that saves time.
     fn shift(&mut self, b: usize, m: usize) -> bool {

@@ -1,7 +1,7 @@
 //! Normalisations, converted to composite ops. A missing gain or bias becomes ones or zeros if the op needs both.
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, along},
 };
 use crate::raw::{Arg, Call};
 use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, Type, UnaryOp, ValueId};
@@ -91,19 +91,28 @@ fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.node(Op::BatchNorm { eps: Scalar::Float(eps) }, &[x, gain, bias, mean, var])?])
 }
 
-/// `(x, gain?, bias?, …)` with eps at `eps_at`: a norm by mean and variance of each channel over the batch. One group of a group norm is a
-/// channel of one sample, so the batch becomes part of the sample.
+/// `(x, gain?, bias?, …)` with eps at `eps_at`: a norm by mean and variance of each channel over the batch.
 fn by_the_batch(c: &mut Ctx, call: &Call, eps_at: usize) -> Res<Vec<ValueId>> {
     let (x, eps) = (c.tensor(call, 0)?, c.float(call, eps_at)?);
-    let shape = c.shape(x);
-    let [batch, channels, rest @ ..] = &shape[..] else { return Err("no channel axis".into()) };
-    let swap: Vec<usize> = [1, 0].into_iter().chain(2..shape.len()).collect();
-    let by_channel = c.permute(x, &swap)?;
-    let one_sample = c.reshape(by_channel, &[1, *channels, batch * rest.iter().product::<usize>()])?;
-    let normed = grouped(c, call, one_sample, *channels, 1, eps)?;
-    let [normed, ..] = normed[..] else { return Err("a norm without a result".into()) };
-    let apart = c.reshape(normed, &[&[*channels, *batch], rest].concat())?;
-    Ok(vec![c.permute(apart, &swap)?])
+    let (dtype, shape) = (c.dtype(x), c.shape(x));
+    let channels = *shape.get(1).ok_or("no channel axis")?;
+    let affine = affine(c, call, 1, dtype.compute(), &[channels])?;
+    let over: Vec<usize> = (0..shape.len()).filter(|a| *a != 1).collect();
+    let by_channel = along(shape.len(), 1, channels)?;
+    let normed = c.in_compute(x, dtype, |c, x| {
+        let mean = c.reduce(ReduceOp::Mean, x, &over)?;
+        let centred = c.binary(BinaryOp::Sub, x, mean)?;
+        let square = c.binary(BinaryOp::Mul, centred, centred)?;
+        let variance = c.reduce(ReduceOp::Mean, square, &over)?;
+        let above_zero = c.with(BinaryOp::Add, variance, eps)?;
+        let scale = c.unary(UnaryOp::Rsqrt, above_zero)?;
+        let normed = c.binary(BinaryOp::Mul, centred, scale)?;
+        let Some([gain, bias]) = affine else { return Ok(normed) };
+        let (gain, bias) = (c.reshape(gain, &by_channel)?, c.reshape(bias, &by_channel)?);
+        let scaled = c.binary(BinaryOp::Mul, normed, gain)?;
+        c.binary(BinaryOp::Add, scaled, bias)
+    })?;
+    Ok(vec![normed])
 }
 
 /// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further results, are empty.

@@ -1,10 +1,10 @@
-//! Upsampling: takes rows and columns by precomputed index tables, and blends them with constant weights.
+//! Upsampling: takes rows and columns at positions that are computed from the output's, and blends them with constant weights.
 use super::{
     Table,
     context::{Ctx, Res, along, at, table_fits, with_size},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::{BinaryOp, DType, Op, Tensor, Type, ValueId};
+use kiln_graph::{BinaryOp, DType, Op, Scalar, Tensor, Type, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::upsample_nearest1d", |c, call| nearest(c, call, 0.0)),
@@ -42,9 +42,87 @@ fn sizes(c: &Ctx, x: ValueId, ty: &Type, axis: usize) -> Res<(usize, usize)> {
     if have == 0 || want == 0 { Err("resampling of no elements".into()) } else { Ok((have, want)) }
 }
 
-fn index(c: &mut Ctx, values: &[usize]) -> ValueId {
-    let ty = Type::new(DType::I64, [values.len()]);
-    c.table("positions", Tensor::from_f64(ty, values.iter().map(|v| *v as f64)))
+/// Input positions of output positions `i` along an axis: the floor of `(i * by + plus) / of`, less `less`.
+#[derive(Clone, Copy)]
+struct Fraction {
+    by: usize,
+    plus: usize,
+    of: usize,
+    less: usize,
+}
+
+impl Fraction {
+    /// Of the positions `(i + centre) * step - centre`, where the step is a fraction of small numbers. `half`: the centre is a half, else 0.
+    fn centred(step: f64, half: bool) -> Option<Fraction> {
+        let (p, q) = fraction(step)?;
+        Some(match half {
+            true => Fraction { by: 2 * p, plus: p + q, of: 2 * q, less: 1 },
+            false => Fraction { by: p, plus: 0, of: q, less: 0 },
+        })
+    }
+    fn at(&self, i: usize) -> i64 {
+        ((i * self.by + self.plus) / self.of) as i64 - self.less as i64
+    }
+}
+
+/// The fraction of the smallest numbers that is this step in f64 but for its last digits, by its continued fraction.
+fn fraction(step: f64) -> Option<(usize, usize)> {
+    const MOST: f64 = 65536.0;
+    let (mut rest, mut now, mut before) = (step, (1.0, 0.0), (0.0, 1.0));
+    while now.0 <= MOST && now.1 <= MOST && rest.is_finite() {
+        let whole = rest.floor();
+        (now, before) = ((whole * now.0 + before.0, whole * now.1 + before.1), now);
+        if (now.0 / now.1 - step).abs() <= 1e-15 * step {
+            return (now.0 <= MOST && now.1 <= MOST).then_some((now.0 as usize, now.1 as usize));
+        }
+        rest = 1.0 / (rest - whole);
+    }
+    None
+}
+
+/// Integer positions along an axis of `have` elements.
+struct Positions {
+    at: ValueId,
+    have: usize,
+}
+
+impl Positions {
+    /// These positions, computed where they are used if they are those of the fraction, at least `least`; else a table.
+    fn new(c: &mut Ctx, wanted: &[i64], f: Option<Fraction>, least: i64, have: usize) -> Res<Positions> {
+        let same = |f: &Fraction| wanted.iter().enumerate().all(|(i, p)| f.at(i).max(least) == *p);
+        let Some(f) = f.filter(same) else {
+            let table = Tensor::from_f64(Type::new(DType::I32, [wanted.len()]), wanted.iter().map(|v| *v as f64));
+            return Ok(Positions { at: c.table("positions", table), have });
+        };
+        let largest = wanted.len().saturating_mul(f.by).saturating_add(f.plus);
+        let dtype = if largest > i32::MAX as usize { DType::I64 } else { DType::I32 };
+        let mut at = c.iota(Type::new(dtype, [wanted.len()]), 0);
+        for (op, by) in [(BinaryOp::Mul, f.by), (BinaryOp::Add, f.plus), (BinaryOp::FloorDiv, f.of)] {
+            at = with(c, op, at, by as i64)?;
+        }
+        at = with(c, BinaryOp::Sub, at, f.less as i64)?;
+        if f.at(0) < least {
+            at = with(c, BinaryOp::Max, at, least)?;
+        }
+        Ok(Positions { at, have })
+    }
+    /// The elements of `x` at these positions plus `tap`; a position beyond an end is the end.
+    fn take(&self, c: &mut Ctx, x: ValueId, axis: usize, tap: i64) -> Res<ValueId> {
+        let at = with(c, BinaryOp::Add, self.at, tap)?;
+        let at = with(c, BinaryOp::Max, at, 0)?;
+        let at = with(c, BinaryOp::Min, at, self.have as i64 - 1)?;
+        c.node(Op::Take { axis }, &[x, at])
+    }
+}
+
+/// An operation on integers with a constant.
+fn with(c: &mut Ctx, op: BinaryOp, x: ValueId, by: i64) -> Res<ValueId> {
+    let neutral = matches!((op, by), (BinaryOp::Add | BinaryOp::Sub, 0) | (BinaryOp::Mul | BinaryOp::FloorDiv, 1));
+    if neutral {
+        return Ok(x);
+    }
+    let by = c.constant(c.dtype(x), Scalar::Int(by));
+    c.binary(op, x, by)
 }
 
 /// `(x, size?, scales)`: the input element at `floor((output position + centre) * ratio)`.
@@ -62,8 +140,13 @@ fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
         x = if whole {
             widen(c, x, axis, want / have)?
         } else {
-            let places = index(c, &places);
-            c.node(Op::Take { axis }, &[x, places])?
+            let wanted: Vec<i64> = places.iter().map(|p| *p as i64).collect();
+            let of = fraction(f64::from(step)).or_else(|| fraction(have as f64 / want as f64));
+            let exact = of.map(|(p, q)| match centre > 0.0 {
+                true => Fraction { by: 2 * p, plus: p, of: 2 * q, less: 0 },
+                false => Fraction { by: p, plus: 0, of: q, less: 0 },
+            });
+            Positions::new(c, &wanted, exact, 0, have)?.take(c, x, axis, 0)?
         };
     }
     Ok(vec![x])
@@ -99,7 +182,8 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
                 true => i as f64 * step,
                 false => ((i as f64 + 0.5) * step - 0.5).max(0.0),
             };
-            x = blend(c, x, axis, &(0..want).map(position).collect::<Vec<_>>())?;
+            let positions: Vec<f64> = (0..want).map(position).collect();
+            x = blend(c, x, axis, &positions, Fraction::centred(step, !corners))?;
         }
         Ok(x)
     })?;
@@ -107,17 +191,16 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// `x[floor p] (1 - w) + x[floor p + 1] w` with w the fraction of p, for each position p along `axis`.
-fn blend(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId> {
+fn blend(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64], of: Option<Fraction>) -> Res<ValueId> {
     let (have, dtype) = (c.size(x, axis)?, c.dtype(x));
-    let low: Vec<usize> = positions.iter().map(|p| (*p as usize).min(have - 1)).collect();
-    let high: Vec<usize> = low.iter().map(|l| (l + 1).min(have - 1)).collect();
+    let low: Vec<i64> = positions.iter().map(|p| (*p as i64).min(have as i64 - 1)).collect();
     let weights = positions.iter().zip(&low).map(|(p, l)| (p - *l as f64).clamp(0.0, 1.0));
     let shape = along(c.rank(x), axis, positions.len())?;
     let w = c.table("weights", Tensor::from_f64(Type::new(dtype, shape), weights));
     let unit = c.float_const(dtype, 1.0);
     let rest = c.binary(BinaryOp::Sub, unit, w)?;
-    let (low, high) = (index(c, &low), index(c, &high));
-    let (a, b) = (c.node(Op::Take { axis }, &[x, low])?, c.node(Op::Take { axis }, &[x, high])?);
+    let low = Positions::new(c, &low, of, 0, have)?;
+    let (a, b) = (low.take(c, x, axis, 0)?, low.take(c, x, axis, 1)?);
     let (a, b) = (c.binary(BinaryOp::Mul, a, rest)?, c.binary(BinaryOp::Mul, b, w)?);
     c.binary(BinaryOp::Add, a, b)
 }
@@ -142,7 +225,7 @@ fn cubic(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
             if positions.iter().enumerate().all(|(i, p)| *p == i as f64) && have == want {
                 continue;
             }
-            x = through_four(c, x, axis, &positions)?;
+            x = through_four(c, x, axis, &positions, Fraction::centred(step, !corners))?;
         }
         Ok(x)
     })?;
@@ -150,24 +233,22 @@ fn cubic(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// The cubic convolution of R. Keys (1981) with a = -3/4 at each position along `axis`; positions beyond an end count as the end's.
-fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId> {
+fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64], of: Option<Fraction>) -> Res<ValueId> {
     const A: f64 = -0.75;
     let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
     let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
     let (have, dtype) = (c.size(x, axis)?, c.dtype(x));
-    let last = have.checked_sub(1).ok_or("an axis of no elements")? as i64;
+    let floors: Vec<i64> = positions.iter().map(|p| p.floor() as i64).collect();
+    let floor = Positions::new(c, &floors, of, i64::MIN, have)?;
     let shape = along(c.rank(x), axis, positions.len())?;
     let mut sum = None;
     for tap in -1..3i64 {
-        let places: Vec<usize> =
-            positions.iter().map(|p| (p.floor() as i64).saturating_add(tap).clamp(0, last) as usize).collect();
         let weights = positions.iter().map(|p| {
             let d = (p - p.floor() - tap as f64).abs();
             if d <= 1.0 { near(d) } else { far(d) }
         });
         let w = c.table("weights", Tensor::from_f64(Type::new(dtype, shape.clone()), weights));
-        let places = index(c, &places);
-        let taken = c.node(Op::Take { axis }, &[x, places])?;
+        let taken = floor.take(c, x, axis, tap)?;
         let term = c.binary(BinaryOp::Mul, taken, w)?;
         sum = Some(sum.map_or(Ok(term), |s| c.binary(BinaryOp::Add, s, term))?);
     }

@@ -13,7 +13,7 @@ mod wide;
 
 use super::emit::{Emit, Fail, Res, int};
 use inkwell::FloatPredicate;
-use inkwell::values::FloatValue;
+use inkwell::values::{FloatValue, IntValue};
 use kiln_block::{BinaryOp, UnaryOp};
 
 pub(super) type F<'c> = FloatValue<'c>;
@@ -46,6 +46,8 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
         UnaryOp::Exp2 => exp2(e, x),
         UnaryOp::Exp2Approx => e.ex2(x),
         UnaryOp::Log => log(e, x),
+        UnaryOp::Log1p => log1p(e, x),
+        UnaryOp::Expm1 => expm1(e, x),
         UnaryOp::Tanh => tanh(e, x),
         UnaryOp::TanhApprox if e.host => tanh(e, x),
         UnaryOp::TanhApprox => e.tanh(x),
@@ -164,22 +166,65 @@ fn log<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let small = e.fcmp(FloatPredicate::OLT, x, c(x, 1.175_494_350_822_287_5e-38))?;
     let a = e.fselect(small, e.fmul(x, c(x, 8_388_608.0))?, x)?;
     let start = e.fselect(small, c(x, -23.0), c(x, 0.0))?;
-    // a = m · 2^k with m in [2/3, 4/3).
+    let (k, whole) = exponent(e, a)?;
+    let m = e.float_of_bits(e.sub(e.bits_of_float(a, e.i32())?, k)?, e.f32())?;
+    let whole = fma(e, whole, c(x, 1.192_092_9e-7), start)?;
+    let r = log_near_one(e, e.fsub(m, c(x, 1.0))?, whole, None)?;
+    log_ends(e, x, r)
+}
+
+/// The logarithm of u = 1 + x from f = x · 2^-k + (2^-k - 1), in which nothing of x is lost although u is rounded.
+fn log1p<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let u = e.fadd(x, c(x, 1.0))?;
+    let (k, whole) = exponent(e, u)?;
+    let m = e.float_of_bits(e.sub(e.bits_of_float(x, e.i32())?, k)?, e.f32())?;
+    // 4 · 2^-k, which is a normal number for the largest k too.
+    let power = e.float_of_bits(e.sub(e.int(0x4080_0000), k)?, e.f32())?;
+    let rest = fma(e, power, c(x, 0.25), c(x, -1.0))?;
+    let f = e.fadd(m, rest)?;
+    // What the sum lost, over 1 + f.
+    let lost = e.fsub(m, e.fsub(f, rest)?)?;
+    let lost = fma(e, e.fneg(f)?, lost, lost)?;
+    let r = log_near_one(e, f, e.fmul(whole, c(x, 1.192_092_9e-7))?, Some(lost))?;
+    let zero = e.fcmp(FloatPredicate::OEQ, x, c(x, 0.0))?;
+    e.fselect(zero, x, log_ends(e, u, r)?)
+}
+
+/// k · 2^23 of a = m · 2^k with m in [2/3, 4/3), as an integer and as a number.
+fn exponent<'c>(e: &Emit<'c>, a: F<'c>) -> Res<(IntValue<'c>, F<'c>)> {
     let bits = e.bits_of_float(a, e.i32())?;
     let k = e.and(e.sub(bits, e.int(0x3f2a_aaab))?, e.int(0xff80_0000_u32 as i32 as i64))?;
-    let m = e.float_of_bits(e.sub(bits, k)?, e.f32())?;
-    let k = e.b.build_signed_int_to_float(k, e.f32(), "")?;
-    let k = fma(e, k, c(x, 1.192_092_9e-7), start)?;
-    let f = e.fsub(m, c(x, 1.0))?;
+    Ok((k, e.b.build_signed_int_to_float(k, e.f32(), "")?))
+}
+
+/// log(1 + f) + k log 2 for f in [-1/3, 1/3], plus a little.
+fn log_near_one<'c>(e: &Emit<'c>, f: F<'c>, k: F<'c>, more: Option<F<'c>>) -> Res<F<'c>> {
     let s = e.fmul(f, f)?;
     let r = horner(e, s, &[-0.130_310_059, -0.121_483_512, -0.166_846_126, -0.249_996_200])?;
     let t = horner(e, s, &[0.140_869_141, 0.139_814_854, 0.200_120_345])?;
     let r = fma(e, t, f, r)?;
-    let r = fma(e, r, f, c(x, 0.333_331_972))?;
-    let r = fma(e, r, f, c(x, -0.5))?;
-    let r = fma(e, r, s, f)?;
-    let r = fma(e, k, c(x, std::f64::consts::LN_2), r)?;
-    log_ends(e, x, r)
+    let r = fma(e, r, f, c(f, 0.333_331_972))?;
+    let r = fma(e, r, f, c(f, -0.5))?;
+    let r = match more {
+        Some(more) => e.fadd(f, fma(e, r, s, more)?)?,
+        None => fma(e, r, s, f)?,
+    };
+    fma(e, k, c(f, std::f64::consts::LN_2), r)
+}
+
+/// With k = round(x log2 e) and f the remainder: 2^k (e^f - 1) + (2^k - 1), with half of each, so that the largest is finite.
+fn expm1<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let a = clamp(e, x, -60.0, 89.0)?;
+    let shifted = fma(e, a, c(x, std::f64::consts::LOG2_E), c(x, ROUND))?;
+    let k = e.fneg(e.fsub(shifted, c(x, ROUND))?)?;
+    let f = fma(e, k, c(x, 0.693_145_751_953_125), a)?;
+    let f = fma(e, k, c(x, 1.428_606_765_330_187e-6), f)?;
+    let taylor = [1.0 / 40_320.0, 1.0 / 5_040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
+    let little = fma(e, e.fmul(f, f)?, horner(e, f, &taylor)?, f)?;
+    let i = e.sub(e.bits_of_float(shifted, e.i32())?, e.int(ROUND_BITS - 126))?;
+    let half = e.float_of_bits(e.shl(i, e.int(23))?, e.f32())?;
+    let v = fma(e, little, half, e.fsub(half, c(x, 0.5))?)?;
+    copysign(e, e.fadd(v, v)?, x)
 }
 
 /// `r`, with the logarithm's values outside of the positive finite numbers.

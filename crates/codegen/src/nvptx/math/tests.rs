@@ -88,6 +88,8 @@ fn single_functions() {
     check(UnaryOp::Exp, f64::exp, 2.0);
     check(UnaryOp::Exp2, f64::exp2, 2.0);
     check(UnaryOp::Log, f64::ln, 1.0);
+    check(UnaryOp::Log1p, f64::ln_1p, 1.0);
+    check(UnaryOp::Expm1, f64::exp_m1, 1.25);
     check(UnaryOp::Tanh, f64::tanh, 2.0);
     check(UnaryOp::Rsqrt, |x| 1.0 / x.sqrt(), 2.0);
 }
@@ -104,10 +106,8 @@ fn functions_for_half_types() {
 
 #[test]
 fn functions_by_doubles() {
-    check(UnaryOp::Expm1, f64::exp_m1, 0.51);
     check(UnaryOp::Log2, f64::log2, 0.51);
     check(UnaryOp::Log10, f64::log10, 0.51);
-    check(UnaryOp::Log1p, f64::ln_1p, 0.51);
     check(UnaryOp::Sinh, f64::sinh, 0.51);
     check(UnaryOp::Cosh, f64::cosh, 0.51);
     check(UnaryOp::Asin, f64::asin, 0.51);
