@@ -173,8 +173,7 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
     if nth < o.shrink && !unusable(&text) {
         let begun = Instant::now();
         let fails = |g: &kiln_graph::Graph| {
-            begun.elapsed() < Duration::from_secs(10)
-                && attempt(g, &case_inputs(g, seed)).is_err_and(|f| f.counts())
+            begun.elapsed() < Duration::from_secs(10) && attempt(g, &case_inputs(g, seed)).is_err_and(|f| f.counts())
         };
         small = shrink(&graph, fails);
     }

@@ -232,7 +232,8 @@ pub fn schedules(
             let at = (state >> 33) as usize % proposed.len().max(1);
             k.schedule = (at < proposed.len()).then(|| proposed.swap_remove(at).0);
         }
-        let names: Vec<String> = plan.kernels.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?))).collect();
+        let names: Vec<String> =
+            plan.kernels.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?))).collect();
         let compiled = compile::from_plan(&model, plan, options).map_err(Fault::Refused)?;
         run(&compiled, inputs, &expected, device, &names.join("; "), &mut tried)?;
     }
@@ -240,12 +241,7 @@ pub fn schedules(
 }
 
 /// Tests a graph: computes the reference, compiles it in each way, runs and compares.
-pub fn whole(
-    graph: &Graph,
-    inputs: &[Tensor],
-    ways: &[CompileOptions],
-    device: &Device,
-) -> Result<Tried, Fault> {
+pub fn whole(graph: &Graph, inputs: &[Tensor], ways: &[CompileOptions], device: &Device) -> Result<Tried, Fault> {
     let model = Model::from_graph(graph.clone()).map_err(Fault::Refused)?;
     let expected = Expected::new(&model, inputs, ways).map_err(Fault::Reference)?;
     match attempt(&model, inputs, &expected, ways, device) {

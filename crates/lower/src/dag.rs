@@ -217,7 +217,9 @@ impl Dag {
     fn expr(&self, n: NodeId, deep: usize) -> Option<Expr> {
         let (node, deep) = (self.node(n), deep.checked_sub(1)?);
         let constant = |n: NodeId| match self.node(n).op {
-            NodeOp::Const(s @ (Scalar::Int(_) | Scalar::Float(_))) => Some(s.as_f64()).filter(|v| v.abs() < 2e9).map(|v| v as i64),
+            NodeOp::Const(s @ (Scalar::Int(_) | Scalar::Float(_))) => {
+                Some(s.as_f64()).filter(|v| v.abs() < 2e9).map(|v| v as i64)
+            }
             _ => None,
         };
         let e = match node.op {

@@ -126,7 +126,7 @@ impl Facts {
 }
 
 /// Instructions of a node, roughly.
-fn weight(op: &NodeOp) -> f64 {
+pub fn weight(op: &NodeOp) -> f64 {
     match op {
         NodeOp::Unary(op, _) => Op::Unary(*op).weight(),
         NodeOp::Binary(op @ (BinaryOp::Div | BinaryOp::Pow), ..) => Op::Binary(*op).weight(),

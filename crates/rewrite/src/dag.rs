@@ -85,7 +85,8 @@ fn of_positions(p: &Program, class: &[Class]) -> Vec<bool> {
         // A quotient of positions by a number is a multiplication.
         let constant = |a: &usize| matches!(op(*a), Op::Const(_));
         let quotient = exact(v) && matches!(op(v), Op::Binary(BinaryOp::FloorDiv | BinaryOp::Remainder));
-        let cheap_op = c != Class::Pointwise || op(v).weight() <= CHEAP || quotient && n.args.last().is_some_and(constant);
+        let cheap_op =
+            c != Class::Pointwise || op(v).weight() <= CHEAP || quotient && n.args.last().is_some_and(constant);
         cheap.push(plain(c) && cheap_op && n.args.iter().all(|&a| cheap[a]));
     }
     let mut todo: Vec<usize> = vec![];

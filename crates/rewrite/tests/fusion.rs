@@ -650,3 +650,14 @@ fn attention_reads_masks_that_cost_more() {
     ));
     assert_eq!(kinds(&p), [Pointwise, Attention], "{p}");
 }
+/// Where two kernels would compute the mean, one stores it: the image is read once for mean and deviation, and once to be normalised.
+#[test]
+fn values_that_several_kernels_compute_are_stored() {
+    let p = fused(
+        "graph g(%x: f32[64,64,112,112]) {
+        %m = reduce.mean %x axes=[0,2,3]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[0,2,3]
+        %e = const 1e-5 : f32[]\n %w = add %v, %e\n %s = rsqrt %w\n %y = mul %d, %s\n return %y\n}",
+    );
+    assert_eq!(kinds(&p), [Reduction, Pointwise], "{p}");
+    assert_eq!(p.kernels[0].outputs.len(), 2, "{p}");
+}

@@ -1,13 +1,13 @@
 //! Elementary functions, without a device library.
 //!
-//! The functions that models spend their time in ([`exp`], `tanh`, `erf`, `log`, …) are f32 polynomials within 2 ulp.
-//! The others are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs of f64 internally
-//! ([`double`]).
+//! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (powers, remainders, sine and cosine
+//! far from 0) are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs of f64 internally ([`double`]).
 //! Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N. Juffa's published minimax
-//! polynomials; tanh's polynomial from Cephes.
+//! polynomials; polynomials of tanh and of the inverse functions from Cephes.
 //! NaN and infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
 mod double;
 mod exp_log;
+mod single;
 mod trig;
 mod wide;
 
@@ -46,8 +46,15 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
         UnaryOp::Exp2 => exp2(e, x),
         UnaryOp::Exp2Approx => e.ex2(x),
         UnaryOp::Log => log(e, x),
+        UnaryOp::Log2 => log_of_base(e, x, std::f64::consts::LOG2_E, 1.0),
+        UnaryOp::Log10 => log_of_base(e, x, std::f64::consts::LOG10_E, std::f64::consts::LOG10_2),
         UnaryOp::Log1p => log1p(e, x),
         UnaryOp::Expm1 => expm1(e, x),
+        UnaryOp::Sinh => single::sinh(e, x),
+        UnaryOp::Cosh => single::cosh(e, x),
+        UnaryOp::Atan => single::atan(e, x),
+        UnaryOp::Asin => single::asin(e, x),
+        UnaryOp::Acos => single::acos(e, x),
         UnaryOp::Tanh => tanh(e, x),
         UnaryOp::TanhApprox if e.host => tanh(e, x),
         UnaryOp::TanhApprox => e.tanh(x),
@@ -77,6 +84,9 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
         BinaryOp::Pow if is_double(x) => wide::pow(e, x, y, false),
         BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {
+            if op == BinaryOp::Pow && e.rounded {
+                return single::pow(e, x, y);
+            }
             let (a, b) = (widened(e, x)?, widened(e, y)?);
             let v = match op {
                 BinaryOp::Pow => wide::pow(e, a, b, true)?,
@@ -162,15 +172,29 @@ fn exp2<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
 }
 
 fn log<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let (f, k) = near_one(e, x)?;
+    log_ends(e, x, log_near_one(e, f, k, None)?)
+}
+
+/// log x by `unit`, the logarithm of e; `of_two` is that of two.
+fn log_of_base<'c>(e: &Emit<'c>, x: F<'c>, unit: f64, of_two: f64) -> Res<F<'c>> {
+    let (f, k) = near_one(e, x)?;
+    let r = log_near_one(e, f, c(x, 0.0), None)?;
+    // The unit in two parts: most of the error of the product would be its rounding.
+    let large = f64::from(unit as f32);
+    let r = fma(e, r, c(x, large), e.fmul(r, c(x, unit - large))?)?;
+    log_ends(e, x, fma(e, k, c(x, of_two), r)?)
+}
+
+/// (f, k) with x = (1 + f) · 2^k and f in [-1/3, 1/3).
+fn near_one<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
     // Subnormal numbers are raised to normal ones first.
     let small = e.fcmp(FloatPredicate::OLT, x, c(x, 1.175_494_350_822_287_5e-38))?;
     let a = e.fselect(small, e.fmul(x, c(x, 8_388_608.0))?, x)?;
     let start = e.fselect(small, c(x, -23.0), c(x, 0.0))?;
     let (k, whole) = exponent(e, a)?;
     let m = e.float_of_bits(e.sub(e.bits_of_float(a, e.i32())?, k)?, e.f32())?;
-    let whole = fma(e, whole, c(x, 1.192_092_9e-7), start)?;
-    let r = log_near_one(e, e.fsub(m, c(x, 1.0))?, whole, None)?;
-    log_ends(e, x, r)
+    Ok((e.fsub(m, c(x, 1.0))?, fma(e, whole, c(x, 1.192_092_9e-7), start)?))
 }
 
 /// The logarithm of u = 1 + x from f = x · 2^-k + (2^-k - 1), in which nothing of x is lost although u is rounded.

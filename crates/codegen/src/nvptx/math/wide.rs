@@ -40,9 +40,15 @@ fn other_leg<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
 
 /// x^y with C's special cases; `singles`: of numbers that come from f32.
 pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>, singles: bool) -> Res<F<'c>> {
-    let (zero, one) = (c(x, 0.0), c(x, 1.0));
     let a = abs(e, x)?;
     let size = if singles { power_of_singles(e, a, y)? } else { double::power(e, a, y)? };
+    with_cases(e, x, y, size)
+}
+
+/// x^y from |x|^y, with C's special cases.
+pub(super) fn with_cases<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>, size: F<'c>) -> Res<F<'c>> {
+    let (zero, one) = (c(x, 0.0), c(x, 1.0));
+    let a = abs(e, x)?;
     // 1 to an infinite power is 1.
     let unit = e.fcmp(FloatPredicate::OEQ, a, one)?;
     let ordered = e.fcmp(FloatPredicate::ORD, y, y)?;
