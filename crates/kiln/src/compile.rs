@@ -18,7 +18,7 @@ use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
 use kiln_machine::{Clusters, Limits, Machine, Units};
 use kiln_plan::{
-    Contract, Plan,
+    Contract, Plan, Schedule,
     exec::{BodyGraph, Steps, Work},
 };
 use kiln_rewrite::RewriteError;
@@ -293,7 +293,7 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
 /// As [`compile_with`], from a plan.
 pub(crate) fn from_plan_with(
     model: &Model,
-    plan: Plan,
+    mut plan: Plan,
     options: &CompileOptions,
     codes: &Codes,
 ) -> Result<Compiled, Error> {
@@ -306,13 +306,33 @@ pub(crate) fn from_plan_with(
     programs.canonicalise()?;
     let lowered = start.elapsed();
     let Generated { code, failed, spent } = codes.generate(&programs, &used(&steps), options.machine())?;
+    let failure = |steps: &Steps<ProgramId>| {
+        steps.steps.iter().find_map(|w| match w {
+            Work::Block { code, .. } => failed.get(code).cloned(),
+            _ => None,
+        })
+    };
+    // A schedule that code generation does not support is replaced by the cheapest one that it does.
+    let without_code: Vec<usize> = (0..steps.len()).filter(|i| failure(&steps[*i]).is_some()).collect();
+    for &i in &without_code {
+        let k = &plan.kernels[i];
+        if let (true, Some(why)) = (k.schedule.as_ref().is_some_and(|s| options.constraints.ask(s)), failure(&steps[i]))
+        {
+            return Err(no_template(&plan.name, k, &why));
+        }
+    }
+    let others = without_code.into_iter().map(|i| Ok((i, another(&plan.kernels[i], options.machine(), codes)?)));
+    let others: Vec<(usize, Option<Schedule>)> = others.collect::<Result<_, Error>>()?;
+    if others.iter().any(|o| o.1.is_some()) {
+        for (i, schedule) in others.into_iter().filter(|o| o.1.is_some()) {
+            plan.kernels[i].schedule = schedule;
+        }
+        return from_plan_with(model, plan, options, codes);
+    }
     // Kernels that code generation does not support are interpreted; `explain` lists them.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
-        let why = steps.steps.iter().find_map(|w| match w {
-            Work::Block { code, .. } => failed.get(code).cloned(),
-            _ => None,
-        });
+        let why = failure(steps);
         if let (Some(why), Some(_)) = (&why, kernel.reason.template) {
             return Err(no_template(&plan.name, kernel, why));
         }
@@ -333,6 +353,24 @@ pub(crate) fn from_plan_with(
         cubins: Cubins::default(),
         timings,
     })
+}
+
+/// The cheapest other schedule of a kernel that code generation supports, if there is one.
+fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Result<Option<Schedule>, Error> {
+    let Some(refused) = &kernel.schedule else { return Ok(None) };
+    for (schedule, _) in kiln_lower::schedules(kernel, machine) {
+        if schedule == *refused {
+            continue;
+        }
+        let scheduled = kiln_plan::Kernel { schedule: Some(schedule), ..kernel.clone() };
+        let mut programs = Programs::default();
+        let steps = lower(&scheduled, machine)?.map(|p| Ok::<_, Error>(programs.add(p)))?;
+        programs.canonicalise()?;
+        if codes.generate(&programs, &used(std::slice::from_ref(&steps)), machine)?.failed.is_empty() {
+            return Ok(scheduled.schedule);
+        }
+    }
+    Ok(None)
 }
 
 fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {

@@ -151,6 +151,10 @@ impl Constraints {
         }
         Ok(())
     }
+    /// Whether `use_schedule` asks for this schedule. Pins repeat what a plan had, code or not.
+    pub fn ask(&self, schedule: &Schedule) -> bool {
+        self.use_schedule.iter().any(|u| u.schedule.parse::<Schedule>().is_ok_and(|s| s == *schedule))
+    }
     /// Constraints that fix every kernel of a plan's run as it is.
     pub fn pin(plan: &Plan) -> Constraints {
         let target = kiln_machine::machine(&plan.machine).map(|m| m.arch);
