@@ -216,10 +216,10 @@ impl Dag {
     /// `None` where it is anything else, or leaves the node's type.
     fn expr(&self, n: NodeId, deep: usize) -> Option<Expr> {
         let (node, deep) = (self.node(n), deep.checked_sub(1)?);
+        // Products of two such numbers are no overflow.
+        let small = |v: i64| v.unsigned_abs() <= 1 << 31;
         let constant = |n: NodeId| match self.node(n).op {
-            NodeOp::Const(s @ (Scalar::Int(_) | Scalar::Float(_))) => {
-                Some(s.as_f64()).filter(|v| v.abs() < 2e9).map(|v| v as i64)
-            }
+            NodeOp::Const(Scalar::Int(v)) => Some(v).filter(|v| small(*v)),
             _ => None,
         };
         let e = match node.op {
@@ -230,7 +230,7 @@ impl Dag {
                 match (op, constant(b)) {
                     (BinaryOp::Add, Some(k)) => a.shift(k),
                     (BinaryOp::Sub, Some(k)) => a.shift(-k),
-                    (BinaryOp::Mul, Some(k)) => a.scale(k),
+                    (BinaryOp::Mul, Some(k)) if small(a.range().0) && small(a.range().1) => a.scale(k),
                     (BinaryOp::FloorDiv, Some(k)) if k > 0 && a.range().0 >= 0 => a.div(k),
                     (BinaryOp::Remainder, Some(k)) if k > 0 && a.range().0 >= 0 => a.rem(k),
                     (BinaryOp::Add, None) => a.plus(&self.expr(b, deep)?),
@@ -239,8 +239,9 @@ impl Dag {
             }
             _ => return None,
         };
+        const LARGEST: i64 = 1 << 61;
         let ((lo, hi), (least, most)) = (e.range(), node.dtype.int_range()?);
-        (lo >= least && hi <= most).then_some(e)
+        (lo >= least.max(-LARGEST) && hi <= most.min(LARGEST)).then_some(e)
     }
     /// The same integer with what it computes from coordinates as index expressions.
     pub fn as_index(&mut self, n: NodeId) -> NodeId {

@@ -212,10 +212,6 @@ pub struct Limits {
     pub reads: Reads,
 }
 
-/// Instructions of an element, as [`facts::weight`] counts them, from which on a thread holds half as many. Sums of all elements, H200: GELU
-/// (11) 57.7 and 54.7 us, a divergence (21) 113 and 88, binary cross entropy (27) 75 and 60.
-const HEAVY: f64 = 10.0;
-
 impl Limits {
     fn of(scene: &Scene, row: &[CoordId], machine: &Hardware) -> Limits {
         let along = |e: &Expr| row.iter().any(|r| e.uses(*r));
@@ -266,7 +262,8 @@ impl Limits {
             scans,
             columns: false,
             few: false,
-            heavy: scene.live().iter().map(|n| facts::weight(&scene.dag.node(*n).op)).sum::<f64>() >= HEAVY,
+            heavy: scene.live().iter().map(|n| facts::weight(&scene.dag.node(*n).op)).sum::<f64>()
+                >= machine.rows.heavy,
             reads,
         }
     }

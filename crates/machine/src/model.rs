@@ -14,6 +14,8 @@ pub struct Rows {
     pub scans_alone: usize,
     /// Number of threads that saturates memory bandwidth with eight loads in flight each.
     pub loading: usize,
+    /// Instructions of an element from which on a sum has more and smaller instances: elements in flight leave too few warps.
+    pub heavy: f64,
 }
 
 /// Points, rows and scans: the cost model of schedules. Microseconds, cycles of a warp's scheduler, and ratios.
