@@ -63,13 +63,25 @@ pub struct Reading {
 }
 
 struct Reader<'a> {
-    graph: &'a Graph,
+    scope: Scope<'a>,
     program: Program,
     stored: Vec<Stored>,
+    problems: Vec<Problem>,
+}
+
+/// The names of a graph: the program's own, or those of a region that a node calls.
+struct Scope<'a> {
+    graph: &'a Graph,
     /// Values by name.
     ids: HashMap<&'a str, usize>,
     /// Numbers that nodes computed from sizes.
     numbers: HashMap<&'a str, Extent>,
+}
+
+impl<'a> Scope<'a> {
+    fn new(graph: &'a Graph) -> Scope<'a> {
+        Scope { graph, ids: HashMap::new(), numbers: HashMap::new() }
+    }
 }
 
 /// Reads the archive's only program.
@@ -100,26 +112,20 @@ pub fn read(archive: &mut Archive) -> Result<Reading, ImportErrors> {
         outputs: vec![],
         writes: vec![],
     };
-    let mut r = Reader { graph, program, stored: vec![], ids: HashMap::new(), numbers: HashMap::new() };
-    let mut problems = vec![];
+    let mut r = Reader { scope: Scope::new(graph), program, stored: vec![], problems: vec![] };
     for spec in &signature.input_specs {
         if let Err(p) = r.input(spec, &folders) {
-            problems.push(p);
+            r.problems.push(p);
         }
     }
-    for node in &graph.nodes {
-        if let Err(p) = r.node(node) {
-            problems.push(Problem { source: frames(node), module: module(node), ..p });
-            r.declare(node);
-        }
-    }
+    r.nodes(&graph.nodes);
     for spec in &signature.output_specs {
         if let Err(p) = r.output(spec, signature) {
-            problems.push(p);
+            r.problems.push(p);
         }
     }
-    if !problems.is_empty() {
-        return Err(kiln_aten::source::settle_problems(ImportErrors { errors: problems }));
+    if !r.problems.is_empty() {
+        return Err(kiln_aten::source::settle_problems(ImportErrors { errors: r.problems }));
     }
     r.program.guards = guards(&r.program, exported.guards_code.as_deref());
     Ok(Reading { program: r.program, stored: r.stored })
@@ -174,13 +180,13 @@ impl<'a> Reader<'a> {
     }
     /// A new value for a tensor of the program.
     fn value(&mut self, name: &'a str, parameter: Option<&str>) -> Result<usize, Problem> {
-        let graph = self.graph;
+        let graph = self.scope.graph;
         let meta = graph.tensor_values.get(name).ok_or_else(|| Problem::new(format!("value {name} has no type")))?;
         let dtype = dtype(meta.dtype).map_or_else(|| format!("ScalarType {}", meta.dtype), |d| d.name().to_string());
         let shape = meta.sizes.iter().map(|s| self.size(s)).collect::<Result<_, _>>()?;
         self.program.values.push(Value { dtype, shape, name: parameter.map(str::to_string) });
         let id = self.program.values.len() - 1;
-        self.ids.insert(name, id);
+        self.scope.ids.insert(name, id);
         Ok(id)
     }
     fn input(&mut self, spec: &'a InputSpec, folders: &[(&str, PayloadConfig); 2]) -> Result<(), Problem> {
@@ -200,7 +206,7 @@ impl<'a> Reader<'a> {
             | InputSpec::TensorConstant { arg, tensor_constant_name: name } => (arg, name),
             InputSpec::UserInput { arg: Argument::AsSymInt(SymArg::AsName(name)) } => {
                 let size = self.sized(name)?;
-                self.numbers.insert(name, size.clone());
+                self.scope.numbers.insert(name, size.clone());
                 self.program.inputs.push(Input { name: name.clone(), kind: InputKind::Size(size) });
                 return Ok(());
             }
@@ -240,13 +246,24 @@ impl<'a> Reader<'a> {
     }
     /// The expression of a number that the program computes from sizes.
     fn sized(&self, name: &str) -> Result<Extent, Problem> {
-        let size = self.graph.sym_int_values.get(name);
+        let size = self.scope.graph.sym_int_values.get(name);
         self.size(size.ok_or_else(|| Problem::new(format!("size {name} has no expression")))?)
     }
+    fn nodes(&mut self, nodes: &'a [Node]) {
+        for node in nodes {
+            if let Err(p) = self.node(node) {
+                self.problems.push(Problem { source: frames(node), module: module(node), ..p });
+                self.declare(node);
+            }
+        }
+    }
     fn node(&mut self, node: &'a Node) -> Result<(), Problem> {
+        if let Some((region, args)) = region(node)? {
+            return self.call(node, region, args);
+        }
         if let [Argument::AsSymInt(SymArg::AsName(name))] = &node.outputs[..] {
             let size = self.sized(name)?;
-            self.numbers.insert(name, size);
+            self.scope.numbers.insert(name, size);
             return Ok(());
         }
         if node.target.starts_with("_operator.") && matches!(node.outputs[..], [Argument::Other(_)]) {
@@ -300,10 +317,39 @@ impl<'a> Reader<'a> {
         self.program.calls.push(Call { name, overload: overload.into(), args, outs, source, module, vouched: false });
         Ok(())
     }
+    /// The nodes of a region in place of the node that calls it.
+    fn call(&mut self, node: &'a Node, region: &'a Graph, args: &'a [NamedArgument]) -> Result<(), Problem> {
+        let broken = || Problem::new(format!("`{}` and the region that it calls do not fit", node.target));
+        let mut inner = Scope::new(region);
+        if region.inputs.len() != args.len() || region.outputs.len() != node.outputs.len() {
+            return Err(broken());
+        }
+        for (input, given) in region.inputs.iter().zip(args) {
+            match (input, self.argument(&given.arg)?) {
+                (Argument::AsTensor(t), Arg::Value(id)) => _ = inner.ids.insert(&t.name, id),
+                (Argument::AsSymInt(SymArg::AsName(name)), Arg::Size(n)) => _ = inner.numbers.insert(name, n),
+                (Argument::AsTensor(_) | Argument::AsSymInt(SymArg::AsName(_)), _) => return Err(broken()),
+                _ => {}
+            }
+        }
+        let outer = std::mem::replace(&mut self.scope, inner);
+        self.nodes(&region.nodes);
+        let results: Result<Vec<Arg>, Problem> = region.outputs.iter().map(|out| self.argument(out)).collect();
+        self.scope = outer;
+        for (out, result) in node.outputs.iter().zip(results?) {
+            match (out, result) {
+                (Argument::AsTensor(t), Arg::Value(id)) => _ = self.scope.ids.insert(&t.name, id),
+                (Argument::AsSymInt(SymArg::AsName(name)), Arg::Size(n)) => _ = self.scope.numbers.insert(name, n),
+                (Argument::AsTensor(_) | Argument::AsTensors(_) | Argument::AsSymInt(_), _) => return Err(broken()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
     /// All elements of a node's first operand in the order of its memory, where its export says that it starts its memory and is row-major.
     fn memory(&mut self, node: &'a Node, operand: &Arg) -> Option<Arg> {
         let Argument::AsTensor(t) = &node.inputs.first()?.arg else { return None };
-        let meta = self.graph.tensor_values.get(&t.name)?;
+        let meta = self.scope.graph.tensor_values.get(&t.name)?;
         let fixed = |sizes: &[SymInt]| sizes.iter().map(|s| self.fixed(s).ok()).collect::<Option<Vec<i64>>>();
         let (sizes, strides) = (fixed(&meta.sizes)?, fixed(&meta.strides)?);
         let mut step = 1;
@@ -317,7 +363,7 @@ impl<'a> Reader<'a> {
             return None;
         }
         let value = Value {
-            dtype: self.program.values[self.ids[t.name.as_str()]].dtype.clone(),
+            dtype: self.program.values[self.scope.ids[t.name.as_str()]].dtype.clone(),
             shape: vec![Extent::Integer(step)],
             name: None,
         };
@@ -345,7 +391,7 @@ impl<'a> Reader<'a> {
             _ => &[],
         });
         for t in names {
-            if !self.ids.contains_key(t.name.as_str()) {
+            if !self.scope.ids.contains_key(t.name.as_str()) {
                 // A value without a type is one more problem of the same node.
                 let _ = self.value(&t.name, None);
             }
@@ -353,14 +399,14 @@ impl<'a> Reader<'a> {
     }
     fn tensor(&self, name: &str) -> Result<Arg, Problem> {
         let undefined = || Problem::new(format!("value {name} is used before it is defined"));
-        self.ids.get(name).map(|id| Arg::Value(*id)).ok_or_else(undefined)
+        self.scope.ids.get(name).map(|id| Arg::Value(*id)).ok_or_else(undefined)
     }
     fn number(&self, s: &SymArg) -> Result<Arg, Problem> {
         match s {
             SymArg::AsInt(n) => Ok(Arg::Int(*n)),
             SymArg::AsName(name) => {
                 let undefined = || Problem::new(format!("size {name} is used before it is defined"));
-                self.numbers.get(name.as_str()).cloned().map(Arg::Size).ok_or_else(undefined)
+                self.scope.numbers.get(name.as_str()).cloned().map(Arg::Size).ok_or_else(undefined)
             }
             other => Err(Problem::new(format!("a size is not an integer: {other:?}"))),
         }
@@ -394,6 +440,7 @@ impl<'a> Reader<'a> {
             // Values have no strides: formats and layouts of memory mean nothing.
             Argument::AsMemoryFormat(_) | Argument::AsLayout(_) => Arg::None,
             Argument::AsDevice(d) => Arg::Device(d.kind.clone()),
+            Argument::AsGraph(_) => return Err(Problem::new("a graph is an operand")),
             Argument::Other(v) => Arg::Opaque(v.to_string()),
         })
     }
@@ -429,7 +476,7 @@ impl<'a> Reader<'a> {
     }
     /// The program leaves a value in a buffer or input.
     fn write(&mut self, target: Option<&str>, value: &str, name: &str) -> Result<(), Problem> {
-        let target = target.and_then(|t| self.ids.get(t)).copied();
+        let target = target.and_then(|t| self.scope.ids.get(t)).copied();
         let target =
             target.ok_or_else(|| Problem::new(format!("the program writes `{name}`, which it does not read")))?;
         let Arg::Value(value) = self.tensor(value)? else { return Ok(()) };
@@ -463,6 +510,31 @@ fn default_value(text: &str) -> Arg {
         (_, _, Ok(x)) => Arg::Float(x),
         _ => Arg::Str(text.trim_matches('"').to_string()),
     }
+}
+
+/// The region that a node calls and the region's operands, for a node that only changes what PyTorch does around the region: whether it records
+/// gradients, or casts operands by autocast where that is switched off.
+fn region(node: &Node) -> Result<Option<(&Graph, &[NamedArgument])>, Problem> {
+    let args = &node.inputs[..];
+    let found = match (node.target.strip_prefix("torch.ops.higher_order."), args) {
+        (Some("wrap_with_set_grad_enabled"), [_, NamedArgument { arg: Argument::AsGraph(region), .. }, args @ ..]) => {
+            Some((&region.graph, args))
+        }
+        (
+            Some("wrap_with_autocast"),
+            [_, _, enabled, _, NamedArgument { arg: Argument::AsGraph(region), .. }, args @ ..],
+        ) => {
+            if !matches!(enabled.arg, Argument::AsBool(false)) {
+                let what =
+                    "the program runs a part of it under `torch.autocast`, whose casts the archive does not have";
+                let help = "save `program.run_decompositions({})`, which writes the casts";
+                return Err(Problem::new(what).help(help));
+            }
+            Some((&region.graph, args))
+        }
+        _ => None,
+    };
+    Ok(found)
 }
 
 /// The frames of a node's Python stack, innermost first, each as `file:line`.
@@ -501,6 +573,8 @@ fn foreign(target: &str) -> Problem {
         "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
     } else if is_of_experts(target) {
         EXPERTS
+    } else if target.starts_with("torch.ops.higher_order") {
+        "if it is not in `program.run_decompositions({})`, save that; else export the model without control flow"
     } else {
         "write it with ATen operators"
     };

@@ -40,6 +40,11 @@ pub struct Signature {
 }
 #[derive(Deserialize, Debug)]
 pub struct Graph {
+    /// Of a region: what it is called with, and its results. The program's own are in its signature.
+    #[serde(default)]
+    pub inputs: Vec<Argument>,
+    #[serde(default)]
+    pub outputs: Vec<Argument>,
     pub nodes: Vec<Node>,
     pub tensor_values: BTreeMap<String, TensorMeta>,
     #[serde(default)]
@@ -84,6 +89,11 @@ pub enum Hint {
     AsInt(i64),
     AsBool(#[serde(deserialize_with = "ignored")] ()),
     AsFloat(#[serde(deserialize_with = "ignored")] ()),
+}
+/// A part of a program that a node calls.
+#[derive(Deserialize, Debug)]
+pub struct Region {
+    pub graph: Graph,
 }
 #[derive(Deserialize, Debug)]
 pub struct Named {
@@ -147,6 +157,7 @@ pub enum Argument {
     AsMemoryFormat(#[serde(deserialize_with = "ignored")] ()),
     AsLayout(#[serde(deserialize_with = "ignored")] ()),
     AsDevice(Device),
+    AsGraph(Box<Region>),
     #[serde(untagged)]
     Other(Value),
 }

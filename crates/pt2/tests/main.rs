@@ -120,6 +120,15 @@ fn programs_in_training_form_compute_what_pytorch_computes() {
     check("slices.pt2", "slices", &[]);
 }
 
+/// Parts under `torch.no_grad` and without autocast are regions that a node calls. Autocast's casts are not in an archive.
+#[test]
+fn regions_are_part_of_the_program() {
+    check("regions.pt2", "regions", &[]);
+    check("regions.pt2", "regions9", &[("x.0", 9)]);
+    let e = import("autocast.pt2", &[], &[]).expect_err("autocast");
+    assert!(e.contains("under `torch.autocast`") && e.contains("run_decompositions({})"), "{e}");
+}
+
 #[test]
 fn other_files_are_refused_with_a_remedy() {
     let refused = |name: &str| import(name, &[], &[]).expect_err(name);

@@ -108,6 +108,30 @@ class Counter(nn.Module):
         return x + self.count
 
 
+class Regions(nn.Module):
+    """Parts that PyTorch runs without gradients or without autocast, with a size as operand and as result."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        with torch.no_grad():
+            y.mul_(2)
+            n = x.shape[0] * 2
+            with torch.autocast("cpu", enabled=False):
+                parts = y.float(), y.float() * 3
+            rest = torch.cat(parts).reshape(n, 3)
+        return y + rest[: x.shape[0]], rest + n
+
+
+class Autocast(nn.Module):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.t()
+
+
 class Slices(nn.Module):
     """Writes through views of views, and reads other views afterwards."""
 
@@ -128,3 +152,9 @@ store("slices", Slices(), given)
 counter = torch.export.export(Counter(), (torch.randn(3),))
 torch.export.save(counter, folder / "counter_in_place.pt2")
 torch.export.save(counter.run_decompositions({}), folder / "counter.pt2")
+
+regions = Regions().eval()
+for name, model in [("regions", regions), ("autocast", Autocast())]:
+    torch.export.save(torch.export.export(model, (torch.randn(6, 3),), dynamic_shapes={"x": {0: batch}}), folder / f"{name}.pt2")
+store("regions", regions, (torch.randn(6, 3),))
+store("regions9", regions, (torch.randn(9, 3),))
