@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, Role,
-    ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp,
+    Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 
 /// The program of a role; it receives the number of its copy if there are several.
@@ -214,6 +214,15 @@ impl Builder {
             args.push(self.broadcast_to(m, &shape));
         }
         self.inst(Op::Store, &args, &[], vec![]);
+    }
+    /// Combines values with the elements at their pointers ([`Op::Atomic`]).
+    pub fn atomic(&mut self, op: AtomicOp, p: Value, v: Value, mask: Option<Value>) {
+        let shape = self.shape(p);
+        let mut args = vec![p, self.broadcast_to(v, &shape)];
+        if let Some(m) = mask {
+            args.push(self.broadcast_to(m, &shape));
+        }
+        self.inst(Op::Atomic(op), &args, &[], vec![]);
     }
     /// Where `bad` holds, writes the index and its site to `to` ([`Op::Check`]).
     pub fn check(&mut self, to: Value, [bad, index]: [Value; 2], mask: Option<Value>, site: u32) {

@@ -1,5 +1,5 @@
 //! A kernel: flat arenas of values and instructions, regions by id. Entities are u32 newtypes; `Display` is the text syntax.
-use crate::{Layout, Op, Type};
+use crate::{AtomicOp, Elem, Layout, Op, Type};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -140,6 +140,14 @@ impl Kernel {
     /// Number of program instances.
     pub fn instances(&self) -> usize {
         self.grid.iter().product()
+    }
+    /// Whether floats are added to memory in an order that is open, so that two runs may round differently.
+    pub fn adds_in_any_order(&self) -> bool {
+        let mut found = false;
+        self.walk(&mut |_, d| {
+            found |= d.op == Op::Atomic(AtomicOp::Add) && self.ty(d.args[1]).elem().is_some_and(Elem::is_float);
+        });
+        found
     }
     /// Visits every instruction in program order; an op's regions follow the op.
     pub fn walk(&self, f: &mut impl FnMut(Inst, &InstData)) {

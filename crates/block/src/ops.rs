@@ -128,6 +128,25 @@ pub enum ScanOp {
     Max,
 }
 
+/// How an atomic update combines an element of memory with a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AtomicOp {
+    /// f32, f64, i32 or i64; integers wrap around.
+    Add,
+    /// i32.
+    Max,
+}
+impl AtomicOp {
+    /// Whether elements of this type can be updated so.
+    pub fn takes(self, elem: Elem) -> bool {
+        match self {
+            AtomicOp::Add => matches!(elem, Elem::F32 | Elem::F64 | Elem::I32 | Elem::I64),
+            AtomicOp::Max => elem == Elem::I32,
+        }
+    }
+}
+
 /// Precision of f32 matmuls (others are exact to their type, accumulating in f32, or f64 for f64).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -213,6 +232,9 @@ pub enum Op {
     Load,
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
+    /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes between. Elements and
+    /// instances may overlap; their order is open.
+    Atomic(AtomicOp),
     /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask
     /// hold, the index is out of range, and [`crate::ops::fault`] of the site and the index is written to the pointer.
     /// If there are several, any one of them is written.

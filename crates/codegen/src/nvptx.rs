@@ -27,6 +27,7 @@ use kiln_block::{Array, Elem, Kernel, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
+mod atomic;
 mod batched_loads;
 mod blocks;
 mod check;

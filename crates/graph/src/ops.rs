@@ -73,6 +73,10 @@ impl Class {
     pub fn is_anchor(self) -> bool {
         matches!(self, Class::Matmul | Class::Attention | Class::Conv | Class::Pool | Class::Scatter | Class::Scan)
     }
+    /// Whether it is an anchor whose kernel may compute its operands element by element.
+    pub fn computes_operands(self) -> bool {
+        matches!(self, Class::Scatter | Class::Scan)
+    }
     /// Whether it needs no kernel of its own if its users can compute it inline.
     pub fn is_free(self) -> bool {
         matches!(self, Class::View | Class::Generator)

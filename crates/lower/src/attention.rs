@@ -168,7 +168,7 @@ impl Ends<'_> {
                 // What is known everywhere may not be seen here.
                 None => r.dag.number(DType::I64, self.z.t as f64),
             };
-            let store = Store { slot, dtype: DType::I64, at: linear(axes, &self.shape), guards: vec![], value };
+            let store = Store::new(slot, DType::I64, linear(axes, &self.shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
         pointwise::points(name, &self.shape, &scene, of.machine)

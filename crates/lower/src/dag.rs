@@ -4,6 +4,7 @@
 //! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the
 //! graph says `cast` and where they are stored. Under per-op rounding every op is followed by a `cast`.
 use crate::expr::{CoordId, Expr};
+use kiln_block::AtomicOp;
 use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp, ValueId};
 use kiln_plan::exec::Slot;
 use rustc_hash::FxHashMap;
@@ -299,6 +300,14 @@ impl Dag {
     }
 }
 
+/// How a value is written.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Write {
+    Set,
+    /// Combined with the element that is there, at any time.
+    Atomic(AtomicOp),
+}
+
 /// A value to be written: element `at` of a dense buffer of `dtype`.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -307,6 +316,22 @@ pub struct Store {
     pub at: Expr,
     pub guards: Vec<Guard>,
     pub value: NodeId,
+    pub how: Write,
+}
+impl Store {
+    /// Sets an element.
+    pub fn new(slot: Slot, dtype: DType, at: Expr, value: NodeId) -> Store {
+        Store { slot, dtype, at, guards: vec![], value, how: Write::Set }
+    }
+    /// The same where the guards hold.
+    #[must_use]
+    pub fn within(self, guards: Vec<Guard>) -> Store {
+        Store { guards, ..self }
+    }
+    #[must_use]
+    pub fn how(self, how: Write) -> Store {
+        Store { how, ..self }
+    }
 }
 
 /// A scalar program with its results.

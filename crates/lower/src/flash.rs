@@ -154,7 +154,7 @@ fn results(
         let store = |(i, (at, size)): (usize, (Expr, usize))| {
             let value = r.dag.add(NodeOp::Anchor { at: vec![Expr::default().shift(i as i64)] }, DType::F32);
             let at = at.plus(&part.clone().scale(size as i64));
-            Store { slot: Slot::Scratch(i as u32), dtype: DType::F32, at, guards: vec![], value }
+            Store::new(Slot::Scratch(i as u32), DType::F32, at, value)
         };
         return Ok(places.into_iter().enumerate().map(store).collect());
     }

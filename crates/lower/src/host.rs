@@ -86,7 +86,7 @@ impl<'a> Host<'a> {
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
             let value = read(&mut r, axes)?;
-            let store = Store { slot, dtype, at: linear(axes, shape), guards: vec![], value };
+            let store = Store::new(slot, dtype, linear(axes, shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
         let name = format!("{}_{what}", of.name);

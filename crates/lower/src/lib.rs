@@ -116,6 +116,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     match kernel.kind {
         KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::each(&of, machine, visit)?,
         KernelKind::Scan => scan::each(&of, machine, visit)?,
+        KernelKind::Scatter => scatter::each(&of, machine, visit)?,
         _ => {}
     }
     Ok(if found.len() == 1 { found.pop() } else { None })

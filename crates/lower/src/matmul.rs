@@ -222,7 +222,7 @@ fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
         }
         let value = dag.add(NodeOp::Anchor { at: shifted }, dtype);
         let slot = Slot::Scratch(first + i as u32);
-        stores.push(Store { slot, dtype: dtype.compute(), at: order.clone(), guards: guards.clone(), value });
+        stores.push(Store::new(slot, dtype.compute(), order.clone(), value).within(guards.clone()));
     }
     Ok((dag, stores))
 }

@@ -150,7 +150,7 @@ impl Strips {
             for (i, &v) in of.graph.outputs.iter().enumerate() {
                 let value = r.at(v, &ix, &[])?;
                 let (slot, dtype, at) = (Slot::Output(i as u32), of.graph.dtype(v), at.clone());
-                stores.push(Store { slot, dtype, at, guards: guards.clone(), value });
+                stores.push(Store::new(slot, dtype, at, value).within(guards.clone()));
             }
         }
         Ok(Scene { dag: r.dag, stores })

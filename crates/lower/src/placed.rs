@@ -56,7 +56,7 @@ pub fn output(
         let mut stores = vec![];
         for at in anchors(&r.dag, &[value]) {
             for e in place(&at) {
-                stores.push(Store { slot: Slot::Output(0), dtype: g.dtype(out), at: e, guards: vec![], value });
+                stores.push(Store::new(Slot::Output(0), g.dtype(out), e, value));
             }
         }
         Ok(Scene { dag: r.dag, stores })
@@ -131,7 +131,7 @@ impl Placed {
         unguarded(&mut r.dag, value, &guards);
         let at = linear(&ix, r.graph.shape(out));
         let slot = Slot::Output(self.output as u32);
-        Ok(Store { slot, dtype: r.graph.dtype(out), at, guards, value })
+        Ok(Store::new(slot, r.graph.dtype(out), at, value).within(guards))
     }
 }
 

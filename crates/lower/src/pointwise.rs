@@ -57,7 +57,7 @@ fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result
         let ix = delinear(&position, body.shape(v));
         let value = r.at(v, &ix, &[])?;
         let at = linear(&ix, body.shape(v));
-        stores.push(Store { slot: Slot::Output(i as u32), dtype: body.dtype(v), at, guards: vec![], value });
+        stores.push(Store::new(Slot::Output(i as u32), body.dtype(v), at, value));
     }
     Ok(Scene { dag: r.dag, stores })
 }

@@ -99,7 +99,7 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
             let ix = delinear(position, body.shape(v));
             let value = r.at(v, &ix, &[])?;
             let at = linear(&ix, body.shape(v));
-            stores.push(Store { slot: Slot::Output(i as u32), dtype: body.dtype(v), at, guards: vec![], value });
+            stores.push(Store::new(Slot::Output(i as u32), body.dtype(v), at, value));
         }
         Ok(Scene { dag: r.dag, stores })
     };
@@ -115,7 +115,7 @@ fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<S
     r.row = Some(Row::of(space, row, len));
     let value = r.at(v, ix, &[])?;
     let at = linear(ix, body.shape(v));
-    let store = Store { slot: Slot::Output(driver as u32), dtype: body.dtype(v), at, guards: vec![], value };
+    let store = Store::new(Slot::Output(driver as u32), body.dtype(v), at, value);
     Ok(Scene { dag: r.dag, stores: vec![store] })
 }
 

@@ -88,7 +88,7 @@ fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Resul
         let ix = delinear(&position, of.graph.shape(v));
         let value = r.at(v, &ix, &[])?;
         let at = linear(&ix, of.graph.shape(v));
-        stores.push(Store { slot: Slot::Output(i as u32), dtype: of.graph.dtype(v), at, guards: vec![], value });
+        stores.push(Store::new(Slot::Output(i as u32), of.graph.dtype(v), at, value));
     }
     Ok((Scene { dag: r.dag, stores }, r.scan_at))
 }

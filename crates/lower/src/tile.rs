@@ -4,7 +4,7 @@
 //! Takes: a scene and the shape that a schedule chose. Gives: a builder in which coordinates are bound to values, and
 //! stores of results.
 use crate::LowerError;
-use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
+use crate::dag::{Dag, NodeId, NodeOp, Scene, Store, Write};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
@@ -252,8 +252,42 @@ impl Frame<'_> {
         }
     }
     fn store_lanes(&mut self, s: &Store, v: Value, within: &[CoordId]) {
+        let Write::Atomic(op) = s.how else {
+            let (p, mask) = self.place_of(s, within);
+            let v = self.b.cast(v, math::stored(s.dtype));
+            let mut shape = joint(&self.b.shape(p), &self.b.shape(v));
+            if let Some(m) = mask {
+                shape = joint(&shape, &self.b.shape(m));
+            }
+            let p = self.b.broadcast_to(p, &shape);
+            return self.b.store(p, v, mask);
+        };
+        // Each point of the tile counts once, also where its place and value do not depend on a coordinate.
+        let all: Vec<CoordId> = self.em.coords.keys().copied().collect();
+        let lanes: Vec<Value> = self.em.coords.values().filter_map(|c| c.lane).collect();
+        let (p, mask) = self.place_of(s, &all);
+        let v = self.b.cast(v, math::stored(s.dtype));
+        let shape = lanes.iter().fold(self.b.shape(p), |shape, lane| joint(&shape, &self.b.shape(*lane)));
+        let p = self.b.broadcast_to(p, &shape);
+        self.b.atomic(op, p, v, mask);
+    }
+    /// Adds a value to what its element has, in the type `held`; no other instance may write there.
+    pub fn accumulate(&mut self, s: &Store, held: Elem) {
+        let (p, mask) = self.place_of(s, &[]);
+        let v = self.em.value(&mut self.b, s.value);
+        let old = self.b.load(p, mask, None);
+        let (old, new) = (self.b.cast(old, held), self.b.cast(v, held));
+        let sum = self.b.binary(B::Add, old, new);
+        let sum = self.b.cast(sum, math::stored(s.dtype));
+        let sum = self.b.broadcast_to(sum, &self.b.shape(p));
+        self.b.store(p, sum, mask);
+    }
+    /// Where a value is written, and the lanes that do: those in range of the coordinates `within` and of those that the address depends on.
+    fn place_of(&mut self, s: &Store, within: &[CoordId]) -> (Value, Option<Value>) {
         let mut used = within.to_vec();
         s.at.coords(&mut |c| used.push(c));
+        // An index that is read may depend on any coordinate.
+        s.at.nodes(&mut |_| used.extend(self.em.coords.keys()));
         used.sort_unstable();
         used.dedup();
         let mut mask = None;
@@ -264,14 +298,7 @@ impl Frame<'_> {
             });
         }
         let mask = self.em.guard(&mut self.b, &s.guards, mask);
-        let p = self.em.address(&mut self.b, s.slot, &s.at);
-        let v = self.b.cast(v, math::stored(s.dtype));
-        let mut shape = joint(&self.b.shape(p), &self.b.shape(v));
-        if let Some(m) = mask {
-            shape = joint(&shape, &self.b.shape(m));
-        }
-        let p = self.b.broadcast_to(p, &shape);
-        self.b.store(p, v, mask);
+        (self.em.address(&mut self.b, s.slot, &s.at), mask)
     }
     /// Stores the tile's rows as one contiguous run, if they are one.
     fn store_run(&mut self, s: &Store, v: Value) -> bool {
@@ -353,7 +380,7 @@ mod tests {
     fn a_matmul_that_nothing_states_is_a_defect() {
         let mut scene = Scene::default();
         let value = scene.dag.add(NodeOp::Anchor { at: vec![] }, DType::F32);
-        let store = Store { slot: Slot::Output(0), dtype: DType::F32, at: Expr::default(), guards: vec![], value };
+        let store = Store::new(Slot::Output(0), DType::F32, Expr::default(), value);
         scene.stores.push(store);
         let mut f = open("k", &scene, &Shape::default());
         f.store(&scene.stores[0]);

@@ -75,6 +75,10 @@ impl Arch {
     pub fn has_dependent_launch(self) -> bool {
         self == Arch::Sm90a
     }
+    /// Atomic sums of vectors of f32 (`red.v4`).
+    pub fn has_vector_atomics(self) -> bool {
+        self == Arch::Sm90a
+    }
     /// Asynchronous copies from global to shared memory (`cp.async`).
     pub fn has_cp_async(self) -> bool {
         self.is_gpu()

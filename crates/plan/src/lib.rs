@@ -79,7 +79,7 @@ pub enum KernelKind {
     Conv,
     /// One pooling with an epilogue.
     Pool,
-    /// One scatter alone.
+    /// A scatter, with what computes its operands element by element.
     Scatter,
     /// Run by libtorch.
     Fallback,

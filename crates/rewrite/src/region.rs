@@ -320,7 +320,7 @@ impl Region<'_> {
             };
             for (i, (a, map)) in reach.into_iter().enumerate() {
                 let of_score = class == Class::Attention && i >= OF_SCORES;
-                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !of_score);
+                let prologue = u.prologue || (class.is_anchor() && !class.computes_operands() && !of_score);
                 let again = (self.dag.count(v) / self.dag.count(a).max(1.) / 64.).max(1.);
                 let times = u.times * if class == Class::Pointwise { again } else { 1. };
                 self.uses.entry(a).or_default().push(Use { map, prologue, times });
@@ -485,7 +485,11 @@ impl Region<'_> {
         let any = |class: Class| members.iter().any(|&v| dag.class[v] == class);
         match dag.class[anchor] {
             Class::Scan => return Ok(()),
-            Class::Scatter if members.len() > 1 => return Err(Reject::AnchorNeedsStoredOperands),
+            Class::Scatter if anchor != self.main => return Err(Reject::ViewAfterAnchor),
+            Class::Scatter if [Class::Reduce, Class::ArgReduce, Class::Row].into_iter().any(any) => {
+                return Err(Reject::AnchorNeedsStoredOperands);
+            }
+            Class::Scatter => return Ok(()),
             Class::Conv | Class::Pool if dag.args(anchor).iter().any(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }

@@ -174,8 +174,8 @@ impl Folder<'_> {
                 }),
                 _ => None,
             },
-            Op::Store => match constant(2) {
-                Some(Const::Bool(true)) => Some(To::Op(Op::Store, vec![arg(0), arg(1)])),
+            Op::Store | Op::Atomic(_) => match constant(2) {
+                Some(Const::Bool(true)) => Some(To::Op(data.op.clone(), vec![arg(0), arg(1)])),
                 Some(Const::Bool(false)) => Some(To::Nothing),
                 _ => None,
             },

@@ -1,5 +1,5 @@
 //! Names of ops in the text form, for both directions.
-use crate::{BinaryOp, CmpOp, Op, ReduceOp, ScanOp, Terms, UnaryOp};
+use crate::{AtomicOp, BinaryOp, CmpOp, Op, ReduceOp, ScanOp, Terms, UnaryOp};
 
 pub const UNARY: &[(&str, UnaryOp)] = &[
     ("neg", UnaryOp::Neg),
@@ -77,6 +77,8 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("ptr_add", Op::PtrAdd),
     ("load", Op::Load),
     ("store", Op::Store),
+    ("atomic_add", Op::Atomic(AtomicOp::Add)),
+    ("atomic_max", Op::Atomic(AtomicOp::Max)),
     ("yield", Op::Yield),
     ("tile_load", Op::TileLoad),
     ("tile_store", Op::TileStore),

@@ -16,7 +16,9 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&seen),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
-        Op::Load | Op::Store | Op::AtomicInc | Op::Check { .. } | Op::TileLoad | Op::TileStore => memory(&seen),
+        Op::Load | Op::Store | Op::Atomic(_) | Op::AtomicInc | Op::Check { .. } | Op::TileLoad | Op::TileStore => {
+            memory(&seen)
+        }
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&seen),
         Op::For | Op::While | Op::If => regions(&seen),
         _ => Ok(()),
@@ -210,10 +212,13 @@ fn memory(s: &Seen) -> Rule {
             }
             same("the result", s.out(), &loaded)
         }
-        Op::Store => {
+        op @ (Op::Store | Op::Atomic(_)) => {
             s.arity(2, 3, 0)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
             same("the value", s.ty(1), &Type::block(elem, shape))?;
+            if let Op::Atomic(op) = op {
+                ensure(op.takes(elem), || format!("elements of type {} have no such update", elem.name()))?;
+            }
             if s.data.args.len() > 2 {
                 same("the mask", s.ty(2), &Type::block(Elem::Bool, shape))?;
             }

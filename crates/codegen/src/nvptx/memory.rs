@@ -35,9 +35,12 @@ impl<'c> When<'c> {
     }
 }
 
+/// Pointers, values and conditions, one of each per register.
+type Written<'c> = (Vec<Pointer<'c>>, Vec<Val<'c>>, Option<Vec<IntValue<'c>>>);
+
 /// How the registers of a block are divided into accesses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Split {
+pub(super) enum Split {
     /// In groups of this many registers that are aligned to their size.
     Groups(usize),
     /// In unaligned groups of 16 bytes.
@@ -67,10 +70,16 @@ impl<'c> Gen<'c, '_> {
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
     pub fn store(&mut self, data: &InstData) -> Res<()> {
+        let elem = self.elem(data.args[1])?;
+        let (pointers, values, masks) = self.written(data)?;
+        self.wrote = true;
+        self.store_all(&pointers, &values, masks.as_deref(), elem)
+    }
+    /// Pointers, values and conditions of what an instruction writes, each element by one thread.
+    pub fn written(&mut self, data: &InstData) -> Res<Written<'c>> {
         let pointers = self.pointers(data)?;
         let values = self.plain(data.args[1])?;
         let mut masks = self.masks(data.args.get(2).copied())?;
-        let elem = self.elem(data.args[1])?;
         let flat = self.flat(data.args[0])?;
         if let Some(first) = self.first_copy(&flat)? {
             let mut both = vec![];
@@ -85,8 +94,7 @@ impl<'c> Gen<'c, '_> {
             }
             masks = Some(both);
         }
-        self.wrote = true;
-        self.store_all(&pointers, &values, masks.as_deref(), elem)
+        Ok((pointers, values, masks))
     }
     fn pointers(&mut self, data: &InstData) -> Res<Vec<Pointer<'c>>> {
         self.regs(data.args[0])?.iter().map(|r| r.pointer()).collect()
@@ -371,7 +379,7 @@ pub(super) fn in_vectors(pointers: &[Pointer], per: usize) -> bool {
 }
 
 /// The largest groups that are one access each, and whose masks, where they differ, are worth a branch.
-fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: bool) -> Split {
+pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: bool) -> Split {
     let Some(elem) = pointers.first().map(|p| p.elem) else { return Split::Groups(1) };
     let run =
         |c: &[Pointer<'c>]| c.iter().enumerate().all(|(i, p)| p.base == c[0].base && p.off == c[0].off + i as i64);

@@ -1,7 +1,8 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
 use kiln_block::{
-    Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault, text,
+    AtomicOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault,
+    text,
 };
 use std::{collections::VecDeque, rc::Rc};
 
@@ -297,6 +298,7 @@ impl<'a> Machine<'a, '_> {
         let args = &data.args;
         match &data.op {
             Op::Store => self.store(flow, args)?,
+            Op::Atomic(op) => self.atomic(flow, args, *op)?,
             Op::Check { site } => self.check(flow, args, *site)?,
             Op::TileStore => {
                 let value = flow.block(args[1])?;
@@ -432,6 +434,23 @@ impl<'a> Machine<'a, '_> {
             if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
                 let at = self.index(*a)?;
                 self.buffers[a.param].write(at, element(&v, i));
+            }
+        }
+        Ok(())
+    }
+    fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                let at = self.index(*a)?;
+                let new = match (self.buffers[a.param].read(at), element(&v, i)) {
+                    (Scalar::Float(a), Scalar::Float(b)) => Scalar::Float(a + b),
+                    (Scalar::Int(a), Scalar::Int(b)) if op == AtomicOp::Max => Scalar::Int(a.max(b)),
+                    (Scalar::Int(a), Scalar::Int(b)) => Scalar::Int(a.wrapping_add(b)),
+                    _ => return Err("an update of a value by one of another kind".into()),
+                };
+                self.buffers[a.param].write(at, new);
             }
         }
         Ok(())

@@ -179,6 +179,6 @@ impl<'a> Windows<'a> {
         if matmul::precision(of, self.v) == Precision::Tf32 {
             value = r.dag.add(NodeOp::Tf32 { of: value, part: Tf32::Nearest }, self.dtype);
         }
-        Ok(Scene { dag: r.dag, stores: vec![Store { slot, dtype: self.dtype, at, guards: vec![], value }] })
+        Ok(Scene { dag: r.dag, stores: vec![Store::new(slot, self.dtype, at, value)] })
     }
 }

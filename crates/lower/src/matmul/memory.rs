@@ -323,7 +323,7 @@ impl Copied {
                     _ => tf32(&mut r, if part > 0 { Tf32::Rest } else { Tf32::Large }),
                 };
                 let at = place.clone().shift((part * self.count()) as i64);
-                Store { slot: self.slot, dtype: self.dtype, at, guards: vec![], value }
+                Store::new(self.slot, self.dtype, at, value)
             };
             let stores = (0..self.parts).map(&mut store).collect();
             Ok(Scene { dag: r.dag, stores })

@@ -125,7 +125,7 @@ impl RowLoop<'_> {
         open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used)
     }
     pub fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
-        let s = Store { slot, dtype, at: self.row_number(), guards: vec![], value: 0 };
+        let s = Store::new(slot, dtype, self.row_number(), 0);
         let Some(&p) = f.em.params.get(&slot) else {
             f.b.broken("partial results have no buffer");
             return;

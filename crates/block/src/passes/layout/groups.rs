@@ -102,6 +102,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::PtrAdd
             | Op::Load
             | Op::Store
+            | Op::Atomic(_)
             | Op::Check { .. }
             | Op::Keep
             | Op::Scan { .. }

@@ -91,7 +91,7 @@ impl Rebuild<'_> {
         data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
         match &data.op {
             Op::Load => self.load(i, data),
-            Op::Store => self.store(i, data),
+            Op::Store | Op::Atomic(_) => self.store(i, data),
             Op::Check { .. } => {
                 // In the index's layout: a check is not worth a conversion.
                 let flat = self.home(data.args[2]);
@@ -216,7 +216,11 @@ impl Rebuild<'_> {
         let flat = match self.natural[data.args[1].0 as usize].clone() {
             Some(natural) if self.scans && self.scatters(data.args[0], &natural) => self.preferred(data.args[0]),
             Some(natural) => self.access_layout(data.args[0], natural),
-            None => self.preferred(data.args[0]),
+            // Of a constant or position: where addresses are computed from what is in registers, as that lies.
+            None => match self.natural[data.args[0].0 as usize].clone() {
+                Some(natural) => self.access_layout(data.args[0], natural),
+                None => self.preferred(data.args[0]),
+            },
         };
         // The value first: its conversion precedes the addresses, which shortens their live ranges.
         let value = self.demand(data.args[1], &flat);

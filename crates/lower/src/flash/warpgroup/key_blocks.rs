@@ -183,13 +183,7 @@ impl Mask {
         let part = Expr::coord(self.part.0, self.part.1);
         for i in 0..4 {
             let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
-            scene.stores.push(Store {
-                slot: self.slot,
-                dtype: DType::I32,
-                at: self.at(part.clone()).shift(i),
-                guards: vec![],
-                value,
-            });
+            scene.stores.push(Store::new(self.slot, DType::I32, self.at(part.clone()).shift(i), value));
         }
         let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.all]).collect();
         let mut used = loads(&scene.dag, &roots, |_| false);

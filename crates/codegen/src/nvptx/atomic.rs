@@ -1,0 +1,66 @@
+//! Atomic updates of global memory (`red`), by vectors where the target has them.
+use super::emit::{Fail, Res, Val};
+use super::r#gen::Gen;
+use super::index::Pointer;
+use super::memory::{Split, When, split};
+use inkwell::values::IntValue;
+use kiln_block::{AtomicOp, Elem, InstData};
+
+impl<'c> Gen<'c, '_> {
+    pub fn atomic(&mut self, op: AtomicOp, data: &InstData) -> Res<()> {
+        let elem = self.elem(data.args[1])?;
+        // Integers wrap around, so signed sums are unsigned ones.
+        let ty = match (op, elem) {
+            (AtomicOp::Add, Elem::F32) => "add.f32",
+            (AtomicOp::Add, Elem::F64) => "add.f64",
+            (AtomicOp::Add, Elem::I32) => "add.u32",
+            (AtomicOp::Add, Elem::I64) => "add.u64",
+            (AtomicOp::Max, Elem::I32) => "max.s32",
+            (op, elem) => return Err(Fail::Unsupported(format!("an atomic {op:?} of {}", elem.name()))),
+        };
+        let (pointers, values, masks) = self.written(data)?;
+        let masks = masks.as_deref();
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks, false);
+        let n = if self.m.arch.has_vector_atomics() && ty == "add.f32" { n } else { 1 };
+        for (i, group) in pointers.chunks(n).enumerate() {
+            let values = &values[i * n..(i + 1) * n];
+            match When::of(masks.map(|m| &m[i * n..(i + 1) * n])) {
+                When::Never => {}
+                When::Always => self.update(ty, group[0], values, None)?,
+                When::If(m) => self.update(ty, group[0], values, Some(m))?,
+                When::Each(masks) => {
+                    for ((p, v), m) in group.iter().zip(values).zip(masks) {
+                        self.update(ty, *p, &[*v], Some(m))?;
+                    }
+                }
+            }
+        }
+        self.wrote = true;
+        Ok(())
+    }
+    /// One instruction for the values at a pointer and after it.
+    fn update(&mut self, ty: &str, ptr: Pointer<'c>, values: &[Val<'c>], mask: Option<IntValue<'c>>) -> Res<()> {
+        let (letter, offset) = match ptr.elem {
+            Elem::F32 => ('f', 4 * ptr.off),
+            Elem::F64 => ('d', 8 * ptr.off),
+            Elem::I64 => ('l', 8 * ptr.off),
+            _ => ('r', 4 * ptr.off),
+        };
+        let first = usize::from(mask.is_some());
+        let names: Vec<String> = (0..values.len()).map(|i| format!("${}", first + 1 + i)).collect();
+        let (vector, source) = match names.len() {
+            1 => (String::new(), names[0].clone()),
+            n => (format!(".v{n}"), format!("{{{}}}", names.join(", "))),
+        };
+        let (op, ty) = ty.split_once('.').unwrap_or((ty, ""));
+        let guard = if mask.is_some() { "@$0 " } else { "" };
+        let text = format!("{guard}red.global.{op}{vector}.{ty} [${first} + {offset}], {source};");
+        let letters = std::iter::repeat_n(letter, values.len()).map(String::from);
+        let before = mask.map(|_| "b".to_string()).into_iter().chain(["l".to_string()]);
+        let constraints: Vec<String> = before.chain(letters).chain(["~{memory}".into()]).collect();
+        let mut args: Vec<Val<'c>> = mask.map(Into::into).into_iter().chain([ptr.base.into()]).collect();
+        args.extend(values);
+        self.e.asm(&text, &constraints.join(","), None, &args, true, false)?;
+        Ok(())
+    }
+}
