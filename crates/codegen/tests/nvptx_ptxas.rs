@@ -1,7 +1,7 @@
 //! PTX of typical programs through `ptxas`: accepted, without spills, with the accesses and instructions expected.
 use crate::nvptx_common as programs;
 use kiln_block::passes::warpgroup::{Crew, roles};
-use kiln_block::{DotPrecision, Elem, Kernel, ScanOp};
+use kiln_block::{AtomicOp, Builder, DotPrecision, Elem, Kernel, ScanOp};
 use kiln_codegen::{CodegenError, nvptx, nvptx::Ptx};
 use kiln_machine::Arch;
 use std::path::PathBuf;
@@ -449,4 +449,32 @@ fn waits_for_kernels_before() {
     assert!(wait < few.text.find("ld.global").unwrap(), "{}", few.text);
     let many = check(&programs::vector_add(1 << 24, Elem::F32));
     assert_eq!((count(&many, "griddepcontrol.wait"), count(&many, "ld.global.nc.v4")), (0, 4), "{}", many.text);
+}
+
+/// Vectors of f32 where the target has them; other types one element at a time. A value that several threads hold is added once.
+#[test]
+fn atomic_updates() {
+    let updates = |elem: Elem, op: AtomicOp, n: usize| {
+        let mut b = Builder::new("k", [1, 1, 1], 1);
+        let (from, to) = (b.param("from", elem, true), b.param("to", elem, false));
+        let at = b.iota(n);
+        let (from, to) = (b.ptr_add(from, at), b.ptr_add(to, at));
+        let v = b.load(from, None, None);
+        b.atomic(op, to, v, None);
+        b.finish()
+    };
+    for (elem, op, text) in [
+        (Elem::F32, AtomicOp::Add, "red.global.add.v4.f32"),
+        (Elem::F64, AtomicOp::Add, "red.global.add.f64"),
+        (Elem::I32, AtomicOp::Add, "red.global.add.u32"),
+        (Elem::I64, AtomicOp::Add, "red.global.add.u64"),
+        (Elem::I32, AtomicOp::Max, "red.global.max.s32"),
+    ] {
+        let ptx = check(&updates(elem, op, 128));
+        assert_eq!(count(&ptx, text), if text.contains("v4") { 1 } else { 4 }, "{}", ptx.text);
+    }
+    let scalars = compile(&updates(Elem::F32, AtomicOp::Add, 128), Arch::Sm80).unwrap();
+    assert_eq!(count(&scalars, "red.global.add.f32"), 4, "{}", scalars.text);
+    let few = check(&updates(Elem::F32, AtomicOp::Add, 8));
+    assert!(few.text.lines().any(|l| l.contains("red.global") && l.trim().starts_with('@')), "{}", few.text);
 }

@@ -1,9 +1,9 @@
 //! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost model is fitted to.
 //!
-//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry] GRAPH…
+//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] GRAPH…
 //!
 //! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops after S seconds.
-//! `--dry` writes predictions for an H100 and measures nothing.
+//! `--dry` writes predictions for a built-in description (h100, h200) and measures nothing.
 use kiln::tune::{Budget, Sampling, TuneOptions};
 use kiln::{CompileOptions, DeviceKind, Model, Target};
 use std::io::Write;
@@ -13,14 +13,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let out = args
         .next()
-        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry] GRAPH…")?;
+        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] GRAPH…")?;
     let mut how = Sampling { first: 6, random: 12, seed: 1, dry: false };
-    let (mut seconds, mut graphs) = (400u64, vec![]);
+    let (mut seconds, mut graphs, mut dry) = (400u64, vec![], None);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--first" => how.first = args.next().ok_or("--first N")?.parse()?,
             "--random" => how.random = args.next().ok_or("--random N")?.parse()?,
-            "--dry" => how.dry = true,
+            "--dry" => {
+                let name = args.next().ok_or("--dry MACHINE")?;
+                dry = Some(kiln_machine::machine(&name).ok_or(format!("there is no machine `{name}`"))?);
+                how.dry = true;
+            }
             "--seconds" => seconds = args.next().ok_or("--seconds S")?.parse()?,
             "--seed" => how.seed = args.next().ok_or("--seed S")?.parse()?,
             _ => graphs.push(arg),
@@ -28,12 +32,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut file = std::io::BufWriter::new(std::fs::File::create(&out)?);
     let start = Instant::now();
-    let options = match how.dry {
-        false => CompileOptions::default().on(DeviceKind::Cuda(0))?,
-        true => {
-            let machine =
-                kiln::Machine::parse(include_str!("../../machine/machines/h100.json")).map_err(|e| e.to_string())?;
-            CompileOptions { target: Target::Sm90a, machine: Some(machine), ..CompileOptions::default() }
+    let options = match dry {
+        None => CompileOptions::default().on(DeviceKind::Cuda(0))?,
+        Some(machine) => {
+            CompileOptions { target: Target::Sm90a, machine: Some(machine.clone()), ..CompileOptions::default() }
         }
     };
     for path in graphs {

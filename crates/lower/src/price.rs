@@ -151,7 +151,9 @@ impl Work {
         w.stored_along = facts.accesses.iter().any(|a| a.store && (rows.is_empty() || uses(a, &rows)));
         w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
-        w.passes = if w.whole || rows.is_empty() { 1.0 } else { (facts.levels.max(1) + more) as f64 };
+        // Instances that share the row of a scan read it for their totals first.
+        let totals = usize::from(facts.scans > 0 && parts > 1);
+        w.passes = if w.whole || rows.is_empty() { 1.0 } else { (facts.levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.
         let mut inner: BTreeMap<usize, usize> = BTreeMap::new();
         for (axis, block) in &splits {
