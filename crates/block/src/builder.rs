@@ -215,6 +215,19 @@ impl Builder {
         }
         self.inst(Op::Store, &args, &[], vec![]);
     }
+    /// Sets a scalar to 1 after all stores so far ([`Op::Publish`]).
+    pub fn publish(&mut self, p: Value) {
+        self.inst(Op::Publish, &[p], &[], vec![]);
+    }
+    /// Waits until other instances have published ([`Op::Await`]).
+    pub fn wait(&mut self, p: Value, mask: Option<Value>) {
+        let shape = self.shape(p);
+        let mut args = vec![p];
+        if let Some(m) = mask {
+            args.push(self.broadcast_to(m, &shape));
+        }
+        self.inst(Op::Await, &args, &[], vec![]);
+    }
     /// Combines values with the elements at their pointers ([`Op::Atomic`]).
     pub fn atomic(&mut self, op: AtomicOp, p: Value, v: Value, mask: Option<Value>) {
         let shape = self.shape(p);

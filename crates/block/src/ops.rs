@@ -241,6 +241,11 @@ pub enum Op {
     Check {
         site: u32,
     },
+    /// Pointer to an i32 (a scalar): sets it to 1 once all stores of the instance before are visible to other instances.
+    Publish,
+    /// Pointers to i32, then mask: waits until none of them is 0. Stores that were published by them are visible afterwards. Only for what
+    /// instances with lower numbers publish, which run or have run.
+    Await,
     /// Pointer to an i32 (a scalar), limit (i32): the number that is there, which becomes the next one, or 0 from the
     /// limit on. No two instances get the number of one increment.
     AtomicInc,

@@ -60,6 +60,8 @@ pub(crate) struct Work {
     prefetch: bool,
     peeled: bool,
     copies: bool,
+    /// Instances wait for totals of those before them.
+    look_back: bool,
     /// The row's elements are needed more than once.
     pub again: bool,
     stored_along: bool,
@@ -122,6 +124,7 @@ impl Work {
                 Step::Warps(n) => warps = *n,
                 Step::Cluster(n) => blocks = *n,
                 Step::SplitReduce(_, n) => parts = *n,
+                Step::LookBack(_) => w.look_back = true,
                 Step::Peel(_, n) => (peel, w.peeled) = (*n, true),
                 Step::StageRows => runs = true,
                 Step::StageOperands => w.copies = true,
@@ -135,6 +138,9 @@ impl Work {
         let row: usize = rows.iter().map(|i| facts.coords[*i].0).product();
         let block_of = |a: &Axis| splits.iter().find(|s| s.0 == *a).map(|s| s.1);
         let chunk = block_of(&Axis::Row).unwrap_or(1);
+        if w.look_back {
+            parts = row.div_ceil(chunk);
+        }
         let trips = if rows.is_empty() { 1 } else { row.div_ceil(parts).div_ceil(chunk) };
         w.alone = axes
             .keys()
@@ -152,7 +158,7 @@ impl Work {
         w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
-        let totals = usize::from(facts.scans > 0 && parts > 1);
+        let totals = usize::from(facts.scans > 0 && parts > 1 && !w.look_back);
         w.passes = if w.whole || rows.is_empty() { 1.0 } else { (facts.levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.
         let mut inner: BTreeMap<usize, usize> = BTreeMap::new();

@@ -2,9 +2,11 @@
 //!
 //! Takes: a nest. Gives: schedules that fit it, with their prices ([`crate::price`]).
 use crate::LowerError;
+use crate::dag::Scene;
 use crate::facts::Facts;
 use crate::nest::Nest;
 use crate::price::{Price, Work};
+use crate::rows::RowPlan;
 use crate::{schedule, wide_rows};
 use kiln_block::passes::persistent_rows;
 use kiln_machine::Machine;
@@ -173,6 +175,7 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
                     for parts in slices(rows, n, chunk, machine) {
                         all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
                     }
+                    looks_back(nest, facts, &base, all);
                 }
             }
         }
@@ -212,6 +215,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                 for parts in slices(instances, n, block, machine) {
                     all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
                 }
+                looks_back(nest, facts, &base, all);
             }
         }
         let sizes = machine.limits.clusters.iter().map(|c| c.blocks).filter(|c| *c > 1);
@@ -224,14 +228,23 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
     }
 }
 
+/// What a schedule splits and binds, if it fits.
+fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Scene)> {
+    let mut tiled = schedule::tile(nest, schedule).ok()?;
+    let plan = schedule::row_plan(nest, schedule, &mut tiled).ok()?;
+    Some((plan, tiled.scene))
+}
+
+/// The same chunks, each an instance that waits for those before it.
+fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], all: &mut Vec<Schedule>) {
+    let schedule = base.iter().cloned().collect::<Schedule>().then(Step::LookBack(Axis::Row));
+    all.extend(Some(schedule).filter(|s| facts.scans > 0 && fitting(nest, s).is_some()));
+}
+
 /// A schedule that holds whole rows, and what else it may do.
 fn variants(nest: &Nest, base: Schedule, all: &mut Vec<Schedule>) {
     all.push(base.clone());
-    let fits = |s: &Schedule| {
-        let Ok(mut tiled) = schedule::tile(nest, s) else { return None };
-        let plan = schedule::row_plan(nest, s, &mut tiled).ok()?;
-        Some((plan, tiled.scene))
-    };
+    let fits = |s: &Schedule| fitting(nest, s);
     let Some((plan, scene)) = fits(&base) else { return };
     if crate::multi_row::packs(&plan, &scene).is_ok() {
         all.push(base.clone().then(Step::StageRows));

@@ -18,6 +18,7 @@ use kiln_plan::exec::Work;
 use moments::Moments;
 
 mod acc;
+pub mod look_back;
 mod moments;
 mod scans;
 pub mod split_row;
@@ -71,6 +72,10 @@ impl<'a> RowLoop<'a> {
             if self.levels.iter().flatten().any(above) {
                 let why = "a reduction of a scan".to_string();
                 return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
+            }
+            if self.plan.look_back {
+                let steps = self.scan_looking_back()?;
+                return Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps });
             }
             if !self.scans_in_parts() {
                 self.plan.parts = 1;

@@ -9,7 +9,7 @@ use crate::facts::Facts;
 use crate::nest::{Nest, Visit};
 use crate::price::Price;
 use crate::resolve::Body;
-use crate::row_loop::RowLoop;
+use crate::row_loop::{RowLoop, look_back};
 use crate::rows::{self, Emitted, RowPlan};
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
@@ -148,6 +148,7 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
         tail: None,
         prefetch: None,
         copies: false,
+        look_back: false,
     };
     for step in &schedule.steps {
         let check = |found: Result<(), String>| found.map_err(|why| refusal(nest, step, why));
@@ -160,6 +161,10 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
             Step::StageRows => {
                 check(crate::multi_row::packs(&plan, &tiled.scene))?;
                 plan.multi_row = true;
+            }
+            Step::LookBack(_) => {
+                check(look_back::fits(&plan, &tiled.scene))?;
+                plan.look_back = true;
             }
             Step::Persist(n) => plan.persistent = Some(*n),
             Step::Tail(_, lanes) => {

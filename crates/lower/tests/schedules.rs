@@ -53,3 +53,39 @@ fn every_proposed_schedule_computes_the_same() {
         println!("{counts:?} {graph}");
     }
 }
+
+/// Chunks of a row as instances that wait for those before them: rows and columns, sums and products, ends of rows, several scans.
+#[test]
+fn scans_look_back() {
+    for graph in [
+        "graph k(%a: f32[70001]) { %y = scan.sum %a axis=0\n return %y }",
+        "graph k(%a: bf16[3,30000]) { %y = scan.sum %a axis=1\n return %y }",
+        "graph k(%a: f32[2,1025,33]) { %y = scan.sum %a axis=1\n %z = mul %y, %y\n return %z }",
+        "graph k(%a: i64[5,9000]) { %y = scan.sum %a axis=1\n %z = sub %y, %a\n return %z }",
+        "graph k(%a: f32[1,6000], %b: f32[1,6000]) { %c = const 0.01 : f32[]\n %d = mul %a, %c\n %o = const 1.0 : f32[]\n %e = add %d, %o\n \
+         %y = scan.prod %e axis=1\n %s = scan.sum %b axis=1\n %z = add %y, %s\n return %z }",
+    ] {
+        let mut k = kernel(KernelKind::Scan, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+        let machine = Arch::Sm90a.machine();
+        let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}")).expect("a nest");
+        let back = |s: &kiln_plan::Schedule| s.steps.iter().any(|s| matches!(s, kiln_plan::Step::LookBack(_)));
+        let inputs = random::inputs(&k.body, 7);
+        let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
+        let mut count = 0;
+        for (schedule, _) in found.schedules.iter().filter(|s| back(&s.0)).step_by(2) {
+            k.schedule = Some(schedule.clone());
+            let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}\n{}", text(&steps)));
+            count += 1;
+        }
+        assert!(count > 1, "{graph}: {count}");
+    }
+    let mut k = kernel(
+        KernelKind::Reduction,
+        "graph k(%a: f32[9000]) { %y = reduce.sum %a axes=[0]\n return %y }".parse().expect("a graph"),
+    );
+    k.schedule = Some("split r 1024; bind warp 4; look-back r".parse().expect("a schedule"));
+    let e = lower_at(&k, Arch::Sm90a.machine()).expect_err("a reduction").to_string();
+    assert!(e.contains("`look-back r` does not fit") && e.contains("are not scanned"), "{e}");
+}

@@ -49,6 +49,8 @@ pub enum Step {
     Cluster(usize),
     /// `split-reduce r 16`: so many instances share a row; a second launch combines their partial results.
     SplitReduce(Axis, usize),
+    /// `look-back r`: each chunk of a scanned row is an instance, which waits for the totals of those before it; the row is read once.
+    LookBack(Axis),
     /// `peel r 8`: lanes are counted from the multiple of 8 before an unaligned row, so that vectors of 8 elements are aligned.
     Peel(Axis, usize),
     /// `tail r 32`: the last elements of a row, a little longer than a power of two, are a tile of 32 lanes of their own.
@@ -74,6 +76,7 @@ impl fmt::Display for Step {
             Step::Warps(n) => write!(f, "bind warp {n}"),
             Step::Cluster(n) => write!(f, "bind cluster {n}"),
             Step::SplitReduce(axis, n) => write!(f, "split-reduce {axis} {n}"),
+            Step::LookBack(axis) => write!(f, "look-back {axis}"),
             Step::Peel(axis, n) => write!(f, "peel {axis} {n}"),
             Step::Tail(axis, n) => write!(f, "tail {axis} {n}"),
             Step::StageRows => f.write_str("stage rows shared"),
@@ -85,7 +88,7 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; split-reduce r N; peel r N; tail r N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; split-reduce r N; look-back r; peel r N; tail r N; \
                      stage rows shared; stage operands global; persist N; prefetch N";
 /// Largest number in a step.
 const MOST: usize = 1 << 30;
@@ -109,6 +112,7 @@ impl FromStr for Step {
             ["bind", "warp", n] => Ok(Step::Warps(number(n)?)),
             ["bind", "cluster", n] => Ok(Step::Cluster(number(n)?)),
             ["split-reduce", axis, n] => on(Step::SplitReduce, axis, n),
+            ["look-back", axis] => Ok(Step::LookBack(axis.parse()?)),
             ["peel", axis, n] => on(Step::Peel, axis, n),
             ["tail", axis, n] => on(Step::Tail, axis, n),
             ["stage", "rows", "shared"] => Ok(Step::StageRows),
@@ -179,6 +183,7 @@ mod tests {
             "widen i0 32; split r 64; split i0 128; bind warp 4; split-reduce r 20",
             "split r 131072; bind warp 16; bind cluster 16; stage operands global; persist 7; prefetch 12",
             "stage rows shared",
+            "split r 8192; bind warp 8; look-back r",
         ] {
             assert_eq!(text.parse::<Schedule>().map(|s| s.to_string()).as_deref(), Ok(text));
         }

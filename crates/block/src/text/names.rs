@@ -92,6 +92,8 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("sync", Op::Sync),
     ("alloc_barriers", Op::AllocBarriers),
     ("barrier_wait", Op::BarrierWait),
+    ("publish", Op::Publish),
+    ("await", Op::Await),
     ("atomic_inc", Op::AtomicInc),
     ("tma_store", Op::TmaStore),
     ("fence_async", Op::FenceAsync),

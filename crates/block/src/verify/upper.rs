@@ -16,9 +16,15 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&seen),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
-        Op::Load | Op::Store | Op::Atomic(_) | Op::AtomicInc | Op::Check { .. } | Op::TileLoad | Op::TileStore => {
-            memory(&seen)
-        }
+        Op::Load
+        | Op::Store
+        | Op::Atomic(_)
+        | Op::AtomicInc
+        | Op::Publish
+        | Op::Await
+        | Op::Check { .. }
+        | Op::TileLoad
+        | Op::TileStore => memory(&seen),
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&seen),
         Op::For | Op::While | Op::If => regions(&seen),
         _ => Ok(()),
@@ -224,6 +230,19 @@ fn memory(s: &Seen) -> Rule {
             }
             ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
                 format!("parameter {} is readonly; drop that or store elsewhere", s.facts.roots[&s.data.args[0]])
+            })
+        }
+        op @ (Op::Publish | Op::Await) => {
+            s.arity(1, if *op == Op::Await { 2 } else { 1 }, 0)?;
+            let (elem, shape) = pointer("the first operand", s.ty(0))?;
+            ensure(elem == Elem::I32 && (*op == Op::Await || shape.is_empty()), || {
+                "an instance publishes one i32".into()
+            })?;
+            if s.data.args.len() > 1 {
+                same("the mask", s.ty(1), &Type::block(Elem::Bool, shape))?;
+            }
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
+                format!("parameter {} is readonly; drop that", s.facts.roots[&s.data.args[0]])
             })
         }
         Op::AtomicInc => {

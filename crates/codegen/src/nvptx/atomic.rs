@@ -1,4 +1,5 @@
-//! Atomic updates of global memory (`red`), by vectors where the target has them.
+//! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and flags that say what
+//! is there (`st.release`, `ld.acquire`).
 use super::emit::{Fail, Res, Val};
 use super::r#gen::Gen;
 use super::index::Pointer;
@@ -36,6 +37,39 @@ impl<'c> Gen<'c, '_> {
             }
         }
         self.wrote = true;
+        Ok(())
+    }
+    /// One thread sets a flag after the stores of all.
+    pub fn publish(&mut self, data: &InstData) -> Res<()> {
+        if self.blocks.count > 1 || self.group.is_some() {
+            return Err(Fail::Unsupported("a flag of an instance that several blocks or roles share".into()));
+        }
+        let at = self.plain(data.args[0])?[0];
+        self.sync()?;
+        self.scratch.synced();
+        self.wrote = false;
+        self.once(|g| {
+            g.e.asm("st.release.gpu.global.u32 [$0], 1;", "l,~{memory}", None, &[at], true, false).map(|_| ())
+        })
+    }
+    /// Each thread waits for flags of its own, then for all other threads.
+    pub fn wait_for(&mut self, data: &InstData) -> Res<()> {
+        let masks = self.masks(data.args.get(1).copied())?;
+        for (i, ptr) in self.pointers(data)?.into_iter().enumerate() {
+            let skip = if masks.is_some() { "@!$1 bra DONE; " } else { "" };
+            let text = format!(
+                "{{ .reg .pred %none; .reg .b32 %flag; {skip}WAIT: ld.acquire.gpu.global.u32 %flag, [$0 + {}]; \
+                 setp.eq.u32 %none, %flag, 0; @%none bra WAIT; DONE: mov.b32 %flag, 0; }}",
+                4 * ptr.off
+            );
+            let mut args: Vec<Val<'c>> = vec![ptr.base.into()];
+            args.extend(masks.as_ref().map(|m| Val::from(m[i])));
+            let constraints = if masks.is_some() { "l,b,~{memory}" } else { "l,~{memory}" };
+            self.e.asm(&text, constraints, None, &args, true, false)?;
+        }
+        self.sync()?;
+        self.scratch.synced();
+        self.wrote = false;
         Ok(())
     }
     /// One instruction for the values at a pointer and after it.

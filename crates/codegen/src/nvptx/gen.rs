@@ -252,6 +252,8 @@ impl<'c> Gen<'c, '_> {
     fn inst(&mut self, data: &InstData) -> Res<()> {
         let regs = match &data.op {
             Op::Store => return self.store(data),
+            Op::Publish => return self.publish(data),
+            Op::Await => return self.wait_for(data),
             Op::Atomic(op) => return self.atomic(*op, data),
             Op::For => return self.for_loop(data),
             Op::While => return self.while_loop(data),

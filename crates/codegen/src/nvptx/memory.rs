@@ -96,7 +96,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok((pointers, values, masks))
     }
-    fn pointers(&mut self, data: &InstData) -> Res<Vec<Pointer<'c>>> {
+    pub fn pointers(&mut self, data: &InstData) -> Res<Vec<Pointer<'c>>> {
         self.regs(data.args[0])?.iter().map(|r| r.pointer()).collect()
     }
     /// One condition per register; `None` if there is no mask or it is always true.

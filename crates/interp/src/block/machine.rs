@@ -298,6 +298,12 @@ impl<'a> Machine<'a, '_> {
         let args = &data.args;
         match &data.op {
             Op::Store => self.store(flow, args)?,
+            Op::Publish => {
+                let at = flow.block(args[0])?.pointers()[0];
+                let i = self.index(at)?;
+                self.buffers[at.param].write(i, Scalar::Int(1));
+            }
+            Op::Await => self.wait(flow, args)?,
             Op::Atomic(op) => self.atomic(flow, args, *op)?,
             Op::Check { site } => self.check(flow, args, *site)?,
             Op::TileStore => {
@@ -451,6 +457,18 @@ impl<'a> Machine<'a, '_> {
                     _ => return Err("an update of a value by one of another kind".into()),
                 };
                 self.buffers[a.param].write(at, new);
+            }
+        }
+        Ok(())
+    }
+    /// Instances run one after the other, so what is awaited is there.
+    fn wait(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
+        let p = flow.block(args[0])?;
+        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            let there = |v: Scalar| !matches!(v, Scalar::Int(0));
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) && !there(self.buffers[a.param].read(self.index(*a)?)) {
+                return Err("an instance waits for one that comes after it".into());
             }
         }
         Ok(())

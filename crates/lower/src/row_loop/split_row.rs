@@ -17,7 +17,7 @@ pub type Partial = (NodeId, Vec<(Slot, DType)>);
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
 /// Most partial results that a block combines at a time, and the least columns that they are of.
-const JOINED: usize = 16384;
+pub(super) const JOINED: usize = 16384;
 const COLUMNS: usize = 4;
 /// Most parts that a thread combines by itself, one after the other.
 const FEW: usize = 16;
@@ -168,7 +168,13 @@ impl RowLoop<'_> {
         rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
     }
     /// Combines all parts as lanes of one block.
-    fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+    pub(super) fn combine_lanes(
+        &self,
+        f: &mut Frame,
+        op: ReduceOp,
+        places: &[(Slot, DType)],
+        until: Option<Value>,
+    ) -> Acc {
         let read = self.read_lanes(f, op, places, until);
         let Some(&value) = read.first() else {
             return Acc { value: f.b.broken("a reduction left no partial results"), at: None };

@@ -130,9 +130,12 @@ impl Access {
     /// Whether a store in this layout writes fewer than 8 bytes at a time although the thread holds more neighbouring
     /// elements.
     pub fn scatters(&self, flat: &Flat, shape: &[usize]) -> bool {
+        if self.run <= self.vector || self.vector * self.bytes >= 8 {
+            return false;
+        }
         let axis = axis_bits(shape, self.axis);
         let own = flat.registers.iter().zip(axis).take_while(|(r, b)| **r == *b).count();
-        self.run > self.vector && 1 << own > self.vector && self.vector * self.bytes < 8
+        1 << own > self.vector
     }
     /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
     /// or the block is so small that it does not matter.

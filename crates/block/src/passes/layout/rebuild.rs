@@ -98,6 +98,16 @@ impl Rebuild<'_> {
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
                 self.keep(i, args, vec![]);
             }
+            Op::Publish => self.keep(i, data.args.clone(), vec![]),
+            Op::Await => {
+                let flat = if old.ty(data.args[0]).is_scalar() {
+                    Flat::scalar(warp_bits(old))
+                } else {
+                    self.preferred(data.args[0])
+                };
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                self.keep(i, args, vec![]);
+            }
             Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
             Op::Part { axis, .. } => {
                 let (from, to) = (old.ty(data.args[0]).shape(), old.ty(data.results[0]).shape());
