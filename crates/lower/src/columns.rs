@@ -9,10 +9,10 @@
 //!   ([`crate::wide_rows`]).
 use crate::persistent::{self, Tiles};
 use crate::rows::{self, Limits, bind, parts, wanted};
+use crate::scan::rules::{self as scan, COLUMN_CHUNKS};
 use crate::space::Coord;
 use crate::unaligned::VECTOR;
 use kiln_block::passes::persistent_rows;
-use kiln_plan::scan::{self, COLUMN_CHUNKS};
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 
 /// Most bytes of the columns that belong to one thread.
@@ -104,6 +104,7 @@ pub fn across(kept: &[Coord], k: usize, n: usize, machine: &Hardware, limits: &L
         false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes, sharing(machine)),
         false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, machine),
     };
+    let split = if limits.scans && !scan::in_parts(instances, n, high, machine) { 1 } else { split };
     let full = held && high == n && extent.is_multiple_of(wide);
     let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
     let persistent = if full { persistent::of(machine, tiles, limits.reads) } else { None };

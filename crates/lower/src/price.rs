@@ -449,9 +449,14 @@ impl Work {
         let mut exposed = m.exposed * counted * one / beside.powf(m.hidden);
         exposed *= if w.persist > 0.0 { per * m.trips } else { 1.0 } * if w.prefetch { m.prefetched } else { 1.0 };
         exposed /= if steps > 1.0 { steps.powf(m.trips) } else { 1.0 };
+        if w.look_back {
+            exposed += m.look_back * counted * resident.sqrt();
+        }
         let launch = m.launch + m.dispatch * w.instances * w.blocks;
         let mut second = if w.copies { m.second } else { 0.0 };
-        if w.parts > 1.0 {
+        if w.look_back {
+            second += m.second;
+        } else if w.parts > 1.0 {
             second += self.joins(facts, m, machine);
         }
         let us = busy * (1.0 + m.uneven * (uneven - 1.0)) + exposed + launch + second;

@@ -26,6 +26,8 @@ const CHUNKS: (f64, f64) = (8.0, 64.0);
 const PERSISTENT: (f64, f64) = (16.0, 80.0);
 /// Most words where a block has 16 warps.
 const MANY_WARPS: f64 = 64.0;
+/// Bytes of a cache line.
+const LINE: usize = 128;
 /// Most instances that share columns, for each multiprocessor.
 const SLICES: usize = 1;
 
@@ -215,7 +217,10 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                 for parts in slices(instances, n, block, machine) {
                     all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
                 }
-                looks_back(nest, facts, &base, all);
+                // Pieces of lines that instances read at different times are read more than once.
+                if strip * bytes >= LINE || strip >= kept[k] {
+                    looks_back(nest, facts, &base, all);
+                }
             }
         }
         let sizes = machine.limits.clusters.iter().map(|c| c.blocks).filter(|c| *c > 1);

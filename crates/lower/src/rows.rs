@@ -18,6 +18,7 @@ use crate::facts;
 use crate::nest::Nest;
 use crate::persistent::{self, Reads, Tiles};
 use crate::replicate;
+use crate::scan::rules::{self as scan, per_thread};
 use crate::schedule;
 use crate::space::Coord;
 use crate::tile::{Cut, Shape};
@@ -28,7 +29,6 @@ use kiln_block::{Elem, Kernel};
 use kiln_graph::{Type, UnaryOp};
 use kiln_machine::Arch;
 use kiln_plan::exec::Work;
-use kiln_plan::scan::{self, per_thread};
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 
 /// Steps with the scratch they use.
@@ -338,6 +338,9 @@ fn inner(kept: &[Coord], n: usize, machine: &Hardware, limits: &Limits) -> Sched
     let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
     let held = gpu && fits && limits.again && limits.any_order;
     let mut split = if held { 1 } else { parts(many * shared, n, chunk, 1, machine) };
+    if limits.scans && !scan::in_parts(rows, n, chunk, machine) {
+        split = 1;
+    }
     // A sum keeps no elements, so a thread has registers for eight loads in flight.
     let sum = gpu && limits.any_order && !limits.again;
     let chunk = if sum && !limits.heavy { 2 * chunk } else { chunk };

@@ -1,6 +1,8 @@
 //! Scans: running sums and products along an axis, with pointwise work before and after.
 //!
 //! Takes: a body whose scans have one length, axis and direction. Gives: steps by [`rows`].
+pub mod rules;
+
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::invert::{Inverse, invert};

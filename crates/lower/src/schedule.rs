@@ -11,6 +11,7 @@ use crate::price::Price;
 use crate::resolve::Body;
 use crate::row_loop::{RowLoop, look_back};
 use crate::rows::{self, Emitted, RowPlan};
+use crate::scan::rules;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
 use crate::{pointwise, propose, replicate, unaligned, wide_rows};
@@ -230,7 +231,11 @@ pub fn all_of(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let mut all = propose::propose(nest, &facts)?;
     let price = propose::price_of(nest, &facts, &fixed)?;
     let gain = GAIN[usize::from(nest.row().is_none())];
-    let replaced = !along_memory(&fixed) && all.first().is_some_and(|cheapest| cheapest.1.us * gain < price.us);
+    // What the model prefers for rows along memory and for scans is measured to be as often slower as faster: it knows too little of registers,
+    // and of loops whose iterations wait for each other.
+    let replaced = !along_memory(&fixed)
+        && facts.scans == 0
+        && all.first().is_some_and(|cheapest| cheapest.1.us * gain < price.us);
     let at = usize::from(replaced);
     all.retain(|s| s.0 != fixed);
     all.insert(at, (fixed, price));
@@ -238,8 +243,7 @@ pub fn all_of(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
     Ok(all)
 }
 
-/// Whether a schedule has rows along the tile's last axis. Measured beside the fixed one, what the model prefers for these is as often
-/// slower as faster: it knows too little of registers.
+/// Whether a schedule has rows along the tile's last axis.
 fn along_memory(schedule: &Schedule) -> bool {
     let mut splits = schedule.steps.iter().rev().filter(|s| matches!(s, Step::Split(..)));
     matches!(splits.next(), Some(Step::Split(Axis::Row, _)))
@@ -248,7 +252,10 @@ fn along_memory(schedule: &Schedule) -> bool {
 /// The schedule of a nest by fixed rules.
 pub fn fixed(nest: &Nest) -> Result<Schedule, LowerError> {
     match nest.row() {
-        Some(_) => rows::default(nest),
+        Some(_) => {
+            let schedule = rows::default(nest)?;
+            Ok(rules::improved(nest, &schedule).unwrap_or(schedule))
+        }
         None if nest.scene.live().iter().any(|n| matches!(nest.scene.dag.node(*n).op, NodeOp::Reduce { .. })) => {
             Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() })
         }

@@ -52,6 +52,8 @@ pub struct Nests {
     pub cluster_blocks: f64,
     /// Microseconds of an iteration of a persistent kernel.
     pub persistent: f64,
+    /// Microseconds that a round of instances waits for totals, for the square root of the instances of a multiprocessor.
+    pub look_back: f64,
     /// Cycles of an access of a warp with 16, 8, 4 and fewer bytes for each thread.
     pub access: [f64; 4],
     /// Cycles for an element of each thread: in any case.

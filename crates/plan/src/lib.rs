@@ -13,7 +13,6 @@ pub mod exec;
 mod hardware;
 pub mod index;
 mod numerics;
-pub mod scan;
 pub mod schedule;
 pub mod template;
 pub mod text;

@@ -10,7 +10,7 @@ use crate::space::{Atom, AxisMap, Map, Space, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Op};
 use kiln_plan::Hardware;
-use kiln_plan::{KernelKind, scan};
+use kiln_plan::KernelKind;
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
@@ -537,25 +537,7 @@ impl Region<'_> {
         }
         self.price.read = read;
         self.price.other += loads;
-        let (times, launches) = self.anchor.map_or((1., 0.), |v| self.scans(v));
-        self.price.read *= times;
-        let price = self.price.timed(self.machine);
-        Price { seconds: price.seconds + launches * self.machine.rates.launch, ..price }
-    }
-
-    /// How often the operand of scan `v` is read, and launches beyond one. A scan along an axis that is not innermost costs half a read
-    /// more.
-    fn scans(&self, v: usize) -> (f64, f64) {
-        let &Op::Scan { axis, .. } = self.dag.op(v) else { return (1., 0.) };
-        let (shape, bytes) = (self.dag.shape(v), self.dag.ty(v).dtype.bytes());
-        let count = |axes: &[usize]| axes.iter().product();
-        let sizes = [count(&shape[..axis]), shape[axis], count(&shape[axis + 1..])];
-        let columns = if sizes[2] > 1 { 1.5 } else { 1. };
-        match self.machine.arch.is_gpu() {
-            true if scan::reads_twice(sizes, bytes, self.machine) => (2. * columns, 1.),
-            true => (columns, 0.),
-            false => (1., 0.),
-        }
+        self.price.timed(self.machine)
     }
 
     /// Elements of `v` that are read: the sum over accessed parts (slices, shifted windows) that are not contained in another, at most all

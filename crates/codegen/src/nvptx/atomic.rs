@@ -1,5 +1,5 @@
 //! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and flags that say what
-//! is there (`st.release`, `ld.acquire`).
+//! is there (`st.release`, `fence.acq_rel`).
 use super::emit::{Fail, Res, Val};
 use super::r#gen::Gen;
 use super::index::Pointer;
@@ -52,21 +52,26 @@ impl<'c> Gen<'c, '_> {
             g.e.asm("st.release.gpu.global.u32 [$0], 1;", "l,~{memory}", None, &[at], true, false).map(|_| ())
         })
     }
-    /// Each thread waits for flags of its own, then for all other threads.
+    /// Each thread polls flags of its own until all are set, then waits for all other threads.
     pub fn wait_for(&mut self, data: &InstData) -> Res<()> {
         let masks = self.masks(data.args.get(1).copied())?;
-        for (i, ptr) in self.pointers(data)?.into_iter().enumerate() {
-            let skip = if masks.is_some() { "@!$1 bra DONE; " } else { "" };
-            let text = format!(
-                "{{ .reg .pred %none; .reg .b32 %flag; {skip}WAIT: ld.acquire.gpu.global.u32 %flag, [$0 + {}]; \
-                 setp.eq.u32 %none, %flag, 0; @%none bra WAIT; DONE: mov.b32 %flag, 0; }}",
-                4 * ptr.off
-            );
-            let mut args: Vec<Val<'c>> = vec![ptr.base.into()];
-            args.extend(masks.as_ref().map(|m| Val::from(m[i])));
-            let constraints = if masks.is_some() { "l,b,~{memory}" } else { "l,~{memory}" };
-            self.e.asm(&text, constraints, None, &args, true, false)?;
+        let pointers = self.pointers(data)?;
+        let n = pointers.len();
+        let flags: Vec<String> = (0..n).map(|i| format!("%f{i}")).collect();
+        let mut text = format!("{{ .reg .pred %some; .reg .b32 {};", flags.join(", "));
+        text += &flags.iter().map(|f| format!(" mov.b32 {f}, 1;")).collect::<String>();
+        text += " WAIT:";
+        // All are in flight at once.
+        for (i, ptr) in pointers.iter().enumerate() {
+            let guard = if masks.is_some() { format!("@${} ", n + i) } else { String::new() };
+            text += &format!(" {guard}ld.relaxed.gpu.global.u32 %f{i}, [${i} + {}];", 4 * ptr.off);
         }
+        text += &flags[1..].iter().map(|f| format!(" min.u32 %f0, %f0, {f};")).collect::<String>();
+        text += " setp.eq.u32 %some, %f0, 0; @%some bra WAIT; fence.acq_rel.gpu; }";
+        let constraints = [vec!["l"; n], vec!["b"; masks.as_ref().map_or(0, Vec::len)], vec!["~{memory}"]].concat();
+        let mut args: Vec<Val<'c>> = pointers.iter().map(|p| p.base.into()).collect();
+        args.extend(masks.into_iter().flatten().map(Val::from));
+        self.e.asm(&text, &constraints.join(","), None, &args, true, false)?;
         self.sync()?;
         self.scratch.synced();
         self.wrote = false;

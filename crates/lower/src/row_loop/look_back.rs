@@ -38,7 +38,7 @@ pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
     if scans.is_empty() || scans.iter().any(nested) || live.iter().any(|n| matches!(op(n), NodeOp::Reduce { .. })) {
         return Err("rows are not scanned, or also reduced".into());
     }
-    if chunks < 2 || chunks > CHUNKS || rows * chunks.next_power_of_two() > JOINED {
+    if !(2..=CHUNKS).contains(&chunks) || rows * chunks.next_power_of_two() > JOINED {
         return Err(format!(
             "a row has {chunks} chunks; 2 to {CHUNKS}, and {JOINED} totals of a tile, can be waited for"
         ));

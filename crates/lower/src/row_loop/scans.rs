@@ -11,7 +11,6 @@ use crate::tile::{Frame, loads, open_with};
 use kiln_block::{Kernel, Value};
 use kiln_graph::{ReduceOp, ScanOp};
 use kiln_plan::exec::Work;
-use kiln_plan::scan;
 
 pub(super) fn as_reduction(op: ScanOp) -> ReduceOp {
     match op {
@@ -83,10 +82,7 @@ impl RowLoop<'_> {
     /// Whether instances may share a row: its scans need nothing of the parts before but their totals.
     pub(super) fn scans_in_parts(&self) -> bool {
         let nested = |body: NodeId| self.scene.dag.reach(&[body]).into_iter().any(|n| self.is_scan(n));
-        let p = &self.plan;
-        let long =
-            p.machine.arch.is_gpu() && scan::in_parts(p.shape(1).instances(), p.row.extent, p.row.block, p.machine);
-        long && self.levels.is_empty() && !self.scans().iter().any(|s| nested(s.2))
+        self.plan.machine.arch.is_gpu() && self.levels.is_empty() && !self.scans().iter().any(|s| nested(s.2))
     }
     /// A step for the totals of all parts, and one that scans each part from what comes before it.
     pub(super) fn scan_parts(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
