@@ -249,7 +249,8 @@ pub struct Explain {
     /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME or a kernel.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why: Vec<String>,
-    /// Explain why A and B do not share a kernel, and what the plan would cost if they did.
+    /// Explain why A and B do not share a kernel, and what the plan would cost if they did; or, of a kernel and a schedule, why the kernel
+    /// does not have it.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why_not: Vec<String>,
     /// List every kernel, one line each.

@@ -252,6 +252,15 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
             None => render::out(&proof.text(width)),
         };
     }
+    if let [kernel, schedule] = &a.why_not[..]
+        && let Some(schedule) = kiln::why_schedule::named(schedule)
+    {
+        let answer = kiln::why_schedule::ask(&model, &options, kernel, &schedule)?;
+        return match &a.json {
+            Some(path) => render::to(path, &json(&answer)?),
+            None => render::out(&answer.text(width)),
+        };
+    }
     // Invariant: both flags take two names (`num_args`), and one of them was given.
     let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
     match &a.json {

@@ -57,6 +57,14 @@ fn why_and_why_not() {
     insta::assert_snapshot!("why_not_rows", ask("output.dense", "output.LayerNorm", "--why-not"));
     insta::assert_snapshot!("why_not_far", ask("attention.self.query", "modeling_bert.py:315", "--why-not"));
     assert!(ask("gelu_erf", "intermediate.dense", "--why").contains("gemm_gelu_erf_6"), "an op's bare name");
+    let schedule = |text: &str| ask("layer_norm_5", text, "--why-not");
+    insta::assert_snapshot!("why_not_schedule", schedule("split i0 8; split r 1024; bind warp 8"));
+    let refused = schedule("split r 64; bind warp 4; look-back r");
+    assert!(refused.contains("`look-back r` does not fit") && refused.contains("chosen"), "{refused}");
+    let e = complains(2, &[&["explain", &g, "--why-not", "layer_norm", "split r 64"], &GPU[..]].concat());
+    assert!(e.contains("no kernel `layer_norm`") && e.contains("did you mean `layer_norm_"), "{e}");
+    let e = complains(2, &["explain", &g, "--why-not", "layer_norm_5", "split r 64", "--target", "cpu"]);
+    assert!(e.contains("schedules of the host have no prices"), "{e}");
     let e = complains(2, &[&["explain", &g, "--why", "intermediat.dense", "%3"], &GPU[..]].concat());
     assert!(e.contains("intermediat.dense") && e.contains("did you mean `intermediate.dense`"), "{e}");
 }

@@ -170,6 +170,31 @@ pub struct ScheduleReport {
     pub launch_us: f64,
 }
 
+impl ScheduleReport {
+    /// A schedule and its price, rounded to a hundredth: more digits would be meaningless.
+    pub fn new(schedule: &kiln_plan::Schedule, price: &kiln_lower::price::Price) -> ScheduleReport {
+        let rounded = |us: f64| (us * 100.0).round() / 100.0;
+        ScheduleReport {
+            schedule: schedule.to_string(),
+            us: rounded(price.us),
+            memory_us: rounded(price.memory),
+            cache_us: rounded(price.cache),
+            issue_us: rounded(price.issue),
+            latency_us: rounded(price.latency),
+            exposed_us: rounded(price.exposed),
+            launch_us: rounded(price.launch + price.second),
+        }
+    }
+    /// The terms of the time.
+    pub fn terms(&self) -> String {
+        let ScheduleReport { memory_us, cache_us, issue_us, latency_us, exposed_us, launch_us, .. } = self;
+        format!(
+            "memory {memory_us:.2}, cache {cache_us:.2}, issue {issue_us:.2}, latency {latency_us:.2}, which overlap; exposed \
+             {exposed_us:.2}, launches {launch_us:.2}"
+        )
+    }
+}
+
 /// A template that applies to a kernel's matmul.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateReport {

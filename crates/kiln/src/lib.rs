@@ -61,6 +61,7 @@ pub mod trace;
 pub mod trial;
 pub mod tune;
 pub mod why;
+pub mod why_schedule;
 mod workers;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};

@@ -96,7 +96,38 @@ pub struct Scheduled {
 
 /// The nest of a kernel and its schedules; `None` for a kernel with a matmul, or with several nests.
 pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
+    let of = |nest: &nest::Nest| {
+        let schedules = schedule::all_of(nest)?;
+        Ok(Scheduled { facts: facts::Facts::of(nest), schedules, fixed: schedule::fixed(nest)? })
+    };
+    only_nest(kernel, machine, &of)
+}
+
+/// The price of a schedule for a kernel, and how much cheaper than the fixed rules' schedule one must be to replace it: `None` where no
+/// prediction does. An error where the schedule does not fit.
+pub fn priced(
+    kernel: &Kernel,
+    machine: &Machine,
+    schedule: &Schedule,
+) -> Result<(price::Price, Option<f64>), LowerError> {
+    let of = |nest: &nest::Nest| {
+        schedule::run(nest, schedule, 0)?;
+        let facts = facts::Facts::of(nest);
+        Ok((propose::price_of(nest, &facts, schedule)?, schedule::gain(nest, &facts)?))
+    };
+    let why = || "it has no schedule: its matmul has a template, or it is several nests".to_string();
+    let without = || LowerError::Unsupported { kernel: kernel.name.clone(), why: why() };
+    only_nest(kernel, machine, &of)?.ok_or_else(without)
+}
+
+/// What `of` says of a kernel's nest; `None` for a kernel with a matmul, or with several nests.
+fn only_nest<T>(
+    kernel: &Kernel,
+    machine: &Machine,
+    of: &dyn Fn(&nest::Nest) -> Result<T, LowerError>,
+) -> Result<Option<T>, LowerError> {
     let machine = &under(machine, kernel);
+    let say = of;
     let decomposed = composite::Decomposed::of(&kernel.name, &kernel.body)?;
     let of = body(kernel, &decomposed, machine);
     let mut found = vec![];
@@ -109,8 +140,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
         return Ok(None);
     }
     let visit: &mut nest::Visit = &mut |nest| {
-        let schedules = schedule::all_of(nest)?;
-        found.push(Scheduled { facts: facts::Facts::of(nest), schedules, fixed: schedule::fixed(nest)? });
+        found.push(say(nest)?);
         Ok(())
     };
     match kernel.kind {

@@ -167,6 +167,9 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 check(look_back::fits(&plan, &tiled.scene))?;
                 plan.look_back = true;
             }
+            Step::Persist(_) if plan.blocks == 1 => {
+                return Err(refusal(nest, step, "only clusters stay resident; `bind cluster` before it"));
+            }
             Step::Persist(n) => plan.persistent = Some(*n),
             Step::Tail(_, lanes) => {
                 check(crate::tail::fits(&plan, &tiled.scene, *lanes))?;
@@ -230,17 +233,20 @@ pub fn all_of(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let facts = Facts::of(nest);
     let mut all = propose::propose(nest, &facts)?;
     let price = propose::price_of(nest, &facts, &fixed)?;
-    let gain = GAIN[usize::from(nest.row().is_none())];
-    // What the model prefers for rows along memory and for scans is measured to be as often slower as faster: it knows too little of registers,
-    // and of loops whose iterations wait for each other.
-    let replaced = !along_memory(&fixed)
-        && facts.scans == 0
-        && all.first().is_some_and(|cheapest| cheapest.1.us * gain < price.us);
+    let gain = gain(nest, &facts)?;
+    let replaced = all.first().zip(gain).is_some_and(|(cheapest, gain)| cheapest.1.us * gain < price.us);
     let at = usize::from(replaced);
     all.retain(|s| s.0 != fixed);
     all.insert(at, (fixed, price));
     all[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     Ok(all)
+}
+
+/// How much cheaper than the fixed rules' schedule one must be to replace it. What the model prefers for rows along memory and for scans is
+/// measured to be as often slower as faster: it knows too little of registers, and of loops whose iterations wait for each other.
+pub fn gain(nest: &Nest, facts: &Facts) -> Result<Option<f64>, LowerError> {
+    let kept = along_memory(&fixed(nest)?) || facts.scans > 0;
+    Ok((!kept).then_some(GAIN[usize::from(nest.row().is_none())]))
 }
 
 /// Whether a schedule has rows along the tile's last axis.

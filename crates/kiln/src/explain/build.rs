@@ -329,19 +329,7 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
     let Some(own) = &k.schedule else { return vec![] };
     let mut all = kiln_lower::schedules(k, c.options.machine());
     all.sort_by_key(|s| s.0 != *own);
-    // Rounded to a hundredth; more digits would be meaningless.
-    let rounded = |us: f64| (us * 100.0).round() / 100.0;
-    let one = |(s, p): (kiln_plan::Schedule, kiln_lower::price::Price)| ScheduleReport {
-        schedule: s.to_string(),
-        us: rounded(p.us),
-        memory_us: rounded(p.memory),
-        cache_us: rounded(p.cache),
-        issue_us: rounded(p.issue),
-        latency_us: rounded(p.latency),
-        exposed_us: rounded(p.exposed),
-        launch_us: rounded(p.launch + p.second),
-    };
-    all.into_iter().filter(|s| s.1.us > 0.0).take(SHOWN).map(one).collect()
+    all.into_iter().filter(|s| s.1.us > 0.0).take(SHOWN).map(|(s, p)| ScheduleReport::new(&s, &p)).collect()
 }
 
 /// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend on the batch.

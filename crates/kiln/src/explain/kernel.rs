@@ -137,11 +137,7 @@ impl KernelReport {
             let all: Vec<String> = self.schedules.iter().map(one).collect();
             *t += &wrapped("schedules   ", &format!("predicted: {}", all.join(" | ")), width);
             if let Some(s) = self.schedules.iter().find(|s| own(s)) {
-                let text = format!(
-                    "memory {:.2}, cache {:.2}, issue {:.2}, latency {:.2}, which overlap; exposed {:.2}, launches {:.2}",
-                    s.memory_us, s.cache_us, s.issue_us, s.latency_us, s.exposed_us, s.launch_us
-                );
-                *t += &wrapped("price       ", &text, width);
+                *t += &wrapped("price       ", &s.terms(), width);
             }
         }
         if !self.candidates.is_empty() {

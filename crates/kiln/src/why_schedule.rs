@@ -1,0 +1,81 @@
+//! Answers why a kernel does not have a schedule (`kiln explain --why-not KERNEL SCHEDULE`): the step that does not fit, or the prices of
+//! both, term by term, and what decides between them.
+use crate::explain::{ScheduleReport, wrapped};
+use crate::{CompileOptions, Error, Model, compile};
+use kiln_plan::Schedule;
+use serde::Serialize;
+
+/// The answer about a kernel and a schedule.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Its schedule, if that has a price.
+    pub chosen: Option<ScheduleReport>,
+    /// The schedule that was asked about, if it fits.
+    pub asked: Option<ScheduleReport>,
+    /// Why it does not fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// How many times as fast a schedule must be predicted to be to replace the one of the fixed rules; `None` where no prediction does.
+    pub replaces_from: Option<f64>,
+}
+
+/// The schedule that a question names, if it names one and not a part of a model.
+pub fn named(text: &str) -> Option<Schedule> {
+    text.parse().ok().filter(|s: &Schedule| !s.steps.is_empty())
+}
+
+/// Answers about the kernel of this name.
+///
+/// # Errors
+/// The plan has no kernel of that name, is for the host, or cannot be made.
+pub fn ask(model: &Model, options: &CompileOptions, kernel: &str, schedule: &Schedule) -> Result<Answer, Error> {
+    let plan = compile::plan(model, options)?;
+    let names: Vec<&str> = plan.kernels.iter().map(|k| k.name.as_str()).collect();
+    let Some(k) = plan.kernels.iter().find(|k| k.name == kernel) else {
+        let near = crate::select::suggest(kernel, names.iter().copied());
+        let help = near.unwrap_or_else(|| "`kiln explain MODEL --all` lists the kernels".to_string());
+        return Err(Error::usage(format!("{} has no kernel `{kernel}`", model.graph.name), help));
+    };
+    let machine = options.machine();
+    if !machine.arch.is_gpu() {
+        return Err(Error::usage("schedules of the host have no prices", "ask with --target, for a GPU"));
+    }
+    let priced = |s: &Schedule| kiln_lower::priced(k, machine, s);
+    let own = k.schedule.as_ref().and_then(|s| Some((s, priced(s).ok()?)));
+    let asked = priced(schedule);
+    Ok(Answer {
+        kernel: kernel.into(),
+        replaces_from: own.as_ref().and_then(|o| o.1.1),
+        chosen: own.map(|(s, (price, _))| ScheduleReport::new(s, &price)),
+        asked: asked.as_ref().ok().map(|(price, _)| ScheduleReport::new(schedule, price)),
+        refused: asked.err().map(kiln_lower::LowerError::why),
+    })
+}
+
+impl Answer {
+    /// The text of the answer, wrapped to `width` columns.
+    pub fn text(&self, width: usize) -> String {
+        let mut t = String::new();
+        let both = [(&self.chosen, "chosen      "), (&self.asked, "asked       ")];
+        for (report, label) in both.into_iter().filter_map(|(r, label)| Some((r.as_ref()?, label))) {
+            t += &wrapped(label, &format!("{:.2} us {}", report.us, report.schedule), width);
+            t += &wrapped("            ", &report.terms(), width);
+        }
+        if let Some(why) = &self.refused {
+            return t + &wrapped("asked       ", why, width);
+        }
+        let (Some(chosen), Some(asked)) = (&self.chosen, &self.asked) else { return t };
+        let kept = match self.replaces_from {
+            _ if chosen.schedule == asked.schedule => "it is the schedule of the kernel".to_string(),
+            _ if chosen.us <= asked.us => "it is predicted to be slower".to_string(),
+            Some(gain) => format!(
+                "predictions for one nest err alike: a schedule replaces that of the fixed rules where it is predicted to be {gain} times as fast"
+            ),
+            None => "for such rows the fixed rules are measured to be better than predictions".to_string(),
+        };
+        let measure = if chosen.us > asked.us { "; `kiln tune` measures both, `[[use_schedule]]` sets it" } else { "" };
+        t + &wrapped("why         ", &format!("{kept}{measure}"), width)
+    }
+}
