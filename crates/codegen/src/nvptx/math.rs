@@ -1,6 +1,6 @@
 //! Elementary functions, without a device library.
 //!
-//! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (powers, remainders, sine and cosine
+//! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (remainders, sine and cosine
 //! far from 0) are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs of f64 internally ([`double`]).
 //! Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N. Juffa's published minimax
 //! polynomials; polynomials of tanh and of the inverse functions from Cephes.
@@ -82,14 +82,12 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::Max => e.call_float("llvm.maximum", &[x, y]),
         BinaryOp::Min => e.call_float("llvm.minimum", &[x, y]),
         BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
-        BinaryOp::Pow if is_double(x) => wide::pow(e, x, y, false),
-        BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {
-            if op == BinaryOp::Pow && e.rounded {
-                return single::pow(e, x, y);
-            }
+        BinaryOp::Pow if is_double(x) => wide::pow(e, x, y),
+        BinaryOp::Pow if e.rounded => single::rounded_pow(e, x, y),
+        BinaryOp::Pow => single::pow(e, x, y),
+        BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {
             let (a, b) = (widened(e, x)?, widened(e, y)?);
             let v = match op {
-                BinaryOp::Pow => wide::pow(e, a, b, true)?,
                 BinaryOp::Rem => wide::rem(e, a, b)?,
                 _ => trig::atan2(e, a, b)?,
             };
@@ -136,7 +134,11 @@ const ROUND_BITS: i64 = 0x4b40_0000;
 /// 2^f · 2^i for f in [-0.5, 0.5], `shifted` = i + [`ROUND`], |i| ≤ 160: in two steps, so that the smallest numbers are
 /// rounded once.
 fn scaled<'c>(e: &Emit<'c>, f: F<'c>, shifted: F<'c>) -> Res<F<'c>> {
-    let p = e.ex2(f)?;
+    times_power(e, e.ex2(f)?, shifted)
+}
+
+/// p · 2^i in the same way, for p in [0.7, 1.5].
+fn times_power<'c>(e: &Emit<'c>, p: F<'c>, shifted: F<'c>) -> Res<F<'c>> {
     let i = e.sub(e.bits_of_float(shifted, e.i32())?, e.int(ROUND_BITS))?;
     let first = e.ashr(i, e.int(1))?;
     let power = |i| e.float_of_bits(e.shl(e.add(i, e.int(127))?, e.int(23))?, e.f32());

@@ -159,9 +159,3 @@ pub(super) fn log1p<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let zero = e.fcmp(FloatPredicate::OEQ, x, c(x, 0.0))?;
     e.fselect(zero, x, v)
 }
-
-/// a^y for numbers that come from f32, a ≥ 0.
-pub(super) fn power_of_singles<'c>(e: &Emit<'c>, a: F<'c>, y: F<'c>) -> Res<F<'c>> {
-    let l = log(e, a, std::f64::consts::LOG2_E, 1.0)?;
-    exp2(e, e.fmul(y, l)?)
-}

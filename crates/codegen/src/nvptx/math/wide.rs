@@ -38,10 +38,9 @@ fn other_leg<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.call_float("llvm.sqrt", &[e.fmul(e.fsub(one, x)?, e.fadd(one, x)?)?])
 }
 
-/// x^y with C's special cases; `singles`: of numbers that come from f32.
-pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>, singles: bool) -> Res<F<'c>> {
-    let a = abs(e, x)?;
-    let size = if singles { power_of_singles(e, a, y)? } else { double::power(e, a, y)? };
+/// x^y with C's special cases.
+pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
+    let size = double::power(e, abs(e, x)?, y)?;
     with_cases(e, x, y, size)
 }
 
