@@ -2,8 +2,8 @@
 //!
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
 //! interpreted, printed and compared with the graph crate alone.
-//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), templates ([`template`]), the tiling of attention
-//! and scans, which the planner prices before lowering applies it ([`attention`], [`scan`]), records of out-of-range indices ([`index`]).
+//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), templates ([`template`]), the tiling of attention,
+//! which the planner prices before lowering applies it ([`attention`]), records of out-of-range indices ([`index`]).
 //! Never: block programs, launches, measurements.
 #![warn(missing_docs)]
 

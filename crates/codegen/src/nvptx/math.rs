@@ -344,6 +344,14 @@ fn horner_from<'c>(e: &Emit<'c>, start: F<'c>, x: F<'c>, coefficients: &[f64]) -
     coefficients.iter().try_fold(start, |r, k| fma(e, r, x, c(x, *k)))
 }
 
+/// The GPU's approximation, within an ulp, of a normal number.
+fn reciprocal<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    match e.host {
+        true => e.fdiv(c(x, 1.0), x),
+        false => super::emit::float(e.call("llvm.nvvm.rcp.approx.ftz.f", &[], &[x.into()])?),
+    }
+}
+
 /// The GPU's approximation, within 2 ulp.
 fn rsqrt<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     match e.host {

@@ -1,6 +1,8 @@
 //! Functions of f32 in f32: hyperbolic ones by [`exp`] and [`expm1`], inverse ones by Cephes' polynomials, powers for results that are rounded
 //! to half types.
-use super::{F, ROUND, abs, c, clamp, copysign, exp, expm1, fma, horner, log_of_base, near_one, times_power, wide};
+use super::{
+    F, ROUND, abs, c, clamp, copysign, exp, expm1, fma, horner, log_of_base, near_one, reciprocal, times_power, wide,
+};
 use crate::nvptx::emit::{Emit, Res};
 use inkwell::FloatPredicate;
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4, PI};
@@ -117,7 +119,7 @@ fn log2_in_two<'c>(e: &Emit<'c>, a: F<'c>) -> Res<(F<'c>, F<'c>)> {
     // log(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + …) for s = f / (2 + f), which is s + low.
     let d = e.fadd(f, c(a, 2.0))?;
     let lost = e.fsub(f, e.fsub(d, c(a, 2.0))?)?;
-    let r = e.fdiv(c(a, 1.0), d)?;
+    let r = reciprocal(e, d)?;
     let s = e.fmul(f, r)?;
     let minus = e.fneg(s)?;
     let left = fma(e, minus, lost, fma(e, minus, d, f)?)?;
