@@ -145,6 +145,8 @@ for d in (f32, torch.bfloat16):
     case("index_select", x, -1, i)
     case("scatter.src", x, 0, i, -x)
     case("scatter_add", x, 0, i, x)
+    for padding in (-1, 2):
+        case("embedding_dense_backward", normal(d, 3, 5, 4), torch.randint(6, (3, 5)), 6, padding, False)
     case("prod.dim_int", x, 0)
     case("flip", x, [0])
     case("atleast_3d.Sequence", [x, normal(d, 4), normal(d, 2, 3)])

@@ -19,6 +19,7 @@ pub const TABLE: Table = &[
     ("aten::gather", gather),
     ("aten::take_along_dim", take_along_dim),
     ("aten::index", index),
+    ("aten::embedding_dense_backward", embedding_gradient),
     ("aten::scatter", scatter),
     ("aten::scatter_add", |c, call| scatter_by(c, call, ScatterMode::Add)),
     ("aten::scatter_reduce", scatter_reduce),
@@ -45,6 +46,28 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
 fn embedding(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (w, i) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     one(c.node(Op::Take { axis: 0 }, &[w, i])?)
+}
+
+/// `(gradient, indices, rows, padding index, by frequency)`: the sum of what arrives at each row of the table. Rows of the padding index get
+/// nothing.
+fn embedding_gradient(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (mut g, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    if c.bool(call, 4)? {
+        return Err("scale_grad_by_freq=True".into());
+    }
+    let Some(&width) = c.shape(g).last() else { return Err("a gradient of rank 0".into()) };
+    let n = c.ty(i).count();
+    let i = c.reshape(i, &[n])?;
+    g = c.reshape(g, &[n, width])?;
+    let at = spread_index(c, i, 0, &[n, width])?;
+    if let padding @ 0.. = c.int(call, 3)? {
+        let dtype = c.dtype(at);
+        let (padding, none) = (c.constant(dtype, Scalar::Int(padding)), c.constant(c.dtype(g), Scalar::Float(0.0)));
+        let is_padding = c.compare(CompareOp::Eq, at, padding)?;
+        g = c.select(is_padding, none, g)?;
+    }
+    let none = c.full(&ty, Scalar::Float(0.0))?;
+    one(c.node(Op::Scatter { axis: 0, mode: ScatterMode::Add }, &[none, at, g])?)
 }
 
 /// A rank-0 value as a vector of one element.
