@@ -120,14 +120,13 @@ pub fn priced(
     only_nest(kernel, machine, &of)?.ok_or_else(without)
 }
 
-/// What `of` says of a kernel's nest; `None` for a kernel with a matmul, or with several nests.
+/// What `say` says of a kernel's nest; `None` for a kernel with a matmul, or with several nests.
 fn only_nest<T>(
     kernel: &Kernel,
     machine: &Machine,
-    of: &dyn Fn(&nest::Nest) -> Result<T, LowerError>,
+    say: &dyn Fn(&nest::Nest) -> Result<T, LowerError>,
 ) -> Result<Option<T>, LowerError> {
     let machine = &under(machine, kernel);
-    let say = of;
     let decomposed = composite::Decomposed::of(&kernel.name, &kernel.body)?;
     let of = body(kernel, &decomposed, machine);
     let mut found = vec![];

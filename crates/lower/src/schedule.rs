@@ -154,6 +154,11 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
     for step in &schedule.steps {
         let check = |found: Result<(), String>| found.map_err(|why| refusal(nest, step, why));
         match step {
+            Step::SplitReduce(axis, _) | Step::Peel(axis, _) | Step::Tail(axis, _) | Step::LookBack(axis)
+                if *axis != Axis::Row =>
+            {
+                return Err(refusal(nest, step, "it is for the row, r"));
+            }
             Step::SplitReduce(_, n) => plan.parts = *n,
             Step::Peel(_, vector) => {
                 plan = unaligned::peel(plan, &tiled.scene, &mut tiled.space, *vector)

@@ -88,4 +88,7 @@ fn scans_look_back() {
     k.schedule = Some("split r 1024; bind warp 4; look-back r".parse().expect("a schedule"));
     let e = lower_at(&k, Arch::Sm90a.machine()).expect_err("a reduction").to_string();
     assert!(e.contains("`look-back r` does not fit") && e.contains("are not scanned"), "{e}");
+    k.schedule = Some("split r 1024; bind warp 4; split-reduce i0 4".parse().expect("a schedule"));
+    let e = lower_at(&k, Arch::Sm90a.machine()).expect_err("a kept axis").to_string();
+    assert!(e.contains("`split-reduce i0 4` does not fit: it is for the row, r"), "{e}");
 }

@@ -320,7 +320,10 @@ impl<'a> Reader<'a> {
     }
     /// The nodes of a region in place of the node that calls it.
     fn call(&mut self, node: &'a Node, region: &'a Graph, args: &'a [NamedArgument]) -> Result<(), Problem> {
-        let broken = || Problem::new(format!("`{}` and the region that it calls do not fit", node.target));
+        let broken = || {
+            let what = format!("`{}` and the region that it calls do not fit", node.target);
+            Problem::new(what).help("save the program again")
+        };
         let mut inner = Scope::new(region);
         if region.inputs.len() != args.len() || region.outputs.len() != node.outputs.len() {
             return Err(broken());

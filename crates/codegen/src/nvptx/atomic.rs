@@ -12,17 +12,17 @@ impl<'c> Gen<'c, '_> {
         let elem = self.elem(data.args[1])?;
         // Integers wrap around, so signed sums are unsigned ones.
         let ty = match (op, elem) {
-            (AtomicOp::Add, Elem::F32) => "add.f32",
-            (AtomicOp::Add, Elem::F64) => "add.f64",
-            (AtomicOp::Add, Elem::I32) => "add.u32",
-            (AtomicOp::Add, Elem::I64) => "add.u64",
-            (AtomicOp::Max, Elem::I32) => "max.s32",
+            (AtomicOp::Add, Elem::F32) => ("add", "f32"),
+            (AtomicOp::Add, Elem::F64) => ("add", "f64"),
+            (AtomicOp::Add, Elem::I32) => ("add", "u32"),
+            (AtomicOp::Add, Elem::I64) => ("add", "u64"),
+            (AtomicOp::Max, Elem::I32) => ("max", "s32"),
             (op, elem) => return Err(Fail::Unsupported(format!("an atomic {op:?} of {}", elem.name()))),
         };
         let (pointers, values, masks) = self.written(data)?;
         let masks = masks.as_deref();
         let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks, false);
-        let n = if self.m.arch.has_vector_atomics() && ty == "add.f32" { n } else { 1 };
+        let n = if self.m.arch.has_vector_atomics() && ty == ("add", "f32") { n } else { 1 };
         for (i, group) in pointers.chunks(n).enumerate() {
             let values = &values[i * n..(i + 1) * n];
             match When::of(masks.map(|m| &m[i * n..(i + 1) * n])) {
@@ -78,7 +78,13 @@ impl<'c> Gen<'c, '_> {
         Ok(())
     }
     /// One instruction for the values at a pointer and after it.
-    fn update(&mut self, ty: &str, ptr: Pointer<'c>, values: &[Val<'c>], mask: Option<IntValue<'c>>) -> Res<()> {
+    fn update(
+        &mut self,
+        (op, ty): (&str, &str),
+        ptr: Pointer<'c>,
+        values: &[Val<'c>],
+        mask: Option<IntValue<'c>>,
+    ) -> Res<()> {
         let (letter, offset) = match ptr.elem {
             Elem::F32 => ('f', 4 * ptr.off),
             Elem::F64 => ('d', 8 * ptr.off),
@@ -91,7 +97,6 @@ impl<'c> Gen<'c, '_> {
             1 => (String::new(), names[0].clone()),
             n => (format!(".v{n}"), format!("{{{}}}", names.join(", "))),
         };
-        let (op, ty) = ty.split_once('.').unwrap_or((ty, ""));
         let guard = if mask.is_some() { "@$0 " } else { "" };
         let text = format!("{guard}red.global.{op}{vector}.{ty} [${first} + {offset}], {source};");
         let letters = std::iter::repeat_n(letter, values.len()).map(String::from);

@@ -299,7 +299,9 @@ impl<'a> Machine<'a, '_> {
         match &data.op {
             Op::Store => self.store(flow, args)?,
             Op::Publish => {
-                let at = flow.block(args[0])?.pointers()[0];
+                let Some(at) = flow.block(args[0])?.pointers().first().copied() else {
+                    return Err("no pointer".into());
+                };
                 let i = self.index(at)?;
                 self.buffers[at.param].write(i, Scalar::Int(1));
             }
