@@ -3,7 +3,7 @@
     python3 benches/gemm.py --kiln dist/kiln [--out benches/results/gemm.json] [--only NAME]... [--compile] [--autotune] [--rounds N]
                              [--tuned STORE]
 
-`--tuned`: Kiln once more, with the templates that `kiln tune` found; rows without an entry are as before. Launches in a CUDA graph
+`--tuned`: Kiln once more, with the schedules that `kiln tune` found; rows without an entry are as before. Launches in a CUDA graph
 on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32; rows of
 tf32x3 are beside exact f32, rows of f8_fast beside `use_fast_accum`.
 """

@@ -350,7 +350,7 @@ def run_group(kiln, device, cases, folder, seed, library):
     if library:
         ops = sorted({"linear" if c["form"] == "linear" else "dot" for c in cases})
         with open(path + ".toml", "w") as f:
-            f.write("".join(f'[[use_template]]\nat = "op:{op}"\ntemplate = "library"\n' for op in ops))
+            f.write("".join(f'[[use_schedule]]\nat = "op:{op}"\nschedule = "call library"\n' for op in ops))
         more += ["--constraints", path + ".toml"]
     runs = []
     for r in range(2):

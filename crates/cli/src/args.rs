@@ -35,7 +35,7 @@ pub enum Command {
     Explain(Explain),
     /// Time the fused plan and each of its kernels; --against adds the unfused plan and PyTorch.
     Bench(Bench),
-    /// Find the fastest template of each matmul by measuring on this GPU, and save it in a store.
+    /// Find the fastest schedule of each kernel by measuring on this GPU, and save it in a store.
     Tune(Tune),
     /// Write a plan's kernels as a constraints file.
     #[command(subcommand)]
@@ -155,13 +155,13 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
 }
 
-/// What must or must not be fused, which templates matmuls use, and the machine that plans are priced for.
+/// What must or must not be fused, which schedules kernels have, and the machine that plans are priced for.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
-    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
+    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_schedule]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
-    /// Store written by `kiln tune`: matmuls measured there use the fastest template found.
+    /// Store written by `kiln tune`: kernels measured there have the fastest schedule found.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
     /// Machine description to plan for in place of the target's default: a file written by `kiln doctor --calibrate`, or the name of
@@ -320,7 +320,7 @@ pub struct Tune {
     /// Measure matmuls again that the store already has.
     #[arg(long)]
     pub again: bool,
-    /// Candidate templates to compile and measure per matmul; up to as many variants of the best one follow.
+    /// Candidate schedules to compile and measure per kernel; up to as many variants of the best one follow.
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub candidates: usize,
     /// Write the results as JSON ("-" for standard output).

@@ -116,36 +116,37 @@ fn a_pinned_plan_comes_back_and_constraints_that_cannot_be_met_say_why() {
 }
 
 #[test]
-fn templates_are_chosen_by_constraint() {
+fn schedules_of_matmuls_are_chosen_by_constraint() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let g = graph("bert_layer");
-    let wish = |at: &str, template: &str| {
-        write(dir.path(), "t.toml", &format!("[[use_template]]\nat = \"{at}\"\ntemplate = \"{template}\"\n"))
+    let wish = |at: &str, schedule: &str| {
+        write(dir.path(), "t.toml", &format!("[[use_schedule]]\nat = \"{at}\"\nschedule = \"{schedule}\"\n"))
     };
     let kernel = |file: &str| {
         let depth = ["--constraints", file, "--kernel", "gemm_gelu_erf_6"];
         let text = says(0, &[&["explain", &g], &GPU[..], &depth].concat());
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    for template in ["tile 16x32", "rows"] {
-        let text = kernel(&wish("intermediate.dense", template));
-        assert!(text.contains(&format!("template {template} ops")), "{text}");
+    let tile = "fma 16x32x32; bind warp 1";
+    for schedule in [tile, "split r 128; bind warp 1", "call library"] {
+        let text = kernel(&wish("intermediate.dense", schedule));
+        assert!(text.contains(&format!("schedule {schedule} schedules")), "{text}");
     }
-    // The artifact and a pinned plan keep the template.
-    let file = wish("intermediate.dense", "tile 16x32");
+    // The artifact and a pinned plan keep the schedule.
+    let file = wish("intermediate.dense", tile);
     let (out, pin) =
         (dir.path().join("t.kiln").display().to_string(), dir.path().join("pin.toml").display().to_string());
     says(0, &[&["compile", &g], &GPU[..], &["--constraints", &file, "-o", &out]].concat());
     says(0, &[&["plan", "pin", &g], &GPU[..], &["--constraints", &file, "-o", &pin]].concat());
     let of_artifact = says(0, &["explain", &out, "--kernel", "gemm_gelu_erf_6", "--json", "-"]);
-    assert!(of_artifact.contains("\"template\": \"tile 16x32\""), "{of_artifact}");
-    assert!(kernel(&pin).contains("template tile 16x32"));
-    let refused = |status: i32, at: &str, template: &str| {
-        complains(status, &[&["explain", &g], &GPU[..], &["--constraints", &wish(at, template)]].concat())
+    assert!(of_artifact.contains(&format!("\"schedule\": \"{tile}\"")), "{of_artifact}");
+    assert!(kernel(&pin).contains(&format!("schedule {tile}")));
+    let refused = |status: i32, at: &str, schedule: &str| {
+        complains(status, &[&["explain", &g], &GPU[..], &["--constraints", &wish(at, schedule)]].concat())
     };
-    insta::assert_snapshot!("template_refused", refused(1, "op:linear", "warpgroup 256x256"));
-    insta::assert_snapshot!("template_of_no_matmul", refused(1, "op:gelu_erf", "tile"));
-    assert!(refused(2, "op:linear", "tyle").contains("warpgroup, tile, flash"));
+    insta::assert_snapshot!("schedule_refused", refused(1, "op:linear", "fma 256x256x32; stage a,b shared 2"));
+    insta::assert_snapshot!("schedule_of_no_matmul", refused(1, "op:layer_norm", tile));
+    assert!(refused(2, "op:linear", "tyle").contains("tensor-core wgmma MxNxK"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Calibration: fits a machine description to measurements. Times graphs whose work is known, and solves the roofline of the cost model
 //! for its rates.
 //!
-//! Fitted are the bandwidth, the cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the templates
+//! Fitted are the bandwidth, the cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the schedules
 //! (sizes of tiles and of rows, the price of a prologue) is copied from the description that the fit starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{Graph, Tensor, Type, random_tensor};

@@ -64,7 +64,7 @@ pub struct CompileOptions {
     pub contract: Contract,
     /// What must or must not be fused.
     pub constraints: Constraints,
-    /// Measurements from which matmuls take their templates.
+    /// Measurements from which kernels take their schedules.
     pub tuned: Option<Measurements>,
     /// The machine description that the cost model uses; `None`: the target's default.
     pub machine: Option<Machine>,
@@ -188,11 +188,11 @@ pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Code
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     let mut plan = unscheduled(model, options)?;
-    // A requested template or schedule that does not fit its kernel fails here, so that no command continues without it.
-    for k in plan.kernels.iter().filter(|k| k.reason.template.is_some() || k.schedule.is_some()) {
+    // A requested schedule that does not fit its kernel fails here, so that no command continues without it.
+    for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
         match kiln_lower::lower_at(k, options.machine()) {
             Ok(_) => {}
-            Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
+            Err(LowerError::Unsupported { why, .. }) => return Err(no_schedule(&plan.name, k, &why)),
             Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
@@ -214,22 +214,19 @@ pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Pla
     }
     Ok(plan)
 }
-/// Records the schedule of every kernel that has one nest.
+/// Records the schedule of every kernel that multiplies or has one nest.
 pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
     // Layers repeat: kernels with equal bodies have equal schedules.
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (i, k) in plan.kernels.iter().enumerate().filter(|(_, k)| k.schedule.is_none()) {
         let body = kiln_graph::text::print(&k.body.bare());
-        alike.entry(format!("{} {:?} {body}", k.kind.name(), k.rounding)).or_default().push(i);
+        alike.entry(format!("{} {:?} {:?} {body}", k.kind.name(), k.rounding, k.precision)).or_default().push(i);
     }
     let alike: Vec<Vec<usize>> = alike.into_values().collect();
-    let found = workers::map(&alike, |all| kiln_lower::scheduled(&plan.kernels[all[0]], machine));
+    let found = workers::map(&alike, |all| kiln_lower::default_schedule(&plan.kernels[all[0]], machine));
     for (all, found) in alike.into_iter().zip(found) {
         match found {
-            Ok(found) => {
-                let schedule = found.and_then(|s| s.schedules.into_iter().next()).map(|s| s.0);
-                all.into_iter().for_each(|i| plan.kernels[i].schedule = schedule.clone());
-            }
+            Ok(schedule) => all.into_iter().for_each(|i| plan.kernels[i].schedule = schedule.clone()),
             // Lowering refuses it with the same reason.
             Err(LowerError::Unsupported { .. }) => {}
             Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
@@ -237,20 +234,12 @@ pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> 
     }
     Ok(())
 }
-/// The error for a requested template or schedule that does not fit its kernel.
-fn no_template(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
-    let template = match (k.reason.template, &k.schedule) {
-        (None, Some(schedule)) => {
-            return Error::failed(
-                format!("cannot plan {model}: the schedule `{schedule}` does not fit kernel {}: {why}", k.name),
-                "leave the constraint out, or name one that fits; `kiln explain MODEL --kernel NAME` shows some",
-            );
-        }
-        (template, _) => template.map(|t| t.to_string()).unwrap_or_default(),
-    };
+/// The error for a requested schedule that does not fit its kernel.
+fn no_schedule(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
+    let schedule = k.schedule.as_ref().map(|s| s.to_string()).unwrap_or_default();
     Error::failed(
-        format!("cannot plan {model}: the template `{template}` does not apply to kernel {}: {why}", k.name),
-        "leave the constraint out, or name a template that applies; `kiln explain MODEL --kernel NAME` shows which one the kernel has now",
+        format!("cannot plan {model}: the schedule `{schedule}` does not fit kernel {}: {why}", k.name),
+        "leave the constraint out, or name one that fits; `kiln explain MODEL --kernel NAME` shows some",
     )
 }
 /// The same under constraints that are resolved to values of the graph.
@@ -273,7 +262,7 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
 }
 
 /// The error for a compiler bug found while lowering. The kernel is not interpreted instead, since the plan may be wrong too.
-fn not_lowered(defect: LowerError) -> Error {
+pub(crate) fn not_lowered(defect: LowerError) -> Error {
     Error::caused(defect.to_string(), "run with --unfused until it is fixed", defect)
 }
 /// The same for bugs found after lowering.
@@ -318,7 +307,7 @@ pub(crate) fn from_plan_with(
         let k = &plan.kernels[i];
         if let (true, Some(why)) = (k.schedule.as_ref().is_some_and(|s| options.constraints.ask(s)), failure(&steps[i]))
         {
-            return Err(no_template(&plan.name, k, &why));
+            return Err(no_schedule(&plan.name, k, &why));
         }
     }
     let others = without_code.into_iter().map(|i| Ok((i, another(&plan.kernels[i], options.machine(), codes)?)));
@@ -333,9 +322,6 @@ pub(crate) fn from_plan_with(
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
         let why = failure(steps);
-        if let (Some(why), Some(_)) = (&why, kernel.reason.template) {
-            return Err(no_template(&plan.name, kernel, why));
-        }
         if let Some(why) = why {
             *steps = interpreted(kernel, why);
         }
@@ -357,9 +343,12 @@ pub(crate) fn from_plan_with(
 
 /// The cheapest other schedule of a kernel that code generation supports, if there is one.
 fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Result<Option<Schedule>, Error> {
+    /// Most schedules that are tried.
+    const MOST: usize = 64;
     let Some(refused) = &kernel.schedule else { return Ok(None) };
-    for (schedule, _) in kiln_lower::schedules(kernel, machine) {
-        if schedule == *refused {
+    let all = kiln_lower::schedules(kernel, machine).map_err(not_lowered)?;
+    for (schedule, _) in all.into_iter().take(MOST) {
+        if schedule == *refused || kiln_lower::fits(kernel, machine, &schedule).is_err() {
             continue;
         }
         let scheduled = kiln_plan::Kernel { schedule: Some(schedule), ..kernel.clone() };

@@ -1,4 +1,4 @@
-//! Constraints files (TOML): what must or must not be fused, which templates matmuls take; and a plan's kernels written as such a file.
+//! Constraints files (TOML): what must or must not be fused, which schedules kernels have; and a plan's kernels written as such a file.
 //!
 //! ```toml
 //! must_fuse = [["%67", "%68"]]                       # one kernel computes all of these
@@ -10,19 +10,15 @@
 //! stores = ["%68"]
 //! reads = ["%64"]
 //!
-//! [[use_template]]                                   # how matmuls, attentions and convolutions are lowered
-//! at = "op:linear"
-//! template = "tile 64x128"                           # as `explain --kernel` names them
-//!
-//! [[use_schedule]]                                   # how the nests of other kernels are mapped onto a GPU
+//! [[use_schedule]]                                   # how kernels are mapped onto a GPU
 //! at = "op:softmax"
-//! schedule = "split r 4096; bind warp 8"
+//! schedule = "split r 4096; bind warp 8"             # as `explain --kernel` names them
 //! ```
 //! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the constraints.
 use crate::{Error, select::select};
 use kiln_graph::Graph;
 use kiln_machine::Arch;
-use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage, Template};
+use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage};
 use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
@@ -39,9 +35,7 @@ pub struct Constraints {
     pub keep_in_memory: Vec<String>,
     /// Kernels that the plan must contain exactly as given.
     pub kernel: Vec<KernelText>,
-    /// Templates of matmuls, attentions and convolutions.
-    pub use_template: Vec<TemplateText>,
-    /// Schedules of kernels of points, rows, pools and scans.
+    /// Schedules of kernels.
     pub use_schedule: Vec<ScheduleText>,
 }
 /// The schedule of the kernel that computes a value.
@@ -52,15 +46,6 @@ pub struct ScheduleText {
     pub at: String,
     /// Steps, such as `split r 4096; bind warp 8`.
     pub schedule: String,
-}
-/// The template for a matmul, attention or convolution.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TemplateText {
-    /// Selector of values.
-    pub at: String,
-    /// Template, such as `tile 64x128`.
-    pub template: String,
 }
 /// A kernel that the plan must contain.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -74,9 +59,6 @@ pub struct KernelText {
     /// Values that it reads.
     #[serde(default)]
     pub reads: Vec<String>,
-    /// Its template, if that is fixed.
-    #[serde(default)]
-    pub template: Option<String>,
     /// Its schedule, if that is fixed, and the target that it is for: on others it is left out.
     #[serde(default)]
     pub schedule: Option<String>,
@@ -93,7 +75,7 @@ impl Constraints {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
                 format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
-                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_template]], [[use_schedule]] and [[kernel]] tables",
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_schedule]] and [[kernel]] tables",
             )
         })
     }
@@ -115,11 +97,6 @@ impl Constraints {
             never_fuse: self.never_fuse.iter().map(|names| each(names)).collect::<Result<_, _>>()?,
             keep_in_memory: each(&self.keep_in_memory)?,
             kernels: self.kernel.iter().map(|k| k.pinned(graph)).collect::<Result<_, _>>()?,
-            templates: self
-                .use_template
-                .iter()
-                .map(|t| Ok((group(std::slice::from_ref(&t.at))?, template(&t.template)?)))
-                .collect::<Result<_, Error>>()?,
         })
     }
     /// Sets the schedules of a plan's kernels. Whether they fit is left to lowering.
@@ -139,12 +116,22 @@ impl Constraints {
             let (wanted, schedule) = (select(&u.at, graph, None)?, schedule(&u.schedule)?);
             let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
             let computes = |k: &Kernel| k.reason.origins.iter().any(|o| o.names.iter().any(|n| names.contains(n)));
-            let mut all: Vec<&mut Kernel> =
-                plan.kernels.iter_mut().filter(|k| takes_schedule(k) && computes(k)).collect();
+            let all: Vec<&mut Kernel> = plan.kernels.iter_mut().filter(|k| computes(k)).collect();
+            // The value may be computed beside a matmul, and without one.
+            let nests = all.iter().any(|k| takes_schedule(k) && !multiplies(k));
+            let takes = |k: &&mut Kernel| match schedule.multiplies() {
+                true if schedule.is_call() => multiplies(k),
+                true if schedule.is_attention() => k.kind == KernelKind::Attention,
+                true => matches!(k.kind, KernelKind::Gemm | KernelKind::Conv | KernelKind::Reduction),
+                false => takes_schedule(k) && (!nests || !multiplies(k)),
+            };
+            let mut all: Vec<&mut Kernel> = all.into_iter().filter(takes).collect();
             if all.is_empty() {
+                let of =
+                    if schedule.multiplies() { "a kernel that multiplies" } else { "a kernel that takes a schedule" };
                 return Err(Error::usage(
-                    format!("use_schedule `{}` names no value of a kernel that takes a schedule", u.at),
-                    "kernels of points, rows, pools and scans take one; matmuls, convolutions and attentions take `use_template`",
+                    format!("use_schedule `{}` names no value of {of}", u.at),
+                    "`kiln explain MODEL --kernel NAME` shows the schedule of a kernel; what libtorch runs has none",
                 ));
             }
             all.iter_mut().for_each(|k| k.schedule = Some(schedule.clone()));
@@ -164,7 +151,6 @@ impl Constraints {
             name: k.name.clone(),
             stores: k.outputs.iter().filter_map(name).collect(),
             reads: k.inputs.iter().filter_map(name).collect(),
-            template: k.reason.template.map(|t| t.to_string()),
             schedule: target.and(k.schedule.as_ref()).map(|s| s.to_string()),
             target: target.filter(|_| k.schedule.is_some()).map(|t| t.to_string()),
         };
@@ -188,18 +174,12 @@ impl Constraints {
         for k in &self.kernel {
             let (name, stores, reads) = (quoted(&k.name), list(&k.stores), list(&k.reads));
             let _ = writeln!(t, "\n[[kernel]]\nname = {name}\nstores = {stores}\nreads = {reads}");
-            if let Some(template) = &k.template {
-                let _ = writeln!(t, "template = {}", quoted(template));
-            }
             if let (Some(schedule), Some(target)) = (&k.schedule, &k.target) {
                 let _ = writeln!(t, "schedule = {}\ntarget = {}", quoted(schedule), quoted(target));
             }
         }
         for u in &self.use_schedule {
             let _ = writeln!(t, "\n[[use_schedule]]\nat = {}\nschedule = {}", quoted(&u.at), quoted(&u.schedule));
-        }
-        for u in &self.use_template {
-            let _ = writeln!(t, "\n[[use_template]]\nat = {}\ntemplate = {}", quoted(&u.at), quoted(&u.template));
         }
         t
     }
@@ -210,14 +190,12 @@ fn schedule(text: &str) -> Result<Schedule, Error> {
     text.parse().map_err(|why: String| Error::usage(why, help))
 }
 
-/// Whether a kernel's nest has a schedule.
+/// Whether a kernel has a schedule.
 pub fn takes_schedule(k: &Kernel) -> bool {
-    matches!(k.kind, KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool | KernelKind::Scan)
+    k.kind != KernelKind::Fallback
 }
-
-fn template(text: &str) -> Result<Template, Error> {
-    let help = "`kiln explain MODEL --kernel NAME` shows which template a kernel has";
-    text.parse().map_err(|why: String| Error::usage(why, help))
+fn multiplies(k: &Kernel) -> bool {
+    matches!(k.kind, KernelKind::Gemm | KernelKind::Conv | KernelKind::Attention)
 }
 
 impl KernelText {
@@ -228,8 +206,7 @@ impl KernelText {
         }
         let first = self.stores.first().cloned().unwrap_or_default();
         let name = if self.name.is_empty() { first } else { self.name.clone() };
-        let template = self.template.as_deref().map(template).transpose()?;
-        Ok(Pinned { name, stores: self.stores.clone(), reads: self.reads.clone(), template })
+        Ok(Pinned { name, stores: self.stores.clone(), reads: self.reads.clone() })
     }
 }
 

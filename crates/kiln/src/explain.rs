@@ -125,16 +125,10 @@ pub struct KernelReport {
     pub lines: Vec<String>,
     /// Number of block programs and library calls that run it.
     pub launches: usize,
-    /// How its matmul, convolution or attention is lowered, as constraints name it; else empty.
-    #[serde(default)]
-    pub template: String,
     /// Buffers from which its programs read where a loop ends, as the length of a cache up to which attention goes over the keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loop_ends: Vec<String>,
-    /// Templates for its matmul on a GPU with their predicted times: the default choice, the best others, and the library.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub candidates: Vec<CandidateReport>,
-    /// How its nest is mapped onto the machine; absent for matmuls, convolutions, attention, and kernels of several nests.
+    /// How it is mapped onto the machine; absent for kernels of several nests, and for what libtorch runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
     /// On a GPU: its schedule and others that fit it, with predicted times.
@@ -149,13 +143,22 @@ pub struct KernelReport {
     pub tuning: Option<Tuning>,
 }
 
-/// A schedule that fits a kernel's nest.
+/// A schedule that fits a kernel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScheduleReport {
     /// As constraints name it.
     pub schedule: String,
-    /// Predicted microseconds. Of its terms, those of memory, cache, issue and latency overlap; the others add up.
-    pub us: f64,
+    /// Predicted microseconds; absent where the cost model has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub us: Option<f64>,
+    /// Where they go, for a nest.
+    #[serde(flatten)]
+    pub terms: Option<PriceReport>,
+}
+
+/// The terms of a predicted time. Those of memory, cache, issue and latency overlap; the others add up.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PriceReport {
     /// Bytes from and to memory.
     pub memory_us: f64,
     /// Sectors from and to the L2 cache.
@@ -172,37 +175,31 @@ pub struct ScheduleReport {
 
 impl ScheduleReport {
     /// A schedule and its price, rounded to a hundredth: more digits would be meaningless.
-    pub fn new(schedule: &kiln_plan::Schedule, price: &kiln_lower::price::Price) -> ScheduleReport {
+    pub fn new(schedule: &kiln_plan::Schedule, price: Option<&kiln_lower::price::Price>) -> ScheduleReport {
         let rounded = |us: f64| (us * 100.0).round() / 100.0;
-        ScheduleReport {
-            schedule: schedule.to_string(),
-            us: rounded(price.us),
+        let price = price.filter(|p| p.us.is_finite() && p.us > 0.0);
+        let terms = price.filter(|_| !schedule.multiplies()).map(|price| PriceReport {
             memory_us: rounded(price.memory),
             cache_us: rounded(price.cache),
             issue_us: rounded(price.issue),
             latency_us: rounded(price.latency),
             exposed_us: rounded(price.exposed),
             launch_us: rounded(price.launch + price.second),
-        }
+        });
+        ScheduleReport { schedule: schedule.to_string(), us: price.map(|p| rounded(p.us)), terms }
+    }
+    /// The time and the schedule.
+    pub fn text(&self) -> String {
+        self.us.map_or(String::new(), |us| format!("{us:.2} us ")) + &self.schedule
     }
     /// The terms of the time.
-    pub fn terms(&self) -> String {
-        let ScheduleReport { memory_us, cache_us, issue_us, latency_us, exposed_us, launch_us, .. } = self;
-        format!(
+    pub fn terms(&self) -> Option<String> {
+        let PriceReport { memory_us, cache_us, issue_us, latency_us, exposed_us, launch_us } = self.terms.as_ref()?;
+        Some(format!(
             "memory {memory_us:.2}, cache {cache_us:.2}, issue {issue_us:.2}, latency {latency_us:.2}, which overlap; exposed \
              {exposed_us:.2}, launches {launch_us:.2}"
-        )
+        ))
     }
-}
-
-/// A template that applies to a kernel's matmul.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CandidateReport {
-    /// In the syntax of constraints.
-    pub template: String,
-    /// Predicted time of the matmul alone, by a coarse model; absent if the model has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub us: Option<f64>,
 }
 
 /// An op of a kernel.

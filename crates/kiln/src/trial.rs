@@ -213,6 +213,12 @@ fn run(
     Ok(())
 }
 
+/// The next number below `below` of Knuth's linear congruential generator.
+pub fn drawn(state: &mut u64, below: usize) -> usize {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) as usize % below.max(1)
+}
+
 /// Tests schedules of a graph's kernels: each of `draws` gives every kernel one of its proposed schedules at random.
 pub fn schedules(
     graph: &Graph,
@@ -229,11 +235,16 @@ pub fn schedules(
         let mut plan = compile::plan(&model, options).map_err(Fault::Refused)?;
         let mut state = seed;
         for k in plan.kernels.iter_mut().filter(|k| k.schedule.is_some()) {
-            let mut proposed = kiln_lower::schedules(k, options.machine());
-            // Knuth's linear congruential generator.
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let at = (state >> 33) as usize % proposed.len().max(1);
-            k.schedule = (at < proposed.len()).then(|| proposed.swap_remove(at).0);
+            let mut proposed =
+                kiln_lower::schedules(k, options.machine()).map_err(|e| Fault::Refused(compile::not_lowered(e)))?;
+            // Of kernels that multiply, not all of them fit.
+            while !proposed.is_empty() {
+                let schedule = proposed.swap_remove(drawn(&mut state, proposed.len())).0;
+                if !schedule.multiplies() || kiln_lower::fits(k, options.machine(), &schedule).is_ok() {
+                    k.schedule = Some(schedule);
+                    break;
+                }
+            }
         }
         let names: Vec<String> =
             plan.kernels.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?))).collect();

@@ -1,13 +1,13 @@
-//! Autotuning: finds the fastest templates of a model's matmuls by measuring, keeps them in a store, and applies a store to plans.
+//! Autotuning: finds the fastest schedules of a model's kernels by measuring, keeps them in a store, and applies a store to plans.
 //!
-//! Takes: a model, a GPU, a store. Gives: the store with an entry for every matmul that has a choice of templates; and plans whose
-//! kernels name the templates of such entries, so that a plan is determined by graph, target and store alone.
-//! Never: required. Without a store every matmul gets the template that the cost model prefers.
+//! Takes: a model, a GPU, a store. Gives: the store with an entry for every kernel that has a choice of schedules; and plans whose
+//! kernels have the schedules of such entries, so that a plan is determined by graph, target and store alone.
+//! Never: required. Without a store every kernel gets the schedule that the cost models prefer.
 //!
-//! Tuning only names templates. An entry says which template was the fastest for exactly one kernel body, machine and version of the
-//! templates (`kiln_lower::TEMPLATES`, which is raised when their programs change). A plan made with a store names the templates, so it can
-//! be printed, pinned and compiled without the store. An entry that lowering refuses is ignored, and `explain` says why. The template that
-//! lowering chooses by default is always one of the candidates, and it is kept unless another is measurably faster.
+//! An entry says which schedule was the fastest for exactly one kernel body, machine and version of the programs that schedules stand for
+//! (`kiln_lower::PROGRAMS`, which is raised when they change). A plan made with a store has the schedules, so it can be printed, pinned and
+//! compiled without the store. An entry that lowering refuses is ignored, and `explain` says why. The schedule that lowering chooses by
+//! default is always one of the candidates, and it is kept unless another is measurably faster.
 mod measure;
 mod measurements;
 mod report;
@@ -16,7 +16,7 @@ pub use kiln_tune::{Budget, Store};
 pub use report::{KernelTuning, Tried, Tuned};
 
 use crate::{CompileOptions, Error, Model, Target, compile, constraints::takes_schedule, io};
-use kiln_plan::{Choice, Kernel, KernelKind, Plan, Tuning};
+use kiln_plan::{Kernel, Plan, Schedule, Tuning};
 use kiln_tune::{Entry, Found, Key, Machine};
 use measure::GpuBench;
 pub use measurements::Measurements;
@@ -42,9 +42,9 @@ pub fn write(path: &Path, store: &Store) -> Result<(), Error> {
     io::write_whole(path, store.text().as_bytes())
 }
 
-/// Versions of Kiln and of its templates.
+/// Versions of Kiln and of its programs.
 fn compiler() -> String {
-    format!("{}/{}", env!("CARGO_PKG_VERSION"), kiln_lower::TEMPLATES)
+    format!("{}/{}", env!("CARGO_PKG_VERSION"), kiln_lower::PROGRAMS)
 }
 
 /// The store's key of a kernel; its problem is the kernel's precision and its body without names, on one line.
@@ -55,43 +55,30 @@ fn key(k: &Kernel, machine: &Machine) -> Key {
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }
 
-/// Whether the template or the schedule of a kernel without a schedule may come from a store: no constraint gives it.
+/// Whether the schedule of a kernel may come from a store: no constraint gives it.
 fn is_open(k: &Kernel) -> bool {
-    match k.kind {
-        KernelKind::Gemm => k.reason.template.is_none(),
-        _ => takes_schedule(k) && k.schedule.is_none(),
-    }
+    takes_schedule(k) && k.schedule.is_none()
 }
 
-/// Lowers a kernel so.
-fn choose(k: &mut Kernel, choice: &Choice) {
-    match choice {
-        Choice::Template(t) => k.reason.template = Some(*t),
-        Choice::Schedule(s) => k.schedule = Some(s.clone()),
-    }
-}
-
-/// Fails with lowering's reason if the choice does not apply to the kernel.
-fn takes(k: &Kernel, choice: &Choice, options: &CompileOptions) -> Result<(), String> {
-    let mut k = k.clone();
-    choose(&mut k, choice);
-    kiln_lower::lower_at(&k, options.machine()).map(|_| ()).map_err(|e| e.why())
+/// Fails with lowering's reason if the schedule does not fit the kernel.
+fn takes(k: &Kernel, schedule: &Schedule, options: &CompileOptions) -> Result<(), String> {
+    kiln_lower::fits(k, options.machine(), schedule).map_err(|e| e.why())
 }
 
 impl Measurements {
-    /// Sets the template of every matmul that the store has a usable entry for, and records what was measured, or why an entry is not used.
+    /// Sets the schedule of every kernel that the store has a usable entry for, and records what was measured, or why an entry is not used.
     pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
         let Some(machine) = self.machine(options.target) else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
             k.reason.tuning = match self.store.find(&key(k, &machine)) {
                 Found::Nothing => None,
                 Found::Useless(_, why) => Some(Tuning::Unused { why }),
-                Found::Entry(e, choice) => Some(match takes(k, &choice, options) {
+                Found::Entry(e, schedule) => Some(match takes(k, &schedule, options) {
                     Ok(()) => {
-                        choose(k, &choice);
+                        k.schedule = Some(schedule);
                         Tuning::Measured { device: machine.device.clone(), us: e.us, default_us: e.default_us }
                     }
-                    Err(why) => Tuning::Unused { why: format!("`{choice}` does not apply to the kernel: {why}") },
+                    Err(why) => Tuning::Unused { why: format!("`{schedule}` does not fit the kernel: {why}") },
                 }),
             };
         }
@@ -114,7 +101,7 @@ pub struct TuneOptions {
     pub gpu: usize,
     /// Tune only this kernel.
     pub kernel: Option<String>,
-    /// Measure matmuls again that the store already has.
+    /// Measure kernels again that the store already has.
     pub again: bool,
     /// Limits of the search.
     pub budget: Budget,
@@ -132,7 +119,7 @@ pub struct Step<'a> {
     pub search: kiln_tune::Progress,
 }
 
-/// Tunes the matmuls of a model's run. `save` is called with the store after every matmul, so that an interrupted run keeps its results.
+/// Tunes the kernels of a model's run. `save` is called with the store after every one, so that an interrupted run keeps its results.
 pub fn tune(
     model: &Model,
     options: &TuneOptions,
@@ -173,7 +160,7 @@ pub fn tune(
     Ok(tuned)
 }
 
-/// The distinct problems among the matmuls of a run, each with its kernels, in the plan's order.
+/// The distinct problems among the kernels of a run, each with its kernels, in the plan's order.
 fn problems<'a>(
     plan: &'a Plan,
     options: &TuneOptions,
@@ -201,27 +188,24 @@ fn problems<'a>(
 }
 
 /// What may be measured for a kernel: first what lowering does by default.
-pub(crate) fn candidates(kernel: &Kernel, machine: &kiln_machine::Machine, library: bool) -> Vec<kiln_tune::Candidate> {
-    if kernel.schedule.is_some() {
-        let one = |(schedule, price): (_, kiln_lower::price::Price)| kiln_tune::Candidate {
-            choice: Choice::Schedule(schedule),
-            us: price.us,
-        };
-        return kiln_lower::schedules(kernel, machine).into_iter().map(one).collect();
-    }
-    let there = |c: &kiln_lower::Candidate| c.template.family != kiln_plan::Family::Library || library;
-    let one = |c: kiln_lower::Candidate| kiln_tune::Candidate { choice: Choice::Template(c.template), us: c.us };
-    kiln_lower::candidates(kernel, machine).into_iter().filter(there).map(one).collect()
+fn candidates(
+    kernel: &Kernel,
+    machine: &kiln_machine::Machine,
+    library: bool,
+) -> Result<Vec<kiln_tune::Candidate>, Error> {
+    let all = kiln_lower::schedules(kernel, machine).map_err(compile::not_lowered)?;
+    let there = all.into_iter().filter(|s| library || !s.0.is_call());
+    Ok(there.map(|(schedule, price)| kiln_tune::Candidate { schedule, us: price.us }).collect())
 }
 
-/// Searches for the best choice for one kernel; `None` if there is only one.
+/// Searches for the best schedule of one kernel; `None` if there is only one.
 fn measured(
     kernel: &Kernel,
     options: &TuneOptions,
     progress: &mut dyn FnMut(kiln_tune::Progress),
 ) -> Result<Option<kiln_tune::Outcome>, Error> {
     let mut bench = GpuBench::new(kernel, options)?;
-    let candidates = candidates(kernel, options.compile.machine(), bench.has_library());
+    let candidates = candidates(kernel, options.compile.machine(), bench.has_library())?;
     if candidates.len() < 2 {
         return Ok(None);
     }
@@ -231,11 +215,9 @@ fn measured(
             "earlier measurements are in the store; `--kernel NAME` tunes a single kernel",
         )
     };
-    let neighbours = |c: &Choice| match c {
-        Choice::Template(t) => kiln_lower::neighbours(*t).into_iter().map(Choice::Template).collect(),
-        Choice::Schedule(_) => vec![],
-    };
-    kiln_tune::search(&mut bench, &candidates, neighbours, &options.budget, progress).map(Some).map_err(failed)
+    kiln_tune::search(&mut bench, &candidates, kiln_lower::neighbours, &options.budget, progress)
+        .map(Some)
+        .map_err(failed)
 }
 
 /// How [`sample`] chooses schedules: the first ones by price, then others at random; `dry`: nothing is measured.
@@ -266,9 +248,7 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
         schedules[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut state = how.seed;
         for at in (how.first + 2..schedules.len()).rev() {
-            // Knuth's linear congruential generator.
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            schedules.swap(at, how.first + 1 + (state >> 33) as usize % (at - how.first));
+            schedules.swap(at, how.first + 1 + crate::trial::drawn(&mut state, at - how.first));
         }
         let fixed = schedules.iter().find(|s| s.0 == nest.fixed).cloned();
         schedules.truncate(1 + how.first + how.random);
@@ -276,14 +256,13 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
         let measured: Vec<(String, f64)> = if how.dry {
             schedules.iter().map(|(s, _)| (s.to_string(), 0.0)).collect()
         } else {
-            let candidates: Vec<_> = (schedules.iter())
-                .map(|(s, _)| kiln_tune::Candidate { choice: Choice::Schedule(s.clone()), us: 1.0 })
-                .collect();
+            let candidates: Vec<_> =
+                (schedules.iter()).map(|(s, _)| kiln_tune::Candidate { schedule: s.clone(), us: 1.0 }).collect();
             let mut bench = GpuBench::new(k, options)?;
             let outcome = kiln_tune::search(&mut bench, &candidates, |_| vec![], &options.budget, &mut |_| {});
             let outcome =
                 outcome.map_err(|why| Error::failed(format!("cannot measure kernel {}: {why}", k.name), ""))?;
-            outcome.measured.iter().map(|t| (t.choice.to_string(), t.us)).collect()
+            outcome.measured.iter().map(|t| (t.schedule.to_string(), t.us)).collect()
         };
         let predicted: BTreeMap<String, f64> = schedules.iter().map(|(s, p)| (s.to_string(), p.us)).collect();
         let f = &nest.facts;
@@ -306,7 +285,7 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
 fn entry(key: &Key, o: &kiln_tune::Outcome) -> Entry {
     Entry {
         key: key.clone(),
-        template: o.best.to_string(),
+        schedule: o.best.to_string(),
         us: rounded(o.us),
         default: o.default.to_string(),
         default_us: rounded(o.default_us),

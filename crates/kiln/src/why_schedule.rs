@@ -48,8 +48,8 @@ pub fn ask(model: &Model, options: &CompileOptions, kernel: &str, schedule: &Sch
     Ok(Answer {
         kernel: kernel.into(),
         replaces_from: own.as_ref().and_then(|o| o.1.1),
-        chosen: own.map(|(s, (price, _))| ScheduleReport::new(s, &price)),
-        asked: asked.as_ref().ok().map(|(price, _)| ScheduleReport::new(schedule, price)),
+        chosen: own.map(|(s, (price, _))| ScheduleReport::new(s, price.as_ref())),
+        asked: asked.as_ref().ok().map(|(price, _)| ScheduleReport::new(schedule, price.as_ref())),
         refused: asked.err().map(kiln_lower::LowerError::why),
     })
 }
@@ -60,8 +60,8 @@ impl Answer {
         let mut t = String::new();
         let both = [(&self.chosen, "chosen      "), (&self.asked, "asked       ")];
         for (report, label) in both.into_iter().filter_map(|(r, label)| Some((r.as_ref()?, label))) {
-            t += &wrapped(label, &format!("{:.2} us {}", report.us, report.schedule), width);
-            t += &wrapped("            ", &report.terms(), width);
+            t += &wrapped(label, &report.text(), width);
+            t += &report.terms().map_or(String::new(), |terms| wrapped("            ", &terms, width));
         }
         if let Some(why) = &self.refused {
             return t + &wrapped("asked       ", why, width);
@@ -69,7 +69,9 @@ impl Answer {
         let (Some(chosen), Some(asked)) = (&self.chosen, &self.asked) else { return t };
         let kept = match self.replaces_from {
             _ if chosen.schedule == asked.schedule => "it is the schedule of the kernel".to_string(),
+            _ if chosen.us.is_none() || asked.us.is_none() => "the cost model has no time for one of them".to_string(),
             _ if chosen.us <= asked.us => "it is predicted to be slower".to_string(),
+            Some(1.0) => "slices of K and tiles are chosen by rules that prefer what reads less from the L2 cache where times are close".to_string(),
             Some(gain) => format!(
                 "predictions for one nest err alike: a schedule replaces that of the fixed rules where it is predicted to be {gain} times as fast"
             ),

@@ -2,6 +2,10 @@
 use kiln::{
     CompileOptions, Contract, Machine, Model, Target, calibrate, compile::CompiledCode, facts, ptxas, snapshot,
 };
+use kiln_graph::{
+    Graph,
+    random::{Scale, case},
+};
 use std::path::{Path, PathBuf};
 
 fn graphs() -> Vec<PathBuf> {
@@ -193,4 +197,29 @@ fn a_schedule_without_code_is_replaced() {
         let result = kiln::compile(&model, &options);
         assert_eq!(result.is_ok(), fits, "{schedule}: {:?}", result.err());
     }
+}
+
+/// A plan's schedule is followed to the letter: its steps are those that lowering chooses without one.
+#[test]
+fn recorded_schedules_are_what_lowering_chooses() {
+    let texts = graphs().into_iter().map(|p| std::fs::read_to_string(p).expect("reads"));
+    let graphs: Vec<Graph> = texts.map(|t| t.parse().expect("parses")).collect();
+    let drawn = |seed| if seed % 4 == 0 { case(seed, Scale::Large) } else { case(seed, Scale::Small) };
+    let (mut multiply, mut others) = (0, 0);
+    for (i, graph) in graphs.into_iter().chain((0..120).map(drawn)).enumerate() {
+        let model = Model::from_graph(graph).expect("a model");
+        let contract = ["torch", "fast", "torch+splits", "exact+batch_invariant"][i % 4].parse().expect("a contract");
+        for target in [Target::Sm90a, Target::Sm80, Target::Cpu] {
+            let options = CompileOptions { target, contract, ..CompileOptions::default() };
+            let Ok(plan) = kiln::compile::plan(&model, &options) else { continue };
+            for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
+                let free = kiln_plan::Kernel { schedule: None, ..k.clone() };
+                let steps = |k| kiln_lower::lower_at(k, options.machine()).map_err(|e| e.to_string());
+                let same = steps(k) == steps(&free);
+                assert!(same, "case {i} {target:?}: {} by {:?}", k.name, k.schedule.as_ref().map(|s| s.to_string()));
+                *if k.schedule.as_ref().is_some_and(|s| s.multiplies()) { &mut multiply } else { &mut others } += 1;
+            }
+        }
+    }
+    assert!(multiply > 200 && others > 400, "{multiply} {others}");
 }

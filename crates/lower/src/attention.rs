@@ -6,24 +6,38 @@ use crate::expr::{CoordId, Expr, linear};
 use crate::flash;
 use crate::host::{Host, Operand, the_matmul};
 use crate::key_end::key_end;
+use crate::multiply::Multiply;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, masked_score, sizes};
-use crate::{LowerError, pointwise};
+use crate::{LowerError, gemm, pointwise};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
 
+/// The attention of a body, and that of its log-sum-exp if both are results.
+pub fn find(of: &Body) -> Result<(ValueId, Option<ValueId>), LowerError> {
+    let found = |sums: bool| the_matmul(of, |v| matches!(of.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
+    match (found(false), found(true)) {
+        (Ok(v), sums) => Ok((v, sums.ok())),
+        (Err(_), sums) => Ok((sums?, None)),
+    }
+}
+
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let found = |sums: bool| the_matmul(of, |v| matches!(g.op(v), Op::Attention { lse, .. } if *lse == sums));
-    let (v, sums) = match (found(false), found(true)) {
-        (Ok(v), sums) => (v, sums.ok()),
-        (Err(_), sums) => (sums?, None),
-    };
+    let (v, sums) = find(of)?;
     let z = sizes(of, v);
     if z.t == 0 || z.d == 0 {
         return Err(of.unsupported("attention without keys, or with heads of width 0"));
+    }
+    match of.multiply {
+        Some(Multiply::Matmul(_)) => return Err(of.unsupported("the schedule is one of a matmul")),
+        Some(Multiply::Library) if machine.arch.is_gpu() => {
+            return Err(of.unsupported("the library takes matmuls, not attention"));
+        }
+        Some(Multiply::Attention(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(gemm::ON_HOST)),
+        _ => {}
     }
     if machine.arch.is_gpu() {
         let dual = sums.map(|x| (x, Place::Node));

@@ -14,14 +14,16 @@ use crate::composite::Decomposed;
 use crate::dag::NodeOp;
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
+use crate::multiply::Multiply;
+use crate::nest::Visit;
 use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
 use crate::window::UNROLL;
 use crate::{LowerError, gemm, matmul, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
-use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot, axes};
+use kiln_plan::{Hardware, Step};
 
 /// A convolution's operands and sizes.
 struct Conv<'a> {
@@ -126,16 +128,31 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
     }
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+/// The convolution of a body.
+fn find<'a>(of: &Body<'a>) -> Result<(ValueId, Conv<'a>), LowerError> {
     let g = of.graph;
     let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
-    let c = Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?;
-    // Depthwise, or nearly so: too small to be a matmul.
-    if c.k == 0 || (c.cout <= 2 && c.k <= UNROLL) {
-        return reduction::lower(of, machine, 0);
+    Ok((v, Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?))
+}
+
+/// Depthwise, or nearly so: too small to be a matmul.
+fn is_small(c: &Conv) -> bool {
+    c.k == 0 || (c.cout <= 2 && c.k <= UNROLL)
+}
+
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let (v, c) = find(of)?;
+    match of.multiply {
+        None if is_small(&c) || of.schedule.is_some() && !c.transposed => return reduction::lower(of, machine, 0),
+        Some(Multiply::Attention(_)) => return Err(of.unsupported("the schedule is one of attention")),
+        Some(Multiply::Library) if machine.arch.is_gpu() && !c.transposed => {
+            return Err(of.unsupported("the library takes matmuls, not convolutions"));
+        }
+        Some(Multiply::Matmul(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(gemm::ON_HOST)),
+        _ => {}
     }
     if c.transposed {
-        return by_columns(of, v, machine);
+        return by_columns(of, v, &mut |of| gemm::lower(of, machine));
     }
     match machine.arch.is_gpu() {
         false => host(of, v, &c),
@@ -143,12 +160,50 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
 }
 
+/// Schedules of a convolution on a GPU, with the microseconds they are predicted to take. Not all of them fit.
+pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+    let (v, c) = find(of)?;
+    if is_small(&c) {
+        return Ok(vec![]);
+    }
+    if c.transposed {
+        return by_columns(of, v, &mut |of| gemm::candidates(of, machine));
+    }
+    let one = |(p, us)| (Multiply::Matmul(p), us);
+    let all = match c.is_pointwise() && c.points >= POINTS {
+        true => by_image(of, v, &c, machine, &|p| matmul::candidates(of, p, machine))?,
+        false => by_patches(of, v, &c, machine, &|p| {
+            let mut all = implicit_gemm::candidates(of, &c, p, machine)?;
+            all.extend(matmul::candidates(of, p, machine)?);
+            Ok(all)
+        })?,
+    };
+    Ok(all.into_iter().map(one).collect())
+}
+
+/// What is made of a convolution's matmul.
+type Then<'a, T> = &'a dyn Fn(&matmul::Matmul) -> Result<T, LowerError>;
+
 /// Implicit GEMM where that is profitable, else im2col: the matmul reads patches.
 fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let images = c.x_shape[0];
     if c.is_pointwise() && c.points >= POINTS {
-        return by_image(of, v, c, machine);
+        if of.product().is_some_and(|asked| asked.forms.implicit) {
+            return Err(of.unsupported(format!("`{}` does not fit: {}", Step::ImplicitGemm, implicit_gemm::NEEDS)));
+        }
+        return by_image(of, v, c, machine, &|p| matmul::lower(of, p, machine));
     }
+    by_patches(of, v, c, machine, &|p| match implicit_gemm::lower(of, c, p, machine)? {
+        Some(by_windows) => Ok(by_windows),
+        None if of.product().is_some_and(|asked| asked.forms.implicit) => {
+            Err(of.unsupported(format!("`{}` does not fit: {}", Step::ImplicitGemm, implicit_gemm::NEEDS)))
+        }
+        None => matmul::lower(of, p, machine),
+    })
+}
+
+/// The matmul of the weight with im2col patches.
+fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T>) -> Result<T, LowerError> {
+    let images = c.x_shape[0];
     let matmul = matmul::Matmul {
         v,
         batch: vec![c.groups],
@@ -176,17 +231,14 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, L
             vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
         },
     };
-    match implicit_gemm::lower(of, c, &matmul, machine)? {
-        Some(by_windows) => Ok(by_windows),
-        None => matmul::lower(of, &matmul, machine),
-    }
+    then(&matmul)
 }
 
 /// Points of an image that fill a tile by themselves.
 const POINTS: usize = 192;
 
 /// A window of one point: a batch of matmuls, one per image, that read the input in place.
-fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
+fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T>) -> Result<T, LowerError> {
     let matmul = matmul::Matmul {
         v,
         batch: vec![c.x_shape[0], c.groups],
@@ -210,7 +262,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitt
             vec![ix[0].clone(), group, channel, linear(&ix[2..], &c.out[2..])]
         },
     };
-    matmul::lower(of, &matmul, machine)
+    then(&matmul)
 }
 
 /// Images of fewer points than this share a matmul, so that it is wide.
@@ -256,7 +308,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
 }
 
 /// A transposed convolution as a matmul with an epilogue that sums overlapping windows.
-fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, LowerError> {
+fn by_columns<T>(of: &Body, v: ValueId, then: &mut dyn FnMut(&Body) -> Result<T, LowerError>) -> Result<T, LowerError> {
     let graph = of.graph.rebuild(|new, u, args| match u == v {
         true => transposed_conv(new, of.graph.op(v), args).map(Some),
         false => Ok(None),
@@ -266,5 +318,14 @@ fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, Lowe
         what: format!("a transposed convolution cannot be written as a matmul: {e}"),
     })?;
     let decomposed = Decomposed::of(of.name, &graph)?;
-    gemm::lower(&Body { graph: &graph, decomposed: &decomposed, ..*of }, machine)
+    then(&Body { graph: &graph, decomposed: &decomposed, ..*of })
+}
+
+/// The nests of a convolution that is not computed as a matmul of large tiles.
+pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let (v, c) = find(of)?;
+    match c.transposed && !is_small(&c) {
+        true => by_columns(of, v, &mut |of| reduction::each(of, machine, f)),
+        false => reduction::each(of, machine, f),
+    }
 }

@@ -16,6 +16,7 @@
 //! causal mask, and those before the first and beyond the end that a mask states ([`key_range`]), which the program computes
 //! from what it reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
 //! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
+mod schedule;
 mod warpgroup;
 
 use crate::LowerError;
@@ -25,6 +26,7 @@ use crate::expr::{CoordId, Expr, linear};
 use crate::key_end::key_range;
 use crate::math;
 use crate::matmul::{self, precision, zero_outside};
+use crate::multiply::Multiply;
 use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
@@ -61,21 +63,50 @@ impl Coords {
 /// `of.dual`: the log-sum-exp of attention `v`, if the kernel stores it beside the result.
 pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
     let dtype = matmul::operands(of, v);
-    let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
-    let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
-    let sizes = attention::Sizes { precision: precision(of, v), ..attention::Sizes::of(dtype, [q, k, w], causal) };
+    let sizes = sizes_of(of, v)?;
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let tiles = match sizes.way(machine) {
-        attention::Way::Warps(tiles) => tiles,
-        attention::Way::Warpgroups(shape) => match warpgroup::lower(of, v, z, (&sizes, shape), machine)? {
-            Some(steps) => return joined(of, v, z, steps, shape.parts, machine),
-            None => sizes.tiles(machine),
-        },
+    let asked = match of.multiply {
+        Some(Multiply::Attention(asked)) => Some(asked),
+        _ => None,
     };
-    let step = program(of, v, z, tiles, sizes.packed > 1)?;
-    joined(of, v, z, Emitted { scratch: vec![], steps: vec![step] }, tiles.parts, machine)
+    let way = match &asked {
+        Some(asked) => schedule::way(&sizes, asked, machine).map_err(|why| of.unsupported(why))?,
+        None => sizes.way(machine),
+    };
+    let tiles = match way {
+        attention::Way::Warps(tiles) => tiles,
+        attention::Way::Warpgroups(shape) => {
+            match warpgroup::lower(of, v, z, (&sizes, shape), asked.as_ref(), machine)? {
+                Some(steps) => return joined(of, v, z, steps, shape.parts, machine),
+                None if asked.is_some() => return Err(of.unsupported(warpgroup::NEEDS)),
+                None => sizes.tiles(machine),
+            }
+        }
+    };
+    let made = Multiply::Attention(schedule::of_tiles(&sizes, &tiles));
+    let step = Emitted { made: Some(made), ..Emitted::step(program(of, v, z, tiles, sizes.packed > 1)?) };
+    joined(of, v, z, step, tiles.parts, machine)
+}
+
+/// Schedules of an attention on a GPU, with the microseconds they are predicted to take. Not all of them fit.
+pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+    let (v, _) = crate::attention::find(of)?;
+    let sizes = sizes_of(of, v)?;
+    let us = |way: &attention::Way| sizes.seconds_by(way, machine) * 1e6;
+    Ok(sizes
+        .ways(machine)
+        .iter()
+        .map(|way| (Multiply::Attention(schedule::of_way(&sizes, way, machine)), us(way)))
+        .collect())
+}
+
+fn sizes_of(of: &Body, v: ValueId) -> Result<attention::Sizes, LowerError> {
+    let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
+    let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
+    let sizes = attention::Sizes::of(matmul::operands(of, v), [q, k, w], causal);
+    Ok(attention::Sizes { precision: precision(of, v), ..sizes })
 }
 
 /// The steps that give the sums of slices of the keys in the first scratch buffers, with the one that joins these.
@@ -92,8 +123,8 @@ fn joined(
     }
     let rows: usize = z.batch.iter().product::<usize>() * z.heads * z.group * z.s;
     let mut scratch: Vec<Type> = [rows * z.e, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
-    scratch.extend(slices.scratch);
-    let mut all = Emitted { scratch, steps: slices.steps };
+    scratch.extend_from_slice(&slices.scratch);
+    let mut all = Emitted { scratch, ..slices };
     for anchor in std::iter::once(v).chain(of.dual.map(|d| d.0)) {
         // A step for what is as large as the result, and one for what has a number for each query.
         let outputs = of.graph.outputs.iter().enumerate();

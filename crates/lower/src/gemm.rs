@@ -1,6 +1,6 @@
 //! Matmuls with views before and pointwise work (or a reduction of rows) after.
 //!
-//! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one template: [`matmul`] on GPUs,
+//! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one way: [`matmul`] on GPUs,
 //! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
 //! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows, and more than twice as
@@ -12,6 +12,7 @@
 //! are multiples of 16 bytes. To the planner they are a region like any other.
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
+use crate::multiply::{Multiply, Product};
 use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
@@ -20,7 +21,7 @@ use crate::{LowerError, if_taken, library, matmul, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::{Family, Template, exec::Matrix};
+use kiln_plan::exec::Matrix;
 
 /// A matmul as batches of `m × k` by `k × n`.
 pub struct Dims {
@@ -83,59 +84,107 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     if !taken || d.k == 0 || g.ty(v).count() == 0 {
         return reduction::lower(of, machine, 0);
     }
-    let invariant = machine.contract.batch_invariant;
-    let few = d.m <= 4 && !invariant || d.n <= 4;
-    match (machine.arch.is_gpu(), of.template.map(|t| t.family)) {
-        (_, Some(Family::Rows)) => reduction::lower(of, machine, 0),
+    match (machine.arch.is_gpu(), of.multiply) {
+        (_, None) if of.schedule.is_some() => reduction::lower(of, machine, 0),
+        (_, Some(Multiply::Attention(_))) => Err(of.unsupported("the schedule is one of attention")),
+        (false, Some(Multiply::Matmul(_))) => Err(of.unsupported(ON_HOST)),
         (false, _) => by_library(of, v, &d),
-        (true, Some(Family::Library)) => match dual {
+        (true, Some(Multiply::Library)) => match dual {
             Some(Second::Other(_)) => Err(of.unsupported("the library takes one matmul")),
             _ => library::lower(of, v, &whole(&d, dual)),
         },
-        (true, None) if few => reduction::lower(of, machine, 0),
-        (true, _) => match on_gpu(of, v, dual, &d, |p| matmul::lower(of, p, machine)) {
+        (true, None) if is_few(&d, machine) => reduction::lower(of, machine, 0),
+        (true, None) => match in_form(of, machine, (v, dual), &d) {
             Err(LowerError::Unsupported { .. }) if matches!(dual, Some(Second::Half(_))) => {
-                on_gpu(of, v, None, &whole(&d, dual), |p| matmul::lower(of, p, machine))
+                in_form(of, machine, (v, None), &whole(&d, dual))
             }
             lowered => lowered,
+        },
+        (true, Some(Multiply::Matmul(asked))) => match dual {
+            Some(Second::Half(_)) if !asked.forms.dual => in_form(of, machine, (v, None), &whole(&d, dual)),
+            None if asked.forms.dual => {
+                Err(of.unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result"))
+            }
+            _ => in_form(of, machine, (v, dual), &d),
         },
     }
 }
 
-/// Templates that apply to the kernel's matmul on a GPU, with the microseconds they are predicted to take.
-pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
+/// Why a schedule of a GPU is refused on the host.
+pub const ON_HOST: &str = "the host multiplies by its library: `call library`";
+
+/// Whether there are too few rows or columns for tiles.
+fn is_few(d: &Dims, machine: &Hardware) -> bool {
+    d.m <= 4 && !machine.contract.batch_invariant || d.n <= 4
+}
+
+/// The matmul on a GPU, as a dual GEMM or not.
+fn in_form(
+    of: &Body,
+    machine: &Hardware,
+    (v, dual): (ValueId, Option<Second>),
+    d: &Dims,
+) -> Result<Emitted, LowerError> {
+    let swap = dual.is_none() && is_swapped(of, v, d);
+    let out = on_gpu(of, v, dual, d, |p| matmul::lower(of, p, machine))?;
+    let halves = matches!(dual, Some(Second::Half(_)));
+    Ok(out.in_forms(|forms| (forms.swap, forms.dual) = (swap, halves)))
+}
+
+/// Schedules of the kernel's matmul on a GPU, with the microseconds they are predicted to take. Not all of them fit.
+pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
     if !machine.arch.is_gpu() || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    let mut all = on_gpu(of, v, dual, &d, |p| matmul::candidates(of, p, machine))?;
+    let swap = dual.is_none() && is_swapped(of, v, &d);
+    let halves = matches!(dual, Some(Second::Half(_)));
+    let in_form = |(mut p, us): (Product, f64)| {
+        // Tiles of loads to registers are as narrow as the matmul is.
+        (p.forms.swap, p.forms.dual) = (swap && p.tile.stages.is_some(), halves);
+        (Multiply::Matmul(p), us)
+    };
+    let found = on_gpu(of, v, dual, &d, |p| matmul::candidates(of, p, machine))?;
+    let mut all: Vec<(Multiply, f64)> = found.into_iter().map(in_form).collect();
     let Some(best) = best(&all) else { return Ok(all) };
     let share = share(of, machine)?;
-    let of_library = Body { template: Some(Family::Library.into()), ..*of };
+    let of_library = Body { multiply: Some(Multiply::Library), ..*of };
     if let Some(steps) = if_taken(lower(&of_library, machine))? {
-        all.push((Family::Library.into(), library::us(&of_library, &whole(&d, dual), &steps, best * share)));
+        all.push((Multiply::Library, library::us(&of_library, &whole(&d, dual), &steps, best * share)));
     }
     Ok(all)
 }
 
-/// Whether the GPU's library is predicted to be faster than Kiln's own templates.
+/// Predicted microseconds of row reductions; `None` where rows and columns are too many, or the epilogue reduces rows.
+pub fn by_rows(of: &Body, machine: &Hardware) -> Result<Option<f64>, LowerError> {
+    /// Most rows or columns.
+    const FEW: usize = 16;
+    let Found { v, dual, d } = find(of, machine)?;
+    let us = |p: &matmul::Matmul| (p.m.min(p.n) <= FEW && p.row.is_none()).then(|| matmul::by_rows(of, p));
+    Ok(on_gpu(of, v, dual, &d, us))
+}
+
+/// Whether the GPU's library is predicted to be faster than Kiln's own programs.
 pub fn prefers_library(of: &Body, machine: &Hardware) -> bool {
     if !machine.arch.has_wgmma() || !share(of, machine).is_ok_and(|share| share < 1.0) {
         return false;
     }
     let all = candidates(of, machine).unwrap_or_default();
-    let library = all.iter().find(|c| c.0.family == Family::Library);
+    let library = all.iter().find(|c| c.0 == Multiply::Library);
     library.zip(best(&all)).is_some_and(|(library, best)| library.1 < best)
 }
 
-/// The least predicted time of Kiln's own templates; warpgroup templates are taken wherever any applies.
-fn best(all: &[(Template, f64)]) -> Option<f64> {
-    let least = |family| all.iter().filter(|c| c.0.family == family).map(|c| c.1).fold(f64::INFINITY, f64::min);
-    [Family::Warpgroup, Family::Tile, Family::Rows].map(least).into_iter().find(|us| us.is_finite())
+/// The least predicted time of Kiln's own programs; warpgroups are taken wherever they apply.
+fn best(all: &[(Multiply, f64)]) -> Option<f64> {
+    let least = |staged: bool| {
+        let own = |m: &Multiply| matches!(m, Multiply::Matmul(p) if p.tile.stages.is_some() == staged);
+        all.iter().filter(|c| own(&c.0)).map(|c| c.1).fold(f64::INFINITY, f64::min)
+    };
+    [true, false].map(least).into_iter().find(|us| us.is_finite())
 }
 
-/// Expected time of the library, relative to that of Kiln's own templates.
+/// Expected time of the library, relative to that of Kiln's own programs.
 fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
     let Found { v, dual, d } = find(of, machine)?;
     let copied = || on_gpu(of, v, dual, &d, |p| matmul::copies_operands(of, p, machine)).unwrap_or(false);
@@ -146,12 +195,6 @@ fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
 fn whole(d: &Dims, dual: Option<Second>) -> Dims {
     let halves = if matches!(dual, Some(Second::Half(_))) { 2 } else { 1 };
     Dims { batch: d.batch.clone(), n: halves * d.n, ..*d }
-}
-
-/// Split-K slices that lowering chooses by default.
-pub fn parts(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
-    let Found { v, dual, d } = find(of, machine)?;
-    on_gpu(of, v, dual, &d, |p| matmul::chosen_parts(of, p, machine))
 }
 
 /// The second half of a dual GEMM: another matmul of the same left operand, or the other half of the same matmul's
@@ -260,13 +303,14 @@ fn reduced(of: &Body, v: ValueId) -> Option<usize> {
 /// Whether to swap the operands of a skinny GEMM, so that its few rows are columns: tiles may have as few columns, but
 /// have at least 64 rows, most of which would be copied from outside of the operand.
 fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
+    if let Some(asked) = of.product() {
+        return asked.forms.swap;
+    }
     let g = of.graph;
     let half = matches!(g.dtype(v), DType::Bf16 | DType::F16);
     let whole = |a: &ValueId| g.shape(*a).last().is_some_and(|n| n % 8 == 0);
-    let by_warpgroups = of.template.is_none_or(|t| t.family == Family::Warpgroup);
     half && !of.machine.contract.batch_invariant
         && of.machine.arch.has_wgmma()
-        && by_warpgroups
         && d.m <= FEW
         && d.n > 2 * d.m
         && g.args(v).iter().take(2).all(whole)

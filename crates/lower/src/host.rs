@@ -3,6 +3,7 @@
 use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
+use crate::multiply::Multiply;
 use crate::resolve::{Body, Matmul, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
@@ -152,6 +153,7 @@ impl<'a> Host<'a> {
     }
     /// Adds the rest of the body, which reads its matmul from memory.
     pub fn finish(mut self, v: ValueId, place: (Slot, DType)) -> Result<Emitted, LowerError> {
+        self.out.made = Some(Multiply::Library);
         if place.0 == Slot::Output(0) {
             return Ok(self.out);
         }

@@ -25,6 +25,7 @@ mod mask_value;
 mod math;
 mod matmul;
 mod multi_row;
+mod multiply;
 mod nest;
 mod overlap;
 mod pairwise;
@@ -46,27 +47,27 @@ mod schedule;
 mod scores;
 mod space;
 mod tail;
-pub mod template;
 mod tile;
 mod unaligned;
 mod warpgroup;
 mod wide_rows;
 mod window;
 
-pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
+pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, scheduled, schedules};
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::{
-    Contract, Family, Hardware, Kernel, KernelKind, Rounding, Schedule, Template,
+    Contract, Hardware, Kernel, KernelKind, Rounding, Schedule,
     exec::{LibraryCall, Steps, Work},
 };
+use multiply::Multiply;
 use resolve::Body;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// The kernel is valid but no template applies; the caller runs it with the interpreter.
+    /// The kernel is valid, but there is no program for it, or none by its schedule; the caller runs it with the interpreter.
     #[error("kernel {kernel} cannot be lowered: {why}")]
     Unsupported { kernel: String, why: String },
     /// An invariant of lowering is broken.
@@ -84,80 +85,29 @@ impl LowerError {
     }
 }
 
-/// The nest of a kernel with exactly one, which is not a matmul's: what it is, and its schedules.
-pub struct Scheduled {
-    /// The nest in numbers.
-    pub facts: facts::Facts,
-    /// The schedule that it gets, then others that fit it, the cheapest first.
-    pub schedules: Vec<(Schedule, price::Price)>,
-    /// The schedule by fixed rules, which another one replaces where it is much cheaper.
-    pub fixed: Schedule,
-}
-
-/// The nest of a kernel and its schedules; `None` for a kernel with a matmul, or with several nests.
-pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
-    let of = |nest: &nest::Nest| {
-        let schedules = schedule::all_of(nest)?;
-        Ok(Scheduled { facts: facts::Facts::of(nest), schedules, fixed: schedule::fixed(nest)? })
-    };
-    only_nest(kernel, machine, &of)
-}
-
-/// The price of a schedule for a kernel, and how much cheaper than the fixed rules' schedule one must be to replace it: `None` where no
-/// prediction does. An error where the schedule does not fit.
-pub fn priced(
-    kernel: &Kernel,
-    machine: &Machine,
-    schedule: &Schedule,
-) -> Result<(price::Price, Option<f64>), LowerError> {
-    let of = |nest: &nest::Nest| {
-        schedule::run(nest, schedule, 0)?;
-        let facts = facts::Facts::of(nest);
-        Ok((propose::price_of(nest, &facts, schedule)?, schedule::gain(nest, &facts)?))
-    };
-    let why = || "it has no schedule: its matmul has a template, or it is several nests".to_string();
-    let without = || LowerError::Unsupported { kernel: kernel.name.clone(), why: why() };
-    only_nest(kernel, machine, &of)?.ok_or_else(without)
-}
-
-/// What `say` says of a kernel's nest; `None` for a kernel with a matmul, or with several nests.
-fn only_nest<T>(
-    kernel: &Kernel,
-    machine: &Machine,
-    say: &dyn Fn(&nest::Nest) -> Result<T, LowerError>,
-) -> Result<Option<T>, LowerError> {
-    let machine = &under(machine, kernel);
-    let decomposed = composite::Decomposed::of(&kernel.name, &kernel.body)?;
-    let of = body(kernel, &decomposed, machine);
-    let mut found = vec![];
-    let other = match kernel.kind {
-        KernelKind::Reduction => pairwise::applies(&of, machine),
-        KernelKind::Pool => overlap::applies(&of, machine)?,
-        _ => false,
-    };
-    if other {
-        return Ok(None);
-    }
-    let visit: &mut nest::Visit = &mut |nest| {
-        found.push(say(nest)?);
-        Ok(())
-    };
+/// Calls `f` with the nests of a kernel that does not multiply, or as if it did not.
+fn nests(kernel: &Kernel, of: &Body, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
     match kernel.kind {
-        KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::each(&of, machine, visit)?,
-        KernelKind::Scan => scan::each(&of, machine, visit)?,
-        KernelKind::Scatter => scatter::each(&of, machine, visit)?,
-        _ => {}
+        KernelKind::Pool if overlap::applies(of, machine)? => Ok(()),
+        KernelKind::Scan => scan::each(of, machine, f),
+        KernelKind::Scatter => scatter::each(of, machine, f),
+        KernelKind::Conv => conv::each(of, machine, f),
+        KernelKind::Fallback | KernelKind::Attention => Ok(()),
+        _ => reduction::each(of, machine, f),
     }
-    Ok(if found.len() == 1 { found.pop() } else { None })
 }
 
-/// Schedules of a kernel with their prices; empty where it has none.
-pub fn schedules(kernel: &Kernel, machine: &Machine) -> Vec<(Schedule, price::Price)> {
-    scheduled(kernel, machine).ok().flatten().map(|s| s.schedules).unwrap_or_default()
-}
-
-fn body<'a>(kernel: &'a Kernel, decomposed: &'a composite::Decomposed, machine: &'a Hardware<'a>) -> Body<'a> {
-    Body {
+fn body<'a>(
+    kernel: &'a Kernel,
+    decomposed: &'a composite::Decomposed,
+    machine: &'a Hardware<'a>,
+) -> Result<Body<'a>, LowerError> {
+    let refuse = |why| LowerError::Unsupported { kernel: kernel.name.clone(), why };
+    let multiply = match &kernel.schedule {
+        Some(schedule) => Multiply::of(schedule).map_err(refuse)?,
+        None => None,
+    };
+    Ok(Body {
         name: &kernel.name,
         graph: &kernel.body,
         decomposed,
@@ -166,13 +116,13 @@ fn body<'a>(kernel: &'a Kernel, decomposed: &'a composite::Decomposed, machine: 
         machine,
         precision: kernel.precision,
         rounding: kernel.rounding,
-        template: kernel.reason.template,
-        schedule: kernel.schedule.as_ref(),
+        multiply,
+        schedule: kernel.schedule.as_ref().filter(|_| multiply.is_none()),
         bytes: kernel.cost.bytes(),
-    }
+    })
 }
 
-/// The result of a template, `None` if it does not apply. Broken invariants are passed on.
+/// The result of a way to lower, `None` if it does not apply. Broken invariants are passed on.
 fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
     match by {
         Ok(found) => Ok(Some(found)),
@@ -190,21 +140,23 @@ pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, L
 /// programs whose sizes follow from the machine. Steps that call a GPU's library come with alternative steps without it
 /// (`otherwise`).
 pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    lowered(kernel, machine).map(|found| found.0)
+}
+
+/// The same, with the schedule that the steps follow if they multiply.
+fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     let machine = &under(machine, kernel);
-    let own = |kernel: &Kernel| own(kernel, machine);
-    let by = |template| {
-        let mut kernel = kernel.clone();
-        kernel.reason.template = template;
-        own(&kernel)
-    };
-    let library = Template::from(Family::Library);
-    let asked = kernel.reason.template.is_some_and(|t| t.family == Family::Library);
+    let by = |schedule| own(&Kernel { schedule, ..kernel.clone() }, machine);
+    let asked = kernel.schedule.as_ref().is_some_and(Schedule::is_call);
     if !machine.arch.is_gpu() || !asked && !candidates::prefers_library(kernel, machine) {
-        return own(kernel);
+        return own(kernel, machine);
     }
-    match by(Some(library)) {
-        Ok(steps) => Ok(Steps { otherwise: if_taken(by(None))?.map(Box::new), ..steps }),
-        Err(LowerError::Unsupported { .. }) if !asked => own(kernel),
+    match by(Some(Multiply::Library.schedule())) {
+        Ok((steps, made)) => {
+            let otherwise = if_taken(by(None))?.map(|own| Box::new(own.0));
+            Ok((Steps { otherwise, ..steps }, made))
+        }
+        Err(LowerError::Unsupported { .. }) if !asked => own(kernel, machine),
         refused => refused,
     }
 }
@@ -214,22 +166,32 @@ fn under<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> {
     Hardware { machine, contract: Contract { batch_invariant: kernel.batch_invariant, ..Contract::default() } }
 }
 
-/// Lowers one kernel; on a GPU it calls a library only if the kernel's template says so.
-fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+/// Steps, and the schedule that they follow if they multiply.
+type Lowered = (Steps<kiln_block::Kernel>, Option<Multiply>);
+
+/// Lowers one kernel; on a GPU it calls a library only if the kernel's schedule says so.
+fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
         let call = library_call(body).ok_or_else(|| unsupported("libtorch runs it"))?;
-        return Ok(vec![Work::Fallback(call)].into());
+        return Ok((vec![Work::Fallback(call)].into(), None));
     }
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
-        return Ok(vec![].into());
+        return Ok((vec![].into(), None));
     }
     let decomposed = composite::Decomposed::of(name, body)?;
-    let of = self::body(kernel, &decomposed, machine);
-    let rows::Emitted { scratch, mut steps } = match kernel.kind {
+    let of = self::body(kernel, &decomposed, machine)?;
+    let multiplies = matches!(kernel.kind, KernelKind::Gemm | KernelKind::Attention | KernelKind::Conv);
+    if of.multiply.is_some() && !multiplies && !pairwise::applies(&of, machine) {
+        return Err(unsupported("it has the schedule of a kernel that multiplies, and does not"));
+    }
+    if of.schedule.is_some() && kernel.kind == KernelKind::Attention {
+        return Err(unsupported("the schedule has no step that multiplies"));
+    }
+    let rows::Emitted { scratch, mut steps, made } = match kernel.kind {
         // Which of two summation orders is faster depends on the number of rows: a batch-invariant kernel has only one.
-        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant || kernel.schedule.is_some() => {
+        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant || of.schedule.is_some() => {
             reduction::lower(&of, machine, 0)?
         }
         KernelKind::Reduction => match pairwise::lower(&of, machine).transpose()? {
@@ -248,6 +210,11 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         KernelKind::Scatter => scatter::lower(&of, machine)?,
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without a fallback op")),
     };
+    if let (Some(asked), Some(made)) = (of.multiply, made)
+        && let Some(why) = asked.differs(&made)
+    {
+        return Err(unsupported(&why));
+    }
     if kernel.rounding == Rounding::PerOp {
         for step in &mut steps {
             if let Work::Block { code, .. } = step {
@@ -256,14 +223,8 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         }
     }
     check(name, &steps)?;
-    if let Some(wanted) = kernel.reason.template {
-        let found = template::of(kernel.kind, steps.iter().map(template::Part::from));
-        if !wanted.fits(found) {
-            return Err(unsupported(&format!("template `{wanted}` does not apply; only `{found}` does")));
-        }
-    }
     let copied = if kernel.kind == KernelKind::Scatter { scatter::copied(body, &steps) } else { None };
-    Ok(Steps { scratch, steps, otherwise: None, copied })
+    Ok((Steps { scratch, steps, otherwise: None, copied }, made))
 }
 
 /// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.

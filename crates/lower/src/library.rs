@@ -1,16 +1,17 @@
-//! Matmuls by the library of a GPU (cuBLASLt), as one more template.
+//! Matmuls by the library of a GPU (cuBLASLt): `call library`.
 //!
 //! Takes: a body with one matmul. Gives: steps with a library call whose operands and result are matrices in memory.
 //! Bias, residual, scale, ReLU and tanh GELU are the library's epilogue where they come in its order and types
 //! ([`epilogue`]); what else comes after the matmul is a program of its own.
 //!
 //! The algorithm is chosen when a session is made, and the call is recorded with the launches. `library` in a machine's
-//! description says where the library is faster than Kiln's templates. Its steps come with alternative steps without
+//! description says where the library is faster than Kiln's own programs. Its steps come with alternative steps without
 //! it: a machine whose library is missing, or has no algorithm for the call, runs those.
 mod epilogue;
 
 use crate::gemm::Dims;
 use crate::matmul::precision;
+use crate::multiply::Multiply;
 use crate::resolve::Body;
 use crate::rows::Emitted;
 use crate::{LowerError, gemm};
@@ -50,10 +51,11 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
         }
     }
     out.scratch.push(Type::new(DType::U8, [WORKSPACE]));
+    out.made = Some(Multiply::Library);
     Ok(out)
 }
 
-/// Expected time of the library, relative to that of Kiln's own template. `copied`: whether that template copies an
+/// Expected time of the library, relative to that of Kiln's own program. `copied`: whether that copies an
 /// operand first, which the library need not.
 pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> f64 {
     let kiln_machine::Library { share, long, depth, transposed } = of.machine.library;

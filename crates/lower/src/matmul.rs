@@ -20,23 +20,24 @@ mod tiles;
 use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr};
+use crate::multiply::{Forms, Multiply, Product};
 use crate::placed::{self, the_sums};
 use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
 use crate::row::Row;
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
-use crate::warpgroup::{self, Asked, Major, Parts};
+use crate::warpgroup::{self, Major, Parts};
 use crate::{LowerError, if_taken, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Family, Precision,
+    Axis, Operand, Precision, Step,
     exec::{Slot, Work},
 };
 
-pub use candidates::{candidates, chosen_parts};
+pub use candidates::{by_rows, candidates};
 pub use memory::of_patches;
 pub use tiles::zero_outside;
 use tiles::{accumulate, grouped, tile};
@@ -46,7 +47,7 @@ pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 /// A batched matmul; operands are resolved at (batch…, m, k) and (batch…, k, n).
 pub struct Matmul<'a> {
     pub v: ValueId,
-    /// The machine whose cost model chooses the template.
+    /// The machine whose cost model chooses the schedule.
     pub machine: &'a Hardware<'a>,
     pub batch: Vec<usize>,
     pub m: usize,
@@ -128,53 +129,93 @@ pub struct Run {
 }
 
 pub fn lower(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Emitted, LowerError> {
-    memory::prepared(of, p, machine, |p, out| with_operands(of, p, machine, out))
+    memory::prepared(of, p, machine, |p, before, copies| {
+        with_operands(of, p, machine, before).map(|out| out.in_forms(|forms| forms.copies = copies))
+    })
 }
 
 /// Lowers the matmul with the operands that it is to read; `out` has the steps that come before.
 pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
+    let asked = of.product();
     let p = &heads::settled(of, p, machine)?;
-    let plain = of.template.is_some_and(|t| t.family == Family::Tile);
-    if !plain && let Some((_, split)) = in_parts(of, p, machine, out.scratch.len() as u32)? {
+    if let Some((_, split)) = in_parts(of, p, machine, out.scratch.len() as u32)? {
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if p.row.is_none_or(|n| n <= p.n)
-        && let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place, p.row)
-        && let Some(step) = fused(of, p, &dims, &placed, machine)?
+    if asked.is_none_or(|asked| !asked.forms.apart)
+        && let Some(placed) = fitting(of, p)
+        && let Some((step, made)) = fused(of, p, &dims, &placed, machine)?
     {
         out.steps.push(step);
+        out.made = Some(made);
         return Ok(out);
+    }
+    if asked.is_some_and(|asked| !asked.forms.apart) {
+        let step = Step::Copy(vec![Operand::C]);
+        return Err(
+            of.unsupported(format!("the epilogue is not that of a tile; `{step}` computes it by a launch of its own"))
+        );
     }
     // The epilogue is neither elementwise nor row by row within a tile: the matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
     let acc = of.graph.dtype(p.v).compute();
     let first = out.scratch.len() as u32;
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
-    let step = tiled(of, p, &dims, of.name, machine, &scene)?;
+    let (step, made) = tiled(of, p, &dims, of.name, machine, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
     let rest = Body { name: &name, ..rest };
     out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
     out.steps.push(step);
+    out.made = Some(made);
     let scratch = out.scratch.len() as u32;
-    Ok(out.then(reduction::lower(&rest, machine, scratch)?))
+    let out = out.then(reduction::lower(&rest, machine, scratch)?);
+    Ok(out.in_forms(|forms| forms.apart = true))
+}
+
+/// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
+fn fitting(of: &Body, p: &Matmul) -> Option<Vec<placed::Placed>> {
+    let dims = [&p.batch[..], &[p.m, p.n]].concat();
+    placed::outputs(&p.nodes(of), &dims, p.place, p.row).filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
 /// Whether an operand is copied first.
 pub fn copies_operands(of: &Body, p: &Matmul, machine: &Hardware) -> Result<bool, LowerError> {
-    memory::prepared(of, p, machine, |_, before| Ok(!before.steps.is_empty()))
+    memory::prepared(of, p, machine, |_, before, _| Ok(!before.steps.is_empty()))
 }
 
 /// Split-K, so that all multiprocessors have work; `None`: K is not split.
 fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
+    let dtype = operands(of, p.v);
+    if let Some(asked) = of.product() {
+        let step = Step::SplitReduce(Axis::K, asked.forms.slices);
+        if asked.forms.slices == 1 {
+            return Ok(None);
+        }
+        if machine.contract.batch_invariant {
+            return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
+        }
+        let parts = sides(of, p, machine)?.and_then(|sides| warpgroup::in_slices(p, dtype, sides, asked.forms.slices));
+        let parts = parts.filter(|_| asked.tile.stages.is_some() && !asked.forms.apart);
+        let Some(parts) = parts else {
+            let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
+            return Err(of.unsupported(format!("`{step}` does not fit: {why}")));
+        };
+        let split = split_k::lower(of, p, parts, machine, scratch);
+        return match split {
+            Ok(split) => Ok(Some((parts, split))),
+            Err(LowerError::Unsupported { why, .. }) => {
+                Err(of.unsupported(format!("`{step}` does not fit: in slices, {why}")))
+            }
+            Err(defect) => Err(defect),
+        };
+    }
     if machine.contract.batch_invariant {
         return Ok(None);
     }
-    let (dtype, asked) = (operands(of, p.v), Asked::from(of.template));
     let Some(sides) = sides(of, p, machine)? else { return Ok(None) };
     // An operand that is indexed by quotients of K is a strided array only in slices of some lengths.
-    for parts in warpgroup::parts(p, dtype, sides, asked) {
+    for parts in warpgroup::parts(p, dtype, sides) {
         if parts.count == 1 {
             return Ok(None);
         }
@@ -187,10 +228,7 @@ fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<O
             }
         }
     }
-    match asked.schedule.split_k {
-        Some(n) if n > 1 => Err(of.unsupported(warpgroup::NEEDS)),
-        _ => Ok(None),
-    }
+    Ok(None)
 }
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
@@ -255,7 +293,7 @@ fn fused(
     dims: &[usize],
     placed: &[placed::Placed],
     machine: &Hardware,
-) -> Result<Option<Work<Kernel>>, LowerError> {
+) -> Result<Option<(Work<Kernel>, Multiply)>, LowerError> {
     let matmul = p.nodes(of);
     let scene = |at: &[Expr]| {
         let mut r = matmul.resolver();
@@ -289,9 +327,11 @@ fn tiled(
     name: &str,
     machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
-) -> Result<Work<Kernel>, LowerError> {
+) -> Result<(Work<Kernel>, Multiply), LowerError> {
     let dtype = operands(of, p.v);
-    let t = tile(p, dtype, of.template.and_then(|t| t.tile));
+    let asked = of.product().map(|asked| asked.tile);
+    let staged = asked.map(|t| t.stages.is_some());
+    let made = |tile| Multiply::Matmul(Product { forms: Forms::default(), tile });
     let row =
         p.row.filter(|_| p.whole.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
     let base = dims.len() as CoordId;
@@ -328,19 +368,22 @@ fn tiled(
         anchors: &anchors,
         dtype,
         row,
-        asked: of.template.into(),
+        asked,
     };
-    let wanted = of.template.map(|t| t.family);
-    if wanted != Some(Family::Tile)
-        && let Some(work) = warpgroup::lower(&task, machine).transpose()?
+    if staged != Some(false)
+        && let Some((work, tile)) = warpgroup::lower(&task, machine).transpose()?
     {
-        return Ok(work);
+        return Ok((work, made(tile)));
     }
-    if wanted == Some(Family::Warpgroup) || p.whole.is_some() || p.low.is_some() {
+    if staged == Some(true) || p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
+    let t = match &asked {
+        Some(asked) => tiles::of_schedule(p, dtype, asked).map_err(|why| of.unsupported(why))?,
+        None => tile(p, dtype),
+    };
     // Where warpgroups apply to the matmul without the rows, that and a step for the rows are faster.
-    if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, machine)?.is_some()) {
+    if row.is_some() && (t.n < p.n || asked.is_none() && sides(of, p, machine)?.is_some()) {
         return Err(of.unsupported("rows of the result that span several tiles"));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
@@ -359,7 +402,7 @@ fn tiled(
     for s in &scene.stores {
         f.store(s);
     }
-    f.finish()
+    Ok((f.finish()?, made(t.of_schedule(tiles::engine(dtype, p)))))
 }
 
 /// Swaps the last two.

@@ -61,7 +61,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Option<Emitted>, LowerErro
     let scene = space.scene(of, &pool, strip)?;
     let mut frame = open(of.name, &scene, &space.shape(strip));
     scene.stores.iter().for_each(|s| frame.store(s));
-    Ok(Some(Emitted { scratch: vec![], steps: vec![frame.finish()?] }))
+    Ok(Some(Emitted::step(frame.finish()?)))
 }
 
 /// The body's only pool, if its windows overlap and all outputs have its shape.

@@ -1,5 +1,5 @@
 //! Pairwise distances: sums of squared or absolute differences of all pairs of rows (f32, at least 32 rows on each
-//! side). They take the matmul templates with `(a - b)²` or `|a - b|` in place of `a · b`, so that a block loads rows
+//! side). They are computed as matmuls with `(a - b)²` or `|a - b|` in place of `a · b`, so that a block loads rows
 //! and columns once for a whole tile of pairs. Where a plan may approximate, the rewrite rule `distance-by-product`
 //! makes a matmul of the squares instead.
 //!
@@ -13,7 +13,7 @@ use kiln_block::Terms;
 use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::{Family, Precision};
+use kiln_plan::Precision;
 
 /// Least rows and columns, and least terms in all, for which tiles are profitable.
 const LEAST: usize = 32;
@@ -32,8 +32,7 @@ struct Found {
 
 /// Whether pairs of rows are tiled as a matmul.
 pub fn applies(of: &Body, machine: &Hardware) -> bool {
-    let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
-    machine.arch.is_gpu() && tiles && !machine.contract.batch_invariant && find(of.graph).is_some()
+    machine.arch.is_gpu() && of.schedule.is_none() && !machine.contract.batch_invariant && find(of.graph).is_some()
 }
 
 pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError>> {
@@ -69,7 +68,10 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
     };
-    if_taken(matmul::lower(of, &matmul, machine)).transpose()
+    match of.multiply {
+        Some(_) => Some(matmul::lower(of, &matmul, machine)),
+        None => if_taken(matmul::lower(of, &matmul, machine)).transpose(),
+    }
 }
 
 /// The one reduction of a body that has nothing else but pointwise work and views.

@@ -130,7 +130,7 @@ impl Work {
                 Step::StageOperands => w.copies = true,
                 Step::Persist(n) => w.persist = *n as f64,
                 Step::Prefetch(_) => w.prefetch = true,
-                Step::Tail(..) | Step::Widen(..) => {}
+                _ => {}
             }
         }
         let warps = warps * blocks;

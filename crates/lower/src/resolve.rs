@@ -7,10 +7,11 @@ use crate::LowerError;
 use crate::composite::Decomposed;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
+use crate::multiply::{Multiply, Product};
 use crate::row::Row;
 use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::{Precision, Rounding, Schedule, Template, exec::Slot};
+use kiln_plan::{Precision, Rounding, Schedule, exec::Slot};
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
@@ -44,14 +45,21 @@ pub struct Body<'a> {
     /// How f32 matmuls are computed: exactly, in tf32, or as 3xTF32.
     pub precision: Precision,
     pub rounding: Rounding,
-    /// The template that the plan asks for.
-    pub template: Option<Template>,
-    /// The schedule of its nest.
+    /// The schedule that the plan asks for, of a kernel that multiplies.
+    pub multiply: Option<Multiply>,
+    /// That of another kernel's nest.
     pub schedule: Option<&'a Schedule>,
     /// Bytes that it reads and writes once, where the planner counted them; else 0.
     pub bytes: u64,
 }
 impl<'a> Body<'a> {
+    /// The schedule that the plan asks for, of a matmul.
+    pub fn product(&self) -> Option<Product> {
+        match self.multiply {
+            Some(Multiply::Matmul(p)) => Some(p),
+            _ => None,
+        }
+    }
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.decomposed, self.name, self.machine);
         (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);

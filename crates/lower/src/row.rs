@@ -218,7 +218,7 @@ mod tests {
             machine: &kiln_plan::Hardware { machine: Arch::Cpu.machine(), contract: kiln_plan::Contract::default() },
             precision: Precision::Exact,
             rounding: Rounding::AtStores,
-            template: None,
+            multiply: None,
             schedule: None,
             bytes: 0,
         };

@@ -15,6 +15,7 @@ use crate::columns;
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::facts;
+use crate::multiply::{Forms, Multiply};
 use crate::nest::Nest;
 use crate::persistent::{self, Reads, Tiles};
 use crate::replicate;
@@ -36,6 +37,8 @@ use kiln_plan::{Axis, Hardware, Schedule, Step};
 pub struct Emitted {
     pub scratch: Vec<Type>,
     pub steps: Vec<Work<Kernel>>,
+    /// The schedule of the matmul or attention among them.
+    pub made: Option<Multiply>,
 }
 
 impl Emitted {
@@ -43,6 +46,18 @@ impl Emitted {
     pub fn then(mut self, rest: Emitted) -> Emitted {
         self.scratch.extend(rest.scratch);
         self.steps.extend(rest.steps);
+        self.made = self.made.or(rest.made);
+        self
+    }
+    /// One step.
+    pub fn step(step: Work<Kernel>) -> Emitted {
+        Emitted { steps: vec![step], ..Emitted::default() }
+    }
+    /// The same, of a matmul in other forms.
+    pub fn in_forms(mut self, change: impl FnOnce(&mut Forms)) -> Emitted {
+        if let Some(Multiply::Matmul(p)) = &mut self.made {
+            change(&mut p.forms);
+        }
         self
     }
 }

@@ -54,13 +54,13 @@ enum Target {
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let s = Scatter::of(of)?;
     if s.walked.contains(&0) {
-        return Ok(Emitted { scratch: vec![], steps: vec![s.copy(Slot::Output(0), s.dtype, machine)?] });
+        return Ok(Emitted::step(s.copy(Slot::Output(0), s.dtype, machine)?));
     }
     match s.at_once(machine) {
         Some(target) => s.parallel(target, machine),
         None => {
             let steps = vec![s.copy(Slot::Output(0), s.dtype, machine)?, s.in_order(machine)?];
-            Ok(Emitted { scratch: vec![], steps })
+            Ok(Emitted { steps, ..Emitted::default() })
         }
     }
 }
@@ -231,7 +231,7 @@ impl<'a> Scatter<'a> {
             };
             steps.push(pointwise::points(&name("round"), &self.shape, &rounded, machine)?);
         }
-        Ok(Emitted { scratch, steps })
+        Ok(Emitted { scratch, steps, made: None })
     }
     /// Whether the last one of the elements that replace the same has to be found.
     fn finds_last(&self, target: Target) -> bool {

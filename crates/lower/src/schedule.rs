@@ -116,7 +116,7 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
         match axis {
             Axis::Row => row = Some(cut(*axis, *block, at)),
             Axis::Kept(_) if there(*axis) => kept.push(cut(*axis, *block, at)),
-            Axis::Kept(_) => {}
+            Axis::Kept(_) | Axis::K | Axis::Keys => {}
         }
     }
     let scene = nest.scene_in(&space)?;
@@ -188,6 +188,7 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 plan.copies = true;
             }
             Step::Fuse(_) | Step::Widen(..) | Step::Split(..) | Step::Warps(_) | Step::Cluster(_) => {}
+            _ => return Err(refusal(nest, step, "the kernel does not multiply")),
         }
     }
     Ok(plan)
@@ -282,8 +283,12 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     }
     let mut tiled = tile(nest, schedule)?;
     if nest.row().is_none() {
+        let of_rows = |s: &&Step| !matches!(s, Step::Fuse(_) | Step::Split(..) | Step::Warps(_) | Step::Cluster(_));
+        if let Some(step) = schedule.steps.iter().find(of_rows) {
+            return Err(refusal(nest, step, "the nest has no row"));
+        }
         let (scene, shape) = tiled.points();
-        return Ok(Emitted { scratch: vec![], steps: vec![points(nest.name, &scene, &shape)?] });
+        return Ok(Emitted::step(points(nest.name, &scene, &shape)?));
     }
     let plan = row_plan(nest, schedule, &mut tiled)?;
     let mut scene = tiled.scene;

@@ -1,8 +1,8 @@
-//! The warpgroup template, from `sm_90` on: pipelined matmuls by `wgmma`, and exact f32 matmuls by a pipelined FMA
+//! Matmuls by warpgroups, from `sm_90` on: pipelined matmuls by `wgmma`, and exact f32 matmuls by a pipelined FMA
 //! (SIMT) engine.
 //!
 //! Takes: a matmul whose operands are strided arrays with rows of multiples of 16 bytes, and its epilogue. Gives: a
-//! block program, or `None` if the template does not apply; the caller then takes another one.
+//! block program, or `None` if warpgroups do not apply; the caller then takes another way.
 //!
 //! This module writes the plain matmul of a tile: a loop over K of tile loads and a `dot`, then the epilogue on the
 //! accumulators. The passes of the block IR ([`kiln_block::passes::warpgroup`]) make a persistent kernel of it, with a
@@ -22,17 +22,18 @@ use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
 use crate::matmul::{Coords, Matmul};
+use crate::multiply::Tile;
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
 pub use cost::{copy, gather};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;
-use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
+use kiln_plan::{Hardware, Step};
 pub use operand::{Major, Strided};
-pub use shape::{Asked, FEW, GROUP, SPAN};
 use shape::{Engine, Shape};
-pub use split_k::{Parts, candidates, cycles, parts, prefers_3xtf32};
+pub use shape::{FEW, SPAN};
+pub use split_k::{Parts, candidates, cycles, in_slices, parts, prefers_3xtf32};
 
 /// A matmul to lower, with its epilogue.
 pub struct Task<'a> {
@@ -49,21 +50,21 @@ pub struct Task<'a> {
     pub dtype: DType,
     /// How the epilogue reduces rows, where it does.
     pub row: Option<TileRow>,
-    pub asked: Asked,
+    /// The tile that a schedule asks for.
+    pub asked: Option<Tile>,
 }
 
-/// Why the template does not apply, as an error message.
-pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8 that are strided arrays with rows of multiples of 16 bytes, those of f8 along K, and one of the \
-     tiles 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16 (exact f32 has 32x64 in place of \
-     256x128, 64x256 and those narrower than 64); a schedule must fit the matmul and the memory of a multiprocessor";
+/// Why warpgroups do not apply, as an error message.
+pub const NEEDS: &str = "stages in shared memory need sm_90, and operands of bf16, f16, f32 or f8 that are strided arrays with rows of \
+     multiples of 16 bytes, those of f8 and of 3xTF32 along K; `stage a,b global` copies others to such rows";
 
-/// Whether the template takes matmuls of this type; [`lower`] looks at the operands.
+/// Whether warpgroups take matmuls of this type; [`lower`] looks at the operands.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {
     machine.arch.has_wgmma() && (matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) || dtype.is_f8())
 }
 
-/// The step; `None` if the template does not apply.
-pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, LowerError>> {
+/// The step, with the tile that it computes; `None` if warpgroups do not apply. A tile that a schedule asks for is refused if it does not fit.
+pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Tile), LowerError>> {
     let p = task.matmul;
     if !machine.arch.has_wgmma() {
         return None;
@@ -87,19 +88,35 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, Low
         .iter()
         .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
-    let shape = shape::choose(p, (engine, task.asked), [a.major, major], &widths(task, &outputs))?;
+    let refuse = |why: String| Some(Err(LowerError::Unsupported { kernel: task.name.to_string(), why }));
+    let (sides, widths) = ([a.major, major], widths(task, &outputs));
+    let shape = match &task.asked {
+        None => shape::choose(p, engine, sides, &widths)?,
+        Some(t) if t.engine != engine.unit() => {
+            return refuse(format!("the matmul is computed by `{}`, not `{}`", engine.unit().name(), t.engine.name()));
+        }
+        Some(t) if t.warps.is_some() => return refuse("warps follow from a tile whose operands are staged".into()),
+        Some(t) => match shape::of_tile(p, engine, t, sides, &widths) {
+            Ok(shape) => shape,
+            Err(misfit) => return refuse(misfit.of(t)),
+        },
+    };
+    let blocks = task.asked.and_then(|t| t.persist).unwrap_or_else(|| shape.blocks(machine));
+    if blocks > shape.blocks(machine) || !blocks.is_multiple_of(shape.cluster) {
+        let most = shape.blocks(machine);
+        return refuse(format!(
+            "`{}` does not fit: at most {most} blocks have tiles, whole clusters",
+            Step::Persist(blocks)
+        ));
+    }
+    let tile = Tile { persist: Some(blocks), ..shape.tile(machine) };
     let (code, args) = match (Plain { task, shape, a, b, low, outputs }).write() {
         Ok(Work::Block { code, args }) => (code, args),
         Ok(_) => return None,
         Err(defect) => return Some(Err(defect)),
     };
-    let launch = Launch {
-        blocks: shape.blocks(machine),
-        cluster: shape.cluster,
-        group: shape.group,
-        axes: Some([ROWS, COLUMNS]),
-        drawn: false,
-    };
+    let launch =
+        Launch { blocks, cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]), drawn: false };
     let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::Simt);
     let crew = Crew {
         consumers: shape.copies * shape.in_flight,
@@ -109,7 +126,7 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, Low
         last,
     };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew), machine).ok()?;
-    Some(Ok(Work::Block { code, args }))
+    Some(Ok((Work::Block { code, args }, tile)))
 }
 
 /// Element sizes of the types that are stored through shared memory, each type once.

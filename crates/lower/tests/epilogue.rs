@@ -1,4 +1,4 @@
-//! Every epilogue with every matmul template: each computes what the graph does, or is refused for a known reason.
+//! Every epilogue with every kind of schedule: each computes what the graph does, or is refused for a known reason.
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
@@ -35,8 +35,8 @@ const EPILOGUES: [&str; 22] = [
 /// A dual GEMM.
 const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
 
-/// Operands, precision, template, compute capability, and why some epilogues may be refused.
-const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
+/// Operands, precision, schedule, compute capability, and why some epilogues may be refused.
+const SCHEDULES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("bf16", Precision::Exact, "", Arch::Sm90a, &[]),
     ("f16", Precision::Exact, "", Arch::Sm80, &[]),
     ("f32", Precision::Exact, "", Arch::Sm90a, &[]),
@@ -45,22 +45,82 @@ const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("f8e4m3", Precision::Exact, "", Arch::Sm80, &[]),
     ("f8e5m2", Precision::Exact, "", Arch::Sm80, &[]),
     ("f32", Precision::Tf32, "", Arch::Sm80, &[]),
-    ("bf16", Precision::Exact, "library", Arch::Sm90a, &["one matmul"]),
-    ("f32", Precision::Tf32, "library", Arch::Sm90a, &["one matmul"]),
-    ("bf16", Precision::Exact, "rows", Arch::Sm90a, &["rows"]),
-    ("bf16", Precision::Exact, "tile 64x64", Arch::Sm90a, &[]),
-    ("f32", Precision::Exact, "tile 32x64", Arch::Sm80, &[]),
-    ("bf16", Precision::Exact, "warpgroup 128x256 cluster 2", Arch::Sm90a, &["warpgroups need"]),
-    ("f16", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x256 tiles 2", Arch::Sm90a, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x64 split-k 2", Arch::Sm90a, &["warpgroups need"]),
-    ("f32", Precision::Exact, "warpgroup 64x64", Arch::Sm90a, &["warpgroups need"]),
-    ("f32", Precision::Exact, "warpgroup 64x128 split-k 3", Arch::Sm90a, &["warpgroups need"]),
-    ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
-    ("f8e4m3", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
-    ("f8e5m2", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
-    ("f8e4m3", Precision::Exact, "warpgroup 64x64 split-k 2", Arch::Sm90a, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "call library", Arch::Sm90a, &["one matmul"]),
+    ("f32", Precision::Tf32, "call library", Arch::Sm90a, &["one matmul"]),
+    ("bf16", Precision::Exact, "split r 512; bind warp 1", Arch::Sm90a, &["rows"]),
+    ("bf16", Precision::Exact, "tensor-core mma 64x64x64; bind warp 4", Arch::Sm90a, &[]),
+    ("f32", Precision::Exact, "fma 32x64x32; bind warp 4", Arch::Sm80, &[]),
+    (
+        "bf16",
+        Precision::Exact,
+        "tensor-core wgmma 128x256x64; stage a,b shared 3; bind cluster 2",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "f16",
+        Precision::Exact,
+        "tensor-core wgmma 64x128x64; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "bf16",
+        Precision::Exact,
+        "tensor-core wgmma 64x128x64; stage a,b shared 3; ping-pong",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "bf16",
+        Precision::Exact,
+        "tensor-core wgmma 64x256x64; stage a,b shared 3; ping-pong",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "bf16",
+        Precision::Exact,
+        "split-reduce k 2; tensor-core wgmma 64x64x64; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    ("f32", Precision::Exact, "fma 64x64x32; stage a,b shared 3", Arch::Sm90a, &["stages in shared", "does not fit"]),
+    (
+        "f32",
+        Precision::Exact,
+        "split-reduce k 3; fma 64x128x32; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "f32",
+        Precision::Tf32,
+        "tensor-core wgmma 128x128x32; stage a,b shared 3; ping-pong",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "f8e4m3",
+        Precision::Exact,
+        "tensor-core wgmma 64x128x128; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "f8e5m2",
+        Precision::Exact,
+        "tensor-core wgmma 64x128x128; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
+    (
+        "f8e4m3",
+        Precision::Exact,
+        "split-reduce k 2; tensor-core wgmma 64x64x128; stage a,b shared 3",
+        Arch::Sm90a,
+        &["stages in shared", "does not fit"],
+    ),
 ];
 
 /// M, N and K of matmuls: whole and partial tiles, and few rows, for which operands are swapped.
@@ -76,18 +136,26 @@ fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
     )
 }
 
-/// How many epilogues the template computes, and how many it refuses.
-fn check((d, precision, template, arch, reasons): (&str, Precision, &str, Arch, &[&str])) -> [usize; 2] {
+/// How many epilogues the schedule computes, and how many it refuses.
+fn check((d, precision, schedule, arch, reasons): (&str, Precision, &str, Arch, &[&str])) -> [usize; 2] {
     let (mut done, mut refused) = (0, 0);
     for (i, rest) in EPILOGUES.into_iter().chain([PAIR]).enumerate() {
         let text_of = graph(d, SIZES[i % SIZES.len()], rest);
         let body: Graph = text_of.parse().unwrap_or_else(|e| panic!("{e}\n{text_of}"));
         let mut k = kiln_plan::Kernel { precision, ..kernel(KernelKind::Gemm, body) };
-        k.reason.template = (!template.is_empty()).then(|| template.parse().expect("a template"));
-        let steps = match lower(&k, arch) {
+        let by = |before: &str| Some(format!("{before}{schedule}").parse().expect("a schedule"));
+        k.schedule = by("").filter(|_| !schedule.is_empty());
+        let mut lowered = lower(&k, arch);
+        if let Err(LowerError::Unsupported { why, .. }) = &lowered
+            && why.contains("`stage c global` computes it")
+        {
+            k.schedule = by("stage c global; ");
+            lowered = lower(&k, arch);
+        }
+        let steps = match lowered {
             Ok(steps) => steps,
             Err(LowerError::Unsupported { why, .. }) => {
-                assert!(reasons.iter().any(|r| why.contains(r)), "{d} {template} {arch}: {why}\n{text_of}");
+                assert!(reasons.iter().any(|r| why.contains(r)), "{d} {schedule} {arch}: {why}\n{text_of}");
                 refused += 1;
                 continue;
             }
@@ -99,16 +167,16 @@ fn check((d, precision, template, arch, reasons): (&str, Precision, &str, Arch, 
         let got = run_steps(&k.body, &steps, &inputs).expect("runs");
         // Where rounding to half types decides which element is the largest, either is right.
         let right = difference(&k.body, &want, &got).or_else(|e| difference(&k.body, &native, &got).map_err(|_| e));
-        right.unwrap_or_else(|e| panic!("{d} {template} {arch}: {e}\n{text_of}\n{}", text(&steps)));
+        right.unwrap_or_else(|e| panic!("{d} {schedule} {arch}: {e}\n{text_of}\n{}", text(&steps)));
         done += 1;
     }
     [done, refused]
 }
 
 #[test]
-fn every_epilogue_with_every_template() {
+fn every_epilogue_with_every_schedule() {
     let counts = std::thread::scope(|s| {
-        let all = TEMPLATES.map(|t| s.spawn(move || check(t)));
+        let all = SCHEDULES.map(|t| s.spawn(move || check(t)));
         all.map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
     });
     let [done, refused] = counts.into_iter().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);

@@ -20,7 +20,7 @@ pub struct Machine {
     pub sources: BTreeMap<String, String>,
     /// Roofline rates.
     pub rates: Rates,
-    /// What Kiln's templates can hold on chip.
+    /// What Kiln's kernels can hold on chip.
     pub templates: Templates,
     /// Size and clock of a GPU.
     #[serde(default)]
@@ -68,7 +68,7 @@ pub struct Rates {
     pub tf32x3: Option<f64>,
 }
 
-/// What Kiln's templates can hold on chip: legality limits of fusion.
+/// What Kiln's kernels can hold on chip: legality limits of fusion.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Templates {

@@ -1,4 +1,4 @@
-//! Parameters of the cost models that choose templates and tiles: not facts of the hardware but fitted to measurements on it, one set
+//! Parameters of the cost models that choose schedules: not facts of the hardware but fitted to measurements on it, one set
 //! per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
 use serde::{Deserialize, Serialize};
 
@@ -102,7 +102,7 @@ pub struct Nests {
     pub join: f64,
 }
 
-/// Matmuls without software pipelining, matmuls as row sums (template `rows`), and copies of operands and results around a matmul.
+/// Matmuls without software pipelining, matmuls as row sums, and copies of operands and results around a matmul.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
@@ -118,9 +118,9 @@ pub struct Gemm {
     pub unaligned: f64,
     /// Bytes of unaligned rows per cycle, from memory to all multiprocessors.
     pub ragged: f64,
-    /// Template `rows`: bytes per cycle, from memory to all multiprocessors.
+    /// Matmuls as row sums: bytes per cycle, from memory to all multiprocessors.
     pub rows_read: f64,
-    /// Template `rows`: FMAs per cycle and multiprocessor.
+    /// Matmuls as row sums: FMAs per cycle and multiprocessor.
     pub rows_rate: f64,
     /// Cycles of a launch.
     pub launch: f64,
@@ -202,7 +202,7 @@ impl Engines {
     }
 }
 
-/// Fused attention (template `flash`).
+/// Fused attention.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -231,7 +231,7 @@ pub struct Attention {
     pub join: f64,
 }
 
-/// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own template. Fields that a description omits have the values of an H200.
+/// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the values of an H200.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Library {
@@ -241,7 +241,7 @@ pub struct Library {
     pub long: Large,
     /// Least ratio of K to the larger of M and N for a matmul to count as [`Library::long`].
     pub depth: f64,
-    /// Large tf32 matmuls of which Kiln's template has to copy (transpose) an operand first.
+    /// Large tf32 matmuls of which Kiln's program has to copy (transpose) an operand first.
     pub transposed: Large,
 }
 
@@ -251,13 +251,13 @@ pub struct Library {
 pub struct Large {
     /// Number of FMAs, at least.
     pub work: u64,
-    /// Fraction of the time of Kiln's own template.
+    /// Fraction of the time of Kiln's own program.
     pub share: f64,
 }
 
 impl Default for Library {
     /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 (M, N, K) took 0.94 of the time of Kiln's
-    /// template; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.92 of the
+    /// program; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.92 of the
     /// time and 1024 cubed 1.5.
     fn default() -> Library {
         let long = Large { work: 1 << 40, share: 0.94 };

@@ -232,6 +232,36 @@ impl Sizes {
             _ => Way::Warps(tiles),
         }
     }
+    /// Ways to write the program: those of both kinds that their prices choose, in more slices of the keys and in fewer.
+    pub fn ways(&self, m: &Hardware) -> Vec<Way> {
+        let slices = |keys: usize, parts: usize| {
+            let all = self.seen().div_ceil(keys).max(1);
+            let cut = move |n: usize| {
+                let part = all.div_ceil(n.min(all)) * keys;
+                (part, self.seen().div_ceil(part).max(1))
+            };
+            let mut cuts: Vec<(usize, usize)> = [1, parts / 2, parts, 2 * parts].map(|n| cut(n.max(1))).to_vec();
+            cuts.dedup();
+            cuts
+        };
+        let t = self.tiles(m);
+        let cuts = slices(t.keys, t.parts).into_iter();
+        let mut all: Vec<Way> = cuts.map(|(part, parts)| Way::Warps(Tiles { part, parts, ..t })).collect();
+        if let Some(w) = self.warpgroups(m) {
+            for consumers in [1, 2] {
+                let cuts = slices(w.keys, w.parts).into_iter();
+                all.extend(cuts.map(|(part, parts)| Way::Warpgroups(Warpgroups { consumers, part, parts, ..w })));
+            }
+        }
+        all
+    }
+    /// Predicted seconds of a way to write the program, without its launch.
+    pub fn seconds_by(&self, way: &Way, m: &Hardware) -> f64 {
+        match way {
+            Way::Warps(tiles) => self.seconds(tiles, m),
+            Way::Warpgroups(w) => self.seconds_by_warpgroups(w, m),
+        }
+    }
     /// Tiles of the warp-specialised kernel, where the machine and the types have one. Keys are split into slices where tiles are few and
     /// that is predicted to be faster.
     pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
@@ -301,10 +331,7 @@ impl Sizes {
     }
     /// Predicted seconds of the fused program, without its launch.
     pub fn predicted(&self, m: &Hardware) -> f64 {
-        match self.way(m) {
-            Way::Warps(tiles) => self.seconds(&tiles, m),
-            Way::Warpgroups(w) => self.seconds_by_warpgroups(&w, m),
-        }
+        self.seconds_by(&self.way(m), m)
     }
     /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
     /// multiprocessors; and those of the launch that combines slices.

@@ -2,7 +2,7 @@
 //!
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
 //! interpreted, printed and compared with the graph crate alone.
-//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), templates ([`template`]), the tiling of attention,
+//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), the tiling of attention,
 //! which the planner prices before lowering applies it ([`attention`]), records of out-of-range indices ([`index`]).
 //! Never: block programs, launches, measurements.
 #![warn(missing_docs)]
@@ -14,15 +14,13 @@ mod hardware;
 pub mod index;
 mod numerics;
 pub mod schedule;
-pub mod template;
 pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
 pub use hardware::Hardware;
 pub use numerics::{Contract, Numerics, Precision, Rounding};
-pub use schedule::{Axis, Schedule, Step};
-pub use template::{Choice, Family, Parameters, Template};
+pub use schedule::{Axis, Engine, Operand, Schedule, Step};
 
 use kiln_graph::{Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
@@ -151,8 +149,6 @@ pub struct Reason {
     pub stops: Vec<Stop>,
     /// Where the body's values come from, in the order of the body; operands and constants are left out.
     pub origins: Vec<Origin>,
-    /// The template to lower it by, if a constraint or a measurement chose one.
-    pub template: Option<Template>,
     /// What a store of measurements says about it, if the plan was made with one.
     #[serde(default)]
     pub tuning: Option<Tuning>,
@@ -161,13 +157,13 @@ pub struct Reason {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tuning {
-    /// The kernel's template is the fastest that was measured on this device.
+    /// The kernel's schedule is the fastest that was measured on this device.
     Measured {
         /// Name of the device, as its driver reports it.
         device: String,
-        /// Median microseconds of this template.
+        /// Median microseconds of this schedule.
         us: f64,
-        /// Median microseconds of the template that lowering chooses by itself.
+        /// Median microseconds of the schedule that lowering chooses by itself.
         default_us: f64,
     },
     /// There is an entry, but it was not used.

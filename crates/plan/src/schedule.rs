@@ -4,6 +4,11 @@
 //! plan's text. Axes are those of the nest: `i0`, `i1`, … select a row (or a point, where nothing is reduced), `r` runs along it.
 //! An axis without a `split` has one position per program instance. A split axis is an axis of the instance's tile, in the order of the
 //! splits, outermost first; where it is longer than its block, a kept axis is spread over the grid, and a loop runs over the row.
+//!
+//! A matmul of `a` (m x k) and `b` (k x n) prints as `split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; persist 132`: what
+//! multiplies, in which tiles, how operands get there, and the forms that it is computed in (`swap a,b`, `dual-gemm`, `implicit-gemm`).
+//! Convolutions are matmuls of the weight with patches of the input. Attention has tiles of queries and keys
+//! (`tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2`). `call library` leaves it all to a library.
 //! Never: whether a schedule fits a nest or a machine (`kiln_lower::schedule` checks each step and refuses by name), or how long it takes.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -15,12 +20,18 @@ pub enum Axis {
     Kept(u8),
     /// The axis along which rows are reduced or scanned: `r`.
     Row,
+    /// The axis that a matmul sums over: `k`.
+    K,
+    /// The keys of attention: `keys`.
+    Keys,
 }
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Axis::Kept(n) => write!(f, "i{n}"),
             Axis::Row => f.write_str("r"),
+            Axis::K => f.write_str("k"),
+            Axis::Keys => f.write_str("keys"),
         }
     }
 }
@@ -28,8 +39,78 @@ impl FromStr for Axis {
     type Err = String;
     fn from_str(text: &str) -> Result<Axis, String> {
         let kept = || text.strip_prefix('i')?.parse().ok().map(Axis::Kept);
-        let axis = if text == "r" { Some(Axis::Row) } else { kept() };
-        axis.ok_or_else(|| format!("`{text}` is not an axis; axes are i0, i1, … and r"))
+        let axis = match text {
+            "r" => Some(Axis::Row),
+            "k" => Some(Axis::K),
+            "keys" => Some(Axis::Keys),
+            _ => kept(),
+        };
+        axis.ok_or_else(|| {
+            format!("`{text}` is not an axis; axes are i0, i1, … and r, k of a matmul, and keys of attention")
+        })
+    }
+}
+
+/// What multiplies.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Engine {
+    /// Tensor cores, by instructions of four warps whose operands are in shared memory.
+    Wgmma,
+    /// The same for f32, as the sum of three matmuls in tf32.
+    Wgmma3xTf32,
+    /// Tensor cores, by instructions of a warp.
+    Mma,
+    /// The same for f32, as the sum of three matmuls in tf32.
+    Mma3xTf32,
+    /// FMAs of single elements.
+    Fma,
+}
+impl Engine {
+    /// Every engine.
+    pub const ALL: [Engine; 5] = [Engine::Wgmma, Engine::Wgmma3xTf32, Engine::Mma, Engine::Mma3xTf32, Engine::Fma];
+    /// The name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Wgmma => "tensor-core wgmma",
+            Engine::Wgmma3xTf32 => "tensor-core wgmma-3xtf32",
+            Engine::Mma => "tensor-core mma",
+            Engine::Mma3xTf32 => "tensor-core mma-3xtf32",
+            Engine::Fma => "fma",
+        }
+    }
+}
+
+/// An operand of a matmul or of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Operand {
+    /// Left operand of a matmul.
+    A,
+    /// Right operand of a matmul.
+    B,
+    /// Result of a matmul.
+    C,
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+}
+impl Operand {
+    const ALL: [(Operand, &'static str); 6] = [
+        (Operand::A, "a"),
+        (Operand::B, "b"),
+        (Operand::C, "c"),
+        (Operand::Q, "q"),
+        (Operand::K, "k"),
+        (Operand::V, "v"),
+    ];
+    fn list(all: &[Operand]) -> String {
+        let names = all.iter().flat_map(|o| Operand::ALL.iter().find(|n| n.0 == *o)).map(|n| n.1);
+        names.collect::<Vec<_>>().join(",")
+    }
+    fn read(text: &str) -> Option<Vec<Operand>> {
+        text.split(',').map(|name| Operand::ALL.iter().find(|n| n.1 == name).map(|n| n.0)).collect()
     }
 }
 
@@ -59,10 +140,33 @@ pub enum Step {
     StageRows,
     /// `stage operands global`: an operand that unaligned rows share is copied once for each alignment before the kernel runs.
     StageOperands,
-    /// `persist 66`: so many instances stay resident and loop over the rows; the next row is loaded while one is computed.
+    /// `persist 66`: so many instances stay resident and loop over the rows, or over the tiles of a matmul; what the next one needs is loaded
+    /// while one is computed.
     Persist(usize),
     /// `prefetch 12`: an instance prefetches the rows of the one that is 12 after it to the L2 cache.
     Prefetch(usize),
+    /// `swap a,b`: a matmul with its operands swapped and transposed, which gives the transpose of its result.
+    Swap,
+    /// `dual-gemm`: one left operand with the two halves of the right one, each with an accumulator of its own.
+    DualGemm,
+    /// `implicit-gemm`: a convolution reads its patches as shifted rows of a padded copy of its input.
+    ImplicitGemm,
+    /// `tensor-core wgmma 128x256x64`: what multiplies, and the tile of the result and of the axis that is summed over. Attention has two
+    /// sizes: queries and keys.
+    Multiply(Engine, Vec<usize>),
+    /// `stage a,b shared 4`: tiles of the operands are copied into a ring of 4 stages in shared memory while earlier ones are multiplied.
+    Stage(Vec<Operand>, usize),
+    /// `stage a global`: the operand is copied to rows that tiles can be copied from, by a launch before; `stage c global`: the result is
+    /// stored, and a launch of its own computes the epilogue.
+    Copy(Vec<Operand>),
+    /// `group m 16`: tiles are taken in groups of 16 rows of tiles, column by column.
+    Group(usize),
+    /// `ping-pong`: two tiles of a block are in flight; one is multiplied while the epilogue of the other runs.
+    PingPong,
+    /// `block-mask`: a launch before finds the blocks of keys that a mask leaves, and the others are skipped.
+    BlockMask,
+    /// `call library`: cuBLASLt on a GPU, Kiln's packed matmuls on the host.
+    Call,
 }
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,13 +187,28 @@ impl fmt::Display for Step {
             Step::StageOperands => f.write_str("stage operands global"),
             Step::Persist(n) => write!(f, "persist {n}"),
             Step::Prefetch(n) => write!(f, "prefetch {n}"),
+            Step::Swap => f.write_str("swap a,b"),
+            Step::DualGemm => f.write_str("dual-gemm"),
+            Step::ImplicitGemm => f.write_str("implicit-gemm"),
+            Step::Multiply(engine, tile) => {
+                let sizes: Vec<String> = tile.iter().map(usize::to_string).collect();
+                write!(f, "{} {}", engine.name(), sizes.join("x"))
+            }
+            Step::Stage(of, n) => write!(f, "stage {} shared {n}", Operand::list(of)),
+            Step::Copy(of) => write!(f, "stage {} global", Operand::list(of)),
+            Step::Group(n) => write!(f, "group m {n}"),
+            Step::PingPong => f.write_str("ping-pong"),
+            Step::BlockMask => f.write_str("block-mask"),
+            Step::Call => f.write_str("call library"),
         }
     }
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; split-reduce r N; look-back r; peel r N; tail r N; \
-                     stage rows shared; stage operands global; persist N; prefetch N";
+const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; split-reduce AXIS N; look-back r; peel r N; tail r N; \
+                     stage rows shared; stage operands global; persist N; prefetch N; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
+                     tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
+                     ping-pong; block-mask; call library";
 /// Largest number in a step.
 const MOST: usize = 1 << 30;
 
@@ -101,6 +220,18 @@ impl FromStr for Step {
             let n = word.parse().ok().filter(|n| (1..=MOST).contains(n));
             n.ok_or_else(|| format!("`{word}` in the step `{text}` is not a number from 1 to {MOST}"))
         };
+        let sizes = |word: &str| word.split('x').map(number).collect::<Result<Vec<usize>, _>>();
+        let operands = |word: &str| {
+            Operand::read(word).ok_or_else(|| {
+                format!(
+                    "`{word}` in the step `{text}` is not a list of operands: a, b, c of a matmul, q, k, v of attention"
+                )
+            })
+        };
+        let engine = |words: &[&str]| Engine::ALL.into_iter().find(|e| e.name() == words.join(" "));
+        if let Some((tile, Some(engine))) = words.split_last().map(|(tile, name)| (tile, engine(name))) {
+            return Ok(Step::Multiply(engine, sizes(tile)?));
+        }
         let on = |step: fn(Axis, usize) -> Step, axis: &str, n: &str| Ok(step(axis.parse()?, number(n)?));
         match words[..] {
             ["fuse", axes] => {
@@ -119,6 +250,15 @@ impl FromStr for Step {
             ["stage", "operands", "global"] => Ok(Step::StageOperands),
             ["persist", n] => Ok(Step::Persist(number(n)?)),
             ["prefetch", n] => Ok(Step::Prefetch(number(n)?)),
+            ["swap", "a,b"] => Ok(Step::Swap),
+            ["dual-gemm"] => Ok(Step::DualGemm),
+            ["implicit-gemm"] => Ok(Step::ImplicitGemm),
+            ["stage", of, "shared", n] => Ok(Step::Stage(operands(of)?, number(n)?)),
+            ["stage", of, "global"] => Ok(Step::Copy(operands(of)?)),
+            ["group", "m", n] => Ok(Step::Group(number(n)?)),
+            ["ping-pong"] => Ok(Step::PingPong),
+            ["block-mask"] => Ok(Step::BlockMask),
+            ["call", "library"] => Ok(Step::Call),
             _ => Err(format!("`{text}` is not a step of a schedule; steps are {STEPS}")),
         }
     }
@@ -137,6 +277,18 @@ impl Schedule {
     pub fn then(mut self, step: Step) -> Schedule {
         self.steps.push(step);
         self
+    }
+    /// Whether a matmul or attention has this schedule, and not the nest of another kernel.
+    pub fn multiplies(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s, Step::Multiply(..) | Step::Call))
+    }
+    /// Whether it has tiles of queries and keys.
+    pub fn is_attention(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s, Step::Multiply(_, tile) if tile.len() == 2))
+    }
+    /// Whether a library is called.
+    pub fn is_call(&self) -> bool {
+        self.steps.contains(&Step::Call)
     }
 }
 impl FromIterator<Step> for Schedule {
@@ -184,6 +336,12 @@ mod tests {
             "split r 131072; bind warp 16; bind cluster 16; stage operands global; persist 7; prefetch 12",
             "stage rows shared",
             "split r 8192; bind warp 8; look-back r",
+            "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
+            "implicit-gemm; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
+            "dual-gemm; fma 64x64x32; bind warp 4",
+            "split-reduce keys 4; tensor-core mma 16x64; block-mask",
+            "tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132",
+            "call library",
         ] {
             assert_eq!(text.parse::<Schedule>().map(|s| s.to_string()).as_deref(), Ok(text));
         }
@@ -195,6 +353,10 @@ mod tests {
             ("fuse i0", "fewer than two axes"),
             ("split i0 8;", "`` is not a step"),
             ("bind lane 32", "`bind lane 32` is not a step"),
+            ("fma 64x0x32", "`0` in the step"),
+            ("fma", "`fma` is not a step"),
+            ("tensor-core dmma 64x64x32", "is not a step"),
+            ("stage a,w shared 4", "`a,w` in the step"),
         ] {
             let e = wrong.parse::<Schedule>().expect_err(wrong);
             assert!(e.contains(why), "{wrong}: {e}");

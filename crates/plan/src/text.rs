@@ -108,7 +108,6 @@ mod tests {
                         names: vec!["%7".into(), "%9".into()],
                         rules: vec!["a".into()],
                     }],
-                    template: "warpgroup 64x128 split-k 3".parse().ok(),
                     tuning: Some(Tuning::Measured { device: "NVIDIA H200".into(), us: 2.5, default_us: 3.25 }),
                 },
             }],

@@ -9,7 +9,6 @@ use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
 use kiln_graph::ops::Class;
 use kiln_graph::{Graph, ValueId};
-use kiln_plan::Template;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Values of the graph that a constraint refers to.
@@ -27,7 +26,6 @@ pub struct Pinned {
     pub stores: Vec<String>,
     /// Values that it reads from memory; everything else that the stored values depend on is computed in the kernel.
     pub reads: Vec<String>,
-    pub template: Option<Template>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -38,8 +36,6 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<Group>>,
     pub keep_in_memory: Vec<Group>,
     pub kernels: Vec<Pinned>,
-    /// Templates by which the matmuls, attentions and convolutions of a group are lowered.
-    pub templates: Vec<(Group, Template)>,
 }
 impl Constraints {
     pub fn is_empty(&self) -> bool {
@@ -65,15 +61,6 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
         let sets = set.iter().map(|g| nodes(g, "never_fuse")).collect::<Result<Vec<_>, _>>()?;
         limits.apart.push(disjoint(set, sets)?);
     }
-    for (group, template) in &c.templates {
-        let label = format!("use_template [{}]", group.label);
-        let anchors = anchors(dag, nodes(group, "use_template")?);
-        if anchors.is_empty() {
-            let why = "none of its values is a matmul, an attention or a convolution";
-            return Err(Impossible { constraint: label, why: why.into() });
-        }
-        limits.templates.push((label, anchors, *template));
-    }
     let mut kept = BTreeSet::new();
     for group in &c.keep_in_memory {
         kept.extend(nodes(group, "keep_in_memory")?);
@@ -82,20 +69,8 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
     let names = Names::new(program);
     let by_name: BTreeMap<&str, usize> = (0..program.nodes.len()).map(|v| (names.of(v), v)).collect();
     limits.pinned = c.kernels.iter().map(|k| pin(dag, &by_name, k)).collect::<Result<_, _>>()?;
-    for (pin, k) in limits.pinned.iter().zip(&c.kernels) {
-        if let Some(template) = k.template {
-            let anchors = anchors(dag, pin.members.iter().copied().collect());
-            limits.templates.push((format!("kernel `{}`", k.name), anchors, template));
-        }
-    }
     contradictions(c, &limits)?;
     Ok(limits)
-}
-
-/// The values among these that lowering has templates for.
-fn anchors(dag: &Dag, mut values: BTreeSet<usize>) -> BTreeSet<usize> {
-    values.retain(|&v| matches!(dag.class[v], Class::Matmul | Class::Attention | Class::Conv));
-    values
 }
 
 /// The groups to keep apart: those of the set, or each value by itself if the set has one group.

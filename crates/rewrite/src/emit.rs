@@ -139,8 +139,7 @@ impl Emitter<'_> {
             let k = &kernels.by_id[&id];
             let stops = stops(apart.get(&id).map_or(&[][..], Vec::as_slice), &names);
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
-            let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
-            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
+            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], tuning: None };
             self.kernel(dag, k, &names[&id].1, (stage, check.machine), reason);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Autotuning: measures which of the templates that apply to a matmul is the fastest on this machine, and stores the result.
+//! Autotuning: measures which of the schedules of a kernel is the fastest on this machine, and stores the result.
 //!
 //! Takes: candidates with predicted times, and a [`Bench`] that compiles and times them. Gives: an [`Outcome`], and a [`Store`] of
 //! such outcomes as text.

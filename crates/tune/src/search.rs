@@ -1,13 +1,13 @@
 //! The search. It drops candidates whose predicted time is far above the best before anything is compiled, compiles the others in
 //! parallel, and samples them round-robin, so that a change of the GPU's clock affects all of them; candidates that are clearly slower
 //! are dropped early. Then it does the same for the neighbours of the best.
-use kiln_plan::Choice;
+use kiln_plan::Schedule;
 use rayon::prelude::*;
 
-/// A choice with the time that the cost model predicts, in microseconds.
+/// A schedule with the time that the cost model predicts, in microseconds.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Candidate {
-    pub choice: Choice,
+    pub schedule: Schedule,
     pub us: f64,
 }
 
@@ -18,7 +18,7 @@ pub trait Bench: Sync {
     /// Loaded candidates, ready to run.
     type Ready;
     /// Compiles one; called from several threads. The error says why it does not apply to the kernel.
-    fn compile(&self, choice: &Choice) -> Result<Self::Code, String>;
+    fn compile(&self, schedule: &Schedule) -> Result<Self::Code, String>;
     /// Loads candidates, in their order.
     fn load(&mut self, codes: Vec<Self::Code>) -> Result<Self::Ready, String>;
     /// One sample of the n-th loaded candidate, in microseconds.
@@ -48,11 +48,11 @@ impl Default for Budget {
 /// The result of a search.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
-    pub best: Choice,
+    pub best: Schedule,
     /// Median of its samples.
     pub us: f64,
-    /// The choice without tuning, and its median in the same rounds.
-    pub default: Choice,
+    /// The schedule without tuning, and its median in the same rounds.
+    pub default: Schedule,
     pub default_us: f64,
     /// Number of candidates given.
     pub candidates: usize,
@@ -60,10 +60,10 @@ pub struct Outcome {
     pub measured: Vec<Timed>,
 }
 
-/// A choice and the median of its samples.
+/// A schedule and the median of its samples.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timed {
-    pub choice: Choice,
+    pub schedule: Schedule,
     pub us: f64,
     pub samples: usize,
 }
@@ -74,52 +74,53 @@ pub struct Progress {
     /// Samples taken, of those expected.
     pub done: usize,
     pub of: usize,
-    pub best: Option<(Choice, f64)>,
+    pub best: Option<(Schedule, f64)>,
 }
 
 /// The fastest of `candidates`, the first of which is the untuned default, and of the `neighbours` of the best of them.
 pub fn search<B: Bench>(
     bench: &mut B,
     candidates: &[Candidate],
-    neighbours: impl Fn(&Choice) -> Vec<Choice>,
+    neighbours: impl Fn(&Schedule) -> Vec<Schedule>,
     budget: &Budget,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, String> {
-    let default = candidates.first().ok_or("there is no candidate")?.choice.clone();
+    let default = candidates.first().ok_or("there is no candidate")?.schedule.clone();
     let first = measure(bench, promising(candidates, budget), budget, progress)?;
-    let near: Vec<Choice> = neighbours(&first.best.choice).into_iter().filter(|t| !first.tried.contains(t)).collect();
+    let near: Vec<Schedule> =
+        neighbours(&first.best.schedule).into_iter().filter(|t| !first.tried.contains(t)).collect();
     let Measured { mut best, mut medians, .. } = first;
     // Invariant: `measure` gives a median for the first of its list, or fails.
     let mut default_us = medians[0].us;
     if !near.is_empty() {
         // The best so far goes first and is measured again together with its neighbours.
-        let list = [vec![best.choice, default.clone()], near].concat();
+        let list = [vec![best.schedule, default.clone()], near].concat();
         let second = measure(bench, list[..list.len().min(budget.most)].to_vec(), budget, progress)?;
         best = second.best;
-        default_us = second.medians.iter().find(|m| m.choice == default).map_or(default_us, |m| m.us);
+        default_us = second.medians.iter().find(|m| m.schedule == default).map_or(default_us, |m| m.us);
         medians.extend(second.medians);
     }
     let wins = best.us * budget.gain < default_us;
-    let (choice, us) = if wins { (best.choice, best.us) } else { (default.clone(), default_us) };
-    Ok(Outcome { best: choice, us, default, default_us, candidates: candidates.len(), measured: medians })
+    let (schedule, us) = if wins { (best.schedule, best.us) } else { (default.clone(), default_us) };
+    Ok(Outcome { best: schedule, us, default, default_us, candidates: candidates.len(), measured: medians })
 }
 
 /// The default and the candidates predicted to be close to the best; those of the library, which the model predicts least reliably, come
 /// first.
-fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Choice> {
+fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Schedule> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
     // Invariant: `search` checked that there is a first candidate.
     let (default, rest) = candidates.split_at(1);
     let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
-    let own = |c: &Candidate| !c.choice.is_library();
+    let own = |c: &Candidate| !c.schedule.is_call();
     rest.sort_by(|a, b| own(a).cmp(&own(b)).then(a.us.total_cmp(&b.us)));
-    let rest = rest.into_iter().map(|c| &c.choice).filter(|c| **c != default[0].choice);
-    default.iter().map(|c| &c.choice).chain(rest).take(budget.most).cloned().collect()
+    let rest = rest.into_iter().map(|c| &c.schedule).filter(|c| **c != default[0].schedule);
+    default.iter().map(|c| &c.schedule).chain(rest).take(budget.most).cloned().collect()
 }
 
 struct Measured {
     best: Timed,
-    tried: Vec<Choice>,
+    tried: Vec<Schedule>,
     /// In the order of the list.
     medians: Vec<Timed>,
 }
@@ -127,29 +128,29 @@ struct Measured {
 /// Compiles and measures a list. The first must compile; others that do not are left out.
 fn measure<B: Bench>(
     bench: &mut B,
-    list: Vec<Choice>,
+    list: Vec<Schedule>,
     budget: &Budget,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Measured, String> {
     let compiled: Vec<_> = list.par_iter().map(|t| bench.compile(t)).collect();
-    let (mut choices, mut codes) = (vec![], vec![]);
-    for (choice, code) in list.iter().zip(compiled) {
+    let (mut schedules, mut codes) = (vec![], vec![]);
+    for (schedule, code) in list.iter().zip(compiled) {
         match code {
             Ok(code) if !codes.contains(&code) => {
-                choices.push(choice.clone());
+                schedules.push(schedule.clone());
                 codes.push(code);
             }
-            Err(why) if choices.is_empty() => return Err(why),
+            Err(why) if schedules.is_empty() => return Err(why),
             _ => {}
         }
     }
     let mut ready = bench.load(codes)?;
-    let mut samples: Vec<Vec<f64>> = vec![vec![]; choices.len()];
+    let mut samples: Vec<Vec<f64>> = vec![vec![]; schedules.len()];
     // One discarded sample each as warm-up.
-    for n in 0..choices.len() {
+    for n in 0..schedules.len() {
         bench.sample(&mut ready, n)?;
     }
-    let mut remaining: Vec<usize> = (0..choices.len()).collect();
+    let mut remaining: Vec<usize> = (0..schedules.len()).collect();
     for round in 0..budget.rounds {
         for &n in &remaining {
             samples[n].push(bench.sample(&mut ready, n)?);
@@ -158,7 +159,7 @@ fn measure<B: Bench>(
         progress(Progress {
             done: round + 1,
             of: budget.rounds,
-            best: best.map(|n| (choices[n].clone(), median(&samples[n]))),
+            best: best.map(|n| (schedules[n].clone(), median(&samples[n]))),
         });
         if let Some(best) = best.filter(|_| round >= 1) {
             let limit = median(&samples[best]) * budget.slower;
@@ -168,8 +169,8 @@ fn measure<B: Bench>(
         }
     }
     let n = best(&samples, &remaining).ok_or("nothing was measured")?;
-    let timed = |(t, s): (&Choice, &Vec<f64>)| Timed { choice: t.clone(), us: median(s), samples: s.len() };
-    let medians: Vec<Timed> = choices.iter().zip(&samples).map(timed).collect();
+    let timed = |(t, s): (&Schedule, &Vec<f64>)| Timed { schedule: t.clone(), us: median(s), samples: s.len() };
+    let medians: Vec<Timed> = schedules.iter().zip(&samples).map(timed).collect();
     Ok(Measured { best: medians[n].clone(), tried: list, medians })
 }
 
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
     use std::{collections::BTreeMap, sync::Mutex};
 
-    /// A bench with fixed times: one per template, and a periodic slowdown by `wave` of all of them.
+    /// A bench with fixed times: one per schedule, and a periodic slowdown by `wave` of all of them.
     #[derive(Default)]
     struct Fake {
         us: BTreeMap<String, f64>,
@@ -211,8 +212,8 @@ mod tests {
     impl Bench for Fake {
         type Code = String;
         type Ready = Vec<String>;
-        fn compile(&self, choice: &Choice) -> Result<String, String> {
-            let name = choice.to_string();
+        fn compile(&self, schedule: &Schedule) -> Result<String, String> {
+            let name = schedule.to_string();
             self.compiled.lock().expect("no thread panicked").push(name.clone());
             if self.us.contains_key(&name) { Ok(name) } else { Err(format!("{name} does not fit")) }
         }
@@ -226,59 +227,91 @@ mod tests {
             Ok(self.us[&ready[n]] * (1.0 + slow))
         }
     }
-    fn choice(text: &str) -> Choice {
-        text.parse().expect("a template or a schedule")
+    fn schedule(text: &str) -> Schedule {
+        text.parse().expect("a schedule")
     }
     fn list(times: &[(&str, f64)]) -> Vec<Candidate> {
-        times.iter().map(|(t, us)| Candidate { choice: choice(t), us: *us }).collect()
+        times.iter().map(|(t, us)| Candidate { schedule: schedule(t), us: *us }).collect()
     }
     fn found(bench: &mut Fake, predicted: &[(&str, f64)], near: &[&str]) -> Outcome {
-        let near: Vec<Choice> = near.iter().map(|t| choice(t)).collect();
+        let near: Vec<Schedule> = near.iter().map(|t| schedule(t)).collect();
         search(bench, &list(predicted), |_| near.clone(), &Budget::default(), &mut |_| {}).expect("an outcome")
     }
 
     #[test]
     fn the_fastest_wins_whatever_was_predicted_and_those_without_a_chance_are_not_compiled() {
-        let times = [("tile 64x64", 10.0), ("warpgroup 64x64", 7.0), ("warpgroup 128x256", 8.0), ("rows", 1.0)];
+        let times = [
+            ("tensor-core mma 64x64x64", 10.0),
+            ("tensor-core wgmma 64x64x64", 7.0),
+            ("tensor-core wgmma 128x256x64", 8.0),
+            ("split r 64", 1.0),
+        ];
         let mut bench = Fake { wave: 0.4, ..Fake::new(&times) };
-        let predicted = [("tile 64x64", 9.0), ("warpgroup 128x256", 5.0), ("warpgroup 64x64", 6.0), ("rows", 99.0)];
+        let predicted = [
+            ("tensor-core mma 64x64x64", 9.0),
+            ("tensor-core wgmma 128x256x64", 5.0),
+            ("tensor-core wgmma 64x64x64", 6.0),
+            ("split r 64", 99.0),
+        ];
         let o = found(&mut bench, &predicted, &[]);
-        assert_eq!((o.best.clone(), o.default.clone()), (choice("warpgroup 64x64"), choice("tile 64x64")));
+        assert_eq!(
+            (o.best.clone(), o.default.clone()),
+            (schedule("tensor-core wgmma 64x64x64"), schedule("tensor-core mma 64x64x64"))
+        );
         assert!(o.us < o.default_us && o.measured.len() == 3 && o.candidates == 4, "{o:?}");
-        assert!(!bench.compiled.lock().expect("no thread panicked").contains(&"rows".to_string()));
+        assert!(!bench.compiled.lock().expect("no thread panicked").contains(&"split r 64".to_string()));
     }
     #[test]
     fn slow_ones_leave_early_and_the_default_stays() {
-        let times = [("tile 64x64", 30.0), ("warpgroup 64x64", 7.0), ("warpgroup 64x128", 12.0)];
+        let times = [
+            ("tensor-core mma 64x64x64", 30.0),
+            ("tensor-core wgmma 64x64x64", 7.0),
+            ("tensor-core wgmma 64x128x64", 12.0),
+        ];
         let mut bench = Fake::new(&times);
         let o = found(&mut bench, &times.map(|t| (t.0, 1.0)), &[]);
         let n = |name: &str| bench.sampled[name];
-        assert_eq!((n("tile 64x64"), n("warpgroup 64x64")), (10, 10), "the warm-up and nine rounds");
-        assert_eq!(n("warpgroup 64x128"), 3, "the warm-up and two rounds");
+        assert_eq!(
+            (n("tensor-core mma 64x64x64"), n("tensor-core wgmma 64x64x64")),
+            (10, 10),
+            "the warm-up and nine rounds"
+        );
+        assert_eq!(n("tensor-core wgmma 64x128x64"), 3, "the warm-up and two rounds");
         let samples: Vec<usize> = o.measured.iter().map(|m| m.samples).collect();
         assert_eq!((samples, o.us, o.default_us), (vec![9, 9, 2], 7.0, 30.0));
     }
     #[test]
     fn a_gain_within_the_noise_leaves_the_default() {
-        let o =
-            found(&mut Fake::new(&[("tile 64x64", 10.0), ("rows", 9.99)]), &[("tile 64x64", 1.0), ("rows", 1.0)], &[]);
-        assert_eq!((o.best, o.us), (choice("tile 64x64"), 10.0));
+        let o = found(
+            &mut Fake::new(&[("tensor-core mma 64x64x64", 10.0), ("split r 64", 9.99)]),
+            &[("tensor-core mma 64x64x64", 1.0), ("split r 64", 1.0)],
+            &[],
+        );
+        assert_eq!((o.best, o.us), (schedule("tensor-core mma 64x64x64"), 10.0));
     }
     #[test]
     fn neighbours_of_the_best_are_measured_beside_it() {
         let times = [
-            ("tile 64x64", 10.0),
-            ("warpgroup 64x64", 7.0),
-            ("warpgroup 64x64 group 4", 6.0),
-            ("warpgroup 64x64 group 8", 6.5),
+            ("tensor-core mma 64x64x64", 10.0),
+            ("tensor-core wgmma 64x64x64", 7.0),
+            ("tensor-core wgmma 64x64x64; group m 4", 6.0),
+            ("tensor-core wgmma 64x64x64; group 8", 6.5),
         ];
-        let near = ["warpgroup 64x64 group 8", "warpgroup 64x64 group 4", "warpgroup 64x64 stages 99"];
-        let o = found(&mut Fake::new(&times), &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0)], &near);
-        assert_eq!((o.best, o.us, o.default_us), (choice("warpgroup 64x64 group 4"), 6.0, 10.0));
+        let near = [
+            "tensor-core wgmma 64x64x64; group 8",
+            "tensor-core wgmma 64x64x64; group m 4",
+            "tensor-core wgmma 64x64x64; stages 99",
+        ];
+        let o = found(
+            &mut Fake::new(&times),
+            &[("tensor-core mma 64x64x64", 1.0), ("tensor-core wgmma 64x64x64", 1.0)],
+            &near,
+        );
+        assert_eq!((o.best, o.us, o.default_us), (schedule("tensor-core wgmma 64x64x64; group m 4"), 6.0, 10.0));
     }
     #[test]
     fn a_search_repeats_itself() {
-        let names: Vec<String> = (1..=40).map(|n| format!("warpgroup 64x64 group {n}")).collect();
+        let names: Vec<String> = (1..=40).map(|n| format!("tensor-core wgmma 64x64x64; group {n}")).collect();
         let times: Vec<(&str, f64)> =
             names.iter().enumerate().map(|(i, n)| (n.as_str(), 5.0 + (i * 7 % 40) as f64 / 10.0)).collect();
         let run = || {
@@ -294,15 +327,19 @@ mod tests {
     }
     #[test]
     fn what_does_not_compile_is_left_out_unless_it_is_the_default() {
-        let mut bench = Fake::new(&[("tile 64x64", 10.0), ("rows", 5.0)]);
-        let o = found(&mut bench, &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0), ("rows", 1.0)], &[]);
-        assert_eq!((o.best, o.measured.len()), (choice("rows"), 2));
+        let mut bench = Fake::new(&[("tensor-core mma 64x64x64", 10.0), ("split r 64", 5.0)]);
+        let o = found(
+            &mut bench,
+            &[("tensor-core mma 64x64x64", 1.0), ("tensor-core wgmma 64x64x64", 1.0), ("split r 64", 1.0)],
+            &[],
+        );
+        assert_eq!((o.best, o.measured.len()), (schedule("split r 64"), 2));
         let none = |c: &[Candidate], bench: &mut Fake| {
             search(bench, c, |_| vec![], &Budget::default(), &mut |_| {}).expect_err("no outcome")
         };
         assert_eq!(none(&list(&[("flash", 1.0)]), &mut bench), "flash does not fit");
         assert_eq!(none(&[], &mut bench), "there is no candidate");
         bench.unloadable = true;
-        assert_eq!(none(&list(&[("rows", 1.0)]), &mut bench), "out of memory");
+        assert_eq!(none(&list(&[("split r 64", 1.0)]), &mut bench), "out of memory");
     }
 }

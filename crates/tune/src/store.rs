@@ -1,7 +1,7 @@
 //! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and compiler version.
 //!
-//! Entries are not trusted: whoever uses one lowers the kernel with its template, and ignores the entry if lowering refuses.
-use kiln_plan::Choice;
+//! Entries are not trusted: whoever uses one lowers the kernel by its schedule, and ignores the entry if lowering refuses.
+use kiln_plan::Schedule;
 use serde::{Deserialize, Serialize};
 
 /// Version of the text format. Other versions are refused.
@@ -21,20 +21,20 @@ pub struct Key {
     pub problem: String,
     #[serde(flatten)]
     pub machine: Machine,
-    /// Version of Kiln and of its templates.
+    /// Version of Kiln and of its programs.
     pub compiler: String,
 }
 
-/// The fastest choice for a problem.
+/// The fastest schedule for a problem.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     #[serde(flatten)]
     pub key: Key,
-    /// A template or a schedule, in the syntax of constraints files.
-    pub template: String,
+    /// In the syntax of constraints files.
+    pub schedule: String,
     /// Median microseconds.
     pub us: f64,
-    /// The choice without the store, and its median in the same rounds.
+    /// The schedule without the store, and its median in the same rounds.
     pub default: String,
     pub default_us: f64,
     /// Candidates that were compiled and measured.
@@ -44,7 +44,7 @@ pub struct Entry {
 /// Result of looking up a problem in a store.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Found<'a> {
-    Entry(&'a Entry, Choice),
+    Entry(&'a Entry, Schedule),
     /// An entry that cannot be used, and why.
     Useless(&'a Entry, String),
     Nothing,
@@ -106,8 +106,8 @@ impl Store {
     pub fn find(&self, key: &Key) -> Found<'_> {
         if let Ok(i) = self.entries.binary_search_by(|e| e.key.cmp(key)) {
             let entry = &self.entries[i];
-            return match entry.template.parse() {
-                Ok(choice) => Found::Entry(entry, choice),
+            return match entry.schedule.parse() {
+                Ok(schedule) => Found::Entry(entry, schedule),
                 Err(why) => Found::Useless(entry, why),
             };
         }
@@ -141,15 +141,19 @@ mod tests {
         let machine = Machine { device: device.into(), target: "sm_90a".into() };
         Key { problem: problem.into(), machine, compiler: compiler.into() }
     }
-    fn entry(problem: &str, device: &str, template: &str) -> Entry {
+    fn entry(problem: &str, device: &str, schedule: &str) -> Entry {
         let key = key(problem, device, "0.1.0/1");
-        let default = "warpgroup 128x256".to_string();
-        Entry { key, template: template.into(), us: 12.5, default, default_us: 13.25, measured: 9 }
+        let default = "tensor-core wgmma 128x256x64".to_string();
+        Entry { key, schedule: schedule.into(), us: 12.5, default, default_us: 13.25, measured: 9 }
     }
 
     #[test]
     fn a_store_reads_back_and_its_text_does_not_depend_on_the_order() {
-        let list = [entry("b", "H200", "rows"), entry("a", "H200", "tile 64x64"), entry("a", "H100", "flash")];
+        let list = [
+            entry("b", "H200", "split r 64"),
+            entry("a", "H200", "tensor-core mma 64x64x64"),
+            entry("a", "H100", "fma 64x64"),
+        ];
         let (mut one, mut other) = (Store::default(), Store::default());
         list.iter().for_each(|e| one.put(e.clone()));
         list.iter().rev().for_each(|e| other.put(e.clone()));
@@ -162,9 +166,9 @@ mod tests {
     #[test]
     fn only_the_same_problem_machine_and_compiler_are_found() {
         let mut s = Store::default();
-        s.put(entry("a", "H200", "tile 64x64"));
+        s.put(entry("a", "H200", "tensor-core mma 64x64x64"));
         assert!(
-            matches!(s.find(&key("a", "H200", "0.1.0/1")), Found::Entry(e, t) if e.us == 12.5 && t.to_string() == "tile 64x64")
+            matches!(s.find(&key("a", "H200", "0.1.0/1")), Found::Entry(e, t) if e.us == 12.5 && t.to_string() == "tensor-core mma 64x64x64")
         );
         assert_eq!(s.find(&key("b", "H200", "0.1.0/1")), Found::Nothing);
         assert_eq!(s.find(&key("a", "H100", "0.1.0/1")), Found::Nothing);
@@ -174,18 +178,18 @@ mod tests {
         assert_eq!(why, "it was measured with Kiln 0.1.0/1, and this is 0.1.0/2");
     }
     #[test]
-    fn a_template_that_does_not_read_is_useless() {
+    fn a_schedule_that_does_not_read_is_useless() {
         let mut s = Store::default();
-        s.put(entry("a", "H200", "warpgroup 63x64"));
-        assert!(matches!(s.find(&key("a", "H200", "0.1.0/1")), Found::Useless(_, why) if why.contains("63x64")));
+        s.put(entry("a", "H200", "tensor-core wgmma 63x0x64"));
+        assert!(matches!(s.find(&key("a", "H200", "0.1.0/1")), Found::Useless(_, why) if why.contains("63x0x64")));
     }
     #[test]
     fn without_a_machine_the_usual_one_or_the_first() {
         let mut s = Store::default();
         let device = |s: &Store, usual: &str| s.machine("sm_90a", usual).map(|m| m.device.clone());
         assert_eq!(device(&s, "H200"), None);
-        s.put(entry("a", "H200", "rows"));
-        s.put(entry("a", "H100", "rows"));
+        s.put(entry("a", "H200", "split r 64"));
+        s.put(entry("a", "H100", "split r 64"));
         assert_eq!(device(&s, "H200").as_deref(), Some("H200"));
         assert_eq!(device(&s, "B200").as_deref(), Some("H100"));
         assert_eq!(s.machine("sm_80", "A100"), None);
@@ -193,7 +197,7 @@ mod tests {
     #[test]
     fn damaged_and_foreign_text_is_refused_with_its_line() {
         let mut s = Store::default();
-        s.put(entry("a", "H200", "rows"));
+        s.put(entry("a", "H200", "split r 64"));
         let good = s.text();
         let cut = &good[..good.len() / 2];
         assert!(matches!(Store::parse(cut), Err(StoreError::Damaged { line, .. }) if line > 3));

@@ -1,4 +1,4 @@
-//! `kiln tune`: measures templates of a model's matmuls; a progress bar shows the best so far.
+//! `kiln tune`: measures schedules of a model's kernels; a progress bar shows the best so far.
 use super::{Place, device, json, open, options_on};
 use crate::{
     args::{self, ConstraintArgs, DeviceArgs},

@@ -80,7 +80,7 @@ impl Demand {
     }
 }
 
-/// Most positions along an axis of a sample: a tile of any template and its neighbours are hit.
+/// Most positions along an axis of a sample: a tile of any schedule and its neighbours are hit.
 const MOST: usize = 64;
 
 /// `n` positions of an axis: the first, the last, and others at random, the same in every run.

@@ -3,8 +3,9 @@ use super::*;
 use crate::compile::{Compiled, ProgramId};
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
+use kiln_lower::price::Price;
 use kiln_plan::{
-    BufferId, BufferKind, Family, Kernel, Numerics, Plan, Precision, Stage,
+    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Schedule, Stage, Step,
     exec::{Slot, Steps, Work},
 };
 use kiln_rewrite::{cost::terms, region::Reject, rules};
@@ -45,9 +46,7 @@ impl Report {
         for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
             let mut report = facts.kernel(kernel, steps.steps.len());
-            report.template = template(c, kernel, steps);
             report.loop_ends = facts.loop_ends(c, kernel, steps);
-            report.candidates = candidates(c, kernel);
             report.schedule = kernel.schedule.as_ref().map(|s| s.to_string());
             report.schedules = schedules(c, kernel);
             report.invariance_us = invariance_us(c, kernel);
@@ -160,9 +159,7 @@ impl<'a> Facts<'a> {
             modules: set(&|v| k.body.source(v).module.clone()),
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
-            template: String::new(),
             loop_ends: vec![],
-            candidates: vec![],
             schedule: None,
             schedules: vec![],
             invariance_us: None,
@@ -289,47 +286,29 @@ fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machin
     k.cost.matrix_flops as f64 / sizes.predicted(m)
 }
 
-/// The template that lowering chose; empty for kernels that have no choice of templates.
-fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
-    let anchored = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Matmul | Class::Attention | Class::Conv);
-    if !k.body.values().any(anchored) || steps.steps.iter().any(|w| matches!(w, Work::Interpret { .. })) {
-        return String::new();
-    }
-    let programs = steps.steps.iter().map(|w| match w {
-        Work::Block { code, .. } => kiln_lower::template::Part::Program(&c.programs[*code]),
-        _ => kiln_lower::template::Part::Library,
-    });
-    let seen = kiln_lower::template::of(k.kind, programs).bare();
-    // The full schedule is named only if one was requested.
-    k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
-}
-
-/// Templates of a matmul on a GPU: the best of each tile, and the library.
-fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
-    /// Most templates listed, not counting the library.
-    const SHOWN: usize = 4;
-    let mut seen: Vec<kiln_plan::Template> = vec![];
-    let mut all = kiln_lower::candidates(k, c.options.machine());
-    all.retain(|c| {
-        let new = !seen.contains(&c.template.bare());
-        seen.push(c.template.bare());
-        new
-    });
-    let listed = |(i, c): (usize, &kiln_lower::Candidate)| i < SHOWN || c.template.family == Family::Library;
-    // Rounded to a hundredth; more digits would be meaningless.
-    let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
-    let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
-    all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
-}
-
-/// Other schedules of a kernel's nest on a GPU, the cheapest in the model first, after its own.
+/// A kernel's schedule and others on a GPU, the cheapest in the model first; of a matmul the best of each tile, and the library's.
 fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
-    /// Most schedules listed.
+    /// Most schedules listed, not counting the library's.
     const SHOWN: usize = 4;
-    let Some(own) = &k.schedule else { return vec![] };
-    let mut all = kiln_lower::schedules(k, c.options.machine());
+    let (machine, Some(own)) = (c.options.machine(), &k.schedule) else { return vec![] };
+    // A defect shows where the kernel is lowered.
+    let mut all = kiln_lower::schedules(k, machine).unwrap_or_default();
+    if !all.iter().any(|s| s.0 == *own) {
+        let price = kiln_lower::priced(k, machine, own).ok().and_then(|found| found.0);
+        all.insert(0, (own.clone(), price.unwrap_or(Price { us: f64::INFINITY, ..Price::default() })));
+    }
     all.sort_by_key(|s| s.0 != *own);
-    all.into_iter().filter(|s| s.1.us > 0.0).take(SHOWN).map(|(s, p)| ScheduleReport::new(&s, &p)).collect()
+    let tile = |s: &Schedule| s.steps.iter().find(|s| matches!(s, Step::Multiply(..))).cloned();
+    let (mut tiles, mut shown) = (vec![], vec![]);
+    for (schedule, price) in &all {
+        let new = tile(schedule).is_none_or(|t| !tiles.contains(&t));
+        let listed = shown.len() < SHOWN || schedule.is_call();
+        if price.us > 0.0 && new && listed && (*schedule == *own || kiln_lower::fits(k, machine, schedule).is_ok()) {
+            tiles.extend(tile(schedule));
+            shown.push(ScheduleReport::new(schedule, Some(price)));
+        }
+    }
+    shown
 }
 
 /// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend on the batch.
@@ -347,7 +326,10 @@ fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
             Some((v, causal)) => {
                 Some(k.cost.matrix_flops as f64 / attention_rate(k, v, causal, c.options.machine()) * 1e6)
             }
-            None => kiln_lower::candidates(k, c.options.machine()).first().map(|c| c.us),
+            None => {
+                let all = kiln_lower::schedules(k, c.options.machine()).unwrap_or_default();
+                all.first().filter(|s| s.0.multiplies()).map(|s| s.1.us)
+            }
         }
     };
     let lost = us(k)? - us(&free)?;

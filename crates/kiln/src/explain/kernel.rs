@@ -33,16 +33,7 @@ impl Report {
             Some(us) => format!("{us:.2} us ({}), bound by {}", share(us), k.terms.bound),
             None => "time unknown, since libtorch runs it".to_string(),
         };
-        let mut t = wrapped(
-            &format!("{}: ", k.name),
-            &format!(
-                "{}, {time}, numerics {}{}",
-                k.kind,
-                k.numerics,
-                if k.template.is_empty() { String::new() } else { format!(", template {}", k.template) }
-            ),
-            width,
-        );
+        let mut t = wrapped(&format!("{}: ", k.name), &format!("{}, {time}, numerics {}", k.kind, k.numerics), width);
         if !k.loop_ends.is_empty() {
             let text = format!(
                 "ends where the mask does, by a number read on the device from {}; what is predicted is for all keys",
@@ -130,29 +121,20 @@ impl KernelReport {
         }
         if self.schedules.len() > 1 {
             let own = |s: &ScheduleReport| Some(&s.schedule) == self.schedule.as_ref();
-            let one = |s: &ScheduleReport| match own(s) {
-                true => format!("{:.2} us (chosen)", s.us),
-                false => format!("{:.2} us {}", s.us, s.schedule),
+            let one = |s: &ScheduleReport| match (own(s), s.us) {
+                (true, Some(us)) => format!("{us:.2} us (chosen)"),
+                (true, None) => "no prediction (chosen)".to_string(),
+                (false, _) => s.text(),
             };
             let all: Vec<String> = self.schedules.iter().map(one).collect();
             *t += &wrapped("schedules   ", &format!("predicted: {}", all.join(" | ")), width);
-            if let Some(s) = self.schedules.iter().find(|s| own(s)) {
-                *t += &wrapped("price       ", &s.terms(), width);
+            if let Some(terms) = self.schedules.iter().find(|s| own(s)).and_then(ScheduleReport::terms) {
+                *t += &wrapped("price       ", &terms, width);
             }
-        }
-        if !self.candidates.is_empty() {
-            let one = |c: &CandidateReport| {
-                let chosen = if c.template == self.template { " (chosen)" } else { "" };
-                let us = c.us.map_or(String::new(), |us| format!(" {us:.2} us"));
-                format!("{}{chosen}{us}", c.template)
-            };
-            let all: Vec<String> = self.candidates.iter().map(one).collect();
-            let text = format!("coarse predictions for the matmul alone: {}", all.join("; "));
-            *t += &wrapped("templates   ", &text, width);
         }
         match &self.tuning {
             Some(Tuning::Measured { device, us, default_us }) => {
-                let text = format!("{us:.2} us measured on {device}; {default_us:.2} us with the default template");
+                let text = format!("{us:.2} us measured on {device}; {default_us:.2} us with the default schedule");
                 *t += &wrapped("tuned       ", &text, width);
             }
             Some(Tuning::Unused { why }) => *t += &wrapped("not tuned   ", why, width),

@@ -105,7 +105,7 @@ impl Report {
         Some(format!("costs {all:.2} us in matmuls and attention{listed}; in addition, every op rounds to its type"))
     }
 
-    /// How many kernels have measured templates, and on which device; `None` without measurements.
+    /// How many kernels have measured schedules, and on which device; `None` without measurements.
     fn tuned(&self) -> Option<String> {
         let all = || self.kernels.iter().chain(&self.load_kernels).filter_map(|k| k.tuning.as_ref());
         let devices = all().filter_map(|t| match t {
@@ -115,7 +115,7 @@ impl Report {
         let (n, device) = (devices.clone().count(), devices.clone().next());
         let unused = all().count() - n;
         let mut parts = vec![];
-        parts.extend(device.map(|d| format!("templates of {} measured on {d}", count(n, "kernel"))));
+        parts.extend(device.map(|d| format!("schedules of {} measured on {d}", count(n, "kernel"))));
         if unused > 0 {
             parts.push(format!("measurements of {} are not used; --kernel NAME says why", count(unused, "kernel")));
         }

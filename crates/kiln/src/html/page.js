@@ -120,7 +120,7 @@ function detail(i) {
   const k = kernels[i], x = data.kernels[i], list = el('dl');
   const near = (at, end) => data.edges.filter(e => e[at] === i).flatMap((e, n) => (n ? [', '] : []).concat(link(kernels[e[end]].name)));
   row(list, 'kind', k.kind);
-  row(list, 'template', k.template);
+  row(list, 'schedule', k.schedule);
   row(list, 'predicted', `${us(k.predicted_us)}: ${size(k.bytes_read)} read, ${size(k.bytes_written)} written, ${(k.flops / 1e6).toFixed(2)} Mflop`);
   if (measured(i) !== undefined) row(list, 'measured', us(measured(i)));
   row(list, 'why', k.reason);

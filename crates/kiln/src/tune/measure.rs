@@ -1,4 +1,4 @@
-//! Compiles and times candidate templates of one kernel on a GPU. Candidates are compiled separately and loaded into one session with the
+//! Compiles and times candidate schedules of one kernel on a GPU. Candidates are compiled separately and loaded into one session with the
 //! same inputs, so that their samples can be interleaved.
 use super::TuneOptions;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     compile::{self, Reference, from_plan},
 };
 use kiln_graph::Tensor;
-use kiln_plan::{Buffer, BufferId, BufferKind, Choice, Kernel, Plan, Stage, exec::Work};
+use kiln_plan::{Buffer, BufferId, BufferKind, Kernel, Plan, Schedule, Stage, exec::Work};
 use kiln_runtime::{Code, Device, Executable, KernelTimer, Session};
 use std::{sync::Arc, time::Duration};
 
@@ -81,12 +81,12 @@ impl kiln_tune::Bench for GpuBench {
     type Code = Compiled;
     type Ready = Ready;
 
-    fn compile(&self, choice: &Choice) -> Result<Compiled, String> {
-        if choice.is_library() && !self.has_library() {
+    fn compile(&self, schedule: &Schedule) -> Result<Compiled, String> {
+        if schedule.is_call() && !self.has_library() {
             return Err("cuBLASLt is not on the library path".into());
         }
         let mut plan = self.plan.clone();
-        super::choose(&mut plan.kernels[0], choice);
+        plan.kernels[0].schedule = Some(schedule.clone());
         let compiled = from_plan(&self.model, plan, &self.options).map_err(|e| e.to_string())?;
         let interpreted = compiled.steps[0].steps.iter().find_map(|w| match w {
             Work::Interpret { why, .. } => Some(why.clone()),
@@ -108,7 +108,7 @@ impl kiln_tune::Bench for GpuBench {
         Ok(Ready { timer, session })
     }
 
-    /// Pauses after each sample: without pauses the GPU reaches its power limit, where it is slower and other templates are the best.
+    /// Pauses after each sample: without pauses the GPU reaches its power limit, where it is slower and other schedules are the best.
     fn sample(&mut self, ready: &mut Ready, n: usize) -> Result<f64, String> {
         const LEAST_US: f64 = 100.0;
         const MOST: Duration = Duration::from_millis(60);

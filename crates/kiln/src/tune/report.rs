@@ -21,22 +21,22 @@ pub struct Tuned {
 pub struct KernelTuning {
     /// The kernels that have this problem.
     pub names: Vec<String>,
-    /// `measured` now, `known` from the store, or `one form` if only one template applies.
+    /// `measured` now, `known` from the store, or `one form` if only one schedule fits.
     pub state: &'static str,
     /// The store's entry.
     pub entry: Option<Entry>,
-    /// All templates that were measured now.
+    /// All schedules that were measured now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<Tried>,
     /// Seconds that tuning took.
     pub seconds: f64,
 }
 
-/// A template, and the median of its samples.
+/// A schedule, and the median of its samples.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
     /// In the syntax of constraints.
-    pub template: String,
+    pub schedule: String,
     /// Median in microseconds.
     pub us: f64,
     /// Number of samples.
@@ -44,7 +44,7 @@ pub struct Tried {
 }
 impl From<&kiln_tune::Timed> for Tried {
     fn from(t: &kiln_tune::Timed) -> Tried {
-        Tried { template: t.choice.to_string(), us: super::rounded(t.us), samples: t.samples }
+        Tried { schedule: t.schedule.to_string(), us: super::rounded(t.us), samples: t.samples }
     }
 }
 
@@ -70,8 +70,8 @@ impl Tuned {
     /// For a terminal of `width` columns.
     pub fn text(&self, width: usize) -> String {
         let n = self.kernels.iter().map(|k| k.names.len()).sum();
-        let (matmuls, problems) = (count(n, "matmul"), count(self.kernels.len(), "problem"));
-        let mut t = format!("{} on {}: {matmuls}, {problems}\n", self.model, self.device);
+        let (kernels, problems) = (count(n, "kernel"), count(self.kernels.len(), "problem"));
+        let mut t = format!("{} on {}: {kernels}, {problems}\n", self.model, self.device);
         if self.kernels.is_empty() {
             return t;
         }
@@ -79,19 +79,19 @@ impl Tuned {
         let name = names.max().unwrap_or(0).clamp(6, width.saturating_sub(64).max(12));
         let _ = writeln!(
             t,
-            "\n{:>4} {:name$} {:>11} {:>9} {:>7}  template",
+            "\n{:>4} {:name$} {:>11} {:>9} {:>7}  schedule",
             "n", "kernel", "untuned us", "tuned us", "gain"
         );
         for k in &self.kernels {
             let first = k.names.first().map_or("", String::as_str);
             let _ = write!(t, "{:>4} {:name$} ", k.names.len(), tail(first, name));
             let _ = match &k.entry {
-                None => writeln!(t, "{:>11} {:>9} {:>7}  only one applies", "", "", ""),
+                None => writeln!(t, "{:>11} {:>9} {:>7}  only one fits", "", "", ""),
                 Some(e) => {
                     let gain = 100. * (e.default_us / e.us - 1.0);
-                    let template = if e.template == e.default { "same as untuned" } else { &e.template };
+                    let schedule = if e.schedule == e.default { "same as untuned" } else { &e.schedule };
                     let known = if k.state == "known" { " (from the store)" } else { "" };
-                    writeln!(t, "{:>11.2} {:>9.2} {gain:>5.1} %  {template}{known}", e.default_us, e.us)
+                    writeln!(t, "{:>11.2} {:>9.2} {gain:>5.1} %  {schedule}{known}", e.default_us, e.us)
                 }
             };
         }

@@ -21,24 +21,25 @@ fn free() -> Plan {
     compile::plan(&model(), &options()).expect("plans")
 }
 /// A store with one entry for every matmul of the model.
-fn store(template: &str, device: &str, compiler: &str) -> Store {
+fn store(schedule: &str, device: &str, compiler: &str) -> Store {
     let machine = Machine { device: device.into(), target: "sm_90a".into() };
     let mut store = Store::default();
-    for k in free().kernels.iter().filter(|k| is_open(k)) {
+    let open = compile::unscheduled(&model(), &options()).expect("plans");
+    for k in open.kernels.iter().filter(|k| is_open(k)) {
         let key = Key { compiler: compiler.into(), ..key(k, &machine) };
-        let default = "warpgroup".to_string();
-        store.put(Entry { key, template: template.into(), us: 4.5, default, default_us: 5.25, measured: 7 });
+        let default = "call library".to_string();
+        store.put(Entry { key, schedule: schedule.into(), us: 4.5, default, default_us: 5.25, measured: 7 });
     }
     store
 }
-const CUT: &str = "warpgroup 64x128 split-k 2 depth 128 stages 4 cluster 1 group 8";
+const CUT: &str = "split-reduce k 2; tensor-core wgmma 64x128x64; stage a,b shared 4; group m 8; persist 64";
 
 #[test]
-fn a_plan_takes_its_templates_from_the_store_and_says_so() {
+fn a_plan_takes_its_schedules_from_the_store_and_says_so() {
     let plan = planned(&store(CUT, "NVIDIA H200", &compiler()), None);
     assert_eq!(plan.kernels.len(), 2);
     for k in &plan.kernels {
-        assert_eq!(k.reason.template.map(|t| t.to_string()).as_deref(), Some(CUT));
+        assert_eq!(k.schedule.as_ref().map(|t| t.to_string()).as_deref(), Some(CUT));
         assert!(matches!(&k.reason.tuning, Some(Tuning::Measured { us, .. }) if *us == 4.5));
     }
     let text = plan.to_string();
@@ -52,7 +53,7 @@ fn a_plan_takes_its_templates_from_the_store_and_says_so() {
     let store = Arc::new(store(CUT, "NVIDIA H200", &compiler()));
     let tuned = Some(Measurements { store, device: Some("NVIDIA H200".into()) });
     let report = Report::new(&crate::compile(&model(), &CompileOptions { tuned, ..options() }).expect("compiles"));
-    assert!(report.summary(100).contains("templates of 2 kernels measured on NVIDIA H200"), "{}", report.summary(100));
+    assert!(report.summary(100).contains("schedules of 2 kernels measured on NVIDIA H200"), "{}", report.summary(100));
     let deep = report.in_depth(&plan.kernels[0].name, 100).expect("the kernel");
     let flat = deep.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("4.50 us measured on NVIDIA H200; 5.25 us") && flat.contains(CUT), "{deep}");
@@ -66,8 +67,8 @@ fn a_tuned_plan_pinned_needs_no_store() {
     std::fs::write(file.path(), crate::why::pinned_text(&plan)).expect("writes");
     let constraints = Constraints::read(file.path()).expect("reads");
     let pinned = compile::plan(&model(), &CompileOptions { constraints, ..options() }).expect("plans");
-    let templates = |p: &Plan| p.kernels.iter().map(|k| k.reason.template).collect::<Vec<_>>();
-    assert_eq!(templates(&pinned), templates(&plan));
+    let schedules = |p: &Plan| p.kernels.iter().map(|k| k.schedule.clone()).collect::<Vec<_>>();
+    assert_eq!(schedules(&pinned), schedules(&plan));
 }
 
 #[test]
@@ -76,18 +77,18 @@ fn entries_that_do_not_hold_here_leave_the_plan_as_it_is() {
     let here = Some("NVIDIA H200");
     assert_eq!(planned(&store(CUT, "NVIDIA H100", &compiler()), here).to_string(), free, "another machine");
     assert_eq!(planned(&Store::default(), None).to_string(), free, "nothing measured");
-    for (template, compiler, why) in [
-        ("warpgroup 128x256 split-k 1 depth 128 stages 99", compiler(), "does not apply to the kernel"),
-        ("warpgroup 63x256", compiler(), "is not a tile"),
-        ("flash", compiler(), "does not apply to the kernel"),
+    for (schedule, compiler, why) in [
+        ("tensor-core wgmma 128x256x64; stage a,b shared 99", compiler(), "`stage a,b shared 99` does not fit"),
+        ("tensor-core wgmma 128x0", compiler(), "is not a number"),
+        ("tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2", compiler(), "does not fit the kernel"),
         (CUT, "0.0.1/1".to_string(), "measured with Kiln 0.0.1/1"),
     ] {
-        let mut plan = planned(&store(template, "NVIDIA H200", &compiler), here);
+        let mut plan = planned(&store(schedule, "NVIDIA H200", &compiler), here);
         for k in &mut plan.kernels {
-            let Some(Tuning::Unused { why: found }) = k.reason.tuning.take() else { panic!("{template}: {k:?}") };
-            assert!(found.contains(why), "{template}: {found}");
+            let Some(Tuning::Unused { why: found }) = k.reason.tuning.take() else { panic!("{schedule}: {k:?}") };
+            assert!(found.contains(why), "{schedule}: {found}");
         }
-        assert_eq!(plan.to_string(), free, "{template}");
+        assert_eq!(plan.to_string(), free, "{schedule}");
     }
 }
 

@@ -16,6 +16,7 @@ use super::{Conv, or_zero};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
 use crate::matmul::{self, Matmul, Run};
+use crate::multiply::{Forms, Product};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN};
@@ -24,7 +25,7 @@ use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Family, Precision,
+    Precision,
     exec::{Slot, Work},
 };
 
@@ -33,6 +34,10 @@ const INPUT: Slot = Slot::Scratch(0);
 const WEIGHT: Slot = Slot::Scratch(1);
 /// Most elements of a buffer.
 const MOST: usize = 1 << 30;
+
+/// What it needs, as an error message.
+pub const NEEDS: &str = "it is for convolutions of half types, or in tf32, from sm_90 on, whose results do not depend on the batch's size \
+     otherwise; not for transposed ones, or a window of one point";
 
 struct Windows<'a> {
     c: &'a Conv<'a>,
@@ -48,17 +53,65 @@ struct Windows<'a> {
     points: usize,
 }
 
-/// The implicit GEMM, where it is predicted to be faster than im2col (`by_patches`).
+/// The implicit GEMM, where it is predicted to be faster than im2col (`by_patches`), or a schedule asks for it.
 pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
+    let asked = of.product();
+    if asked.is_some_and(|asked| !asked.forms.implicit) {
+        return Ok(None);
+    }
+    let lowered = with(of, c, by_patches, machine, &|w, matmul| {
+        if asked.is_none() {
+            let Some(cycles) = warpgroup::cycles(matmul, w.dtype, [Major::Depth; 2]) else { return Ok(None) };
+            if w.copies(machine) + cycles >= matmul::of_patches(of, by_patches, machine)? {
+                return Ok(None);
+            }
+        }
+        let steps = vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?];
+        let before = Emitted { scratch: w.scratch().into(), steps, made: None };
+        let lowered = matmul::with_operands(of, matmul, machine, before);
+        // Does not apply where a padded image has several columns and its result one: the result's order cannot be
+        // inverted then.
+        if asked.is_some() { lowered.map(Some) } else { if_taken(lowered) }
+    });
+    Ok(lowered?.flatten().map(|out| out.in_forms(|forms| forms.implicit = true)))
+}
+
+/// Schedules with the microseconds they are predicted to take, the copies included.
+pub fn candidates(
+    of: &Body,
+    c: &Conv,
+    by_patches: &Matmul,
+    machine: &Hardware,
+) -> Result<Vec<(Product, f64)>, LowerError> {
+    let found = with(of, c, by_patches, machine, &|w, matmul| {
+        let copies = w.copies(machine) / machine.units.clock * 1e6;
+        let one = |(slices, tile, us)| {
+            (Product { forms: Forms { implicit: true, slices, ..Forms::default() }, tile }, us + copies)
+        };
+        Ok(warpgroup::candidates(matmul, w.dtype, [Major::Depth; 2]).into_iter().map(one).collect())
+    });
+    Ok(found?.unwrap_or_default())
+}
+
+/// What is made of an implicit GEMM.
+type Then<'a, T> = &'a dyn Fn(&Windows, &Matmul) -> Result<T, LowerError>;
+
+/// Calls `then` with the implicit GEMM, where there is one.
+fn with<T>(
+    of: &Body,
+    c: &Conv,
+    by_patches: &Matmul,
+    machine: &Hardware,
+    then: Then<T>,
+) -> Result<Option<T>, LowerError> {
     let dtype = matmul::operands(of, by_patches.v);
-    let by_warpgroups = warpgroup::takes(dtype, machine) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
     // Exact f32 wants M-major and N-major operands, in which tiles cannot be shifted by a point: their starts are
     // multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
     let w = Windows::new(c, by_patches.v, dtype);
     // Batch invariance: im2col sums in another order, and which is faster depends on the number of images.
-    let either = !machine.contract.batch_invariant;
-    if !either || !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
+    let either = !machine.contract.batch_invariant && warpgroup::takes(dtype, machine);
+    if !either || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
         return Ok(None);
     }
     let matmul = Matmul {
@@ -74,19 +127,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Re
         },
         ..*by_patches
     };
-    let scratch = [w.input().iter().product(), w.weight().iter().product()].map(|n: usize| Type::new(dtype, [n]));
-    let copies = scratch.iter().map(|ty| warpgroup::gather(&machine.gemm, ty.bytes())).sum::<f64>();
-    let Some(cycles) = warpgroup::cycles(&matmul, dtype, [Major::Depth; 2], of.template.into()) else {
-        return Ok(None);
-    };
-    if copies + cycles >= matmul::of_patches(of, by_patches, machine)? {
-        return Ok(None);
-    }
-    let before =
-        Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?] };
-    // Does not apply where a padded image has several columns and its result one: the result's order cannot be inverted
-    // then.
-    if_taken(matmul::with_operands(of, &matmul, machine, before))
+    then(&w, &matmul).map(Some)
 }
 
 impl<'a> Windows<'a> {
@@ -102,6 +143,14 @@ impl<'a> Windows<'a> {
         let padded: Vec<usize> = dims.map(padded).collect();
         let points = c.x_shape[0] * padded.iter().product::<usize>();
         Windows { c, v, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
+    }
+    /// Buffers of the copies.
+    fn scratch(&self) -> [Type; 2] {
+        [self.input().iter().product(), self.weight().iter().product()].map(|n: usize| Type::new(self.dtype, [n]))
+    }
+    /// Predicted cycles of the copies.
+    fn copies(&self, machine: &Hardware) -> f64 {
+        self.scratch().iter().map(|ty| warpgroup::gather(&machine.gemm, ty.bytes())).sum()
     }
     fn depth(&self) -> usize {
         self.c.w_shape[2..].iter().product::<usize>() * self.channels

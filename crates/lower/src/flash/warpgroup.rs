@@ -19,6 +19,7 @@
 mod key_blocks;
 mod score_tiles;
 
+use super::schedule;
 use super::{
     Coords, Operands, Sum, bounds, indices, log_sum_exp, of_block, operands, part_id, results, slice, start, sums,
     trend,
@@ -30,6 +31,7 @@ use crate::expr::{CoordId, Expr};
 use crate::key_end::{key_range, masked_range};
 use crate::math;
 use crate::matmul;
+use crate::multiply::{Attention, Multiply};
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, mask_dtype, masked_score};
@@ -43,14 +45,17 @@ use kiln_block::{
     BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value,
 };
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
-use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles, Warpgroups};
 use kiln_plan::exec::{Slot, Work};
+use kiln_plan::{Hardware, Step};
 use std::f64::consts::LOG2_E;
 
 /// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
 /// next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
+
+/// Tiles of keys and of values in shared memory.
+pub const RING: usize = 2;
 
 /// Scratch buffers of the sums of slices, which are the first ones: as [`results`] stores them.
 const SLICE_SUMS: u32 = 3;
@@ -64,20 +69,37 @@ struct Operand {
     columns: usize,
 }
 
+/// What warpgroups need, as an error message.
+pub const NEEDS: &str = "tiles in shared memory need operands of half types that are strided arrays with rows of multiples of 16 bytes, and \
+     room for them";
+
+/// `None` where warpgroups do not apply.
 pub fn lower(
     of: &Body,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
+    asked: Option<&Attention>,
     machine: &Hardware,
 ) -> Result<Option<Emitted>, LowerError> {
     let processors = machine.units.multiprocessors;
-    let crew = Crew { consumers: shape.consumers, left: shape.left, right: 2, columns: Some(z.e), depth: Some(z.d) };
+    let crew = Crew { consumers: shape.consumers, left: shape.left, right: RING, columns: Some(z.e), depth: Some(z.d) };
     let mut tiles = usize::MAX;
     loop {
-        let Some(plain) = plain(of, v, z, (sizes, shape), machine, tiles)? else { return Ok(None) };
+        let found = plain(of, v, z, (sizes, shape), (machine, asked.map(|a| a.block_mask)), tiles)?;
+        let Some(plain) = found else { return Ok(None) };
         let Work::Block { code, mut args } = plain.work else { return Ok(None) };
-        let blocks = code.instances().min(processors);
+        let most = code.instances().min(processors);
+        let blocks = asked.and_then(|a| a.persist).unwrap_or(most);
+        if blocks > most {
+            let step = Step::Persist(blocks);
+            return Err(of.unsupported(format!("`{step}` does not fit: at most {most} blocks have tiles")));
+        }
+        let made = Attention {
+            persist: Some(blocks),
+            block_mask: !plain.before.steps.is_empty(),
+            ..schedule::of_warpgroups(&shape)
+        };
         let drawn = code.instances() > blocks;
         if drawn {
             args.push(Slot::Counter);
@@ -87,9 +109,9 @@ pub fn lower(
             persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
         match (code, plain.tiles.checked_sub(1)) {
             (Ok(code), _) => {
-                return Ok(Some(
-                    plain.before.then(Emitted { scratch: vec![], steps: vec![Work::Block { code, args }] }),
-                ));
+                let made = Some(Multiply::Attention(made));
+                let step = Emitted { made, ..Emitted::step(Work::Block { code, args }) };
+                return Ok(Some(plain.before.then(step)));
             }
             // Shared memory may have room for fewer tiles.
             (Err(_), Some(fewer)) => tiles = fewer,
@@ -113,7 +135,7 @@ fn plain(
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
-    machine: &Hardware,
+    (machine, block_mask): (&Hardware, Option<bool>),
     most: usize,
 ) -> Result<Option<Plain>, LowerError> {
     let g = of.graph;
@@ -140,7 +162,7 @@ fn plain(
     let mut found = None;
     let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
     if let Some(mask) = Mask::of(&mut r.dag, score, mask_dtype(g, v), &rows_of, shape.rows(), slot)
-        && sizes.finds_keys(mask.heads(), machine)
+        && block_mask.unwrap_or_else(|| sizes.finds_keys(mask.heads(), machine))
     {
         let name = format!("{}_keys", of.name);
         if mask.attends {
@@ -152,6 +174,11 @@ fn plain(
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
         found = Some((mask, positions));
+    } else if block_mask == Some(true) {
+        let step = Step::BlockMask;
+        return Err(of.unsupported(format!(
+            "`{step}` does not fit: no mask of the scores depends on data, or none that can be skipped"
+        )));
     } else if packed {
         ends = packed_ends(&mut r, v, z, raw)?;
     }

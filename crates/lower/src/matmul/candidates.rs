@@ -1,51 +1,45 @@
-//! Template candidates of a matmul, with predicted times that are good enough to leave out what cannot win.
+//! Schedules of a matmul that tuning tries, with predicted times that are good enough to leave out what cannot win.
 use super::cost::tiles;
-use super::{Matmul, heads, in_parts, memory, sides};
+use super::tiles::{engine, sized};
+use super::{Matmul, fitting, heads, memory, sides};
 use crate::LowerError;
+use crate::multiply::{Forms, Product};
 use crate::resolve::Body;
 use crate::warpgroup;
 use kiln_plan::Hardware;
-use kiln_plan::{Family, Template};
 
-/// Tiles of the template without pipelining.
+/// Tiles without pipelining.
 const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 64], [128, 128]];
-/// Most rows or columns of a matmul for which row reductions ([`Family::Rows`]) are a candidate.
-const FEW: usize = 16;
 
-/// Templates with the microseconds they are predicted to take, unordered.
-pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
+/// Schedules with the microseconds they are predicted to take, unordered. Not all of them fit.
+pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
-    let by_warpgroups = |p: &Matmul, _| {
+    let mut all = memory::prepared(of, p, machine, |p, _, copies| {
         let p = &heads::settled(of, p, machine)?;
-        Ok(sides(of, p, machine)?.map(|s| warpgroup::candidates(p, dtype, s)))
-    };
-    let mut all = memory::prepared(of, p, machine, by_warpgroups)?.unwrap_or_default();
+        let Some(sides) = sides(of, p, machine)? else { return Ok(vec![]) };
+        let whole = fitting(of, p).is_some();
+        let one = |(slices, tile, us)| {
+            let apart = slices == 1 && !whole;
+            (Product { forms: Forms { copies, slices, apart, ..Forms::default() }, tile }, us)
+        };
+        Ok(warpgroup::candidates(p, dtype, sides).into_iter().map(one).collect::<Vec<_>>())
+    })?;
     let us = |cycles: f64| cycles / machine.units.clock * 1e6;
-    all.extend(
-        TILES.map(|tile| {
-            (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, machine.gemm.aligned)))
-        }),
-    );
-    if p.m.min(p.n) <= FEW && p.row.is_none() {
-        all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
-    }
+    let apart = fitting(of, p).is_none();
+    all.extend(TILES.map(|tile| {
+        let price = us(tiles(p, tile, machine.gemm.aligned));
+        let tile = sized(p, dtype, Some(tile)).of_schedule(engine(dtype, p));
+        (Product { forms: Forms { apart, ..Forms::default() }, tile }, price)
+    }));
     Ok(all)
 }
 
-/// Split-K slices that lowering chooses by default.
-pub fn chosen_parts(of: &Body, p: &Matmul, machine: &Hardware) -> Result<usize, LowerError> {
-    memory::prepared(of, p, machine, |p, _| {
-        let p = &heads::settled(of, p, machine)?;
-        Ok(in_parts(of, p, machine, 0)?.map_or(1, |(parts, _)| parts.count))
-    })
-}
-
-/// Cycles of row reductions: the time of memory, or that of FMAs from the cache.
-fn rows(p: &Matmul, bytes: usize) -> f64 {
-    let of = &p.machine.gemm;
+/// Microseconds of row reductions: the time of memory, or that of FMAs from the cache.
+pub fn by_rows(of: &Body, p: &Matmul) -> f64 {
+    let (gemm, bytes) = (&p.machine.gemm, super::operands(of, p.v).bytes());
     let batch = p.batch.iter().product::<usize>() as f64;
-    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / of.rows_read;
-    read.max(
-        batch * (p.m * p.n * p.sums()) as f64 * p.k as f64 / (p.machine.units.multiprocessors as f64 * of.rows_rate),
-    )
+    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / gemm.rows_read;
+    let multiplied = (p.m * p.n * p.sums()) as f64 * p.k as f64;
+    let cycles = read.max(batch * multiplied / (p.machine.units.multiprocessors as f64 * gemm.rows_rate));
+    cycles / p.machine.units.clock * 1e6
 }

@@ -9,10 +9,18 @@ use kiln_plan::Hardware;
 /// The matmul, with `row` only where its tiles are to reduce rows.
 pub fn settled<'a>(of: &Body, p: &Matmul<'a>, machine: &Hardware) -> Result<Matmul<'a>, LowerError> {
     let row = match p.row {
-        Some(len) if len < p.n && !is_profitable(of, p, len, machine)? => None,
+        Some(len) if len < p.n && !in_tile(of, p, len, machine)? => None,
         row => row,
     };
     Ok(Matmul { batch: p.batch.clone(), row, ..*p })
+}
+
+/// Whether heads of `len` columns are reduced in tiles as wide as one: as the schedule says, or as is predicted to be faster.
+fn in_tile(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Result<bool, LowerError> {
+    match of.product() {
+        Some(asked) => Ok(!asked.forms.apart),
+        None => is_profitable(of, p, len, machine),
+    }
 }
 
 /// Whether tiles as wide as a head of `len` columns are predicted to be faster.
@@ -22,7 +30,7 @@ fn is_profitable(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Resul
     let dtype = operands(of, p.v);
     let us = |row| {
         let p = Matmul { batch: p.batch.clone(), row, ..*p };
-        warpgroup::cycles(&p, dtype, sides, of.template.into()).map(|cycles| cycles / machine.units.clock * 1e6)
+        warpgroup::cycles(&p, dtype, sides).map(|cycles| cycles / machine.units.clock * 1e6)
     };
     let elements = p.batch.iter().product::<usize>() * p.m * p.n;
     // A separate step: the accumulators are written in f32 and read again.

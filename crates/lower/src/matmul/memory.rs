@@ -2,7 +2,7 @@
 //!
 //! A tensor map describes rows of multiples of 16 bytes. Operands that none describes (rows of any length, windows,
 //! gathers, arithmetic before the matmul) may be copied to padded rows first: for a large matmul that costs less than a
-//! template without tensor maps, for a smaller one the model decides. In large exact f32 matmuls the copy also
+//! matmul without tensor maps, for a smaller one the model decides. In large exact f32 matmuls the copy also
 //! transposes K-major operands: FMAs want neighbours of the result in neighbouring registers, and read M/N-major
 //! operands without bank conflicts.
 //!
@@ -15,6 +15,7 @@ use super::cost::tiles;
 use super::{Matmul, OperandAt, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
+use crate::multiply::Product;
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, Strided};
@@ -24,7 +25,7 @@ use kiln_graph::{DType, Type};
 use kiln_machine::Gemm;
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Family, Precision,
+    Engine, Operand, Precision, Step,
     exec::{Slot, Work},
 };
 
@@ -104,17 +105,15 @@ impl Read {
     }
 }
 
-/// Calls `then` with the matmul, its operands replaced by copies where that is faster, and the steps that make these
-/// copies.
+/// Calls `then` with the matmul, its operands replaced by copies where that is faster, the steps that make these
+/// copies, and which operands they are of (none where both are split for 3xTF32).
 pub fn prepared<T>(
     of: &Body,
     p: &Matmul,
     machine: &Hardware,
-    then: impl Fn(&Matmul, Emitted) -> Result<T, LowerError>,
+    then: impl Fn(&Matmul, Emitted, [bool; 2]) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
-    if of.template.is_some_and(|t| t.family == Family::Tile) {
-        return then(p, Emitted::default());
-    }
+    let asked = of.product();
     let mut out = Emitted::default();
     if let Some(parts) = split_3xtf32(of, p, machine, &mut out)? {
         let at = |which: usize, part: usize| {
@@ -123,7 +122,10 @@ pub fn prepared<T>(
         };
         let (a, b, a_low, b_low) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
         let low: Option<[OperandAt; 2]> = Some([&a_low, &b_low]);
-        let lowered = then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
+        let lowered = then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out, [false; 2]);
+        if asked.is_some() {
+            return lowered;
+        }
         if let Some(lowered) = if_taken(lowered)? {
             return Ok(lowered);
         }
@@ -133,7 +135,7 @@ pub fn prepared<T>(
     let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
     let copies = copied(of, p, machine, &mut out)?;
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
-    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
+    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out, copies.each_ref().map(Option::is_some))
 }
 
 /// Copies of the operands that are split in two for 3xTF32, where that is predicted to be faster than one exact f32
@@ -145,14 +147,22 @@ fn split_3xtf32(
     out: &mut Emitted,
 ) -> Result<Option<[Copied; 2]>, LowerError> {
     let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.dual.is_none();
-    if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
+    let may = p.precision == Precision::Tf32x3 && by_warpgroups && !p.batch.contains(&0);
+    let asked = of.product().map(|asked| asked.tile.engine == Engine::Wgmma3xTf32);
+    if asked == Some(true) && !may {
+        let name = Engine::Wgmma3xTf32.name();
+        return Err(of.unsupported(format!(
+            "`{name}` is for f32 where the contract has `splits`, from sm_90 on, without `dual-gemm`"
+        )));
+    }
+    if !may || asked == Some(false) {
         return Ok(None);
     }
     let layout = |which: usize| Ok(read(of, p, which)?.layout(p, DType::F32, which));
     let (Some(a), Some(b)) = (layout(0)?, layout(1)?) else { return Ok(None) };
     let mut copies = [a, b].map(|c| Copied { parts: 2, ..c });
     let elements = copies.iter().map(Copied::count).sum();
-    if !warpgroup::prefers_3xtf32(p, elements, of.template.into()) {
+    if asked.is_none() && !warpgroup::prefers_3xtf32(p, elements) {
         return Ok(None);
     }
     for (which, copy) in copies.iter_mut().enumerate() {
@@ -174,6 +184,33 @@ fn copied(of: &Body, p: &Matmul, machine: &Hardware, out: &mut Emitted) -> Resul
 
 /// Operands that are to be copied, and how.
 fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
+    match of.product() {
+        Some(asked) => as_asked(of, p, asked),
+        None => predicted(of, p, machine),
+    }
+}
+
+/// The copies that a schedule asks for.
+fn as_asked(of: &Body, p: &Matmul, asked: Product) -> Result<[Option<Copied>; 2], LowerError> {
+    let (dtype, mut copies) = (super::operands(of, p.v), [None, None]);
+    for (which, operand) in [Operand::A, Operand::B].into_iter().enumerate().filter(|w| asked.forms.copies[w.0]) {
+        let layout = read(of, p, which)?.layout(p, dtype, which).filter(|_| p.dual.is_none());
+        let step = Step::Copy(vec![operand]);
+        copies[which] = Some(layout.ok_or_else(|| {
+            of.unsupported(format!("`{step}` does not fit: the operand is too large, or one of two"))
+        })?);
+    }
+    // Tensor cores truncate tf32 operands that they read in place.
+    let rounds = (p.nearest || of.machine.contract.batch_invariant) && p.precision == Precision::Tf32;
+    if rounds && asked.tile.stages.is_some() && copies.iter().any(Option::is_none) {
+        let step = Step::Copy(vec![Operand::A, Operand::B]);
+        return Err(of.unsupported(format!("operands are rounded to tf32 when they are copied: `{step}`")));
+    }
+    Ok(copies)
+}
+
+/// The copies that are predicted to be worth it.
+fn predicted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
     if !warpgroup::takes(dtype, machine) || p.dual.is_some() {
@@ -244,14 +281,14 @@ fn by_copies(
         None => reads[which].strided(p).map(|s| s.major),
     };
     let sides = side(0).zip(side(1))?;
-    let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
+    let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1])?;
     Some(matmul + copies.iter().flatten().map(|c| copy(&p.machine.gemm, c.count() * dtype.bytes())).sum::<f64>())
 }
 
 /// Predicted cycles of a matmul that reads its operands in place.
 fn as_they_are(of: &Body, p: &Matmul) -> f64 {
     let dtype = super::operands(of, p.v);
-    let tile = super::tile(p, dtype, None);
+    let tile = super::tile(p, dtype);
     let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
     let times = &p.machine.gemm;
     tiles(p, [tile.m, tile.n], times.unaligned).max((elements * dtype.bytes()) as f64 / times.ragged)

@@ -37,10 +37,11 @@ pub fn lower(of: &Body, p: &Matmul, parts: Parts, machine: &Hardware, scratch: u
     let piece = Matmul { batch, k: len, whole: Some(p.k), a: &left, b: &right, dual, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
-    let step = tiled(of, &piece, &dims, of.name, machine, &scene)?;
+    let (step, made) = tiled(of, &piece, &dims, of.name, machine, &scene)?;
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
-    let out = Emitted { steps: vec![step], scratch: buffers };
+    let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made) };
+    let out = out.in_forms(|forms| forms.slices = parts);
     let name = format!("{}_sum", of.name);
     let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
     Ok(out.then(reduction::lower(&Body { name: &name, ..rest }, machine, next)?))

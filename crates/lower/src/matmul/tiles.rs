@@ -1,4 +1,4 @@
-//! The matmul template without pipelining: tiles of masked pointer loads, and the loop over K. Takes operands of any
+//! Matmuls without pipelining: tiles of masked pointer loads, and the loop over K. Takes operands of any
 //! layout.
 use super::{Coords, Matmul};
 use crate::dag::NodeId;
@@ -7,7 +7,7 @@ use crate::math;
 use crate::tile::{Cut, Frame, looped};
 use kiln_block::{BinaryOp as B, DotPrecision, Elem, Value};
 use kiln_graph::DType;
-use kiln_plan::Precision;
+use kiln_plan::{Engine, Precision, Step};
 
 /// Tile of one instance.
 #[derive(Clone, Copy, Debug)]
@@ -16,14 +16,65 @@ pub struct Tile {
     pub n: usize,
     pub k: usize,
     pub warps: usize,
+    /// Rows of tiles in a group.
+    pub group: usize,
+}
+impl Tile {
+    /// The tile as schedules have it.
+    pub fn of_schedule(self, engine: Engine) -> crate::multiply::Tile {
+        let Tile { m, n, k, warps, group } = self;
+        let size = [m, n, k];
+        let warps = Some(warps);
+        crate::multiply::Tile { engine, size, stages: None, warps, cluster: 1, group, persist: None, ping_pong: false }
+    }
+}
+
+/// What multiplies tiles of these operands.
+pub fn engine(dtype: DType, p: &Matmul) -> Engine {
+    let mma = dtype.bytes() <= 2 || dtype == DType::F32 && p.precision == Precision::Tf32;
+    if mma { Engine::Mma } else { Engine::Fma }
 }
 
 /// Rows of tiles in a group, which are computed together before the next columns, so that operands stay in the L2
 /// cache.
 const GROUP: usize = 8;
 
-/// The tile that suits a matmul, or the requested one.
-pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
+/// Whether tiles can be taken in groups of so many rows of tiles: the rows are whole groups.
+fn groups(p: &Matmul, [m, n]: [usize; 2], group: usize) -> bool {
+    let (rows, columns) = (p.m.div_ceil(m), p.n.div_ceil(n));
+    rows % group == 0 && rows != group && columns > 1 && p.batch.iter().all(|&b| b == 1)
+}
+
+/// The tile that a schedule asks for.
+pub fn of_schedule(p: &Matmul, dtype: DType, t: &crate::multiply::Tile) -> Result<Tile, String> {
+    let [m, n, k] = t.size;
+    let multiply = Step::Multiply(t.engine, t.size.to_vec());
+    let power = |n: usize, most: usize| n.is_power_of_two() && (16..=most).contains(&n);
+    if t.engine != engine(dtype, p) {
+        return Err(format!("the matmul is computed by `{}`, not `{}`", engine(dtype, p).name(), t.engine.name()));
+    }
+    if !power(m, 256) || !power(n, 1 << 13) || !power(k, 256) || m * n > 1 << 19 {
+        return Err(format!("`{multiply}` does not fit: sizes are powers of two, from 16 to 256 (columns to 8192)"));
+    }
+    if t.cluster > 1 || t.persist.is_some() || t.ping_pong {
+        return Err(format!("`{multiply}` has no clusters, `persist` or `ping-pong` unless `stage a,b shared N`"));
+    }
+    let warps = t.warps.unwrap_or(0);
+    if !warps.is_power_of_two() || warps > 16 {
+        return Err(format!("`{multiply}` needs `bind warp N` with 1 to 16 warps, a power of two"));
+    }
+    if t.group > 1 && !groups(p, [m, n], t.group) {
+        return Err(format!("`{}` does not fit: rows of tiles are not whole groups", Step::Group(t.group)));
+    }
+    Ok(Tile { m, n, k, warps, group: t.group })
+}
+
+/// The tile that suits a matmul.
+pub fn tile(p: &Matmul, dtype: DType) -> Tile {
+    sized(p, dtype, None)
+}
+/// The same for a size of a tile.
+pub fn sized(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let batch: usize = p.batch.iter().product();
     let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
     let k = match dtype.bytes() {
@@ -47,19 +98,20 @@ pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     } else {
         1
     };
-    Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps }
+    let group = if groups(p, [m, n], GROUP) { GROUP } else { 1 };
+    Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps, group }
 }
 
-/// Orders the tiles in groups of rows, if the rows of tiles are whole groups.
+/// Orders the tiles in groups of rows.
 pub fn grouped(f: &mut Frame, p: &Matmul, ids: &Coords, t: Tile) {
-    let (rows, columns) = (p.m.div_ceil(t.m), p.n.div_ceil(t.n));
-    if rows % GROUP != 0 || rows == GROUP || columns < 2 || !p.batch.iter().all(|&b| b == 1) {
+    if t.group == 1 {
         return;
     }
+    let columns = p.n.div_ceil(t.n);
     let b = &mut f.b;
     let pid = b.program_id(0);
     let pid = b.cast(pid, f.em.index);
-    let (g, gc) = (f.em.int(b, GROUP as i64), f.em.int(b, (GROUP * columns) as i64));
+    let (g, gc) = (f.em.int(b, t.group as i64), f.em.int(b, (t.group * columns) as i64));
     let (group, within) = (b.binary(B::Div, pid, gc), b.binary(B::Rem, pid, gc));
     let (column, row) = (b.binary(B::Div, within, g), b.binary(B::Rem, within, g));
     let first = b.binary(B::Mul, group, g);

@@ -1,4 +1,4 @@
-//! The cost model of the warpgroup template, in clock cycles. Its figures are the machine's
+//! The cost model of matmuls by warpgroups, in clock cycles. Its figures are the machine's
 //! ([`kiln_machine::Warpgroups`], [`kiln_machine::Gemm`]).
 use super::shape::{Engine, SPAN, Shape};
 use crate::matmul::Matmul;

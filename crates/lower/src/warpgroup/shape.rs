@@ -1,14 +1,16 @@
-//! Sizes of tiles and pipeline of the warpgroup template: those with the least predicted time, or the requested ones if
-//! there is room for them.
+//! Sizes of tiles and pipeline of matmuls by warpgroups: those with the least predicted time, or those of a schedule if
+//! they fit.
 use super::operand::Major;
 use crate::matmul::Matmul;
+use crate::multiply::Tile;
 use kiln_block::DotPrecision;
 pub use kiln_block::passes::warpgroup::persistent::GROUP;
 use kiln_block::passes::warpgroup::{form, memory, roles::epilogue::BUFFERS, slice};
 use kiln_graph::DType;
 use kiln_machine::Engines;
 use kiln_plan::Hardware;
-use kiln_plan::{Parameters, Precision, Template};
+use kiln_plan::{Engine as Unit, Operand, Precision, Step};
+use std::fmt;
 
 /// Bytes along K of one tensor-map copy: the swizzle's span.
 pub const SPAN: usize = 128;
@@ -65,6 +67,14 @@ impl Engine {
             }),
             f8 if f8.is_f8() => (sides == [Major::Depth; 2]).then_some(Engine::F8),
             _ => None,
+        }
+    }
+    /// Its name in schedules.
+    pub fn unit(self) -> Unit {
+        match self {
+            Engine::TensorCores | Engine::Tf32 | Engine::F8 => Unit::Wgmma,
+            Engine::Tf32x3 => Unit::Wgmma3xTf32,
+            Engine::Simt => Unit::Fma,
         }
     }
     /// The precision of its `dot` in block programs.
@@ -183,34 +193,93 @@ impl Shape {
     }
 }
 
-/// What a constraint or tuning requests.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Asked {
-    pub tile: Option<[usize; 2]>,
-    pub schedule: Parameters,
+/// What a schedule chooses, beside the tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices {
+    pub in_flight: usize,
+    /// By default two blocks where the operands are large enough.
+    pub cluster: Option<usize>,
+    /// By default as many as there is room for.
+    pub stages: Option<usize>,
+    pub group: usize,
 }
-impl From<Option<Template>> for Asked {
-    fn from(t: Option<Template>) -> Asked {
-        t.map_or(Asked::default(), |t| Asked { tile: t.tile, schedule: t.schedule })
+impl Choices {
+    pub fn of(in_flight: usize) -> Choices {
+        Choices { in_flight, cluster: None, stages: None, group: GROUP }
     }
 }
+
+/// Why tiles do not fit a matmul.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Misfit {
+    /// There is no such tile for the engine.
+    Size,
+    /// Rows of a tile's part in shared memory are shorter than a copy.
+    Rows,
+    /// Rows that the epilogue reduces are not whole in a tile.
+    Cut,
+    /// Stages cross rows of a convolution's input.
+    Crossed,
+    /// Narrow tiles are for few columns.
+    Narrow,
+    /// The engine has one tile in flight.
+    PingPong,
+    /// K of a stage is one copy or two.
+    Depth,
+    /// The accumulators of a thread do not fit its registers.
+    Accumulators,
+    /// Clusters are pairs of tiles of tensor cores.
+    Cluster,
+    /// Shared memory has room for so many stages.
+    Stages(usize),
+    /// Positions do not fit 32 bits.
+    Large,
+}
+impl Misfit {
+    /// The text of the refusal, for a tile.
+    pub fn of(self, t: &Tile) -> String {
+        let multiply = Step::Multiply(t.engine, t.size.to_vec());
+        let step = match self {
+            Misfit::PingPong => Step::PingPong,
+            Misfit::Cluster => Step::Cluster(t.cluster),
+            Misfit::Stages(_) => Step::Stage(vec![Operand::A, Operand::B], t.stages.unwrap_or(0)),
+            _ => multiply,
+        };
+        format!("`{step}` does not fit: {self}")
+    }
+}
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Misfit::Size => f.write_str(
+                "tiles are 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16; exact f32 has 32x64 in \
+                 place of 256x128, 64x256 and those narrower than 64; tf32 none narrower than 64",
+            ),
+            Misfit::Rows => write!(f, "an operand's rows in a tile have fewer than {SPAN} bytes"),
+            Misfit::Cut => f.write_str("the rows that the epilogue reduces are not whole in a tile"),
+            Misfit::Crossed => f.write_str("K of a stage crosses the channels of a point"),
+            Misfit::Narrow => write!(f, "tiles of fewer than 64 columns are for matmuls of at most {FEW}"),
+            Misfit::PingPong => f.write_str("fma has one tile in flight"),
+            Misfit::Depth => write!(f, "K of a stage is {SPAN} bytes, or with tensor cores {}", 2 * SPAN),
+            Misfit::Accumulators => f.write_str("the accumulators do not fit a thread's registers"),
+            Misfit::Cluster => f.write_str("two blocks of tensor cores share a right operand, where rows of tiles are even in number"),
+            Misfit::Stages(room) => write!(f, "shared memory has room for 2 to {room} stages"),
+            Misfit::Large => f.write_str("positions do not fit 32 bits"),
+        }
+    }
+}
+
 /// The shape with the least predicted time of those that fit. `outputs`: element sizes of the types that are stored
 /// through shared memory.
-pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
+pub fn choose(p: &Matmul, engine: Engine, sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
     let transposed = sides == [Major::Outer; 2];
     // A tile of half as many columns is enough.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
-    let fits = |m: usize, n: usize| asked.tile.map_or(!wide(m, n), |tile| tile == [m, n]);
     let mut best: Option<(f64, Shape)> = None;
-    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| fits(t.0, t.1)) {
-        let spans = match asked.schedule.depth {
-            Some(bytes) if bytes.is_multiple_of(SPAN) => bytes / SPAN,
-            Some(_) => continue,
-            None => spans,
-        };
-        for in_flight in asked.schedule.tiles.map_or(1..=engine.most_tiles_in_flight(), |n| n..=n) {
-            let schedule = Parameters { tiles: Some(in_flight), ..asked.schedule };
-            let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
+    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !wide(t.0, t.1)) {
+        for in_flight in 1..=engine.most_tiles_in_flight() {
+            let choices = Choices::of(in_flight);
+            let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, outputs) else { continue };
             let time = shape.cycles(p, transposed);
             let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
             if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
@@ -221,51 +290,85 @@ pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], o
     best.map(|b| b.1)
 }
 
-/// The shape with a tile of this size; `None` if it does not fit, or if the matmul is too large for 32-bit positions.
+/// The shape of a schedule's tile.
+pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Major; 2], outputs: &[usize]) -> Result<Shape, Misfit> {
+    let [m, n, k] = t.size;
+    let copies = engine.tiles().iter().find(|of| (of.0, of.1) == (m, n)).map(|of| of.2).ok_or(Misfit::Size)?;
+    let bytes = k * engine.bytes();
+    if !bytes.is_multiple_of(SPAN) {
+        return Err(Misfit::Depth);
+    }
+    let in_flight = if t.ping_pong { 2 } else { 1 };
+    let choices = Choices { in_flight, cluster: Some(t.cluster), stages: t.stages, group: t.group };
+    shape(p, engine, [m, n, copies, bytes / SPAN], choices, sides, outputs)
+}
+
+/// The shape with a tile of this size, if it fits.
 pub fn shape(
     p: &Matmul,
     engine: Engine,
     [m, n, copies, spans]: [usize; 4],
-    asked: Parameters,
+    choices: Choices,
     sides: [Major; 2],
     outputs: &[usize],
-) -> Option<Shape> {
+) -> Result<Shape, Misfit> {
     let batch: usize = p.batch.iter().product();
-    let in_flight = asked.tiles.unwrap_or(1);
+    let Choices { in_flight, group, .. } = choices;
     let copies = if in_flight > 1 { 1 } else { copies };
+    let refuse = |is: bool, why: Misfit| if is { Err(why) } else { Ok(()) };
     // Rows of an M/N-major tile must fill the swizzle's span.
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
-    let sums = p.sums();
-    // Accumulators of a thread.
-    let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
+    refuse(runs, Misfit::Rows)?;
     // Rows to reduce that do not fit a tile: heads must be as wide as one. Under split-K the step that sums slices
     // reduces.
     let cut = p.row.is_some_and(|len| p.whole.is_none() && (n < len || len < p.n && n != len));
-    // Tensor cores are slower in narrow tiles.
-    let narrow = n < 64 && p.n > FEW;
-    let schedulable = in_flight == 1 || in_flight == 2 && engine != Engine::Simt;
+    refuse(cut, Misfit::Cut)?;
     // Implicit GEMM: a stage must not cross rows of the array.
-    let crossed = p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0);
-    if runs || cut || crossed || narrow || !schedulable || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
-        return None;
-    }
+    refuse(p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0), Misfit::Crossed)?;
+    // Tensor cores are slower in narrow tiles.
+    refuse(n < 64 && p.n > FEW, Misfit::Narrow)?;
+    refuse(in_flight > 1 && engine == Engine::Simt, Misfit::PingPong)?;
+    refuse(!(1..=engine.most_spans()).contains(&spans), Misfit::Depth)?;
+    let sums = p.sums();
+    // Accumulators of a thread.
+    let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
+    refuse(held > 128, Misfit::Accumulators)?;
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let whole = engine != Engine::Simt && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
     let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.multicast;
-    let cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
+    let cluster = choices.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
-    let (stages, group) = (0, asked.group.unwrap_or(GROUP));
+    let stages = 0;
     #[rustfmt::skip]
     let mut shape = Shape {
         engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group,
     };
     // A row of a store buffer holds a part of the tile in each of the output types.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-    let room = memory(p.machine).checked_sub(BUFFERS * in_flight * m * line)? / shape.stage_bytes();
-    shape.stages = asked.stages.unwrap_or(room.min(STAGES));
-    let fits = (2..=room).contains(&shape.stages) && (cluster == 1 || cluster == 2 && whole);
+    let left = memory(p.machine).checked_sub(BUFFERS * in_flight * m * line).ok_or(Misfit::Stages(0))?;
+    let room = left / shape.stage_bytes();
+    shape.stages = choices.stages.unwrap_or(room.min(STAGES));
+    refuse(!(2..=room).contains(&shape.stages), Misfit::Stages(room))?;
+    refuse(!(cluster == 1 || cluster == 2 && whole), Misfit::Cluster)?;
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;
-    (fits && counts).then_some(shape)
+    refuse(!counts, Misfit::Large)?;
+    Ok(shape)
+}
+
+impl Shape {
+    /// The tile as schedules have it.
+    pub fn tile(&self, machine: &Hardware) -> Tile {
+        Tile {
+            engine: self.engine.unit(),
+            size: [self.m, self.n, self.depth()],
+            stages: Some(self.stages),
+            warps: None,
+            cluster: self.cluster,
+            group: self.group,
+            persist: Some(self.blocks(machine)),
+            ping_pong: self.in_flight > 1,
+        }
+    }
 }

@@ -1,11 +1,10 @@
-//! How K is split into slices, and the template candidates of a matmul for warpgroups.
+//! How K is split into slices, and the schedules of a matmul by warpgroups that tuning tries.
 use super::cost;
 use super::operand::Major;
-use super::shape::{self, Asked, Engine, SPAN, Shape};
+use super::shape::{self, Choices, Engine, SPAN};
 use crate::matmul::Matmul;
+use crate::multiply::Tile;
 use kiln_graph::DType;
-use kiln_plan::{Family, Parameters, Template};
-use std::ops::RangeInclusive;
 
 /// Most split-K slices.
 const MOST: usize = 16;
@@ -36,12 +35,8 @@ impl Parts {
 }
 
 /// For each number of slices: the slices, the matmul of them, and the bytes of an element that a tile stores.
-fn pieces<'a>(
-    p: &'a Matmul,
-    engine: Engine,
-    counts: RangeInclusive<usize>,
-) -> impl Iterator<Item = (Parts, Matmul<'a>, usize)> {
-    counts.filter_map(move |n| {
+fn pieces<'a>(p: &'a Matmul, engine: Engine) -> impl Iterator<Item = (Parts, Matmul<'a>, usize)> {
+    (1..=MOST).filter_map(move |n| {
         let parts = Parts::of(n, p.k, engine)?;
         Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes().max(2) }))
     })
@@ -51,19 +46,22 @@ fn elements(p: &Matmul) -> usize {
 }
 
 /// Splits of K that some shape fits, those with the least predicted time first, the launch that sums slices included.
-pub fn parts(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
+pub fn parts(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<Parts> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
-    timed(p, engine, sides, asked).into_iter().map(|t| t.1).collect()
+    timed(p, engine, sides).into_iter().map(|t| t.1).collect()
+}
+/// So many slices.
+pub fn in_slices(p: &Matmul, dtype: DType, sides: [Major; 2], count: usize) -> Option<Parts> {
+    Parts::of(count, p.k, Engine::of(dtype, p.precision, sides)?)
 }
 /// Predicted clock cycles of the matmul as lowering chooses it, the launch that sums slices included.
-pub fn cycles(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Option<f64> {
+pub fn cycles(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Option<f64> {
     let engine = Engine::of(dtype, p.precision, sides)?;
-    timed(p, engine, sides, asked).first().map(|t| t.0)
+    timed(p, engine, sides).first().map(|t| t.0)
 }
-fn timed(p: &Matmul, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f64, Parts)> {
-    let counts = asked.schedule.split_k.map_or(1..=MOST, |n| n..=n);
-    let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
-        let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
+fn timed(p: &Matmul, engine: Engine, sides: [Major; 2]) -> Vec<(f64, Parts)> {
+    let timed = pieces(p, engine).filter_map(|(parts, piece, outputs)| {
+        let shape = shape::choose(&piece, engine, sides, &[outputs])?;
         let time =
             shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(&p.machine.gemm, parts.count, elements(p));
         Some((time, parts))
@@ -75,43 +73,28 @@ fn timed(p: &Matmul, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f6
 
 /// Whether 3xTF32 is predicted to be faster than one exact f32 matmul, the copies that split both operands (`elements`
 /// in all) included.
-pub fn prefers_3xtf32(p: &Matmul, elements: usize, asked: Asked) -> bool {
-    let best = |engine, side| timed(p, engine, [side; 2], asked).first().map(|t| t.0);
+pub fn prefers_3xtf32(p: &Matmul, elements: usize) -> bool {
+    let best = |engine, side| timed(p, engine, [side; 2]).first().map(|t| t.0);
     let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
     best(Engine::Simt, Major::Outer).is_none_or(|one| three + cost::split_3xtf32(&p.machine.gemm, elements) < one)
 }
 
-/// Templates of this family that apply to the matmul, with the microseconds they are predicted to take.
-pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
+/// Slices and tiles that fit the matmul, with the microseconds they are predicted to take.
+pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(usize, Tile, f64)> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     let mut all = vec![];
-    for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
+    for (parts, piece, outputs) in pieces(p, engine) {
         for &(m, n, copies, spans) in engine.tiles() {
             for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
-                let asked = Parameters { cluster: Some(cluster), tiles: Some(in_flight), ..Parameters::default() };
-                let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
+                let choices = Choices { cluster: Some(cluster), ..Choices::of(in_flight) };
+                let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, &[outputs]);
                 all.extend(found.map(|s| {
                     let cycles = s.cycles(&piece, sides == [Major::Outer; 2])
                         + cost::sum(&p.machine.gemm, parts.count, elements(p));
-                    (s.template(parts.count), cycles / p.machine.units.clock * 1e6)
+                    (parts.count, s.tile(p.machine), cycles / p.machine.units.clock * 1e6)
                 }));
             }
         }
     }
     all
-}
-
-impl Shape {
-    /// The template with all choices explicit.
-    fn template(&self, parts: usize) -> Template {
-        let schedule = Parameters {
-            split_k: Some(parts),
-            depth: Some(self.spans * SPAN),
-            stages: Some(self.stages),
-            cluster: Some(self.cluster),
-            group: Some(self.group),
-            tiles: Some(self.in_flight),
-        };
-        Template { family: Family::Warpgroup, tile: Some([self.m, self.n]), schedule }
-    }
 }

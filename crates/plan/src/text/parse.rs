@@ -132,7 +132,6 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             }
             "rules" => reason.rules = w.strings()?,
             "schedule" => schedule = Some(w.string()?.parse()?),
-            "template" => reason.template = Some(w.string()?.parse()?),
             "tuned" => {
                 let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
                 reason.tuning = Some(Tuning::Measured { device, us, default_us });
@@ -167,7 +166,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rounding, batch_invariant, schedule, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, batch_invariant, schedule, rules, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }

@@ -72,9 +72,6 @@ fn kernel(out: &mut String, k: &Kernel) {
     if let Some(schedule) = &k.schedule {
         let _ = writeln!(out, "    schedule {}", quoted(&schedule.to_string()));
     }
-    if let Some(template) = k.reason.template {
-        let _ = writeln!(out, "    template {}", quoted(&template.to_string()));
-    }
     match &k.reason.tuning {
         Some(Tuning::Measured { device, us, default_us }) => {
             let _ = writeln!(out, "    tuned {} us={us} default={default_us}", quoted(device));

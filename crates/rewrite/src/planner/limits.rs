@@ -6,7 +6,6 @@ use crate::impossible::Impossible;
 use crate::planner::Kernel;
 use crate::why::{label, refusal};
 use kiln_graph::ops::Class;
-use kiln_plan::Template;
 use std::collections::BTreeSet;
 
 /// A kernel that the plan must contain exactly like this.
@@ -26,23 +25,8 @@ pub struct Limits {
     /// Sets of groups; no kernel has values of two groups of a set.
     pub apart: Vec<Vec<BTreeSet<usize>>>,
     pub pinned: Vec<Pin>,
-    /// The text of the constraint, a group of matmuls, attentions and convolutions, and the template they must use.
-    pub templates: Vec<(String, BTreeSet<usize>, Template)>,
 }
 impl Limits {
-    /// The template required of a kernel with these members; an error if there are two different ones.
-    pub fn template(&self, members: &[usize]) -> Result<Option<Template>, Impossible> {
-        let holds = |group: &BTreeSet<usize>| members.iter().any(|m| group.contains(m));
-        let mut required = self.templates.iter().filter(|(_, group, _)| holds(group));
-        let Some((_, _, template)) = required.next() else { return Ok(None) };
-        match required.find(|(.., other)| other != template) {
-            None => Ok(Some(*template)),
-            Some((label, _, other)) => Err(Impossible {
-                constraint: label.clone(),
-                why: format!("the same kernel is required to use `{template}` and `{other}`"),
-            }),
-        }
-    }
     /// Does `apart` allow a kernel with these members?
     pub fn allows(&self, members: &[usize]) -> bool {
         let holds = |group: &&BTreeSet<usize>| members.iter().any(|m| group.contains(m));

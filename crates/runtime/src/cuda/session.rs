@@ -99,7 +99,7 @@ impl Step {
                 device: session.device.name(),
                 doing: doing(),
                 what: format!("cuBLASLt fails to launch the matmul ({e})"),
-                remedy: "tune it, or constrain it to a template other than `library`".into(),
+                remedy: "tune it, or constrain it to a schedule other than `call library`".into(),
             }),
         }
     }

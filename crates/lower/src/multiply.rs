@@ -1,0 +1,277 @@
+//! Schedules of matmuls, convolutions and attention, in numbers.
+//!
+//! Lowering takes one from the plan and follows it to the letter, or makes its own choice, which is that of the cost models; either way the
+//! steps that it emits say which schedule they follow ([`crate::rows::Emitted::made`]). So what is chosen can be printed, and asked for.
+use kiln_plan::{Axis, Engine, Operand, Schedule, Step};
+
+/// The schedule of a kernel that multiplies.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Multiply {
+    /// A library does.
+    Library,
+    /// Of a matmul or a convolution.
+    Matmul(Product),
+    Attention(Attention),
+}
+
+/// The schedule of a matmul.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Product {
+    pub forms: Forms,
+    pub tile: Tile,
+}
+
+/// The form in which a matmul is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forms {
+    /// The operands are swapped: the transpose of the result is computed.
+    pub swap: bool,
+    /// The halves of the right operand have accumulators of their own.
+    pub dual: bool,
+    /// A convolution by shifted rows of a padded copy of its input.
+    pub implicit: bool,
+    /// Slices of K that are summed by a launch of their own.
+    pub slices: usize,
+    /// Operands that are copied first.
+    pub copies: [bool; 2],
+    /// The result goes through memory to its epilogue.
+    pub apart: bool,
+}
+impl Default for Forms {
+    fn default() -> Forms {
+        Forms { swap: false, dual: false, implicit: false, slices: 1, copies: [false; 2], apart: false }
+    }
+}
+
+/// How tiles of the result are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tile {
+    pub engine: Engine,
+    /// Rows and columns of a tile, and the part of K that is multiplied at a time.
+    pub size: [usize; 3],
+    /// Stages of the ring of operand tiles in shared memory; without one, operands are loaded to registers.
+    pub stages: Option<usize>,
+    pub warps: Option<usize>,
+    pub cluster: usize,
+    /// Rows of tiles in a group.
+    pub group: usize,
+    /// Resident blocks of the persistent kernel.
+    pub persist: Option<usize>,
+    pub ping_pong: bool,
+}
+
+/// The schedule of an attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attention {
+    pub engine: Engine,
+    /// Queries of a tile, and keys of an iteration.
+    pub size: [usize; 2],
+    /// Slices of the keys, whose results a launch of its own joins.
+    pub slices: usize,
+    /// Tiles of queries, and of keys and values, in shared memory; without, operands are loaded to registers.
+    pub stages: Option<[usize; 2]>,
+    pub warps: Option<usize>,
+    pub persist: Option<usize>,
+    /// A launch before finds the blocks of keys that a mask leaves.
+    pub block_mask: bool,
+}
+
+impl Multiply {
+    /// Reads a schedule; `None` for that of a nest.
+    pub fn of(schedule: &Schedule) -> Result<Option<Multiply>, String> {
+        if !schedule.multiplies() {
+            return Ok(None);
+        }
+        if schedule.is_call() {
+            return match schedule.steps.len() {
+                1 => Ok(Some(Multiply::Library)),
+                _ => Err(format!("`{}` leaves nothing to other steps", Step::Call)),
+            };
+        }
+        let mut forms = Forms::default();
+        let mut tile = Tile {
+            engine: Engine::Fma,
+            size: [0; 3],
+            stages: None,
+            warps: None,
+            cluster: 1,
+            group: 1,
+            persist: None,
+            ping_pong: false,
+        };
+        let mut keys: Option<[usize; 2]> = None;
+        let (mut queries, mut ring, mut slices, mut block_mask) = (None, None, 1, false);
+        for (at, step) in schedule.steps.iter().enumerate() {
+            let same = |other: &Step| std::mem::discriminant(other) == std::mem::discriminant(step);
+            let repeats = !matches!(step, Step::Stage(..) | Step::Copy(_));
+            if repeats && schedule.steps[..at].iter().any(same) || schedule.steps[..at].contains(step) {
+                return Err(format!("`{step}` comes after another such step"));
+            }
+            match step {
+                Step::Swap => forms.swap = true,
+                Step::DualGemm => forms.dual = true,
+                Step::ImplicitGemm => forms.implicit = true,
+                Step::SplitReduce(Axis::K, n) => forms.slices = *n,
+                Step::SplitReduce(Axis::Keys, n) => slices = *n,
+                Step::Multiply(engine, size) => {
+                    tile.engine = *engine;
+                    match size[..] {
+                        [m, n, k] => tile.size = [m, n, k],
+                        [q, k] => keys = Some([q, k]),
+                        _ => return Err(format!("`{step}` does not have three sizes, or two of attention")),
+                    }
+                }
+                Step::Stage(of, n) => match of[..] {
+                    [Operand::A, Operand::B] => tile.stages = Some(*n),
+                    [Operand::Q] => queries = Some(*n),
+                    [Operand::K, Operand::V] => ring = Some(*n),
+                    _ => return Err(format!("`{step}` is not for a,b of a matmul, or q or k,v of attention")),
+                },
+                Step::Copy(of) => {
+                    for operand in of {
+                        match operand {
+                            Operand::A => forms.copies[0] = true,
+                            Operand::B => forms.copies[1] = true,
+                            Operand::C => forms.apart = true,
+                            _ => return Err(format!("`{step}` is for a, b and c of a matmul")),
+                        }
+                    }
+                }
+                Step::Warps(n) => tile.warps = Some(*n),
+                Step::Cluster(n) => tile.cluster = *n,
+                Step::Group(n) => tile.group = *n,
+                Step::Persist(n) => tile.persist = Some(*n),
+                Step::PingPong => tile.ping_pong = true,
+                Step::BlockMask => block_mask = true,
+                _ => return Err(format!("`{step}` is not a step of a kernel that multiplies")),
+            }
+        }
+        let Some(size) = keys else {
+            if queries.is_some() || ring.is_some() || slices > 1 || block_mask {
+                return Err("it has steps of attention, and the tile of a matmul".into());
+            }
+            return Ok(Some(Multiply::Matmul(Product { forms, tile })));
+        };
+        let plain = Tile { engine: tile.engine, warps: tile.warps, persist: tile.persist, ..Tile::new(tile.engine) };
+        if forms != Forms::default() || tile != plain {
+            return Err("it has steps of a matmul, and the tile of attention".into());
+        }
+        let stages = match (queries, ring) {
+            (Some(q), Some(kv)) => Some([q, kv]),
+            (None, None) => None,
+            _ => {
+                return Err(
+                    "queries, keys and values are staged together: `stage q shared N; stage k,v shared N`".into()
+                );
+            }
+        };
+        let Tile { engine, warps, persist, .. } = tile;
+        Ok(Some(Multiply::Attention(Attention { engine, size, slices, stages, warps, persist, block_mask })))
+    }
+
+    /// Why this is not the schedule that was followed, where that is another one.
+    pub fn differs(&self, made: &Multiply) -> Option<String> {
+        let (asked, made) = (self.schedule().steps, made.schedule().steps);
+        // The number of resident blocks is that of the machine where it is not given.
+        let more = |s: &&Step| !asked.contains(s) && !matches!(s, Step::Persist(_));
+        let lacks = asked.iter().find(|s| !made.contains(s)).map(|s| format!("`{s}` does not apply to the kernel"));
+        lacks.or_else(|| made.iter().find(more).map(|s| format!("the kernel needs `{s}`")))
+    }
+    /// The steps.
+    pub fn schedule(&self) -> Schedule {
+        match self {
+            Multiply::Library => Schedule::default().then(Step::Call),
+            Multiply::Matmul(p) => p.steps().collect(),
+            Multiply::Attention(a) => a.steps().collect(),
+        }
+    }
+}
+
+impl Tile {
+    fn new(engine: Engine) -> Tile {
+        let size = [0; 3];
+        Tile { engine, size, stages: None, warps: None, cluster: 1, group: 1, persist: None, ping_pong: false }
+    }
+}
+
+impl Product {
+    fn steps(&self) -> impl Iterator<Item = Step> {
+        let Product { forms, tile } = *self;
+        let copied = [(forms.copies[0], Operand::A), (forms.copies[1], Operand::B), (forms.apart, Operand::C)];
+        let copied: Vec<Operand> = copied.into_iter().filter(|c| c.0).map(|c| c.1).collect();
+        let more = |n: usize, step: fn(usize) -> Step| (n > 1).then(|| step(n));
+        [
+            forms.swap.then_some(Step::Swap),
+            forms.dual.then_some(Step::DualGemm),
+            forms.implicit.then_some(Step::ImplicitGemm),
+            (!copied.is_empty()).then_some(Step::Copy(copied)),
+            more(forms.slices, |n| Step::SplitReduce(Axis::K, n)),
+            Some(Step::Multiply(tile.engine, tile.size.to_vec())),
+            tile.stages.map(|n| Step::Stage(vec![Operand::A, Operand::B], n)),
+            tile.warps.map(Step::Warps),
+            more(tile.cluster, Step::Cluster),
+            more(tile.group, Step::Group),
+            tile.persist.map(Step::Persist),
+            tile.ping_pong.then_some(Step::PingPong),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+impl Attention {
+    fn steps(&self) -> impl Iterator<Item = Step> {
+        let [queries, keys] = self.stages.map_or([None; 2], |s| s.map(Some));
+        [
+            (self.slices > 1).then_some(Step::SplitReduce(Axis::Keys, self.slices)),
+            Some(Step::Multiply(self.engine, self.size.to_vec())),
+            queries.map(|n| Step::Stage(vec![Operand::Q], n)),
+            keys.map(|n| Step::Stage(vec![Operand::K, Operand::V], n)),
+            self.warps.map(Step::Warps),
+            self.persist.map(Step::Persist),
+            self.block_mask.then_some(Step::BlockMask),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Option<Multiply>, String> {
+        Multiply::of(&text.parse().expect("a schedule"))
+    }
+
+    #[test]
+    fn schedules_that_multiply_are_read_as_they_print() {
+        for text in [
+            "call library",
+            "tensor-core mma 64x64x64; bind warp 4",
+            "swap a,b; dual-gemm; implicit-gemm; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
+             stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
+            "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; block-mask",
+            "fma 16x64; bind warp 4",
+        ] {
+            let found = read(text).expect(text).expect("it multiplies");
+            assert_eq!(found.schedule().to_string(), text);
+        }
+        assert_eq!(read("split r 64; bind warp 4"), Ok(None));
+        for (text, why) in [
+            ("call library; ping-pong", "leaves nothing"),
+            ("fma 64x64x32; fma 64x64x32", "after another"),
+            ("fma 64x64x32; bind warp 4; bind warp 8", "after another"),
+            ("fma 64", "three sizes"),
+            ("fma 64x64x32; split r 4", "`split r 4` is not a step"),
+            ("fma 64x64x32; stage a shared 2", "is not for a,b"),
+            ("fma 64x64x32; stage q global", "is for a, b and c"),
+            ("fma 64x64x32; split-reduce keys 2", "steps of attention"),
+            ("fma 16x64; stage a global", "steps of a matmul"),
+            ("fma 16x64; stage q shared 1", "staged together"),
+        ] {
+            let e = read(text).expect_err(text);
+            assert!(e.contains(why), "{text}: {e}");
+        }
+    }
+}
