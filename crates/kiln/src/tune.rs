@@ -233,16 +233,21 @@ pub struct Sampling {
     pub dry: bool,
 }
 
-/// Measures schedules of each kernel with one nest; gives them beside the nest in numbers, as JSON: what the cost model is fitted to.
+/// Measures schedules of each kernel; gives them beside the nest in numbers, or the body of what multiplies, as JSON: what the cost models are
+/// fitted to.
 ///
 /// # Errors
 /// If the model cannot be planned, or the schedule of the plan does not run.
 pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec<serde_json::Value>, Error> {
     let plan = compile::plan(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
+    let machine = options.compile.machine();
     let mut found = vec![];
     for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
-        let Ok(Some(nest)) = kiln_lower::scheduled(k, options.compile.machine()) else { continue };
-        let mut schedules = nest.schedules;
+        let nest = kiln_lower::scheduled(k, machine).map_err(compile::not_lowered)?;
+        let mut schedules = match &nest {
+            Some(nest) => nest.schedules.clone(),
+            None => kiln_lower::schedules(k, machine).map_err(compile::not_lowered)?,
+        };
         let default = schedules.first().map(|s| s.0.to_string()).unwrap_or_default();
         let total = schedules.len();
         schedules[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
@@ -250,7 +255,25 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
         for at in (how.first + 2..schedules.len()).rev() {
             schedules.swap(at, how.first + 1 + crate::trial::drawn(&mut state, at - how.first));
         }
-        let fixed = schedules.iter().find(|s| s.0 == nest.fixed).cloned();
+        let rules = match &nest {
+            Some(nest) => Some(nest.fixed.clone()),
+            None => kiln_lower::ruled(k, machine).map_err(compile::not_lowered)?,
+        };
+        let fixed = rules.as_ref().and_then(|rules| schedules.iter().find(|s| s.0 == *rules).cloned());
+        // Of what multiplies, not all fit.
+        let fits = |s: &Schedule| nest.is_some() || kiln_lower::fits(k, machine, s).is_ok();
+        // Of what multiplies, the cheapest of each tile first.
+        if nest.is_none() {
+            let mut tiles = vec![];
+            schedules[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+            let (mut first, others): (Vec<_>, Vec<_>) = schedules.into_iter().partition(|s| {
+                let new = !tiles.contains(&s.0.tile().cloned()) && fits(&s.0);
+                tiles.extend(new.then(|| s.0.tile().cloned()));
+                new
+            });
+            first.extend(others.into_iter().filter(|s| fits(&s.0)).take(how.first + how.random));
+            schedules = first;
+        }
         schedules.truncate(1 + how.first + how.random);
         schedules.extend(fixed.filter(|f| !schedules.iter().any(|s| s.0 == f.0)));
         let measured: Vec<(String, f64)> = if how.dry {
@@ -264,20 +287,31 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
                 outcome.map_err(|why| Error::failed(format!("cannot measure kernel {}: {why}", k.name), ""))?;
             outcome.measured.iter().map(|t| (t.schedule.to_string(), t.us)).collect()
         };
-        let predicted: BTreeMap<String, f64> = schedules.iter().map(|(s, p)| (s.to_string(), p.us)).collect();
-        let f = &nest.facts;
-        let access = |a: &kiln_lower::facts::Access| {
-            serde_json::json!({
-                "slot": format!("{:?}", a.slot), "bytes": a.bytes, "store": a.store, "strides": a.strides,
-                "guarded": a.guarded, "gathered": a.gathered,
-            })
-        };
-        found.push(serde_json::json!({
-            "name": k.name, "bytes": f.bytes, "coords": f.coords, "levels": f.levels, "reductions": f.reductions,
-            "scans": f.scans, "ordered": f.ordered, "before": f.before, "after": f.after, "quotients": f.quotients,
-            "accesses": f.accesses.iter().map(access).collect::<Vec<_>>(), "candidates": total,
-            "default": default, "fixed": nest.fixed.to_string(), "measured": measured, "predicted": predicted,
-        }));
+        let us = |us: f64| if us.is_finite() { Some(us) } else { None };
+        let predicted: BTreeMap<String, Option<f64>> =
+            schedules.iter().map(|(s, p)| (s.to_string(), us(p.us))).collect();
+        let mut out = serde_json::json!({
+            "name": k.name, "kind": k.kind.name(), "precision": k.precision.name(), "candidates": total,
+            "default": default, "fixed": rules.map(|s| s.to_string()), "measured": measured, "predicted": predicted, "planned": k.cost.us,
+        });
+        match &nest {
+            Some(nest) => {
+                let f = &nest.facts;
+                let access = |a: &kiln_lower::facts::Access| {
+                    serde_json::json!({
+                        "slot": format!("{:?}", a.slot), "bytes": a.bytes, "store": a.store, "strides": a.strides,
+                        "guarded": a.guarded, "gathered": a.gathered,
+                    })
+                };
+                out["nest"] = serde_json::json!({
+                    "bytes": f.bytes, "coords": f.coords, "levels": f.levels, "reductions": f.reductions, "scans": f.scans,
+                    "ordered": f.ordered, "before": f.before, "after": f.after, "quotients": f.quotients,
+                    "accesses": f.accesses.iter().map(access).collect::<Vec<_>>(),
+                });
+            }
+            None => out["body"] = kiln_graph::text::print(&k.body.bare()).into(),
+        }
+        found.push(out);
     }
     Ok(found)
 }

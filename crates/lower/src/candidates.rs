@@ -3,9 +3,13 @@ use crate::composite::Decomposed;
 use crate::multiply::Multiply;
 use crate::price::Price;
 use crate::resolve::Body;
-use crate::{LowerError, body, facts, flash, gemm, if_taken, lowered, nests, propose, schedule, under};
+use crate::{LowerError, body, facts, flash, gemm, if_taken, lowered, nests, own, propose, schedule, under};
 use kiln_machine::Machine;
-use kiln_plan::{Hardware, Kernel, KernelKind, Schedule, Step};
+use kiln_plan::{Engine, Hardware, Kernel, KernelKind, Schedule, Step};
+
+/// How much cheaper a schedule of a kernel that multiplies must be to replace that of the rules: with less, as many get slower as faster
+/// (`benches/results/schedules.md`).
+const GAIN: f64 = 1.35;
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
 pub const PROGRAMS: u32 = 7;
@@ -29,6 +33,47 @@ pub fn default_schedule(kernel: &Kernel, machine: &Machine) -> Result<Option<Sch
         return Ok(Some(made.schedule()));
     }
     only_nest(kernel, machine, &schedule::default)
+}
+
+/// A schedule that is predicted to be much faster than the one that the rules of lowering give a kernel that multiplies.
+pub fn cheaper(kernel: &Kernel, machine: &Machine, made: &Multiply) -> Result<Option<Schedule>, LowerError> {
+    let rules = match made {
+        Multiply::Library => return Ok(None),
+        // What is predicted of few queries, and of tiles by FMAs, errs by as much as schedules differ.
+        Multiply::Attention(a) if a.engine == Engine::Mma => return Ok(None),
+        _ => made.schedule(),
+    };
+    if kernel.batch_invariant || !machine.gemm.fitted {
+        return Ok(None);
+    }
+    let all = multiplying(kernel, machine)?;
+    let Some(own) = all.iter().find(|c| unstaged(&c.0) == unstaged(&rules)) else { return Ok(None) };
+    let is_predicted = |s: &Schedule| match Multiply::of(s) {
+        Ok(Some(Multiply::Attention(a))) => a.engine != Engine::Mma,
+        // An epilogue that is fused stays so.
+        Ok(Some(Multiply::Matmul(p))) => {
+            let fused = matches!(made, Multiply::Matmul(rules) if rules.forms.apart == p.forms.apart);
+            fused && (p.tile.engine != Engine::Fma || p.tile.stages.is_some())
+        }
+        _ => false,
+    };
+    let cheaper = all.iter().take_while(|c| c.1.us * GAIN < own.1.us).filter(|c| is_predicted(&c.0));
+    let skips = matches!(made, Multiply::Attention(a) if a.block_mask);
+    for (schedule, _) in cheaper.take(TRIED) {
+        let schedule = if skips { schedule.clone().then(Step::BlockMask) } else { schedule.clone() };
+        if if_taken(fits(kernel, machine, &schedule))?.is_some() {
+            return Ok(Some(schedule));
+        }
+    }
+    Ok(None)
+}
+/// Most schedules that are tried in place of that of the rules.
+const TRIED: usize = 8;
+
+/// The schedule that the rules of lowering give a kernel that multiplies, which a cheaper one may replace.
+pub fn ruled(kernel: &Kernel, machine: &Machine) -> Result<Option<Schedule>, LowerError> {
+    let kernel = &Kernel { schedule: None, ..kernel.clone() };
+    Ok(own(kernel, &under(machine, kernel))?.1.map(|made| made.schedule()))
 }
 
 /// The nest of a kernel and its schedules; `None` for a kernel that multiplies, or has several nests.
@@ -59,6 +104,12 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     let (first, mut all) = (made.schedule(), multiplying(kernel, machine)?);
     let us = all.iter().find(|c| unstaged(&c.0) == unstaged(&first)).map_or(f64::INFINITY, |c| c.1.us);
     all.retain(|c| c.0 != first);
+    if let Some(rules) = ruled(kernel, machine)?.filter(|s| *s != first)
+        && !all.iter().any(|c| c.0 == rules)
+    {
+        let price = all.iter().find(|c| unstaged(&c.0) == unstaged(&rules)).map_or(f64::INFINITY, |c| c.1.us);
+        all.push((rules, Price { us: price, ..Price::default() }));
+    }
     if by_rows(kernel, machine)?.is_some() {
         all.extend(nest()?.into_iter().take(1));
     }

@@ -247,6 +247,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
     let place = |ix: &[Expr]| place(g, v, ix);
     let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
+    let beside = matmul::beside(of, v);
     let row = if dual.is_none() { reduced(of, v) } else { None };
     if dual.is_none() && is_swapped(of, v, d) {
         let matmul = matmul::Matmul {
@@ -265,6 +266,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
             terms: Terms::Products,
             row,
             after,
+            beside,
             a: &|r, at| right(r, &matmul::swapped(at.to_vec())),
             b: &|r, at| left(r, &matmul::swapped(at.to_vec())),
             place: &|ix| matmul::swapped(place(ix)),
@@ -286,6 +288,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
         terms: Terms::Products,
         row,
         after,
+        beside,
         dual: dual.map(|t| matmul::Dual { b: &other, v: own(t) }),
         a: &left,
         b: &right,

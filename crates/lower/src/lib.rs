@@ -53,7 +53,7 @@ mod warpgroup;
 mod wide_rows;
 mod window;
 
-pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, scheduled, schedules};
+pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, ruled, scheduled, schedules};
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
@@ -149,7 +149,12 @@ fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     let by = |schedule| own(&Kernel { schedule, ..kernel.clone() }, machine);
     let asked = kernel.schedule.as_ref().is_some_and(Schedule::is_call);
     if !machine.arch.is_gpu() || !asked && !candidates::prefers_library(kernel, machine) {
-        return own(kernel, machine);
+        let lowered = own(kernel, machine)?;
+        let Some(made) = lowered.1.filter(|_| kernel.schedule.is_none()) else { return Ok(lowered) };
+        return match candidates::cheaper(kernel, machine.machine, &made)? {
+            Some(schedule) => by(Some(schedule)),
+            None => Ok(lowered),
+        };
     }
     match by(Some(Multiply::Library.schedule())) {
         Ok((steps, made)) => {

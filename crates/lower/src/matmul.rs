@@ -27,7 +27,7 @@ use crate::row::Row;
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
-use crate::warpgroup::{self, Major, Parts};
+use crate::warpgroup::{self, Parts, Side};
 use crate::{LowerError, if_taken, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Type, ValueId};
@@ -77,6 +77,18 @@ pub struct Matmul<'a> {
     /// Arithmetic of the epilogue: [`Op::weight`](kiln_graph::Op::weight) of every element outside of the matmul,
     /// whichever step computes it.
     pub after: f64,
+    /// Bytes that the epilogue reads and writes beside the result.
+    pub beside: f64,
+}
+
+/// Bytes of a kernel beside the operands of its matmuls and a result of their size, where the planner counted them.
+pub fn beside(of: &Body, v: ValueId) -> f64 {
+    let g = of.graph;
+    let mut operands: Vec<ValueId> = g.values().filter(|u| g.op(*u) == g.op(v)).flat_map(|u| g.args(u)).collect();
+    operands.sort_unstable();
+    operands.dedup();
+    let own: usize = operands.into_iter().chain([v]).map(|v| g.ty(v).bytes()).sum();
+    of.bytes.saturating_sub(own as u64) as f64
 }
 
 /// Type of a matmul's operands.
@@ -232,15 +244,16 @@ fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<O
 }
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
-fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Major; 2]>, LowerError> {
+fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
     if !warpgroup::takes(operands(of, p.v), machine) {
         return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
-    let sides = left.zip(right).map(|(left, right)| [left.major, right.major]);
+    let bytes = operands(of, p.v).bytes();
+    let sides = left.zip(right).map(|(left, right)| [left.side(bytes), right.side(bytes)]);
     let Some(dual) = p.dual else { return Ok(sides) };
     let other = memory::read(of, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
-    Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1])))
+    Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1].major)))
 }
 
 /// Stores of the accumulators at `at` (batch…, m, n), for an epilogue in a later step: each value in a scratch buffer

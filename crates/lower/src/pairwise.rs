@@ -64,6 +64,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         terms: found.terms,
         row: None,
         after: 0.0,
+        beside: 0.0,
         a: &|r, ix| at(r, 0, &left, ix),
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),

@@ -98,6 +98,8 @@ pub struct Resolver<'a> {
     rounding: Rounding,
     /// The indices along the scan's axis at which scans were resolved.
     pub scan_at: Vec<Expr>,
+    /// Guards of all that is read.
+    pub bounds: Vec<Guard>,
     memo: FxHashMap<Key, NodeId>,
 }
 
@@ -124,6 +126,7 @@ impl<'a> Resolver<'a> {
             depth: 0,
             rounding: Rounding::AtStores,
             scan_at: vec![],
+            bounds: vec![],
             memo: FxHashMap::default(),
         }
     }
@@ -136,6 +139,8 @@ impl<'a> Resolver<'a> {
 
     /// The value's element at `ix` (one expression per axis), read only where `guards` hold.
     pub fn at(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
+        let own = if self.bounds.is_empty() { vec![] } else { joined(guards, &self.bounds) };
+        let guards = if own.is_empty() { guards } else { &own };
         let key = (self.within.map(|w| w.0), v, ix.to_vec(), guards.to_vec());
         if let Some(&n) = self.memo.get(&key) {
             return Ok(n);

@@ -24,13 +24,13 @@ use crate::expr::CoordId;
 use crate::matmul::{Coords, Matmul};
 use crate::multiply::Tile;
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
-pub use cost::{copy, gather};
+pub use cost::{copy, transpose};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Step};
-pub use operand::{Major, Strided};
+pub use operand::{Major, Side, Strided};
 use shape::{Engine, Shape};
 pub use shape::{FEW, SPAN};
 pub use split_k::{Parts, candidates, cycles, in_slices, parts, prefers_3xtf32};
@@ -89,7 +89,8 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
     let refuse = |why: String| Some(Err(LowerError::Unsupported { kernel: task.name.to_string(), why }));
-    let (sides, widths) = ([a.major, major], widths(task, &outputs));
+    let bytes = task.dtype.bytes();
+    let (sides, widths) = ([a.side(bytes), b.first()?.side(bytes)], widths(task, &outputs));
     let shape = match &task.asked {
         None => shape::choose(p, engine, sides, &widths)?,
         Some(t) if t.engine != engine.unit() => {

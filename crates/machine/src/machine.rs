@@ -180,7 +180,7 @@ impl Machine {
             there(all.iter().all(|n| *n > 0), "limits")?;
             there(self.rows.loading > 0, "rows")?;
             there(self.nests.overlap >= 1.0 && self.nests.bandwidth > 0.0, "nests")?;
-            there(self.gemm.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
+            there(self.gemm.mma.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
             there(self.attention.half > 0.0 && self.attention.single > 0.0, "attention")?;
         }
         there(!arch.has_clusters() || !self.limits.clusters.is_empty(), "limits: clusters")?;

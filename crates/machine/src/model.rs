@@ -108,16 +108,17 @@ pub struct Nests {
 pub struct Gemm {
     /// Number of 128x128 tiles from which smaller tiles are not needed to fill the GPU.
     pub large: usize,
-    /// Resident tiles per multiprocessor.
-    pub tiles_per_multiprocessor: usize,
-    /// FMAs per cycle and multiprocessor.
-    pub rate: f64,
-    /// Cycles of latency until the operands of an iteration over K have arrived, if rows are aligned.
-    pub aligned: f64,
-    /// The same of unaligned rows, which are read element by element.
-    pub unaligned: f64,
-    /// Bytes of unaligned rows per cycle, from memory to all multiprocessors.
-    pub ragged: f64,
+    /// Whether these figures were fitted to measurements on such a chip: predictions replace rules only then.
+    #[serde(default)]
+    pub fitted: bool,
+    /// Cycles of the launch of tiles without pipelining.
+    pub start: f64,
+    /// Bytes per cycle that these read and write, from and to memory.
+    pub memory: f64,
+    /// Tiles by `mma`.
+    pub mma: Tiles,
+    /// Tiles by FMAs.
+    pub fma: Tiles,
     /// Matmuls as row sums: bytes per cycle, from memory to all multiprocessors.
     pub rows_read: f64,
     /// Matmuls as row sums: FMAs per cycle and multiprocessor.
@@ -130,12 +131,34 @@ pub struct Gemm {
     pub read: f64,
 }
 
+/// Tiles without pipelining, whose operands are loaded to registers.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tiles {
+    /// Cycles of latency of a step of K.
+    pub step: f64,
+    /// Cycles on top for each byte that a thread loads.
+    pub loading: f64,
+    /// Instructions for each element of rows that are not aligned, which are read element by element.
+    pub unaligned: f64,
+    /// FMAs per cycle and multiprocessor.
+    pub rate: f64,
+    /// Bytes per cycle from the L2 cache to a multiprocessor.
+    pub cache: f64,
+    /// Cycles for each element of a thread in the epilogue.
+    pub finish: f64,
+}
+
 /// Warpgroup matmuls. All rates are per clock cycle.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Warpgroups {
     /// Bytes from L2 to one multiprocessor.
     pub cache: f64,
+    /// Fraction of that for rows that are no multiple of 128 bytes apart, which cross lines of the cache.
+    pub crossing: f64,
+    /// Bytes that the epilogue reads beside the accumulators, per multiprocessor.
+    pub beside: f64,
     /// Bytes from memory to all multiprocessors.
     pub all: f64,
     /// Bytes of shared memory per multiprocessor, written by copies and read by tensor cores.

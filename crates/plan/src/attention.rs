@@ -258,7 +258,13 @@ impl Sizes {
     /// Predicted seconds of a way to write the program, without its launch.
     pub fn seconds_by(&self, way: &Way, m: &Hardware) -> f64 {
         match way {
-            Way::Warps(tiles) => self.seconds(tiles, m),
+            Way::Warps(tiles) => {
+                // Keys and values are read, and sums of slices written and read again.
+                let width: usize = self.widths.iter().sum();
+                let sums = if tiles.parts > 1 { 8 * tiles.parts * self.queries * self.widths[1] } else { 0 };
+                let bytes = self.heads * (self.keys * width * self.dtype.bytes() + sums);
+                self.seconds(tiles, m).max(bytes as f64 / m.rates.bandwidth)
+            }
             Way::Warpgroups(w) => self.seconds_by_warpgroups(w, m),
         }
     }

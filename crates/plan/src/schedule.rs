@@ -282,6 +282,10 @@ impl Schedule {
     pub fn multiplies(&self) -> bool {
         self.steps.iter().any(|s| matches!(s, Step::Multiply(..) | Step::Call))
     }
+    /// The step that multiplies tiles.
+    pub fn tile(&self) -> Option<&Step> {
+        self.steps.iter().find(|s| matches!(s, Step::Multiply(..)))
+    }
     /// Whether it has tiles of queries and keys.
     pub fn is_attention(&self) -> bool {
         self.steps.iter().any(|s| matches!(s, Step::Multiply(_, tile) if tile.len() == 2))

@@ -5,7 +5,7 @@ use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_lower::price::Price;
 use kiln_plan::{
-    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Schedule, Stage, Step,
+    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Stage,
     exec::{Slot, Steps, Work},
 };
 use kiln_rewrite::{cost::terms, region::Reject, rules};
@@ -43,12 +43,15 @@ impl Report {
     pub fn new(c: &Compiled) -> Report {
         let facts = Facts::new(&c.plan, &c.graph);
         let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
+        // Layers repeat: kernels with equal bodies have the same schedules.
+        let mut alike: BTreeMap<String, Vec<ScheduleReport>> = BTreeMap::new();
         for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
             let mut report = facts.kernel(kernel, steps.steps.len());
             report.loop_ends = facts.loop_ends(c, kernel, steps);
             report.schedule = kernel.schedule.as_ref().map(|s| s.to_string());
-            report.schedules = schedules(c, kernel);
+            let same = format!("{:?} {:?} {}", kernel.schedule, kernel.precision, kernel.body.bare());
+            report.schedules = alike.entry(same).or_insert_with(|| schedules(c, kernel)).clone();
             report.invariance_us = invariance_us(c, kernel);
             list.push(report);
             for work in &steps.steps {
@@ -298,13 +301,12 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
         all.insert(0, (own.clone(), price.unwrap_or(Price { us: f64::INFINITY, ..Price::default() })));
     }
     all.sort_by_key(|s| s.0 != *own);
-    let tile = |s: &Schedule| s.steps.iter().find(|s| matches!(s, Step::Multiply(..))).cloned();
     let (mut tiles, mut shown) = (vec![], vec![]);
     for (schedule, price) in &all {
-        let new = tile(schedule).is_none_or(|t| !tiles.contains(&t));
+        let new = schedule.tile().is_none_or(|t| !tiles.contains(t));
         let listed = shown.len() < SHOWN || schedule.is_call();
         if price.us > 0.0 && new && listed && (*schedule == *own || kiln_lower::fits(k, machine, schedule).is_ok()) {
-            tiles.extend(tile(schedule));
+            tiles.extend(schedule.tile().cloned());
             shown.push(ScheduleReport::new(schedule, Some(price)));
         }
     }

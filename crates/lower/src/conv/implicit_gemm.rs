@@ -19,7 +19,7 @@ use crate::matmul::{self, Matmul, Run};
 use crate::multiply::{Forms, Product};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
-use crate::warpgroup::{self, Major, SPAN};
+use crate::warpgroup::{self, Major, SPAN, Side};
 use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
@@ -32,6 +32,8 @@ use kiln_plan::{
 /// Scratch buffers: the copy of the input, and the weight in the order of K.
 const INPUT: Slot = Slot::Scratch(0);
 const WEIGHT: Slot = Slot::Scratch(1);
+/// Operands are K-major, in rows of whole lines.
+const DEEP: Side = Side { major: Major::Depth, lines: true };
 /// Most elements of a buffer.
 const MOST: usize = 1 << 30;
 
@@ -61,7 +63,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Re
     }
     let lowered = with(of, c, by_patches, machine, &|w, matmul| {
         if asked.is_none() {
-            let Some(cycles) = warpgroup::cycles(matmul, w.dtype, [Major::Depth; 2]) else { return Ok(None) };
+            let Some(cycles) = warpgroup::cycles(matmul, w.dtype, [DEEP; 2]) else { return Ok(None) };
             if w.copies(machine) + cycles >= matmul::of_patches(of, by_patches, machine)? {
                 return Ok(None);
             }
@@ -88,7 +90,7 @@ pub fn candidates(
         let one = |(slices, tile, us)| {
             (Product { forms: Forms { implicit: true, slices, ..Forms::default() }, tile }, us + copies)
         };
-        Ok(warpgroup::candidates(matmul, w.dtype, [Major::Depth; 2]).into_iter().map(one).collect())
+        Ok(warpgroup::candidates(matmul, w.dtype, [DEEP; 2]).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
 }
@@ -150,7 +152,7 @@ impl<'a> Windows<'a> {
     }
     /// Predicted cycles of the copies.
     fn copies(&self, machine: &Hardware) -> f64 {
-        self.scratch().iter().map(|ty| warpgroup::gather(&machine.gemm, ty.bytes())).sum()
+        self.scratch().iter().map(|ty| warpgroup::copy(&machine.gemm, ty.bytes())).sum()
     }
     fn depth(&self) -> usize {
         self.c.w_shape[2..].iter().product::<usize>() * self.channels

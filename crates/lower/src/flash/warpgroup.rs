@@ -295,8 +295,8 @@ fn plain(
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
     let bounded = found.is_some() || ends.iter().any(Option::is_some);
-    // Keys beyond the last one are masked as those from an end on are, but not as those before a start.
-    let ragged = ends[0].is_some() || (found.is_some() && parts > 1) || !z.t.is_multiple_of(shape.keys);
+    // A tile without keys takes the block beyond the last one.
+    let ragged = bounded || !z.t.is_multiple_of(shape.keys);
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let mut bounding = cuts[0];

@@ -14,21 +14,27 @@ const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 6
 /// Schedules with the microseconds they are predicted to take, unordered. Not all of them fit.
 pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
+    let read = p;
     let mut all = memory::prepared(of, p, machine, |p, _, copies| {
         let p = &heads::settled(of, p, machine)?;
         let Some(sides) = sides(of, p, machine)? else { return Ok(vec![]) };
+        let before = memory::cycles(of, read, copies)? / machine.units.clock * 1e6;
         let whole = fitting(of, p).is_some();
         let one = |(slices, tile, us)| {
             let apart = slices == 1 && !whole;
-            (Product { forms: Forms { copies, slices, apart, ..Forms::default() }, tile }, us)
+            let after = if apart { heads::separate(p) } else { 0.0 };
+            (Product { forms: Forms { copies, slices, apart, ..Forms::default() }, tile }, us + before + after)
         };
         Ok(warpgroup::candidates(p, dtype, sides).into_iter().map(one).collect::<Vec<_>>())
     })?;
     let us = |cycles: f64| cycles / machine.units.clock * 1e6;
     let apart = fitting(of, p).is_none();
+    let rows = memory::rows(of, p)?;
     all.extend(TILES.map(|tile| {
-        let price = us(tiles(p, tile, machine.gemm.aligned));
-        let tile = sized(p, dtype, Some(tile)).of_schedule(engine(dtype, p));
+        let tile = sized(p, dtype, Some(tile));
+        let after = if apart { heads::separate(p) } else { 0.0 };
+        let price = us(tiles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
+        let tile = tile.of_schedule(engine(dtype, p));
         (Product { forms: Forms { apart, ..Forms::default() }, tile }, price)
     }));
     Ok(all)

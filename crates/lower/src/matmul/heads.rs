@@ -32,9 +32,12 @@ fn is_profitable(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Resul
         let p = Matmul { batch: p.batch.clone(), row, ..*p };
         warpgroup::cycles(&p, dtype, sides).map(|cycles| cycles / machine.units.clock * 1e6)
     };
-    let elements = p.batch.iter().product::<usize>() * p.m * p.n;
-    // A separate step: the accumulators are written in f32 and read again.
-    let separate = (of.machine.rates.launch + elements as f64 * 8.0 / of.machine.rates.bandwidth) * 1e6;
     let Some(heads) = us(Some(len)) else { return Ok(false) };
-    Ok(us(None).is_none_or(|wide| heads < wide + separate))
+    Ok(us(None).is_none_or(|wide| heads < wide + separate(p)))
+}
+
+/// Microseconds of a separate step for the epilogue: the accumulators are written in f32 and read again.
+pub fn separate(p: &Matmul) -> f64 {
+    let elements = p.batch.iter().product::<usize>() * p.sums() * p.m * p.n;
+    (p.machine.rates.launch + elements as f64 * 8.0 / p.machine.rates.bandwidth) * 1e6
 }

@@ -11,14 +11,14 @@
 //! the matmul stays exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
 //! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
 //! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
-use super::cost::tiles;
+use super::cost::{Rows, tiles};
 use super::{Matmul, OperandAt, swapped};
-use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
+use crate::dag::{Guard, NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::multiply::Product;
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
-use crate::warpgroup::{self, Major, Strided};
+use crate::warpgroup::{self, Major, SPAN, Side, Strided};
 use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
@@ -37,6 +37,8 @@ const TRANSPOSED: (usize, usize) = (1024, 1 << 31);
 const WORK: usize = 1 << 24;
 /// Elements of K above which that holds for half types: a shorter K is read at once.
 const SHORT: usize = 64;
+/// Bytes of rows from which on copies pad them to whole lines.
+const LONG: usize = 1024;
 /// Most bytes of a copy.
 const MOST: usize = 1 << 29;
 
@@ -53,6 +55,15 @@ pub struct Copied {
 }
 
 impl Copied {
+    /// Predicted cycles of the launch that makes it.
+    fn cycles(&self, read: &Read, of: &Gemm) -> f64 {
+        let (transposes, bytes) = (read.is_deep() != self.deep, self.count() * self.dtype.bytes());
+        if transposes { warpgroup::transpose(of, bytes) } else { warpgroup::copy(of, bytes) }
+    }
+    fn side(&self) -> Side {
+        let pitch = self.shape.last().map_or(0, |n| n * self.dtype.bytes());
+        Side::new(if self.deep { Major::Depth } else { Major::Outer }, pitch)
+    }
     /// The element at `(batch…, m, k)` of the left operand, `(batch…, k, n)` of the right one.
     pub fn at(&self, r: &mut Resolver, at: &[Expr], which: usize, part: usize) -> NodeId {
         let at = linear(&self.place(at, which), &self.shape).shift((part * self.count()) as i64);
@@ -265,39 +276,57 @@ fn predicted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied
 
 /// Whether copies and a matmul of them are predicted to be faster than a matmul that reads its operands in place.
 fn is_profitable(of: &Body, p: &Matmul, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
-    by_copies(of, p, (reads, copies), warpgroup::copy).is_some_and(|cycles| cycles < as_they_are(of, p))
+    by_copies(of, p, (reads, copies)).is_some_and(|cycles| cycles < as_they_are(of, p))
 }
 
-/// Predicted cycles of copies (`copy` gives them by bytes) and of a matmul of them, if warpgroups apply to it.
-fn by_copies(
-    of: &Body,
-    p: &Matmul,
-    (reads, copies): (&[Read; 2], &[Option<Copied>; 2]),
-    copy: fn(&Gemm, usize) -> f64,
-) -> Option<f64> {
+/// Predicted cycles of copies and of a matmul of them, if warpgroups apply to it.
+fn by_copies(of: &Body, p: &Matmul, (reads, copies): (&[Read; 2], &[Option<Copied>; 2])) -> Option<f64> {
     let dtype = super::operands(of, p.v);
     let side = |which: usize| match &copies[which] {
-        Some(copy) => Some(if copy.deep { Major::Depth } else { Major::Outer }),
-        None => reads[which].strided(p).map(|s| s.major),
+        Some(copy) => Some(copy.side()),
+        None => reads[which].strided(p).map(|s| s.side(dtype.bytes())),
     };
     let sides = side(0).zip(side(1))?;
     let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1])?;
-    Some(matmul + copies.iter().flatten().map(|c| copy(&p.machine.gemm, c.count() * dtype.bytes())).sum::<f64>())
+    let copied = copies.iter().zip(reads).filter_map(|(copy, read)| Some(copy.as_ref()?.cycles(read, &p.machine.gemm)));
+    Some(matmul + copied.sum::<f64>())
 }
 
 /// Predicted cycles of a matmul that reads its operands in place.
 fn as_they_are(of: &Body, p: &Matmul) -> f64 {
     let dtype = super::operands(of, p.v);
     let tile = super::tile(p, dtype);
-    let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
-    let times = &p.machine.gemm;
-    tiles(p, [tile.m, tile.n], times.unaligned).max((elements * dtype.bytes()) as f64 / times.ragged)
+    tiles(p, &tile, super::tiles::engine(dtype, p), dtype.bytes(), [Rows::Unaligned; 2])
+}
+
+/// Where the operands lie.
+pub fn rows(of: &Body, p: &Matmul) -> Result<[Rows; 2], LowerError> {
+    let one = |which: usize| {
+        let r = read(of, p, which)?;
+        Ok(match &r.scene.dag.node(r.node).op {
+            _ if r.strided(p).is_some() => Rows::Aligned,
+            NodeOp::Load { guards, .. } if guards.is_empty() => Rows::Unaligned,
+            _ => Rows::Gathered,
+        })
+    };
+    Ok([one(0)?, one(1)?])
+}
+
+/// Predicted cycles of the copies of these operands.
+pub fn cycles(of: &Body, p: &Matmul, copies: [bool; 2]) -> Result<f64, LowerError> {
+    let dtype = super::operands(of, p.v);
+    let mut all = 0.0;
+    for which in (0..2).filter(|which| copies[*which]) {
+        let read = read(of, p, which)?;
+        all += read.layout(p, dtype, which).map_or(0.0, |copy| copy.cycles(&read, &p.machine.gemm));
+    }
+    Ok(all)
 }
 
 /// Predicted cycles of an im2col matmul, with the copies before it.
 pub fn of_patches(of: &Body, p: &Matmul, machine: &Hardware) -> Result<f64, LowerError> {
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?), warpgroup::gather);
+    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?));
     Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
@@ -315,7 +344,9 @@ impl Read {
         }
         let batch: Vec<usize> = (0..p.batch.len()).filter(|i| p.batch[*i] > 1 && used.contains(i)).collect();
         let (outer, deep) = ([p.m, p.n][which], is_deep(p, dtype) || self.is_deep() && dtype != DType::F32);
-        let row = 16 / dtype.bytes();
+        // Long rows are whole lines of the cache.
+        let len = if deep { p.k } else { outer };
+        let row = if len * dtype.bytes() >= LONG { SPAN } else { 16 } / dtype.bytes();
         let last = if deep { [outer, p.k.next_multiple_of(row)] } else { [p.k, outer.next_multiple_of(row)] };
         let shape: Vec<usize> = batch.iter().map(|i| p.batch[*i]).chain(last).collect();
         let bytes = Type::new(dtype, shape.clone()).bytes();
@@ -343,14 +374,27 @@ impl Copied {
         // Batch axes that the copy does not have stay at 0.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
-        let outer = [p.m, p.n][which];
-        let last = if self.deep { [outer, p.k] } else { [p.k, outer] };
-        let space: Vec<usize> = batch.chain(last).collect();
+        // Rows are written whole, with zeros beyond the operand: what is stored is contiguous.
+        let row = if self.deep { p.k } else { [p.m, p.n][which] };
+        let space: Vec<usize> = batch.chain(self.shape[self.batch.len()..].iter().copied()).collect();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
             // In the operand's own order: (m, k) on the left, (k, n) on the right.
             let at = if self.deep == (which == 0) { axes.to_vec() } else { swapped(axes.to_vec()) };
             let mut r = of.resolver();
-            let value = ([p.a, p.b][which])(&mut r, &at)?;
+            let inside = axes.last().filter(|_| space.last() != Some(&row)).map(|e| Guard {
+                expr: e.clone(),
+                lo: 0,
+                hi: row as i64,
+            });
+            r.bounds.extend(inside);
+            let mut value = ([p.a, p.b][which])(&mut r, &at)?;
+            // A masked load is zero outside already.
+            if !r.bounds.is_empty() && !matches!(r.dag.node(value).op, NodeOp::Load { .. }) {
+                let inside = r.dag.add(NodeOp::Inside(r.bounds.clone()), DType::Bool);
+                let dtype = r.dag.node(value).dtype;
+                let zero = r.dag.number(dtype, 0.0);
+                value = r.dag.add(NodeOp::Select(inside, value, zero), dtype);
+            }
             let place = linear(&self.place(&at, which), &self.shape);
             let mut store = |part: usize| {
                 let tf32 = |r: &mut Resolver, part| r.dag.add(NodeOp::Tf32 { of: value, part }, self.dtype);

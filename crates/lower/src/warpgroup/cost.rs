@@ -1,5 +1,6 @@
 //! The cost model of matmuls by warpgroups, in clock cycles. Its figures are the machine's
 //! ([`kiln_machine::Warpgroups`], [`kiln_machine::Gemm`]).
+use super::operand::{Major, Side, majors};
 use super::shape::{Engine, SPAN, Shape};
 use crate::matmul::Matmul;
 use kiln_machine::{Gemm, isa};
@@ -9,27 +10,30 @@ pub fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
     2.0 * of.launch + (elements * 12) as f64 / of.read
 }
 
-/// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes: rows of any length are
-/// copied at half the bandwidth of memory.
-pub fn copy(of: &Gemm, bytes: usize) -> f64 {
+/// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory.
+pub fn transpose(of: &Gemm, bytes: usize) -> f64 {
     of.launch + (4 * bytes) as f64 / of.read
 }
 
-/// The same for im2col patches or a padded copy: reads have locality and mostly hit the L2 cache. The launch overlaps
-/// the end of the one before.
-pub fn gather(of: &Gemm, bytes: usize) -> f64 {
+/// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes, or im2col patches, whose reads mostly hit the
+/// L2 cache. It overlaps the end of the launch before.
+pub fn copy(of: &Gemm, bytes: usize) -> f64 {
     of.soon + (2 * bytes) as f64 / of.read
 }
 
 /// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements.
-pub fn sum(of: &Gemm, parts: usize, elements: usize) -> f64 {
-    if parts == 1 { 0.0 } else { of.launch + (elements * parts * 4) as f64 / of.read }
+pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
+    let of = &p.machine.gemm;
+    // It overlaps the end of the launch before, but not all of it.
+    let launch = (of.soon + of.launch) / 2.0;
+    if parts == 1 { 0.0 } else { launch + ((elements * parts * 4) as f64 + p.beside) / of.read }
 }
 
 impl Shape {
     /// Clock cycles of the launch: waves of as many tiles as there are multiprocessors, each bound by the slowest of
     /// arithmetic, copies from the L2 cache, and its share of memory bandwidth.
-    pub fn cycles(&self, p: &Matmul, transposed: bool) -> f64 {
+    pub fn cycles(&self, p: &Matmul, sides: [Side; 2]) -> f64 {
+        let transposed = majors(sides) == [Major::Outer; 2];
         let of = &p.machine.warpgroups;
         let multiprocessors = p.machine.units.multiprocessors;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
@@ -38,7 +42,9 @@ impl Shape {
         // Rows and columns outside of the matmul are not read.
         let right = (self.sums * self.used.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
-        let copied = (self.m.min(p.m) as f64 + right) * span * depths;
+        // Rows that cross lines of the L2 cache are copied at a fraction of its rate.
+        let [left_rate, right_rate] = sides.map(|s| if s.lines { of.cache } else { of.crossing * of.cache });
+        let copied = (self.m.min(p.m) as f64 / left_rate + right / right_rate) * span * depths;
         // A copy for both blocks of a cluster is written to the shared memory of both.
         let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / of.latency;
@@ -62,7 +68,9 @@ impl Shape {
         let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
         let after = if many && self.engine != Engine::Simt { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
-        let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after;
+        // What the epilogue reads beside the accumulators, by address.
+        let beside = if p.whole.is_none() { p.beside / tiles as f64 } else { 0.0 };
+        let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after + beside / of.beside;
         let processors = multiprocessors / self.cluster * self.cluster;
         // Ping-pong: the epilogue of a tile overlaps the multiplication of the next. Copies never stop, but smaller
         // tiles are read more often from shared memory. Epilogues that reduce rows gain from it where blocks have two
@@ -70,7 +78,11 @@ impl Shape {
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
         let ping_pong = self.in_flight > 1 && tiles >= least;
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
-        let moved = if ping_pong { (written + again) / of.shared } else { copied / of.cache };
+        let crosses = sides.iter().any(|s| !s.lines);
+        let moved = match ping_pong {
+            true => ((written + again) / of.shared).max(if crosses { copied } else { 0.0 }),
+            false => copied,
+        };
         let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
         let hot = self.engine == Engine::TensorCores && work >= of.hot;
         let wave = |running: usize| {
@@ -81,7 +93,7 @@ impl Shape {
             let finish = if by_map { finish } else { finish.max(sent * running as f64 / of.all) };
             let all =
                 passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
-            let all = all.max((own + sent) * running as f64 / of.all);
+            let all = all.max((own + sent + beside) * running as f64 / of.all);
             if hot && (arithmetic > of.busy * all || self.n < 256) { all / of.power } else { all }
         };
         let (whole, left) = (tiles / processors, tiles % processors);

@@ -16,6 +16,23 @@ pub enum Major {
     Outer,
 }
 
+/// How an operand lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Side {
+    pub major: Major,
+    /// Its rows are whole lines of the cache apart.
+    pub lines: bool,
+}
+impl Side {
+    pub fn new(major: Major, pitch: usize) -> Side {
+        Side { major, lines: pitch.is_multiple_of(SPAN) }
+    }
+}
+/// The contiguous axes of both operands.
+pub fn majors(sides: [Side; 2]) -> [Major; 2] {
+    sides.map(|s| s.major)
+}
+
 /// An array with batch axes in front: `[batch…, outer, inner]`.
 #[derive(Clone, Debug)]
 pub struct Strided {
@@ -58,6 +75,11 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
 }
 
 impl Strided {
+    /// How it lies in memory, for elements of so many bytes.
+    pub fn side(&self, bytes: usize) -> Side {
+        let pitch = self.array.strides.iter().rev().nth(1).map_or(SPAN, |n| n * bytes);
+        Side::new(self.major, pitch)
+    }
     /// The operand that node `n` reads, at the matmul's batch coordinates, `outer` and `depth`. Under split-K the array
     /// has all of K, so that the last slice reads zeros beyond it.
     pub fn load(scene: &Scene, n: NodeId, p: &Matmul, outer: Axis, depth: Axis) -> Option<Strided> {

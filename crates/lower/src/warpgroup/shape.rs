@@ -1,6 +1,6 @@
 //! Sizes of tiles and pipeline of matmuls by warpgroups: those with the least predicted time, or those of a schedule if
 //! they fit.
-use super::operand::Major;
+use super::operand::{Major, Side, majors};
 use crate::matmul::Matmul;
 use crate::multiply::Tile;
 use kiln_block::DotPrecision;
@@ -271,8 +271,7 @@ impl fmt::Display for Misfit {
 
 /// The shape with the least predicted time of those that fit. `outputs`: element sizes of the types that are stored
 /// through shared memory.
-pub fn choose(p: &Matmul, engine: Engine, sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
-    let transposed = sides == [Major::Outer; 2];
+pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], outputs: &[usize]) -> Option<Shape> {
     // A tile of half as many columns is enough.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
     let mut best: Option<(f64, Shape)> = None;
@@ -280,7 +279,7 @@ pub fn choose(p: &Matmul, engine: Engine, sides: [Major; 2], outputs: &[usize]) 
         for in_flight in 1..=engine.most_tiles_in_flight() {
             let choices = Choices::of(in_flight);
             let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, outputs) else { continue };
-            let time = shape.cycles(p, transposed);
+            let time = shape.cycles(p, sides);
             let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
             if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
                 best = Some((time, shape));
@@ -291,7 +290,7 @@ pub fn choose(p: &Matmul, engine: Engine, sides: [Major; 2], outputs: &[usize]) 
 }
 
 /// The shape of a schedule's tile.
-pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Major; 2], outputs: &[usize]) -> Result<Shape, Misfit> {
+pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], outputs: &[usize]) -> Result<Shape, Misfit> {
     let [m, n, k] = t.size;
     let copies = engine.tiles().iter().find(|of| (of.0, of.1) == (m, n)).map(|of| of.2).ok_or(Misfit::Size)?;
     let bytes = k * engine.bytes();
@@ -309,9 +308,10 @@ pub fn shape(
     engine: Engine,
     [m, n, copies, spans]: [usize; 4],
     choices: Choices,
-    sides: [Major; 2],
+    sides: [Side; 2],
     outputs: &[usize],
 ) -> Result<Shape, Misfit> {
+    let sides = majors(sides);
     let batch: usize = p.batch.iter().product();
     let Choices { in_flight, group, .. } = choices;
     let copies = if in_flight > 1 { 1 } else { copies };

@@ -1,6 +1,6 @@
 //! How K is split into slices, and the schedules of a matmul by warpgroups that tuning tries.
 use super::cost;
-use super::operand::Major;
+use super::operand::{Major, Side, majors};
 use super::shape::{self, Choices, Engine, SPAN};
 use crate::matmul::Matmul;
 use crate::multiply::Tile;
@@ -46,24 +46,23 @@ fn elements(p: &Matmul) -> usize {
 }
 
 /// Splits of K that some shape fits, those with the least predicted time first, the launch that sums slices included.
-pub fn parts(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<Parts> {
-    let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
+pub fn parts(p: &Matmul, dtype: DType, sides: [Side; 2]) -> Vec<Parts> {
+    let Some(engine) = Engine::of(dtype, p.precision, majors(sides)) else { return vec![] };
     timed(p, engine, sides).into_iter().map(|t| t.1).collect()
 }
 /// So many slices.
-pub fn in_slices(p: &Matmul, dtype: DType, sides: [Major; 2], count: usize) -> Option<Parts> {
-    Parts::of(count, p.k, Engine::of(dtype, p.precision, sides)?)
+pub fn in_slices(p: &Matmul, dtype: DType, sides: [Side; 2], count: usize) -> Option<Parts> {
+    Parts::of(count, p.k, Engine::of(dtype, p.precision, majors(sides))?)
 }
 /// Predicted clock cycles of the matmul as lowering chooses it, the launch that sums slices included.
-pub fn cycles(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Option<f64> {
-    let engine = Engine::of(dtype, p.precision, sides)?;
+pub fn cycles(p: &Matmul, dtype: DType, sides: [Side; 2]) -> Option<f64> {
+    let engine = Engine::of(dtype, p.precision, majors(sides))?;
     timed(p, engine, sides).first().map(|t| t.0)
 }
-fn timed(p: &Matmul, engine: Engine, sides: [Major; 2]) -> Vec<(f64, Parts)> {
+fn timed(p: &Matmul, engine: Engine, sides: [Side; 2]) -> Vec<(f64, Parts)> {
     let timed = pieces(p, engine).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, engine, sides, &[outputs])?;
-        let time =
-            shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(&p.machine.gemm, parts.count, elements(p));
+        let time = shape.cycles(&piece, sides) + cost::sum(p, parts.count, elements(p));
         Some((time, parts))
     });
     let mut all: Vec<(f64, Parts)> = timed.collect();
@@ -74,14 +73,14 @@ fn timed(p: &Matmul, engine: Engine, sides: [Major; 2]) -> Vec<(f64, Parts)> {
 /// Whether 3xTF32 is predicted to be faster than one exact f32 matmul, the copies that split both operands (`elements`
 /// in all) included.
 pub fn prefers_3xtf32(p: &Matmul, elements: usize) -> bool {
-    let best = |engine, side| timed(p, engine, [side; 2]).first().map(|t| t.0);
+    let best = |engine, major| timed(p, engine, [Side { major, lines: true }; 2]).first().map(|t| t.0);
     let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
     best(Engine::Simt, Major::Outer).is_none_or(|one| three + cost::split_3xtf32(&p.machine.gemm, elements) < one)
 }
 
 /// Slices and tiles that fit the matmul, with the microseconds they are predicted to take.
-pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(usize, Tile, f64)> {
-    let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
+pub fn candidates(p: &Matmul, dtype: DType, sides: [Side; 2]) -> Vec<(usize, Tile, f64)> {
+    let Some(engine) = Engine::of(dtype, p.precision, majors(sides)) else { return vec![] };
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine) {
         for &(m, n, copies, spans) in engine.tiles() {
@@ -89,8 +88,7 @@ pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(usize, Ti
                 let choices = Choices { cluster: Some(cluster), ..Choices::of(in_flight) };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, &[outputs]);
                 all.extend(found.map(|s| {
-                    let cycles = s.cycles(&piece, sides == [Major::Outer; 2])
-                        + cost::sum(&p.machine.gemm, parts.count, elements(p));
+                    let cycles = s.cycles(&piece, sides) + cost::sum(p, parts.count, elements(p));
                     (parts.count, s.tile(p.machine), cycles / p.machine.units.clock * 1e6)
                 }));
             }

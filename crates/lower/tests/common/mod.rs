@@ -330,6 +330,8 @@ pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) ->
         inputs.iter_mut().for_each(in_tf32);
     }
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let k = by_rules(k, arch);
+    compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
@@ -356,9 +358,13 @@ pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Arch) -> R
     let steps = lower(&kernel(kind, body.clone()), target).map_err(|e| e.to_string())?;
     run_steps(body, &steps, inputs)
 }
-/// The programs of a kernel as text.
+/// The kernel by the schedule of lowering's rules, whichever is predicted to be faster.
+fn by_rules(k: Kernel, target: Arch) -> Kernel {
+    Kernel { schedule: kiln_lower::ruled(&k, target.machine()).expect("lowers"), ..k }
+}
+/// The programs of a kernel by the rules as text.
 pub fn lowered(kind: KernelKind, body: &Graph, target: Arch) -> String {
-    lower(&kernel(kind, body.clone()), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
+    lower(&by_rules(kernel(kind, body.clone()), target), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }
 
 /// The least number of a type, as graphs write it.
