@@ -63,10 +63,12 @@ fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
         let length = r.below(t + 1);
         (0..t).for_each(|i| inputs[5].set_f64(text * t + i, f64::from(u8::from(i < length))));
         let [from, to] = [r.below(t), r.below(t)];
+        // Tiles of queries that attend to no key.
+        let none = 128 * r.below(2);
         for i in 0..s {
             let own = if i < s / 2 { from } else { to };
             let alone = r.below(8 * t);
-            let seen = |j: usize| (own..own + t / 2).contains(&j) || j == alone;
+            let seen = |j: usize| i >= none && ((own..own + t / 2).contains(&j) || j == alone);
             (0..t).for_each(|j| inputs[6].set_f64((text * s + i) * t + j, f64::from(u8::from(seen(j)))));
         }
         inputs[8].set_f64(text, r.below(t) as f64);

@@ -295,8 +295,11 @@ fn plain(
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
     let bounded = found.is_some() || ends.iter().any(Option::is_some);
-    // A tile without keys takes the block beyond the last one.
-    let ragged = bounded || !z.t.is_multiple_of(shape.keys);
+    // A tile without keys takes the block beyond the last one; where blocks are found, the last one, of which no key is left.
+    let whole = z.t.is_multiple_of(shape.keys);
+    let beyond =
+        if found.is_some() && parts == 1 && whole { z.t - shape.keys } else { z.t.next_multiple_of(shape.keys) };
+    let ragged = ends.iter().any(Option::is_some) || (found.is_some() && parts > 1) || !whole;
     let none = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let mut bounding = cuts[0];
@@ -316,9 +319,9 @@ fn plain(
         [lo, hi] = slice(&mut f, &tiles, [start, end], [true; 2]);
         inside = Some((&mask.conditions, [from, to]));
     }
-    // One iteration at least: where no query attends to a key, that of the block beyond the last one, which is zeros.
+    // One iteration at least: where no query attends to a key, of zeros, or of keys that are masked.
     if bounded {
-        let beyond = f.b.i32(z.t.next_multiple_of(shape.keys) as i64);
+        let beyond = f.b.i32(beyond as i64);
         let empty = f.b.cmp(CmpOp::Le, hi, lo);
         lo = f.b.select(empty, beyond, lo);
         // It is between these anyway; index arithmetic in 32 bits relies on it.
