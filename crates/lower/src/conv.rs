@@ -220,7 +220,7 @@ fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then
         terms: Terms::Products,
         row: None,
         after: matmul::after(of, v),
-        beside: matmul::beside(of, v),
+        beside: matmul::beside(of.graph, of.bytes, v) as f64,
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -256,7 +256,7 @@ fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T
         terms: Terms::Products,
         row: None,
         after: matmul::after(of, v),
-        beside: matmul::beside(of, v),
+        beside: matmul::beside(of.graph, of.bytes, v) as f64,
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

@@ -247,7 +247,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
     let place = |ix: &[Expr]| place(g, v, ix);
     let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
-    let beside = matmul::beside(of, v);
+    let beside = matmul::beside(of.graph, of.bytes, v) as f64;
     let row = if dual.is_none() { reduced(of, v) } else { None };
     if dual.is_none() && is_swapped(of, v, d) {
         let matmul = matmul::Matmul {

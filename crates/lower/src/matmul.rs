@@ -30,7 +30,7 @@ use crate::tile::{Cut, Shape, loads, open_with};
 use crate::warpgroup::{self, Parts, Side};
 use crate::{LowerError, if_taken, reduction};
 use kiln_block::{Kernel, Terms};
-use kiln_graph::{DType, Type, ValueId};
+use kiln_graph::{DType, Graph, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{
     Axis, Operand, Precision, Step,
@@ -82,13 +82,12 @@ pub struct Matmul<'a> {
 }
 
 /// Bytes of a kernel beside the operands of its matmuls and a result of their size, where the planner counted them.
-pub fn beside(of: &Body, v: ValueId) -> f64 {
-    let g = of.graph;
+pub fn beside(g: &Graph, bytes: u64, v: ValueId) -> u64 {
     let mut operands: Vec<ValueId> = g.values().filter(|u| g.op(*u) == g.op(v)).flat_map(|u| g.args(u)).collect();
     operands.sort_unstable();
     operands.dedup();
     let own: usize = operands.into_iter().chain([v]).map(|v| g.ty(v).bytes()).sum();
-    of.bytes.saturating_sub(own as u64) as f64
+    bytes.saturating_sub(own as u64)
 }
 
 /// Type of a matmul's operands.

@@ -432,7 +432,7 @@ fn pairwise_distances_take_matmul_tiles_where_profitable() {
         "%d = sub %x, %y\n %s = mul %d, %d\n %r = reduce.sum %s axes=[2]\n %z = mul %r, 0.5\n return %z, %r }";
     for (text, wanted) in [
         (format!("graph k(%x: f32[96,1,720], %y: f32[70,720]) {{ {squares}"), "warpgroup"),
-        (format!("graph k(%x: f32[300,1,131], %y: f32[1,144,131]) {{ {squares}"), "tile"),
+        (format!("graph k(%x: f32[300,1,131], %y: f32[1,144,131]) {{ {squares}"), "warpgroup"),
         (format!("graph k(%x: f32[520,1,131], %y: f32[1,301,131]) {{ {squares}"), "warpgroup"),
         (format!("graph k(%x: f32[700,80,1], %y: f32[700,1,96]) {{ {apart}"), "warpgroup"),
         (format!("graph k(%x: f32[3,36,1028,1], %y: f32[3,1,1028,52]) {{ {batched}"), "warpgroup"),

@@ -48,12 +48,15 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows: [Rows; 2]
     let own = instances.div_ceil(p.machine.units.multiprocessors);
     let at_once = own.min(resident);
     let each = |rows: Rows| match rows {
+        // Elements of f32 are rounded to tf32.
+        Rows::Aligned if engine == Engine::Mma && bytes == 4 => of.unaligned,
         Rows::Aligned => 0.0,
         Rows::Unaligned => of.unaligned,
         Rows::Gathered => GATHERED * of.unaligned,
     };
     let read = (each(rows[0]) * m as f64 + each(rows[1]) * n as f64) * t.k as f64 / LANES;
-    let multiplied = (m * n * t.k) as f64 / of.rate * (bytes as f64 / 4.0).max(1.0);
+    let halves = if engine == Engine::Mma { 2.0 } else { 4.0 };
+    let multiplied = (m * n * t.k) as f64 / of.rate * (bytes as f64 / halves).max(1.0);
     let cache = (loaded * bytes) as f64 / of.cache;
     let finish = (t.m * t.n) as f64 / threads as f64 * of.finish;
     let alone = steps * (of.step + of.loading * (loaded * bytes / threads) as f64 + read + multiplied) + finish;

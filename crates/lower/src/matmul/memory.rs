@@ -22,7 +22,6 @@ use crate::warpgroup::{self, Major, SPAN, Side, Strided};
 use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
-use kiln_machine::Gemm;
 use kiln_plan::Hardware;
 use kiln_plan::{
     Engine, Operand, Precision, Step,
@@ -56,9 +55,10 @@ pub struct Copied {
 
 impl Copied {
     /// Predicted cycles of the launch that makes it.
-    fn cycles(&self, read: &Read, of: &Gemm) -> f64 {
+    fn cycles(&self, read: &Read, machine: &Hardware) -> f64 {
+        let of = &machine.gemm;
         let (transposes, bytes) = (read.is_deep() != self.deep, self.count() * self.dtype.bytes());
-        if transposes { warpgroup::transpose(of, bytes) } else { warpgroup::copy(of, bytes) }
+        if transposes { warpgroup::transpose(of, bytes, machine.units.l2) } else { warpgroup::copy(of, bytes) }
     }
     fn side(&self) -> Side {
         let pitch = self.shape.last().map_or(0, |n| n * self.dtype.bytes());
@@ -288,7 +288,7 @@ fn by_copies(of: &Body, p: &Matmul, (reads, copies): (&[Read; 2], &[Option<Copie
     };
     let sides = side(0).zip(side(1))?;
     let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1])?;
-    let copied = copies.iter().zip(reads).filter_map(|(copy, read)| Some(copy.as_ref()?.cycles(read, &p.machine.gemm)));
+    let copied = copies.iter().zip(reads).filter_map(|(copy, read)| Some(copy.as_ref()?.cycles(read, p.machine)));
     Some(matmul + copied.sum::<f64>())
 }
 
@@ -318,7 +318,7 @@ pub fn cycles(of: &Body, p: &Matmul, copies: [bool; 2]) -> Result<f64, LowerErro
     let mut all = 0.0;
     for which in (0..2).filter(|which| copies[*which]) {
         let read = read(of, p, which)?;
-        all += read.layout(p, dtype, which).map_or(0.0, |copy| copy.cycles(&read, &p.machine.gemm));
+        all += read.layout(p, dtype, which).map_or(0.0, |copy| copy.cycles(&read, p.machine));
     }
     Ok(all)
 }

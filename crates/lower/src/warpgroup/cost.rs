@@ -10,9 +10,10 @@ pub fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
     2.0 * of.launch + (elements * 12) as f64 / of.read
 }
 
-/// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory.
-pub fn transpose(of: &Gemm, bytes: usize) -> f64 {
-    of.launch + (4 * bytes) as f64 / of.read
+/// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory, unless the L2 cache holds it.
+pub fn transpose(of: &Gemm, bytes: usize, l2: usize) -> f64 {
+    let times = if bytes < l2 / 4 { 2 } else { 4 };
+    (of.launch + of.soon) / 2.0 + (times * bytes) as f64 / of.read
 }
 
 /// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes, or im2col patches, whose reads mostly hit the
@@ -24,9 +25,7 @@ pub fn copy(of: &Gemm, bytes: usize) -> f64 {
 /// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements.
 pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
     let of = &p.machine.gemm;
-    // It overlaps the end of the launch before, but not all of it.
-    let launch = (of.soon + of.launch) / 2.0;
-    if parts == 1 { 0.0 } else { launch + ((elements * parts * 4) as f64 + p.beside) / of.read }
+    if parts == 1 { 0.0 } else { of.launch + ((elements * parts * 4) as f64 + p.beside) / of.read }
 }
 
 impl Shape {

@@ -272,6 +272,7 @@ impl fmt::Display for Misfit {
 /// The shape with the least predicted time of those that fit. `outputs`: element sizes of the types that are stored
 /// through shared memory.
 pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], outputs: &[usize]) -> Option<Shape> {
+    let p = &Matmul { batch: p.batch.clone(), beside: 0.0, ..*p };
     // A tile of half as many columns is enough.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
     let mut best: Option<(f64, Shape)> = None;
