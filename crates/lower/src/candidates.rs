@@ -33,7 +33,9 @@ pub fn default_schedule(kernel: &Kernel, machine: &Machine) -> Result<Option<Sch
     if multiplies(kernel, machine)?
         && let Some(made) = lowered(kernel, machine)?.1
     {
-        return Ok(Some(made.schedule()));
+        // One that lowering refuses would leave the kernel without a program.
+        let schedule = made.schedule();
+        return Ok(if_taken(fits(kernel, machine, &schedule))?.map(|()| schedule));
     }
     only_nest(kernel, machine, &schedule::default)
 }

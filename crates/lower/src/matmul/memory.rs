@@ -213,7 +213,7 @@ fn as_asked(of: &Body, p: &Matmul, asked: Product) -> Result<[Option<Copied>; 2]
     }
     // Tensor cores truncate tf32 operands that they read in place.
     let rounds = (p.nearest || of.machine.contract.batch_invariant) && p.precision == Precision::Tf32;
-    if rounds && asked.tile.stages.is_some() && copies.iter().any(Option::is_none) {
+    if rounds && asked.tile.engine == Engine::Wgmma && copies.iter().any(Option::is_none) {
         let step = Step::Copy(vec![Operand::A, Operand::B]);
         return Err(of.unsupported(format!("operands are rounded to tf32 when they are copied: `{step}`")));
     }
