@@ -295,12 +295,12 @@ mod tests {
             ("tensor-core mma 64x64x64", 10.0),
             ("tensor-core wgmma 64x64x64", 7.0),
             ("tensor-core wgmma 64x64x64; group m 4", 6.0),
-            ("tensor-core wgmma 64x64x64; group 8", 6.5),
+            ("tensor-core wgmma 64x64x64; group m 8", 6.5),
         ];
         let near = [
-            "tensor-core wgmma 64x64x64; group 8",
+            "tensor-core wgmma 64x64x64; group m 8",
             "tensor-core wgmma 64x64x64; group m 4",
-            "tensor-core wgmma 64x64x64; stages 99",
+            "tensor-core wgmma 64x64x64; stage a,b shared 99",
         ];
         let o = found(
             &mut Fake::new(&times),
@@ -311,7 +311,7 @@ mod tests {
     }
     #[test]
     fn a_search_repeats_itself() {
-        let names: Vec<String> = (1..=40).map(|n| format!("tensor-core wgmma 64x64x64; group {n}")).collect();
+        let names: Vec<String> = (1..=40).map(|n| format!("tensor-core wgmma 64x64x64; group m {n}")).collect();
         let times: Vec<(&str, f64)> =
             names.iter().enumerate().map(|(i, n)| (n.as_str(), 5.0 + (i * 7 % 40) as f64 / 10.0)).collect();
         let run = || {
@@ -337,7 +337,7 @@ mod tests {
         let none = |c: &[Candidate], bench: &mut Fake| {
             search(bench, c, |_| vec![], &Budget::default(), &mut |_| {}).expect_err("no outcome")
         };
-        assert_eq!(none(&list(&[("flash", 1.0)]), &mut bench), "flash does not fit");
+        assert_eq!(none(&list(&[("fma 64x64", 1.0)]), &mut bench), "fma 64x64 does not fit");
         assert_eq!(none(&[], &mut bench), "there is no candidate");
         bench.unloadable = true;
         assert_eq!(none(&list(&[("split r 64", 1.0)]), &mut bench), "out of memory");
