@@ -55,6 +55,8 @@ impl Plain {
             size
         };
         let gated = r.below(3) == 0;
+        let tile = if elem != Elem::F32 && !gated && seed.is_multiple_of(3) { [tile[0], 256, tile[2]] } else { tile };
+        let size = if whole { [size[0], size[1].next_multiple_of(tile[1]), size[2]] } else { size };
         let grid = if batch > 1 { r.below(2) } else { r.below(3) };
         let transposed = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
         let terms = r.pick(&[Terms::Products, Terms::Squares, Terms::Distances]);
@@ -246,7 +248,7 @@ fn has(k: &Kernel, wanted: impl Fn(&Op) -> bool) -> bool {
 
 #[test]
 fn every_step_keeps_every_bit() {
-    let mut made = 0;
+    let (mut made, mut prefetched) = (0, 0);
     for seed in 0..16 {
         let plain = Plain::random(seed);
         let k = plain.kernel();
@@ -269,17 +271,28 @@ fn every_step_keeps_every_bit() {
         check("persistent, drawn", &persistent::run(&mapped, drawn).unwrap_or_else(|e| panic!("{about}: {e}")));
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
-        let ping_pong = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
+        let ping_pong =
+            |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, buffers: None, last: None });
+        // The epilogue's tile of four slices through two buffers.
+        let buffers = (has(&mapped, |op| *op == Op::TileLoad) && plain.residual && plain.tile[1] == 256).then_some(2);
+        let shared =
+            Crew { consumers: plain.tile[0] / 64, stages: 2, ping_pong: false, columns: None, buffers, last: None };
         for (name, before, crew) in [
             ("roles", mapped.clone(), None),
             ("persistent, roles", single.clone(), None),
             ("clusters, roles", clustered.clone(), None),
+            ("persistent, roles, few buffers", single.clone(), (plain.elem != Elem::F32).then_some(shared)),
             ("persistent, ping-pong", single, ping_pong(2)),
             ("clusters, ping-pong", clustered, ping_pong(3)),
         ] {
             match roles::run(&before, crew, Arch::Sm90a.machine()) {
                 Ok(k) => {
                     made += 1;
+                    prefetched += usize::from(plain.residual);
+                    let mut barriers = 0;
+                    k.walk(&mut |_, d| barriers += usize::from(d.op == Op::AllocBarriers));
+                    let ring = 2 + usize::from(crew.is_some_and(|c| c.ping_pong));
+                    assert_eq!(barriers, ring + usize::from(plain.residual), "{about}, {name}");
                     check(name, &k);
                     let mut clean = k.compacted();
                     kiln_block::passes::canonicalise(&mut clean).unwrap();
@@ -292,6 +305,7 @@ fn every_step_keeps_every_bit() {
         }
     }
     assert!(made > 4 * 16, "{made}");
+    assert!(prefetched > 20, "{prefetched}");
 }
 
 /// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum;

@@ -15,7 +15,7 @@ const GAIN: f64 = 1.35;
 const GAIN_BESIDE: f64 = 2.0;
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
-pub const PROGRAMS: u32 = 7;
+pub const PROGRAMS: u32 = 8;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {
@@ -235,8 +235,8 @@ pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
     open && with(kernel, machine.machine, |of| Ok(gemm::prefers_library(of, of.machine))).unwrap_or(false)
 }
 
-/// Schedules that differ from that of a matmul by warpgroups in one choice that the model does not price: the number of stages,
-/// their depth, the order of tiles, clusters, tiles in flight. Not all of them fit a kernel.
+/// Schedules that differ from that of a matmul by warpgroups in one choice that the model does not price: the number of stages and of
+/// buffers, their depth, the order of tiles, clusters, tiles in flight. Not all of them fit a kernel.
 pub fn neighbours(schedule: &Schedule) -> Vec<Schedule> {
     let Ok(Some(Multiply::Matmul(p))) = Multiply::of(schedule) else { return vec![] };
     let (Some(stages), t) = (p.tile.stages, p.tile) else { return vec![] };
@@ -251,6 +251,10 @@ pub fn neighbours(schedule: &Schedule) -> Vec<Schedule> {
     let cluster = 3 - t.cluster.min(2);
     put(crate::multiply::Tile { cluster, persist: t.persist.map(|n| n / cluster * cluster), ..t });
     put(crate::multiply::Tile { ping_pong: !t.ping_pong, ..t });
+    if let Some(n) = t.buffers {
+        put(crate::multiply::Tile { buffers: None, ..t });
+        put(crate::multiply::Tile { buffers: Some(n.div_ceil(2)), ..t });
+    }
     let [m, n, k] = t.size;
     put(crate::multiply::Tile { size: [m, n, 2 * k], stages: Some((stages / 2).max(2)), ..t });
     put(crate::multiply::Tile { size: [m, n, k / 2], stages: Some(stages * 2), ..t });

@@ -37,7 +37,7 @@ use kiln_plan::{
     exec::{Slot, Work},
 };
 
-pub use candidates::{by_rows, candidates};
+pub use candidates::{by_rows, candidates, prefetches};
 pub use memory::of_patches;
 pub use tiles::zero_outside;
 use tiles::{accumulate, grouped, tile};
@@ -299,6 +299,15 @@ fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), L
     Ok((position, guards))
 }
 
+/// The stores of the epilogue at `at` (batch…, m, n).
+fn epilogue(of: &Body, p: &Matmul, placed: &[placed::Placed], at: &[Expr]) -> Stored {
+    let matmul = p.nodes(of);
+    let mut r = matmul.resolver();
+    r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
+    let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
+    Ok((r.dag, stores))
+}
+
 fn fused(
     of: &Body,
     p: &Matmul,
@@ -306,13 +315,7 @@ fn fused(
     placed: &[placed::Placed],
     machine: &Hardware,
 ) -> Result<Option<(Work<Kernel>, Multiply)>, LowerError> {
-    let matmul = p.nodes(of);
-    let scene = |at: &[Expr]| {
-        let mut r = matmul.resolver();
-        r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
-        let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
-        Ok((r.dag, stores))
-    };
+    let scene = |at: &[Expr]| epilogue(of, p, placed, at);
     let space = Space::new(dims, &vec![false; dims.len()]);
     let (dag, stores) = scene(&space.axes)?;
     if the_sums(&Scene { dag, stores }, p.sums()).is_none() {

@@ -51,6 +51,8 @@ pub struct Tile {
     pub size: [usize; 3],
     /// Stages of the ring of operand tiles in shared memory; without one, operands are loaded to registers.
     pub stages: Option<usize>,
+    /// Buffers in shared memory through which the epilogue reads a tile that is copied while the matmul runs, and stores its result.
+    pub buffers: Option<usize>,
     pub warps: Option<usize>,
     pub cluster: usize,
     /// Rows of tiles in a group.
@@ -89,16 +91,7 @@ impl Multiply {
             };
         }
         let mut forms = Forms::default();
-        let mut tile = Tile {
-            engine: Engine::Fma,
-            size: [0; 3],
-            stages: None,
-            warps: None,
-            cluster: 1,
-            group: 1,
-            persist: None,
-            ping_pong: false,
-        };
+        let mut tile = Tile::new(Engine::Fma);
         let mut keys: Option<[usize; 2]> = None;
         let (mut queries, mut ring, mut slices, mut block_mask) = (None, None, 1, false);
         for (at, step) in schedule.steps.iter().enumerate() {
@@ -123,9 +116,10 @@ impl Multiply {
                 }
                 Step::Stage(of, n) => match of[..] {
                     [Operand::A, Operand::B] => tile.stages = Some(*n),
+                    [Operand::C] => tile.buffers = Some(*n),
                     [Operand::Q] => queries = Some(*n),
                     [Operand::K, Operand::V] => ring = Some(*n),
-                    _ => return Err(format!("`{step}` is not for a,b of a matmul, or q or k,v of attention")),
+                    _ => return Err(format!("`{step}` is not for a,b or c of a matmul, or q or k,v of attention")),
                 },
                 Step::Copy(of) => {
                     for operand in of {
@@ -188,9 +182,20 @@ impl Multiply {
 }
 
 impl Tile {
-    fn new(engine: Engine) -> Tile {
+    /// A tile without steps of its own.
+    pub fn new(engine: Engine) -> Tile {
         let size = [0; 3];
-        Tile { engine, size, stages: None, warps: None, cluster: 1, group: 1, persist: None, ping_pong: false }
+        Tile {
+            engine,
+            size,
+            stages: None,
+            buffers: None,
+            warps: None,
+            cluster: 1,
+            group: 1,
+            persist: None,
+            ping_pong: false,
+        }
     }
 }
 
@@ -208,6 +213,7 @@ impl Product {
             more(forms.slices, |n| Step::SplitReduce(Axis::K, n)),
             Some(Step::Multiply(tile.engine, tile.size.to_vec())),
             tile.stages.map(|n| Step::Stage(vec![Operand::A, Operand::B], n)),
+            tile.buffers.map(|n| Step::Stage(vec![Operand::C], n)),
             tile.warps.map(Step::Warps),
             more(tile.cluster, Step::Cluster),
             more(tile.group, Step::Group),
@@ -249,6 +255,7 @@ mod tests {
         for text in [
             "call library",
             "tensor-core mma 64x64x64; bind warp 4",
+            "tensor-core wgmma 128x128x64; stage a,b shared 5; stage c shared 2; group m 16; persist 132; ping-pong",
             "swap a,b; dual-gemm; implicit-gemm; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
              stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
             "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; block-mask",
@@ -264,7 +271,7 @@ mod tests {
             ("fma 64x64x32; bind warp 4; bind warp 8", "after another"),
             ("fma 64", "three sizes"),
             ("fma 64x64x32; split r 4", "`split r 4` is not a step"),
-            ("fma 64x64x32; stage a shared 2", "is not for a,b"),
+            ("fma 64x64x32; stage a shared 2", "is not for a,b or c"),
             ("fma 64x64x32; stage q global", "is for a, b and c"),
             ("fma 64x64x32; split-reduce keys 2", "steps of attention"),
             ("fma 16x64; stage a global", "steps of a matmul"),

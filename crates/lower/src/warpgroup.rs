@@ -30,8 +30,9 @@ use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, 
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Step};
+pub use operand::prefetched;
 pub use operand::{Major, Side, Strided};
-use shape::{Engine, Shape};
+use shape::{Engine, Shape, Through};
 pub use shape::{FEW, SPAN};
 pub use split_k::{Parts, candidates, cycles, in_slices, parts, prefers_3xtf32};
 
@@ -90,14 +91,16 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         .collect();
     let refuse = |why: String| Some(Err(LowerError::Unsupported { kernel: task.name.to_string(), why }));
     let bytes = task.dtype.bytes();
-    let (sides, widths) = ([a.side(bytes), b.first()?.side(bytes)], widths(task, &outputs));
+    let sides = [a.side(bytes), b.first()?.side(bytes)];
+    let beside = prefetched(task.scene, p, (task.coords.m, p.m), (task.coords.n, p.n));
+    let through = Through { stored: widths(task, &outputs), prefetched: beside.is_some() };
     let shape = match &task.asked {
-        None => shape::choose(p, engine, sides, &widths)?,
+        None => shape::choose(p, engine, sides, &through)?,
         Some(t) if t.engine != engine.unit() => {
             return refuse(format!("the matmul is computed by `{}`, not `{}`", engine.unit().name(), t.engine.name()));
         }
         Some(t) if t.warps.is_some() => return refuse("warps follow from a tile whose operands are staged".into()),
-        Some(t) => match shape::of_tile(p, engine, t, sides, &widths) {
+        Some(t) => match shape::of_tile(p, engine, t, sides, &through) {
             Ok(shape) => shape,
             Err(misfit) => return refuse(misfit.of(t)),
         },
@@ -111,7 +114,8 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         ));
     }
     let tile = Tile { persist: Some(blocks), ..shape.tile(machine) };
-    let (code, args) = match (Plain { task, shape, a, b, low, outputs }).write() {
+    let beside = beside.filter(|_| shape.buffers > 0);
+    let (code, args) = match (Plain { task, shape, a, b, low, outputs, beside }).write() {
         Ok(Work::Block { code, args }) => (code, args),
         Ok(_) => return None,
         Err(defect) => return Some(Err(defect)),
@@ -124,6 +128,7 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         stages: shape.stages,
         ping_pong: shape.in_flight > 1,
         columns: Some(p.n.min(shape.n)),
+        buffers: (shape.buffers > 0).then_some(shape.buffers),
         last,
     };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew), machine).ok()?;
@@ -170,6 +175,8 @@ struct Plain<'a> {
     low: Option<[Strided; 2]>,
     /// The outputs that are stored by tensor map; others are stored by address.
     outputs: Vec<Option<Strided>>,
+    /// What the epilogue reads by a tensor map.
+    beside: Option<(NodeId, Strided)>,
 }
 
 impl Plain<'_> {
@@ -191,15 +198,22 @@ impl Plain<'_> {
                 Some(f.descriptor(&format!("c{i}"), out.slot, ty, false))
             })
             .collect();
+        let beside = self.beside.as_ref().map(|(n, s)| {
+            let elem = crate::math::stored(self.task.scene.dag.node(*n).dtype);
+            f.descriptor("beside", s.slot, s.map(elem, [z.m, z.n]), true)
+        });
         let spot = self.spot(&mut f.b);
         let sums = self.multiply(&mut f.b, &spot, &Maps { left, right, low });
-        self.finish(&mut f, &spot, &sums, &outputs);
+        self.finish(&mut f, &spot, &sums, (beside, &outputs));
         f.finish()
     }
     /// Buffers that the program reads and writes by address.
     fn used(&self) -> Vec<Used> {
         let scene = self.task.scene;
-        let mut all = loads(&scene.dag, &scene.roots(), |_| false);
+        let by_map = |n: NodeId| self.beside.as_ref().is_some_and(|beside| beside.0 == n);
+        let mut read = scene.dag.reach_until(&scene.roots(), by_map);
+        read.retain(|n| !by_map(*n));
+        let mut all = loads(&scene.dag, &read, |_| true);
         let plain = scene.stores.iter().zip(&self.outputs).filter(|(_, o)| o.is_none());
         all.extend(plain.map(|(s, _)| (s.slot, s.dtype, false)));
         all
@@ -271,7 +285,7 @@ impl Plain<'_> {
         })
     }
     /// The epilogue.
-    fn finish(&self, f: &mut Frame, spot: &Spot, sums: &[Value], outputs: &[Option<Value>]) {
+    fn finish(&self, f: &mut Frame, spot: &Spot, sums: &[Value], (beside, outputs): (Option<Value>, &[Option<Value>])) {
         let z = self.shape;
         for (i, position) in spot.batch.iter().enumerate() {
             let base = f.b.cast(*position, f.em.index);
@@ -286,6 +300,14 @@ impl Plain<'_> {
         f.em.row = self.task.row;
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {
             f.em.set(*anchor, *sum);
+        }
+        if let Some(((node, array), map)) = self.beside.as_ref().zip(beside) {
+            let dtype = self.task.scene.dag.node(*node).dtype;
+            let args = [&[map], &array.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
+            let ty = Type::block(crate::math::stored(dtype), [z.m, z.n]);
+            let tile = f.b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
+            let tile = f.b.cast(tile, crate::math::held(dtype));
+            f.em.set(*node, tile);
         }
         for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(outputs) {
             let (Some(out), Some(map)) = (out, map) else {

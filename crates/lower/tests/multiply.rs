@@ -159,6 +159,66 @@ fn every_choice_of_a_schedule_computes_the_same() {
     }
 }
 
+/// The epilogue reads a residual through the buffers of its result.
+#[test]
+fn residuals_are_read_through_the_buffers_of_the_result() {
+    let residual = |d: &str, r: &str, [m, n, k]: [usize; 3], after: &str| {
+        format!(
+            "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %r: {d}[{r}]) {{ %y = linear %a, %b\n %z = add %y, %r\n {after} }}"
+        )
+    };
+    let last = "%s = tanh %z\n return %s";
+    for (d, [m, n, k], schedules) in [
+        (
+            "bf16",
+            [700, 712, 136],
+            &[
+                "tensor-core wgmma 64x64x64; stage a,b shared 3; stage c shared 1; ping-pong",
+                "tensor-core wgmma 128x128x64; stage a,b shared 3; stage c shared 2",
+                "tensor-core wgmma 128x128x64; stage a,b shared 3",
+                "tensor-core wgmma 64x256x64; stage a,b shared 3; stage c shared 4; ping-pong",
+                "tensor-core wgmma 64x256x64; stage a,b shared 3; stage c shared 2; ping-pong",
+            ][..],
+        ),
+        (
+            "f16",
+            [512, 256, 72],
+            &[
+                "tensor-core wgmma 128x256x64; stage a,b shared 3; stage c shared 4; bind cluster 2",
+                "tensor-core wgmma 256x128x64; stage a,b shared 3; stage c shared 2; bind cluster 2; persist 2",
+            ],
+        ),
+        // Three slices of the tile are used.
+        ("f16", [130, 136, 72], &["tensor-core wgmma 64x256x64; stage a,b shared 3; stage c shared 3; persist 2"]),
+        ("f32", [130, 136, 72], &["fma 64x128x32; stage a,b shared 3; stage c shared 2; persist 2"]),
+    ] {
+        let graph = residual(d, &format!("{m},{n}"), [m, n, k], last);
+        schedules.iter().for_each(|s| computes(&graph, s));
+    }
+    let batched = "graph k(%a: bf16[3,130,136], %b: bf16[136,72], %r: bf16[3,130,72]) { %y = dot %a, %b\n %z = mul %r, %y\n return %z }";
+    computes(batched, "tensor-core wgmma 64x64x64; stage a,b shared 3; stage c shared 1; persist 2");
+    // A residual that the batches share, and a second one that is read by address.
+    let shared = "graph k(%a: bf16[3,130,136], %b: bf16[3,136,72], %r: bf16[130,72], %q: bf16[3,130,72]) {
+        %y = dot %a, %b\n %z = add %y, %r\n %s = mul %z, %q\n return %s }";
+    computes(shared, "tensor-core wgmma 64x128x64; stage a,b shared 3; stage c shared 2; persist 2");
+
+    let wanted = "tensor-core wgmma 128x256x64; stage a,b shared 3; stage c shared 4";
+    for (graph, wanted, why) in [
+        (residual("bf16", "256", [384, 256, 136], last), wanted, "no array of the type and size"),
+        (residual("bf16", "384,256", [384, 256, 136], "return %y, %z"), wanted, "no array of the type and size"),
+        (residual("bf16", "384,129", [384, 129, 136], last), wanted, "no array of the type and size"),
+        (residual("bf16", "384,256", [384, 256, 136], last), &wanted.replace("shared 4", "shared 3"), "4 slices"),
+        (residual("bf16", "384,256", [384, 256, 136], last), &wanted.replace("shared 3", "shared 4"), "2 to 3 stages"),
+    ] {
+        let e = steps(&graph, Some(schedule(wanted))).expect_err(&graph);
+        assert!(e.contains(why), "{e}\n{graph}");
+    }
+    // Which it does by default where shared memory has room.
+    let graph = residual("bf16", "8192,768", [8192, 768, 3072], last);
+    let chosen = default_schedule(&matmul(&graph, None), GPU.machine()).expect("lowers").expect("one matmul");
+    assert!(chosen.to_string().contains("stage c shared"), "{chosen}");
+}
+
 #[test]
 fn tiles_wider_than_the_matmul_read_only_its_columns() {
     for graph in [

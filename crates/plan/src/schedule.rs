@@ -155,6 +155,8 @@ pub enum Step {
     /// sizes: queries and keys.
     Multiply(Engine, Vec<usize>),
     /// `stage a,b shared 4`: tiles of the operands are copied into a ring of 4 stages in shared memory while earlier ones are multiplied.
+    /// `stage c shared 2`: the epilogue reads an array of the size and type of its only result through 2 buffers that are filled while the
+    /// matmul runs, and stores the result from them.
     Stage(Vec<Operand>, usize),
     /// `stage a global`: the operand is copied to rows that tiles can be copied from, by a launch before; `stage c global`: the result is
     /// stored, and a launch of its own computes the epilogue.
@@ -343,6 +345,7 @@ mod tests {
             "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
             "implicit-gemm; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
             "dual-gemm; fma 64x64x32; bind warp 4",
+            "tensor-core wgmma 128x128x64; stage a,b shared 6; stage c shared 2; group m 16; persist 132",
             "split-reduce keys 4; tensor-core mma 16x64; block-mask",
             "tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132",
             "call library",

@@ -90,7 +90,8 @@ pub fn candidates(
         let one = |(slices, tile, us)| {
             (Product { forms: Forms { implicit: true, slices, ..Forms::default() }, tile }, us + copies)
         };
-        Ok(warpgroup::candidates(matmul, w.dtype, [DEEP; 2]).into_iter().map(one).collect())
+        let prefetched = matmul::prefetches(of, matmul);
+        Ok(warpgroup::candidates(matmul, w.dtype, [DEEP; 2], prefetched).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
 }

@@ -3,6 +3,8 @@ use super::cost::tiles;
 use super::tiles::{engine, sized};
 use super::{Matmul, fitting, heads, memory, sides};
 use crate::LowerError;
+use crate::dag::Scene;
+use crate::expr::{CoordId, Expr};
 use crate::multiply::{Forms, Product};
 use crate::resolve::Body;
 use crate::warpgroup;
@@ -25,7 +27,7 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
             let after = if apart { heads::separate(p) } else { 0.0 };
             (Product { forms: Forms { copies, slices, apart, ..Forms::default() }, tile }, us + before + after)
         };
-        Ok(warpgroup::candidates(p, dtype, sides).into_iter().map(one).collect::<Vec<_>>())
+        Ok(warpgroup::candidates(p, dtype, sides, prefetches(of, p)).into_iter().map(one).collect::<Vec<_>>())
     })?;
     let us = |cycles: f64| cycles / machine.units.clock * 1e6;
     let apart = fitting(of, p).is_none();
@@ -38,6 +40,18 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
         (Product { forms: Forms { apart, ..Forms::default() }, tile }, price)
     }));
     Ok(all)
+}
+
+/// Whether the epilogue reads a tile that can be copied ahead.
+pub fn prefetches(of: &Body, p: &Matmul) -> bool {
+    let Some(placed) = fitting(of, p) else { return false };
+    let dims = [&p.batch[..], &[p.m, p.n]].concat();
+    let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
+    let rows = p.batch.len() as CoordId;
+    let scene = super::epilogue(of, p, &placed, &axes);
+    scene.is_ok_and(|(dag, stores)| {
+        warpgroup::prefetched(&Scene { dag, stores }, p, (rows, p.m), (rows + 1, p.n)).is_some()
+    })
 }
 
 /// Microseconds of row reductions: the time of memory, or that of FMAs from the cache.

@@ -25,7 +25,7 @@ impl Tile {
         let Tile { m, n, k, warps, group } = self;
         let size = [m, n, k];
         let warps = Some(warps);
-        crate::multiply::Tile { engine, size, stages: None, warps, cluster: 1, group, persist: None, ping_pong: false }
+        crate::multiply::Tile { size, warps, group, ..crate::multiply::Tile::new(engine) }
     }
 }
 

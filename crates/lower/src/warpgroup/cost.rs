@@ -67,9 +67,10 @@ impl Shape {
         let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
         let after = if many && self.engine != Engine::Simt { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
-        // What the epilogue reads beside the accumulators, by address.
+        // What the epilogue reads beside the accumulators. By address it waits for that; what is prefetched is there.
         let beside = if p.whole.is_none() { p.beside / tiles as f64 } else { 0.0 };
-        let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after + beside / of.beside;
+        let waits = if self.buffers > 0 { 0.0 } else { beside / of.beside };
+        let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after + waits;
         let processors = multiprocessors / self.cluster * self.cluster;
         // Ping-pong: the epilogue of a tile overlaps the multiplication of the next. Copies never stop, but smaller
         // tiles are read more often from shared memory. Epilogues that reduce rows gain from it where blocks have two

@@ -74,6 +74,20 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
     used && step == 1 && matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16)
 }
 
+/// The load of an array with the rows and columns of the only result and its type: the epilogue can read tiles of it through the buffers of
+/// the result.
+pub fn prefetched(scene: &Scene, p: &Matmul, rows: Axis, columns: Axis) -> Option<(NodeId, Strided)> {
+    let [store] = &scene.stores[..] else { return None };
+    Strided::store(store, &p.batch, rows, columns).filter(|_| p.row.is_none() && p.whole.is_none())?;
+    let array = |n: NodeId| match &scene.dag.node(n).op {
+        NodeOp::Load { slot, at, guards } if guards.is_empty() && scene.dag.node(n).dtype == store.dtype => {
+            Some((n, Strided::array(*slot, at, &p.batch, [rows, columns], store.dtype.bytes())?))
+        }
+        _ => None,
+    };
+    scene.dag.reach(&[store.value]).into_iter().find_map(array)
+}
+
 impl Strided {
     /// How it lies in memory, for elements of so many bytes.
     pub fn side(&self, bytes: usize) -> Side {

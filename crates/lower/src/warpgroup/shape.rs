@@ -19,8 +19,9 @@ pub const FEW: usize = 32;
 /// A tile must be this much faster in the model than those before it: larger tiles come first, and read less from the
 /// L2 cache. Not where these leave multiprocessors without a tile: memory bandwidth needs all multiprocessors.
 const CLOSE: f64 = 0.99;
-/// Most stages that are chosen by default.
+/// Most stages that are chosen by default, and least beside buffers of what the epilogue reads.
 const STAGES: usize = 12;
+const RING: usize = 3;
 
 /// Tiles of tensor cores: rows, columns, consumer warpgroups, copies along K in a stage. Those of 64 columns and more
 /// come first.
@@ -164,6 +165,17 @@ pub struct Shape {
     pub depths: usize,
     /// Rows of tiles in a group, which are computed before the next column of tiles.
     pub group: usize,
+    /// Buffers of a consumer through which its epilogue reads a tile and stores the result; 0: it reads by address.
+    pub buffers: usize,
+}
+
+/// What an epilogue stores and reads through shared memory.
+#[derive(Clone, Debug, Default)]
+pub struct Through {
+    /// Element sizes of the types that are stored, each type once.
+    pub stored: Vec<usize>,
+    /// It reads a tile in the place of its only result.
+    pub prefetched: bool,
 }
 
 impl Shape {
@@ -184,7 +196,7 @@ impl Shape {
         (self.tiles() * self.cluster).min(machine.units.multiprocessors / self.cluster * self.cluster)
     }
     /// Columns of the result that the epilogue processes together, for outputs with elements of these bytes.
-    pub fn columns(&self, outputs: &[usize]) -> usize {
+    fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
             Engine::Simt => form::Engine::Simt,
             _ => form::Engine::TensorCores,
@@ -201,11 +213,13 @@ pub struct Choices {
     pub cluster: Option<usize>,
     /// By default as many as there is room for.
     pub stages: Option<usize>,
+    /// Buffers of what the epilogue reads; 0: none, by address. By default one for each slice where memory has room.
+    pub buffers: Option<usize>,
     pub group: usize,
 }
 impl Choices {
     pub fn of(in_flight: usize) -> Choices {
-        Choices { in_flight, cluster: None, stages: None, group: GROUP }
+        Choices { in_flight, cluster: None, stages: None, buffers: None, group: GROUP }
     }
 }
 
@@ -232,6 +246,10 @@ pub enum Misfit {
     Cluster,
     /// Shared memory has room for so many stages.
     Stages(usize),
+    /// The epilogue reads no tile of the type and size of its only result.
+    Prefetch,
+    /// Buffers divide the slices of a tile, so many.
+    Buffers(usize),
     /// Positions do not fit 32 bits.
     Large,
 }
@@ -243,6 +261,7 @@ impl Misfit {
             Misfit::PingPong => Step::PingPong,
             Misfit::Cluster => Step::Cluster(t.cluster),
             Misfit::Stages(_) => Step::Stage(vec![Operand::A, Operand::B], t.stages.unwrap_or(0)),
+            Misfit::Prefetch | Misfit::Buffers(_) => Step::Stage(vec![Operand::C], t.buffers.unwrap_or(0)),
             _ => multiply,
         };
         format!("`{step}` does not fit: {self}")
@@ -264,22 +283,26 @@ impl fmt::Display for Misfit {
             Misfit::Accumulators => f.write_str("the accumulators do not fit a thread's registers"),
             Misfit::Cluster => f.write_str("two blocks of tensor cores share a right operand, where rows of tiles are even in number"),
             Misfit::Stages(room) => write!(f, "shared memory has room for 2 to {room} stages"),
+            Misfit::Prefetch => f.write_str(
+                "the epilogue reads no array of the type and size of its only result, in rows of multiples of 16 bytes",
+            ),
+            Misfit::Buffers(slices) => write!(f, "{slices} slices of a tile come through {slices} buffers, or two or more that divide them"),
             Misfit::Large => f.write_str("positions do not fit 32 bits"),
         }
     }
 }
 
-/// The shape with the least predicted time of those that fit. `outputs`: element sizes of the types that are stored
-/// through shared memory.
-pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], outputs: &[usize]) -> Option<Shape> {
-    let p = &Matmul { batch: p.batch.clone(), beside: 0.0, ..*p };
+/// The shape with the least predicted time of those that fit.
+pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], through: &Through) -> Option<Shape> {
+    let beside = if through.prefetched { p.beside } else { 0.0 };
+    let p = &Matmul { batch: p.batch.clone(), beside, ..*p };
     // A tile of half as many columns is enough.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
     let mut best: Option<(f64, Shape)> = None;
     for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !wide(t.0, t.1)) {
         for in_flight in 1..=engine.most_tiles_in_flight() {
             let choices = Choices::of(in_flight);
-            let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, outputs) else { continue };
+            let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, through) else { continue };
             let time = shape.cycles(p, sides);
             let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
             if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
@@ -291,7 +314,7 @@ pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], outputs: &[usize]) -
 }
 
 /// The shape of a schedule's tile.
-pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], outputs: &[usize]) -> Result<Shape, Misfit> {
+pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], through: &Through) -> Result<Shape, Misfit> {
     let [m, n, k] = t.size;
     let copies = engine.tiles().iter().find(|of| (of.0, of.1) == (m, n)).map(|of| of.2).ok_or(Misfit::Size)?;
     let bytes = k * engine.bytes();
@@ -299,8 +322,9 @@ pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], outputs: 
         return Err(Misfit::Depth);
     }
     let in_flight = if t.ping_pong { 2 } else { 1 };
-    let choices = Choices { in_flight, cluster: Some(t.cluster), stages: t.stages, group: t.group };
-    shape(p, engine, [m, n, copies, bytes / SPAN], choices, sides, outputs)
+    let buffers = Some(t.buffers.unwrap_or(0));
+    let choices = Choices { in_flight, cluster: Some(t.cluster), stages: t.stages, buffers, group: t.group };
+    shape(p, engine, [m, n, copies, bytes / SPAN], choices, sides, through)
 }
 
 /// The shape with a tile of this size, if it fits.
@@ -310,7 +334,7 @@ pub fn shape(
     [m, n, copies, spans]: [usize; 4],
     choices: Choices,
     sides: [Side; 2],
-    outputs: &[usize],
+    through: &Through,
 ) -> Result<Shape, Misfit> {
     let sides = majors(sides);
     let batch: usize = p.batch.iter().product();
@@ -341,15 +365,30 @@ pub fn shape(
     let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.multicast;
     let cluster = choices.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
-    let stages = 0;
+    let (stages, buffers) = (0, 0);
     #[rustfmt::skip]
     let mut shape = Shape {
-        engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group,
+        engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group, buffers,
     };
-    // A row of a store buffer holds a part of the tile in each of the output types.
-    let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-    let left = memory(p.machine).checked_sub(BUFFERS * in_flight * m * line).ok_or(Misfit::Stages(0))?;
-    let room = left / shape.stage_bytes();
+    // A row of a buffer holds a part of the tile in each of the output types.
+    let columns = shape.columns(&through.stored);
+    let line = through.stored.iter().sum::<usize>() * columns;
+    let stage = shape.stage_bytes();
+    let room_beside = |buffers: usize| memory(p.machine).saturating_sub(buffers * in_flight * m * line) / stage;
+    let slices = n.min(p.n).div_ceil(columns);
+    let divides = |buffers: &usize| *buffers == slices || *buffers > 1 && slices.is_multiple_of(*buffers);
+    shape.buffers = match choices.buffers {
+        Some(0) => 0,
+        Some(_) if !through.prefetched => return Err(Misfit::Prefetch),
+        Some(buffers) if divides(&buffers) => buffers,
+        Some(_) => return Err(Misfit::Buffers(slices)),
+        None if through.prefetched => {
+            let mut some = (1..=slices).rev().filter(divides);
+            some.find(|buffers| room_beside(*buffers) >= RING).unwrap_or(0)
+        }
+        None => 0,
+    };
+    let room = room_beside(if shape.buffers > 0 { shape.buffers } else { BUFFERS });
     shape.stages = choices.stages.unwrap_or(room.min(STAGES));
     refuse(!(2..=room).contains(&shape.stages), Misfit::Stages(room))?;
     refuse(!(cluster == 1 || cluster == 2 && whole), Misfit::Cluster)?;
@@ -365,6 +404,7 @@ impl Shape {
             engine: self.engine.unit(),
             size: [self.m, self.n, self.depth()],
             stages: Some(self.stages),
+            buffers: (self.buffers > 0).then_some(self.buffers),
             warps: None,
             cluster: self.cluster,
             group: self.group,

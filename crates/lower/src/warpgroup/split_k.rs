@@ -1,7 +1,7 @@
 //! How K is split into slices, and the schedules of a matmul by warpgroups that tuning tries.
 use super::cost;
 use super::operand::{Major, Side, majors};
-use super::shape::{self, Choices, Engine, SPAN};
+use super::shape::{self, Choices, Engine, SPAN, Through};
 use crate::matmul::Matmul;
 use crate::multiply::Tile;
 use kiln_graph::DType;
@@ -63,7 +63,7 @@ fn timed(p: &Matmul, engine: Engine, sides: [Side; 2]) -> Vec<(f64, Parts)> {
     // What the epilogue reads beside the accumulators is not known well enough to choose between tiles.
     let p = &Matmul { batch: p.batch.clone(), beside: 0.0, ..*p };
     let timed = pieces(p, engine).filter_map(|(parts, piece, outputs)| {
-        let shape = shape::choose(&piece, engine, sides, &[outputs])?;
+        let shape = shape::choose(&piece, engine, sides, &Through { stored: vec![outputs], prefetched: false })?;
         let time = shape.cycles(&piece, sides) + cost::sum(p, parts.count, elements(p));
         Some((time, parts))
     });
@@ -80,15 +80,17 @@ pub fn prefers_3xtf32(p: &Matmul, elements: usize) -> bool {
     best(Engine::Simt, Major::Outer).is_none_or(|one| three + cost::split_3xtf32(&p.machine.gemm, elements) < one)
 }
 
-/// Slices and tiles that fit the matmul, with the microseconds they are predicted to take.
-pub fn candidates(p: &Matmul, dtype: DType, sides: [Side; 2]) -> Vec<(usize, Tile, f64)> {
+/// Slices and tiles that fit the matmul, with the microseconds they are predicted to take. `prefetched`: the epilogue reads a tile that can be
+/// copied ahead.
+pub fn candidates(p: &Matmul, dtype: DType, sides: [Side; 2], prefetched: bool) -> Vec<(usize, Tile, f64)> {
     let Some(engine) = Engine::of(dtype, p.precision, majors(sides)) else { return vec![] };
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine) {
+        let through = Through { stored: vec![outputs], prefetched: prefetched && parts.count == 1 };
         for &(m, n, copies, spans) in engine.tiles() {
             for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
                 let choices = Choices { cluster: Some(cluster), ..Choices::of(in_flight) };
-                let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, &[outputs]);
+                let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, &through);
                 all.extend(found.map(|s| {
                     let cycles = s.cycles(&piece, sides) + cost::sum(p, parts.count, elements(p));
                     (parts.count, s.tile(p.machine), cycles / p.machine.units.clock * 1e6)

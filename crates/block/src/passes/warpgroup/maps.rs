@@ -47,7 +47,7 @@ pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
     Ok(k)
 }
 
-/// Loads that are operands of matmuls as they are, and stores of blocks of a matmul's size.
+/// Loads that are operands of matmuls as they are, stores of blocks of a matmul's size, and what the epilogue reads beside.
 fn accesses(k: &Kernel) -> Vec<Inst> {
     let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {
@@ -67,7 +67,31 @@ fn accesses(k: &Kernel) -> Vec<Inst> {
         Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
         _ => {}
     });
+    all.extend(beside(k, &sizes));
     all
+}
+
+/// The load of a block of a matmul's size outside of loops that multiply, if it is the only one and has the type of the only store:
+/// roles prefetch that through the buffers of the result.
+fn beside(k: &Kernel, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
+    let multiplies = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
+    let mut inside: HashSet<Inst> = HashSet::new();
+    let (mut loads, mut stores) = (vec![], vec![]);
+    k.walk(&mut |i, d| {
+        if d.op == Op::For && d.regions.iter().any(multiplies) {
+            d.regions.iter().for_each(|r| k.walk_region(r, &mut |i, _| _ = inside.insert(i)));
+        }
+        match d.op {
+            Op::Load if sizes.contains(k.ty(d.args[0]).shape()) => loads.push(i),
+            Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => stores.push(i),
+            _ => {}
+        }
+    });
+    loads.retain(|i| !inside.contains(i));
+    match (&loads[..], &stores[..]) {
+        ([load], [store]) if k.ty(k.inst(*load).args[0]).elem() == k.ty(k.inst(*store).args[0]).elem() => Some(*load),
+        _ => None,
+    }
 }
 
 /// The number of accesses through each parameter; a pointer of unknown origin counts for all of them.

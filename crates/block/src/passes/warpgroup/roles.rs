@@ -15,6 +15,7 @@ pub mod chained;
 mod consumer;
 mod drawn;
 pub mod epilogue;
+mod prefetched;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
@@ -35,6 +36,9 @@ pub struct Crew {
     pub ping_pong: bool,
     /// Columns of a tile that are used, at most: none after these is stored. `None`: all.
     pub columns: Option<usize>,
+    /// Buffers through which the epilogue of each consumer reads a tile, where it reads one by a descriptor. `None`: one for each slice of
+    /// the tile.
+    pub buffers: Option<usize>,
     /// Valid elements of K in the last iteration; the others are zero. `None`: all of a tile's.
     pub last: Option<usize>,
 }
@@ -76,6 +80,8 @@ struct Shared {
     /// A shared tile for each load.
     tiles: Vec<Value>,
     outputs: Outputs,
+    /// Barriers of the buffers that the epilogue reads a tile through.
+    prefetched: Option<Value>,
 }
 
 struct Writer<'k> {
@@ -92,13 +98,14 @@ impl<'k> Writer<'k> {
             stages: 0,
             ping_pong: false,
             columns: None,
+            buffers: None,
             last: None,
         });
         let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
         let size = [form.m, form.n];
         let tile = Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
-        let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?;
+        let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?.prefetching(&tile, crew.buffers)?;
         let room = memory.saturating_sub(epilogue.bytes()) / stage.max(1);
         if crew.stages == 0 {
             crew.stages = room.min(8);
@@ -165,7 +172,7 @@ impl<'k> Writer<'k> {
             }
             (l.desc, shape, Swizzle::B128)
         });
-        descriptors(self.k, copied.chain(self.epilogue.stored()))
+        descriptors(self.k, copied.chain(self.epilogue.descriptors()))
     }
     fn memory(&self, b: &mut Builder) -> (Vec<Value>, Outputs) {
         let tiles = self.form.loads.iter().map(|l| {
@@ -186,7 +193,8 @@ impl<'k> Writer<'k> {
         let (tiles, outputs) = self.memory(&mut b);
         let rings = Rings::new(&mut b, self.crew.stages, self.crew.shares(), self.k.cluster);
         let ping_pong = self.crew.ping_pong.then(|| PingPong::new(&mut b, self.crew.consumers));
-        let shared = Shared { rings, ping_pong, tiles, outputs };
+        let prefetched = self.epilogue.prefetched.as_ref().map(|p| p.barriers(&mut b, self.crew.consumers));
+        let shared = Shared { rings, ping_pong, tiles, outputs, prefetched };
         let outermost = self.form.tiles.unwrap_or(self.form.depth);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
         c.scalars(&mut b, &before);
@@ -215,16 +223,15 @@ impl<'k> Writer<'k> {
             missing.map(|v| Refusal(format!("the starts of tiles depend on {v}, which is not arithmetic on scalars")));
         failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
     }
-    /// Runs `body` for every tile of this block, with the ring's stage and phase carried.
+    /// Runs `body` for every tile of this block, with the ring's stage and phase carried, and so many values more that start at 0.
     fn over_tiles(
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
-        body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
+        more: usize,
+        body: impl FnOnce(&mut Builder, &mut Copier<'k>, &[Value]) -> Vec<Value>,
     ) {
-        let zero = b.i32(0);
-        let start = [zero, zero];
-        let body = |b: &mut Builder, c: &mut Copier<'k>, ring: &[Value]| body(b, c, Ring::of(ring)).values().to_vec();
+        let start = vec![b.i32(0); 2 + more];
         over_tiles(b, c, (self.form.tiles, &self.form.tile.insts[..self.form.at]), &start, body);
     }
     /// Runs `body` for every tile of this consumer in ping-pong, skipping the stages of the other consumers' tiles.
@@ -233,7 +240,8 @@ impl<'k> Writer<'k> {
         b: &mut Builder,
         c: &mut Copier<'k>,
         (s, ping_pong, consumer): (&Shared, &PingPong, Value),
-        body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
+        more: usize,
+        body: impl FnOnce(&mut Builder, &mut Copier<'k>, &[Value]) -> Vec<Value>,
     ) {
         let Some((tiles, [lo, hi, step])) = bounds_of(c, self.form.tiles) else { return };
         let (zero, one) = (b.i32(0), b.i32(1));
@@ -243,22 +251,24 @@ impl<'k> Writer<'k> {
         let (lo, step) = (b.binary(B::Add, lo, ahead), b.binary(B::Mul, step, all));
         let ahead = b.binary(B::Mul, consumer, trips);
         let start = s.rings.skip(b, Ring::of(&[zero, zero]), ahead);
-        let carried = [&start.values()[..], &[ping_pong.first(b, consumer)]].concat();
+        let carried = [&start.values()[..], &vec![zero; more], &[ping_pong.first(b, consumer)]].concat();
         b.for_loop([lo, hi, step], &carried, |b, t, now| {
-            ping_pong.wait(b, consumer, now[2]);
+            let Some((turn, now)) = now.split_last() else { return vec![] };
+            ping_pong.wait(b, consumer, *turn);
             let before = &self.form.tile.insts[..self.form.at];
-            let ring = at_tile(b, c, (tiles, t), before, |b, c| body(b, c, Ring::of(now)));
-            let ring = s.rings.skip(b, ring, others);
-            [&ring.values()[..], &[b.binary(B::Xor, now[2], one)]].concat()
+            let next = at_tile(b, c, (tiles, t), before, |b, c| body(b, c, now));
+            let ring = s.rings.skip(b, Ring::of(&next), others);
+            [&ring.values()[..], &next[2..], &[b.binary(B::Xor, *turn, one)]].concat()
         });
     }
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
         let bytes = self.form.loads.iter().map(|l| bytes_of(l, whole(self.k, &self.form, self.crew, l))).sum();
-        self.over_tiles(b, c, |b, c, ring| {
+        self.over_tiles(b, c, 0, |b, c, now| {
+            let ring = Ring::of(now);
             let data = self.k.inst(self.form.depth);
             let region = &data.regions[0];
             let bounds = c.all(&data.args[..3]);
-            let [lo, hi, step] = bounds[..] else { return ring };
+            let [lo, hi, step] = bounds[..] else { return now.to_vec() };
             let kept: Vec<Value> = self.form.kept.iter().map(|n| data.args[3 + n]).collect();
             let carried = [&ring.values()[..], &c.all(&kept)].concat();
             let out = b.for_loop([lo, hi, step], &carried, |b, index, now| {
@@ -279,7 +289,7 @@ impl<'k> Writer<'k> {
                 c.leave();
                 next
             });
-            Ring::of(&out)
+            out[..2].to_vec()
         });
     }
     /// Copies a load into its stage: on the left one copy per consumer, on the right one for all.

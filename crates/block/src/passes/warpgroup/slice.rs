@@ -73,6 +73,10 @@ impl<'a, 'k> Slicer<'a, 'k> {
     pub fn know(&mut self, v: Value, new: Value) {
         self.sums.insert(v, new);
     }
+    /// A value's part on the consumer's rows and the columns of the slice.
+    pub fn know_slice(&mut self, v: Value, part: Value) {
+        self.made.insert((v, vec![Rows, Columns], self.first_column), part);
+    }
     /// A block over the tile's rows and columns, or over one of these, restricted to the slice.
     pub fn block(&mut self, b: &mut Builder, v: Value) -> Value {
         let shape = self.kernel().ty(v).shape();

@@ -194,7 +194,7 @@ impl<'k> Writer<'k> {
         let [keys, values] = self.right();
         let own = std::iter::once(&self.form.left).chain(&self.form.beside).map(|o| (o, self.own_part(o)));
         let copied = own.chain([keys, values].map(|o| (o, o.shape))).map(|(o, shape)| (o.desc, shape, o.swizzle));
-        let types = descriptors(self.k, copied.chain(self.epilogue.stored()))?;
+        let types = descriptors(self.k, copied.chain(self.epilogue.descriptors()))?;
         params(self.k, &types, &mut b, &mut c);
         let Crew { consumers, left, right, .. } = self.crew;
         let own = |o, stages| (o, self.own_part(o), stages, consumers);
@@ -348,7 +348,7 @@ impl<'k> Writer<'k> {
             let (sums, places) = self.multiply(b, c, s, &consumer, at);
             failed = consumer.failed.into_inner();
             if failed.is_none() {
-                failed = self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums);
+                failed = self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums, None);
             }
             places
         });

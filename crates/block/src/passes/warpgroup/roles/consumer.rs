@@ -6,29 +6,67 @@ use super::super::{
     form::{self, Engine},
     ring::Ring,
 };
+use super::prefetched::Fetch;
 use super::{Shared, Writer};
 use crate::{BinaryOp as B, Builder, CmpOp, Const, Elem, Op, Type, Value};
 
 impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
-        let mut tile = |b: &mut Builder, c: &mut Copier<'k>, ring| {
+        let mut tile = |b: &mut Builder, c: &mut Copier<'k>, now: &[Value]| {
+            let fetch = self.fetch(b, c, s, copy, now.get(2).copied()).unwrap_or_else(|why| {
+                failed = Some(why);
+                None
+            });
+            let place = (copy, Ring::of(now));
             let (sums, ring) = match self.form.engine {
-                Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, copy, ring),
-                Engine::TensorCores => self.multiply(b, s, copy, ring),
-                Engine::Simt => self.multiply_add(b, s, copy, ring),
+                Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, place, fetch.as_ref()),
+                Engine::TensorCores => self.multiply(b, s, place, fetch.as_ref()),
+                Engine::Simt => self.multiply_add(b, s, place, fetch.as_ref()),
             };
-            failed = self.finish(b, c, s, copy, &sums);
-            ring
+            let refused = self.finish(b, c, s, copy, &sums, fetch.as_ref());
+            failed = failed.take().or(refused);
+            let parity = self.epilogue.prefetched.as_ref().zip(now.get(2)).map(|(p, parity)| p.next(b, *parity));
+            ring.values().into_iter().chain(parity).collect()
         };
+        // The parity of the copies that the epilogue reads.
+        let more = usize::from(s.prefetched.is_some());
         match (&s.ping_pong, copy) {
-            (Some(ping_pong), Some(consumer)) => self.ping_pong_tiles(b, c, (s, ping_pong, consumer), &mut tile),
-            _ => self.over_tiles(b, c, &mut tile),
+            (Some(ping_pong), Some(consumer)) => self.ping_pong_tiles(b, c, (s, ping_pong, consumer), more, &mut tile),
+            _ => self.over_tiles(b, c, more, &mut tile),
         }
         if !s.outputs.is_empty() {
             b.inst(Op::TmaStoreWait { pending: 0 }, &[], &[], vec![]);
         }
         failed
+    }
+    /// Where the tile is that the epilogue reads.
+    fn fetch(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Shared,
+        copy: Option<Value>,
+        parity: Option<Value>,
+    ) -> Result<Option<Fetch>, Refusal> {
+        let (Some(p), Some(full), Some(parity)) = (&self.epilogue.prefetched, s.prefetched, parity) else {
+            return Ok(None);
+        };
+        let first_row = self.first_row(b, copy);
+        p.fetch(b, c, full, [copy, first_row], parity).map(Some)
+    }
+    /// Fetches what the epilogue reads.
+    fn prefetch(&self, b: &mut Builder, s: &Shared, fetch: Option<&Fetch>) {
+        if let (Some(p), Some(f)) = (&self.epilogue.prefetched, fetch) {
+            p.start(b, &s.outputs, f);
+        }
+    }
+    /// The first row of a consumer's part of a tile.
+    fn first_row(&self, b: &mut Builder, copy: Option<Value>) -> Option<Value> {
+        self.share(copy).map(|copy| {
+            let n = b.i32(self.rows() as i64);
+            b.binary(B::Mul, copy, n)
+        })
     }
     /// Operands of a matmul from a stage.
     fn operands(
@@ -88,9 +126,16 @@ impl<'k> Writer<'k> {
     }
     /// The sums over all of K. The first stage is peeled off the loop; one group of matmuls stays in flight across
     /// stages.
-    fn multiply(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+    fn multiply(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        (copy, ring): (Option<Value>, Ring),
+        fetch: Option<&Fetch>,
+    ) -> (Vec<Value>, Ring) {
         let none = self.starts(b);
         let started = self.start(b, s, (copy, ring), &none);
+        self.prefetch(b, s, fetch);
         let next = s.rings.next(b, ring);
         let (one, last) = (b.i32(1), b.i32(self.form.trips as i64));
         let carried = [&next.values()[..], &[ring.stage], &started].concat();
@@ -107,7 +152,14 @@ impl<'k> Writer<'k> {
         (sums, Ring::of(&out))
     }
     /// The sums over all of K; each stage's sum starts from zero and is added to the others in f32.
-    fn multiply_apart(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+    fn multiply_apart(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        (copy, ring): (Option<Value>, Ring),
+        fetch: Option<&Fetch>,
+    ) -> (Vec<Value>, Ring) {
+        self.prefetch(b, s, fetch);
         let none = self.starts(b);
         let zeros = vec![b.constant(self.block(), Const::Float(0.0)); none.len()];
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
@@ -123,7 +175,14 @@ impl<'k> Writer<'k> {
         (out[2..].to_vec(), Ring::of(&out))
     }
     /// The sums over all of K on the FMA engine, stage by stage.
-    fn multiply_add(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+    fn multiply_add(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        (copy, ring): (Option<Value>, Ring),
+        fetch: Option<&Fetch>,
+    ) -> (Vec<Value>, Ring) {
+        self.prefetch(b, s, fetch);
         let block = self.block();
         let none = self.starts(b);
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
@@ -163,13 +222,11 @@ impl<'k> Writer<'k> {
         s: &Shared,
         copy: Option<Value>,
         sums: &[Value],
+        fetch: Option<&Fetch>,
     ) -> Option<Refusal> {
         let loop_results = &self.k.inst(self.form.depth).results;
         let sums = self.form.sums.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
-        let first_row = self.share(copy).map(|copy| {
-            let n = b.i32(self.rows() as i64);
-            b.binary(B::Mul, copy, n)
-        });
-        self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums)
+        let first_row = self.first_row(b, copy);
+        self.epilogue.finish(b, c, &s.outputs, [copy, first_row], sums, fetch)
     }
 }

@@ -6,6 +6,7 @@ use super::super::{
     form::Engine,
     slice::{self, Part, Slicer},
 };
+use super::prefetched::{Fetch, Prefetched};
 use crate::analysis::{self, Analysis};
 use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Region, Swizzle, Type, Value};
 use std::collections::HashMap;
@@ -37,6 +38,8 @@ pub struct Epilogue<'k> {
     used: usize,
     /// Stores of the tile, in order, with the element type of those that go through shared memory.
     effects: Vec<(Inst, Option<Elem>)>,
+    /// The tile that it reads through the buffers of its results.
+    pub prefetched: Option<Prefetched>,
 }
 
 /// When an output buffer is free.
@@ -65,10 +68,29 @@ impl<'k> Epilogue<'k> {
         let n = tile.size[1];
         let used = used.map_or(n, |used| used.min(n));
         let part = Part { engine: tile.engine, tile: tile.size, rows, columns: n };
-        let mut epilogue = Epilogue { k, part, consumers, used, effects };
+        let mut epilogue = Epilogue { k, part, consumers, used, effects, prefetched: None };
         let bytes: Vec<usize> = epilogue.types().iter().map(|e| e.bytes()).collect();
         epilogue.part.columns = slice::columns(tile.engine, &bytes, n);
         Ok(epilogue)
+    }
+    /// The same, where a tile that it reads by a descriptor comes through so many buffers of its results.
+    pub fn prefetching(mut self, tile: &Tile, buffers: Option<usize>) -> Result<Epilogue<'k>, Refusal> {
+        let slices = self.used.div_ceil(self.part.columns);
+        self.prefetched = Prefetched::of(self.k, tile, self.part, slices, buffers)?;
+        let through: Vec<&(Inst, Option<Elem>)> = self.effects.iter().filter(|e| e.1.is_some()).collect();
+        let alike = |p: &Prefetched| match through[..] {
+            [(store, elem)] => *elem == Some(p.elem) && self.k.inst(*store).op == Op::TileStore,
+            _ => false,
+        };
+        if self.prefetched.as_ref().is_some_and(|p| !alike(p)) {
+            let why = "a tile comes through the buffers of one result of its type, stored by a descriptor";
+            return Err(Refusal(why.into()));
+        }
+        Ok(self)
+    }
+    /// Output buffers of a consumer.
+    fn buffers_each(&self) -> usize {
+        self.prefetched.as_ref().map_or(BUFFERS, |p| p.buffers)
     }
     /// Element types of what goes through shared memory.
     fn types(&self) -> Vec<Elem> {
@@ -80,17 +102,17 @@ impl<'k> Epilogue<'k> {
     /// Bytes of the output buffers.
     pub fn bytes(&self) -> usize {
         let line: usize = self.types().iter().map(|e| e.bytes()).sum();
-        BUFFERS * self.consumers * self.part.rows * self.part.columns * line
+        self.buffers_each() * self.consumers * self.part.rows * self.part.columns * line
     }
-    /// Descriptors that results are stored by, with the size of a slice.
-    pub fn stored(&self) -> Vec<(Value, [usize; 2], Swizzle)> {
+    /// Descriptors that results are stored by, and that a tile is read by, with the size of a slice.
+    pub fn descriptors(&self) -> Vec<(Value, [usize; 2], Swizzle)> {
         let stores = self.effects.iter().map(|e| self.k.inst(e.0)).filter(|d| d.op == Op::TileStore);
         let Part { rows, columns, .. } = self.part;
         let slice = stores.map(|d| {
             let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
             (d.args[0], [rows, columns], Swizzle::widest(elem, columns))
         });
-        slice.collect()
+        slice.chain(self.prefetched.as_ref().map(|p| p.descriptor(self.k))).collect()
     }
     /// Allocates the output buffers.
     pub fn buffers(&self, b: &mut Builder) -> Outputs {
@@ -100,7 +122,13 @@ impl<'k> Epilogue<'k> {
                 let Part { rows, columns, .. } = self.part;
                 outputs.push((
                     elem,
-                    alloc(b, elem, [rows, columns], self.consumers * BUFFERS, Swizzle::widest(elem, columns)),
+                    alloc(
+                        b,
+                        elem,
+                        [rows, columns],
+                        self.consumers * self.buffers_each(),
+                        Swizzle::widest(elem, columns),
+                    ),
                 ));
             }
         }
@@ -108,7 +136,7 @@ impl<'k> Epilogue<'k> {
     }
     /// Computes and stores some columns at a time.
     /// `sums`: by the results of the loops. `copy`: the number of the consumer; `first_row`: where its rows of the tile
-    /// start, if it does not have all of them.
+    /// start, if it does not have all of them. `fetch`: the prefetched tile.
     pub fn finish(
         &self,
         b: &mut Builder,
@@ -116,7 +144,9 @@ impl<'k> Epilogue<'k> {
         s: &Outputs,
         [copy, first_row]: [Option<Value>; 2],
         sums: HashMap<Value, Value>,
+        fetch: Option<&Fetch>,
     ) -> Option<Refusal> {
+        let prefetched = self.prefetched.as_ref().zip(fetch);
         let columns = self.part.columns;
         let parts = self.used.div_ceil(columns);
         let way = self.way_out(parts);
@@ -124,6 +154,9 @@ impl<'k> Epilogue<'k> {
         let mut turn = 0;
         for part in 0..parts {
             slicer.columns_from(part * columns);
+            if let Some([v, block]) = prefetched.and_then(|(p, f)| p.read(b, self.k, s, f, part)) {
+                slicer.know_slice(v, block);
+            }
             for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
                 if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
                     // One value per row: stored with the first slice only.
@@ -156,7 +189,9 @@ impl<'k> Epilogue<'k> {
                 }
                 let first = b.i32((part * columns) as i64);
                 starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
-                if let Some(desc) = slicer.param(data.args[0]) {
+                if let (Some(desc), Some((p, f))) = (slicer.param(data.args[0]), prefetched) {
+                    p.send(b, s, f, part, [desc, value], &starts);
+                } else if let Some(desc) = slicer.param(data.args[0]) {
                     self.send(b, s, [desc, value], copy, (turn % BUFFERS, way), &starts);
                 }
                 turn += 1;
