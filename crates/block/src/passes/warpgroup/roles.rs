@@ -16,6 +16,7 @@ mod consumer;
 mod drawn;
 pub mod epilogue;
 mod prefetched;
+mod tile;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
@@ -23,9 +24,10 @@ use super::ring::{PingPong, Ring, Rings};
 use super::{Refusal, uniform};
 use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Inst, Kernel, Op, Role, Swizzle, Type, Value};
-use epilogue::{Epilogue, Outputs, Tile, alloc};
+use epilogue::Epilogue;
 use kiln_machine::Machine;
 use std::collections::HashMap;
+use tile::{Outputs, Tile, alloc};
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,32 +3,16 @@
 use super::super::{
     Refusal,
     copy::Copier,
-    form::Engine,
     slice::{self, Part, Slicer},
 };
 use super::prefetched::{Fetch, Prefetched};
+use super::tile::{Outputs, Tile, alloc};
 use crate::analysis::{self, Analysis};
-use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Region, Swizzle, Type, Value};
+use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 /// Output buffers per consumer.
 pub const BUFFERS: usize = 2;
-
-/// Shared tiles that results go through, by element type.
-pub type Outputs = Vec<(Elem, Value)>;
-
-/// Where the sums of a tile are made.
-pub struct Tile<'a> {
-    pub engine: Engine,
-    /// The loop over tiles.
-    pub tiles: Option<Inst>,
-    /// The instructions of one tile.
-    pub body: &'a Region,
-    /// Positions in it of the first and the last loop that sums.
-    pub loops: [usize; 2],
-    /// Size of the sums.
-    pub size: [usize; 2],
-}
 
 pub struct Epilogue<'k> {
     k: &'k Kernel,
@@ -268,12 +252,6 @@ impl<'k> Epilogue<'k> {
         b.inst(Op::Sync, &[], &[], vec![]);
         b.inst(Op::SharedLoad, &[tile, at], &[ty], vec![])[0]
     }
-}
-
-/// A shared tile of so many stages.
-pub fn alloc(b: &mut Builder, elem: Elem, shape: [usize; 2], stages: usize, swizzle: Swizzle) -> Value {
-    let ty = Type::Shared { elem, shape: shape.to_vec(), stages, swizzle };
-    b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
 }
 
 /// The stores and checks of a tile, after its loops; any other effect is refused.

@@ -7,7 +7,7 @@
 use super::super::Refusal;
 use super::super::copy::Copier;
 use super::super::slice::{Part, Slicer};
-use super::epilogue::{Outputs, Tile};
+use super::tile::{Outputs, Tile};
 use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
