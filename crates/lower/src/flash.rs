@@ -94,7 +94,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
 pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let (v, _) = crate::attention::find(of)?;
     let sizes = sizes_of(of, v)?;
-    let us = |way: &attention::Way| sizes.seconds_by(way, machine) * 1e6;
+    let us = |way: &attention::Way| (machine.rates.launch + sizes.seconds_by(way, machine)) * 1e6;
     Ok(sizes
         .ways(machine)
         .iter()

@@ -189,18 +189,18 @@ impl Plain<'_> {
             f.descriptor(name, s.slot, s.map(elem, tile_shape(s.major, outer, z.depth())), true)
         };
         let left = map(&self.a, "a", z.m);
-        let right: Vec<Value> = self.b.iter().zip(["b", "dual"]).map(|(s, name)| map(s, name, z.n)).collect();
-        let low = self.low.as_ref().map(|[a, b]| [map(a, "a_low", z.m), map(b, "b_low", z.n)]);
+        let right: Vec<Value> = self.b.iter().zip(["b", "dual"]).map(|(s, name)| map(s, name, z.block())).collect();
+        let low = self.low.as_ref().map(|[a, b]| [map(a, "a_low", z.m), map(b, "b_low", z.block())]);
         let outputs: Vec<Option<Value>> = (self.outputs.iter().zip(&self.task.scene.stores).enumerate())
             .map(|(i, (out, store))| {
                 let out = out.as_ref()?;
-                let ty = out.map(crate::math::stored(store.dtype), [z.m, z.n]);
+                let ty = out.map(crate::math::stored(store.dtype), [z.m, z.block()]);
                 Some(f.descriptor(&format!("c{i}"), out.slot, ty, false))
             })
             .collect();
         let beside = self.beside.as_ref().map(|(n, s)| {
             let elem = crate::math::stored(self.task.scene.dag.node(*n).dtype);
-            f.descriptor("beside", s.slot, s.map(elem, [z.m, z.n]), true)
+            f.descriptor("beside", s.slot, s.map(elem, [z.m, z.block()]), true)
         });
         let spot = self.spot(&mut f.b);
         let sums = self.multiply(&mut f.b, &spot, &Maps { left, right, low });
@@ -221,7 +221,7 @@ impl Plain<'_> {
     fn cuts(&self) -> [Cut; 2] {
         let (p, c) = (self.task.matmul, self.task.coords);
         let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
-        [cut(c.m, p.m, self.shape.m, 0), cut(c.n, p.n, self.shape.n, 1)]
+        [cut(c.m, p.m, self.shape.m, 0), cut(c.n, p.n, self.shape.block(), 1)]
     }
     fn spot(&self, b: &mut Builder) -> Spot {
         let [m, n] = [(ROWS, self.shape.m), (COLUMNS, self.shape.n)].map(|(axis, tile)| {
@@ -247,7 +247,7 @@ impl Plain<'_> {
             DotPrecision::Exact => b.sum_of(terms, left, right, sum),
             tf32 => b.dot(left, right, sum, tf32),
         };
-        let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
+        let none = b.constant(Type::block(Elem::F32, [z.m, z.block()]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
         let part = self.task.matmul.whole.map(|_| {
             let len = b.i32(self.task.matmul.k as i64);
@@ -264,11 +264,12 @@ impl Plain<'_> {
                 if s.major == along { tile } else { b.permute(tile, &[1, 0]) }
             };
             let left = operand(&self.a, maps.left, spot.m, z.m, Major::Depth);
-            let right = self.b.iter().zip(&maps.right).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
+            let right =
+                self.b.iter().zip(&maps.right).map(|(s, map)| operand(s, *map, spot.n, z.block(), Major::Outer));
             let right: Vec<Value> = right.collect();
             let low = self.low.as_ref().zip(maps.low).map(|([x, y], maps)| {
                 let left = operand(x, maps[0], spot.m, z.m, Major::Depth);
-                (left, operand(y, maps[1], spot.n, z.n, Major::Outer))
+                (left, operand(y, maps[1], spot.n, z.block(), Major::Outer))
             });
             let sums = right.iter().zip(now).map(|(&right, &now)| {
                 let mut sum = if z.engine.apart() { none } else { now };
@@ -291,8 +292,8 @@ impl Plain<'_> {
             let base = f.b.cast(*position, f.em.index);
             f.em.coords.insert(i as u32, Lanes::uniform(base));
         }
-        for (cut, first) in self.cuts().into_iter().zip([spot.m, spot.n]) {
-            let lanes = lanes(f, cut, first);
+        for ((cut, first), step) in self.cuts().into_iter().zip([spot.m, spot.n]).zip([z.m, z.n]) {
+            let lanes = lanes_every(f, cut, first, step);
             f.em.coords.insert(cut.id, lanes);
         }
         // Addresses do not depend on an axis of one row or column, so its lanes are masked explicitly.
@@ -304,7 +305,7 @@ impl Plain<'_> {
         if let Some(((node, array), map)) = self.beside.as_ref().zip(beside) {
             let dtype = self.task.scene.dag.node(*node).dtype;
             let args = [&[map], &array.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
-            let ty = Type::block(crate::math::stored(dtype), [z.m, z.n]);
+            let ty = Type::block(crate::math::stored(dtype), [z.m, z.block()]);
             let tile = f.b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
             let tile = f.b.cast(tile, crate::math::held(dtype));
             f.em.set(*node, tile);
@@ -316,7 +317,7 @@ impl Plain<'_> {
             };
             let v = f.em.value(&mut f.b, store.value);
             let v = f.b.cast(v, crate::math::stored(store.dtype));
-            let v = f.b.broadcast_to(v, &[z.m, z.n]);
+            let v = f.b.broadcast_to(v, &[z.m, z.block()]);
             let args = [&[*map, v], &out.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
             f.b.inst(Op::TileStore, &args, &[], vec![]);
         }
@@ -333,9 +334,13 @@ fn tile_shape(major: Major, outer: usize, depth: usize) -> [usize; 2] {
 
 /// Lanes of the block of a cut that starts at `first` (i32), a multiple of its size.
 pub fn lanes(f: &mut Frame, cut: Cut, first: Value) -> Lanes {
+    lanes_every(f, cut, first, cut.block)
+}
+/// The same where blocks start at multiples of `step`, and lanes from that on are not used.
+fn lanes_every(f: &mut Frame, cut: Cut, first: Value, step: usize) -> Lanes {
     let base = f.b.cast(first, f.em.index);
     let lane = f.iota(cut);
-    let ragged = !cut.extent.is_multiple_of(cut.block);
+    let ragged = !cut.extent.is_multiple_of(step);
     let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, cut.extent));
-    Lanes { base: Some(base), lane, mask, block: cut.block }
+    Lanes { base: Some(base), lane, mask, block: if step == cut.block { step } else { 0 } }
 }

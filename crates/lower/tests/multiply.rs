@@ -112,6 +112,24 @@ fn every_choice_of_a_schedule_computes_the_same() {
                 "tensor-core wgmma 64x256x128; stage a,b shared 2",
             ],
         ),
+        // Tiles of 192 columns.
+        (
+            "bf16",
+            [256, 512, 136],
+            &[
+                "tensor-core wgmma 128x192x64; stage a,b shared 3; bind cluster 2",
+                "tensor-core wgmma 128x192x64; stage a,b shared 3; persist 2",
+                "tensor-core wgmma 64x192x64; stage a,b shared 3; ping-pong",
+                "split-reduce k 2; tensor-core wgmma 64x192x64; stage a,b shared 3",
+            ],
+        ),
+        (
+            "f16",
+            [130, 389, 72],
+            &["tensor-core wgmma 128x192x64; stage a,b shared 3", "tensor-core wgmma 64x192x128; stage a,b shared 2"],
+        ),
+        ("bf16", [256, 384, 72], &["tensor-core wgmma 128x192x64; stage a,b shared 3; bind cluster 2"]),
+        ("bf16", [130, 136, 72], &["tensor-core wgmma 128x192x64; stage a,b shared 3"]),
         // Rows of results that no tensor map describes.
         (
             "bf16",
@@ -178,6 +196,7 @@ fn residuals_are_read_through_the_buffers_of_the_result() {
                 "tensor-core wgmma 128x128x64; stage a,b shared 3",
                 "tensor-core wgmma 64x256x64; stage a,b shared 3; stage c shared 4; ping-pong",
                 "tensor-core wgmma 64x256x64; stage a,b shared 3; stage c shared 2; ping-pong",
+                "tensor-core wgmma 128x192x64; stage a,b shared 3; stage c shared 3",
             ][..],
         ),
         (
@@ -234,6 +253,17 @@ fn tiles_wider_than_the_matmul_read_only_its_columns() {
         ] {
             computes(graph, wanted);
         }
+    }
+    // The operand on the right is N-major, so clusters share rows of K.
+    for wanted in [
+        "tensor-core wgmma 128x192x64; stage a,b shared 3",
+        "tensor-core wgmma 128x192x64; stage a,b shared 3; bind cluster 2",
+        "tensor-core wgmma 128x256x64; stage a,b shared 3; bind cluster 2",
+    ] {
+        computes(
+            "graph k(%a: bf16[2,256,136], %b: bf16[2,136,424]) { %y = dot %a, %b\n %z = tanh %y\n return %z }",
+            wanted,
+        );
     }
 }
 

@@ -24,4 +24,6 @@ pub use caches::Caches;
 pub use error::MachineError;
 pub use machine::{Clusters, Limits, Machine, Rates, Templates, Units};
 pub use machines::{machine, machines, names, of_device};
-pub use model::{Attention, Engines, Gemm, Large, Library, Nests, Rows, Simt, Tiles, Warpgroups};
+pub use model::{
+    Attention, Beside, Engines, Gemm, Large, Library, Nests, Rows, Simt, Tiles, WarpgroupAttention, Warpgroups,
+};

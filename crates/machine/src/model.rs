@@ -165,8 +165,12 @@ pub struct Warpgroups {
     pub shared: f64,
     /// Cycles of memory latency of a copy. The bytes in flight divided by it are the bandwidth of one multiprocessor.
     pub latency: f64,
-    /// Cycles to fill the ring of operand stages at the start.
+    /// Factor on the bytes of results whose rows end within a line of the cache.
+    pub ragged: f64,
+    /// Cycles to launch, and to fill the ring of operand stages at the start.
     pub fill: f64,
+    /// Cycles on top for clusters.
+    pub cluster: f64,
     /// Cycles of the epilogue of a tile of any size.
     pub finish: f64,
     /// Cycles on top of [`Warpgroups::finish`] for a tile of 128x256; proportionally fewer for smaller tiles.
@@ -175,13 +179,6 @@ pub struct Warpgroups {
     pub after: f64,
     /// Cycles per tile to hand the tensor cores over from one consumer to the other (ping-pong).
     pub pass: f64,
-    /// Number of FMAs from which a half-precision matmul runs into the power limit.
-    pub hot: usize,
-    /// Fraction of the time that tensor cores must be busy for the power limit to apply. It applies to tiles of fewer than 256 columns
-    /// regardless, which were slower by the same factor.
-    pub busy: f64,
-    /// Fraction of the clock frequency that is left at the power limit.
-    pub power: f64,
     /// Number of FMAs from which clusters of two blocks share an operand tile (multicast) by default. Synchronising the two costs one or
     /// two percent, but a matmul of some milliseconds runs at the power limit, where fewer L2 reads make it faster.
     pub multicast: usize,
@@ -240,8 +237,12 @@ pub struct Attention {
     pub half_narrow: f64,
     /// Flops per second of a single block of 64 queries or more, with half types.
     pub half_block: f64,
-    /// Flops per second of a persistent block with half types by warpgroups; 0 without warpgroups.
-    pub warpgroups: f64,
+    /// What blocks with half types take beside their flops.
+    #[serde(default)]
+    pub warps: Beside,
+    /// Persistent blocks with half types by warpgroups; without these, zeros.
+    #[serde(default)]
+    pub warpgroups: WarpgroupAttention,
     /// Fraction of [`Attention::single`] (or [`Attention::tf32x3`]) that a single block reaches with f32: with 1, 2, 4, … 128 queries.
     pub single_shares: [f64; 8],
     /// Number of large blocks that fills the GPU.
@@ -252,6 +253,32 @@ pub struct Attention {
     pub most_narrow: usize,
     /// Seconds of the second launch, which combines the slices.
     pub join: f64,
+}
+
+/// What blocks of attention take beside flops.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// Seconds of an iteration over keys.
+    pub iteration: f64,
+    /// Seconds of a tile of queries.
+    pub tile: f64,
+    /// Seconds of the second launch, which combines slices and overlaps the end of the first.
+    pub join: f64,
+}
+
+/// Attention by warpgroups.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarpgroupAttention {
+    /// Flops per second of a block.
+    pub rate: f64,
+    /// Exponentials per second of a block.
+    pub exponentials: f64,
+    /// Most that a multiprocessor reads at a time, as a multiple of its share of the memory's bandwidth.
+    pub pull: f64,
+    /// What comes on top.
+    pub beside: Beside,
 }
 
 /// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the values of an H200.

@@ -5,6 +5,7 @@
 //! the machine's ([`kiln_machine::Attention`]).
 use crate::{Hardware, Precision};
 use kiln_graph::{DType, Op};
+use kiln_machine::Beside;
 
 /// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch combines them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,9 +85,6 @@ const PACKED: usize = 64;
 const WIDE: usize = 96;
 /// Most queries for which tiles have 16 rows.
 const FEW: usize = 32;
-/// Most that a multiprocessor reads at a time, as a multiple of its share of the memory's bandwidth. An estimate: tiles of 128 queries
-/// multiply for longer.
-const PULL: f64 = 2.;
 /// Most slices of keys per multiprocessor: the tiles that run one after the other.
 const ROUNDS: usize = 2;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
@@ -227,9 +225,10 @@ impl Sizes {
         let tiles = self.tiles(m);
         // The two sum in different orders.
         let z = Sizes { heads: m.counted(self.heads), ..*self };
-        match self.warpgroups(m) {
-            Some(w) if z.seconds_by_warpgroups(&w, m) < z.seconds(&tiles, m) => Way::Warpgroups(w),
-            _ => Way::Warps(tiles),
+        let warps = Way::Warps(tiles);
+        match self.warpgroups(m).map(Way::Warpgroups) {
+            Some(warpgroups) if z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
+            _ => warps,
         }
     }
     /// Ways to write the program: those of both kinds that their prices choose, in more slices of the keys and in fewer.
@@ -263,7 +262,7 @@ impl Sizes {
                 let width: usize = self.widths.iter().sum();
                 let sums = if tiles.parts > 1 { 8 * tiles.parts * self.queries * self.widths[1] } else { 0 };
                 let bytes = self.heads * (self.keys * width * self.dtype.bytes() + sums);
-                self.seconds(tiles, m).max(bytes as f64 / m.rates.bandwidth)
+                self.seconds_by_warps(tiles, m).max(bytes as f64 / m.rates.bandwidth)
             }
             Way::Warpgroups(w) => self.seconds_by_warpgroups(w, m),
         }
@@ -301,29 +300,34 @@ impl Sizes {
         let width: usize = self.widths.iter().map(|n| n.next_multiple_of(16)).sum();
         let blocks = self.queries.div_ceil(per);
         let keys = w.keys * width * self.dtype.bytes();
-        let loading = (keys * processors) as f64 / (PULL * m.rates.bandwidth);
-        let each = (2. * (per * w.keys * width) as f64 / m.attention.warpgroups).max(loading);
+        let of = &m.attention.warpgroups;
+        let loading = (keys * processors) as f64 / (of.pull * m.rates.bandwidth);
+        let multiplied = 2. * (per * w.keys * width) as f64 / of.rate;
+        let each = multiplied.max(loading).max((per * w.keys) as f64 / of.exponentials) + of.beside.iteration;
         let iterations = |block: usize| {
             let seen = if self.causal { self.keys.min((block + 1) * per) } else { self.keys };
             seen.div_ceil(w.keys).div_ceil(w.parts)
         };
         let tiles = self.heads * blocks * w.parts;
-        let rounds = match self.causal {
+        let (rounds, begun) = match self.causal {
             // Short tiles fill what long ones leave.
-            true => (self.heads * w.parts * (0..blocks).map(iterations).sum::<usize>()).div_ceil(processors),
-            false => tiles.div_ceil(processors) * iterations(0),
+            true => {
+                let all = self.heads * w.parts * (0..blocks).map(iterations).sum::<usize>();
+                (all.div_ceil(processors), tiles as f64 / processors as f64)
+            }
+            false => (tiles.div_ceil(processors) * iterations(0), tiles.div_ceil(processors) as f64),
         };
         let joined = match w.parts {
             1 => 0.,
             // Sums of slices are written and read again.
             parts => {
-                m.attention.join
-                    + (2 * 4 * parts * self.heads * self.queries * self.widths[1]) as f64 / m.rates.bandwidth
+                of.beside.join + (2 * 4 * parts * self.heads * self.queries * self.widths[1]) as f64 / m.rates.bandwidth
             }
         };
         // Where a head has one tile, no other reads its keys.
         let bytes = if blocks == 1 { self.heads * self.keys * width * self.dtype.bytes() } else { 0 };
-        joined + (each * rounds.max(iterations(blocks.saturating_sub(1))) as f64).max(bytes as f64 / m.rates.bandwidth)
+        let iterated = each * rounds.max(iterations(blocks.saturating_sub(1))) as f64;
+        joined + (iterated + of.beside.tile * begun.max(1.)).max(bytes as f64 / m.rates.bandwidth)
     }
     /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it evaluates
     /// the mask for every pair of a query and a key, once for all heads that share it. What that saves depends on data.
@@ -342,6 +346,14 @@ impl Sizes {
     /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
     /// multiprocessors; and those of the launch that combines slices.
     pub fn seconds(&self, t: &Tiles, m: &Hardware) -> f64 {
+        self.seconds_beside(t, Beside { join: m.attention.join, ..Beside::default() }, m)
+    }
+    /// The same with what blocks take beside their flops, where that was measured.
+    fn seconds_by_warps(&self, t: &Tiles, m: &Hardware) -> f64 {
+        let known = self.is_half() && m.attention.warps != Beside::default();
+        if known { self.seconds_beside(t, m.attention.warps, m) } else { self.seconds(t, m) }
+    }
+    fn seconds_beside(&self, t: &Tiles, beside: Beside, m: &Hardware) -> f64 {
         let a = &m.attention;
         let (of_block, of_processor) = if self.is_half() {
             (if t.queries < 64 { a.half_narrow } else { a.half_block }, a.half)
@@ -354,10 +366,10 @@ impl Sizes {
         let each = t.part.div_ceil(t.keys) as f64;
         let blocks = (self.blocks(t.queries) * t.parts) as f64;
         let share = if self.causal && t.parts == 1 { 0.5 + 0.5 / each } else { 1. };
-        let joined = if t.parts > 1 { a.join } else { 0. };
-        joined
-            + (each * tile / of_block)
-                .max(blocks * each * share * tile / (of_processor * m.units.multiprocessors as f64))
+        let joined = if t.parts > 1 { beside.join } else { 0. };
+        let alone = each * (tile / of_block + beside.iteration);
+        let together = blocks * (each * share * tile / of_processor + beside.tile) / m.units.multiprocessors as f64;
+        joined + alone.max(together)
     }
 }
 

@@ -32,8 +32,9 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
     let us = |cycles: f64| cycles / machine.units.clock * 1e6;
     let apart = fitting(of, p).is_none();
     let rows = memory::rows(of, p)?;
-    all.extend(TILES.map(|tile| {
-        let tile = sized(p, dtype, Some(tile));
+    let own = sized(p, dtype, None);
+    let others = TILES.map(|tile| sized(p, dtype, Some(tile))).into_iter().filter(|t| *t != own);
+    all.extend(std::iter::once(own).chain(others).map(|tile| {
         let after = if apart { heads::separate(p) } else { 0.0 };
         let price = us(tiles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
         let tile = tile.of_schedule(engine(dtype, p));

@@ -10,7 +10,7 @@ use kiln_graph::DType;
 use kiln_plan::{Engine, Precision, Step};
 
 /// Tile of one instance.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
     pub m: usize,
     pub n: usize,

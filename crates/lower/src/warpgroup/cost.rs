@@ -22,10 +22,10 @@ pub fn copy(of: &Gemm, bytes: usize) -> f64 {
     of.soon + (2 * bytes) as f64 / of.read
 }
 
-/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements.
+/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements. It overlaps the end of the matmul.
 pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
     let of = &p.machine.gemm;
-    if parts == 1 { 0.0 } else { of.launch + ((elements * parts * 4) as f64 + p.beside) / of.read }
+    if parts == 1 { 0.0 } else { of.soon + ((elements * parts * 4) as f64 + p.beside) / of.read }
 }
 
 impl Shape {
@@ -55,6 +55,8 @@ impl Shape {
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
         let by_map = (p.n * width).is_multiple_of(16);
+        // Rows of results that end within a line of the cache, and those that lie beside them.
+        let ragged = if (p.n * width).is_multiple_of(SPAN) { 1.0 } else { of.ragged };
         // Tensor cores compute whole stages, the FMA engine multiples of 8 along K.
         let deep = match self.engine {
             Engine::Simt => p.k.next_multiple_of(8),
@@ -72,19 +74,15 @@ impl Shape {
         let waits = if self.buffers > 0 { 0.0 } else { beside / of.beside };
         let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after + waits;
         let processors = multiprocessors / self.cluster * self.cluster;
-        // Ping-pong: the epilogue of a tile overlaps the multiplication of the next. Copies never stop, but smaller
-        // tiles are read more often from shared memory. Epilogues that reduce rows gain from it where blocks have two
-        // tiles and more.
+        // Ping-pong: the epilogue of a tile overlaps the multiplication of the next, and copies never stop. Epilogues that
+        // reduce rows gain from it where blocks have two tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
         let ping_pong = self.in_flight > 1 && tiles >= least;
+        // Shared memory is written by copies, and read once for each 64 rows.
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
+        let shared = (written + again) / of.shared;
         let crosses = sides.iter().any(|s| !s.lines);
-        let moved = match ping_pong {
-            true => ((written + again) / of.shared).max(if crosses { copied } else { 0.0 }),
-            false => copied,
-        };
-        let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-        let hot = self.engine == Engine::TensorCores && work >= of.hot;
+        let moved = if ping_pong && !crosses { shared } else { shared.max(copied) };
         let wave = |running: usize| {
             let memory = (own / one).max(own * running as f64 / of.all);
             let multiplied = arithmetic.max(moved).max(memory);
@@ -93,11 +91,11 @@ impl Shape {
             let finish = if by_map { finish } else { finish.max(sent * running as f64 / of.all) };
             let all =
                 passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
-            let all = all.max((own + sent + beside) * running as f64 / of.all);
-            if hot && (arithmetic > of.busy * all || self.n < 256) { all / of.power } else { all }
+            all.max((own + ragged * (sent + beside)) * running as f64 / of.all)
         };
         let (whole, left) = (tiles / processors, tiles % processors);
         let last = if ping_pong { finish } else { 0.0 };
-        of.fill + whole as f64 * wave(processors) + if left > 0 { wave(left) } else { 0.0 } + last
+        let fill = of.fill + if self.cluster > 1 { of.cluster } else { 0.0 };
+        fill + whole as f64 * wave(processors) + if left > 0 { wave(left) } else { 0.0 } + last
     }
 }

@@ -19,18 +19,22 @@ pub const FEW: usize = 32;
 /// A tile must be this much faster in the model than those before it: larger tiles come first, and read less from the
 /// L2 cache. Not where these leave multiprocessors without a tile: memory bandwidth needs all multiprocessors.
 const CLOSE: f64 = 0.99;
+/// Least elements of a tile for which two blocks of a cluster share a right operand by default.
+const PAIRED: usize = 128 * 192;
 /// Most stages that are chosen by default, and least beside buffers of what the epilogue reads.
 const STAGES: usize = 12;
 const RING: usize = 3;
 
 /// Tiles of tensor cores: rows, columns, consumer warpgroups, copies along K in a stage. Those of 64 columns and more
-/// come first.
-const TENSOR_TILES: [(usize, usize, usize, usize); 12] = [
+/// come first. Block programs hold 192 columns in blocks of 256.
+const TENSOR_TILES: [(usize, usize, usize, usize); 14] = [
     (128, 256, 2, 1),
     (256, 128, 2, 1),
+    (128, 192, 2, 1),
     (128, 128, 2, 1),
     (128, 64, 2, 1),
     (64, 256, 1, 1),
+    (64, 192, 1, 1),
     (64, 128, 1, 1),
     (64, 64, 1, 1),
     (64, 64, 1, 2),
@@ -40,7 +44,7 @@ const TENSOR_TILES: [(usize, usize, usize, usize); 12] = [
     (64, 16, 1, 1),
 ];
 /// How many of them have 64 columns or more.
-const WIDE: usize = 8;
+const WIDE: usize = 10;
 
 /// The unit that multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +147,7 @@ impl Engine {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub engine: Engine,
-    /// Tile of a block.
+    /// Tile of a thread block.
     pub m: usize,
     pub n: usize,
     /// Columns of the tile that are loaded and multiplied: the matmul may have fewer.
@@ -179,6 +183,10 @@ pub struct Through {
 }
 
 impl Shape {
+    /// Columns of the block values that hold a tile.
+    pub fn block(&self) -> usize {
+        self.n.next_power_of_two()
+    }
     /// Elements of K in a stage.
     pub fn depth(&self) -> usize {
         self.spans * SPAN / self.engine.bytes()
@@ -271,8 +279,8 @@ impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Misfit::Size => f.write_str(
-                "tiles are 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16; exact f32 has 32x64 in \
-                 place of 256x128, 64x256 and those narrower than 64; tf32 none narrower than 64",
+                "tiles are 128x256, 256x128, 128x192, 128x128, 128x64, 128x32, 128x16, 64x256, 64x192, 64x128, 64x64, 64x32, 64x16; exact f32 has \
+                 32x64 in place of 256x128, 64x256, those of 192 columns and those narrower than 64; tf32 none narrower than 64",
             ),
             Misfit::Rows => write!(f, "an operand's rows in a tile have fewer than {SPAN} bytes"),
             Misfit::Cut => f.write_str("the rows that the epilogue reduces are not whole in a tile"),
@@ -294,12 +302,12 @@ impl fmt::Display for Misfit {
 
 /// The shape with the least predicted time of those that fit.
 pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], through: &Through) -> Option<Shape> {
-    let beside = if through.prefetched { p.beside } else { 0.0 };
-    let p = &Matmul { batch: p.batch.clone(), beside, ..*p };
-    // A tile of half as many columns is enough.
-    let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
+    // A smaller tile has all rows or columns.
+    let large = |m: usize, n: usize| {
+        engine.tiles().iter().any(|t| t.0 == m && t.1 < n && p.n <= t.1 || t.1 == n && t.0 < m && p.m <= t.0)
+    };
     let mut best: Option<(f64, Shape)> = None;
-    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !wide(t.0, t.1)) {
+    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !large(t.0, t.1)) {
         for in_flight in 1..=engine.most_tiles_in_flight() {
             let choices = Choices::of(in_flight);
             let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, through) else { continue };
@@ -346,7 +354,8 @@ pub fn shape(
     refuse(runs, Misfit::Rows)?;
     // Rows to reduce that do not fit a tile: heads must be as wide as one. Under split-K the step that sums slices
     // reduces.
-    let cut = p.row.is_some_and(|len| p.whole.is_none() && (n < len || len < p.n && n != len));
+    let whole_block = n.is_power_of_two();
+    let cut = p.row.is_some_and(|len| p.whole.is_none() && (!whole_block || n < len || len < p.n && n != len));
     refuse(cut, Misfit::Cut)?;
     // Implicit GEMM: a stage must not cross rows of the array.
     refuse(p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0), Misfit::Crossed)?;
@@ -362,7 +371,7 @@ pub fn shape(
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let whole = engine != Engine::Simt && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.multicast;
+    let pairs = whole && sums * m * n >= PAIRED && work >= p.machine.warpgroups.multicast;
     let cluster = choices.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
     let (stages, buffers) = (0, 0);

@@ -37,7 +37,8 @@ impl Parts {
 /// For each number of slices: the slices, the matmul of them, and the bytes of an element that a tile stores.
 fn pieces<'a>(p: &'a Matmul, engine: Engine) -> impl Iterator<Item = (Parts, Matmul<'a>, usize)> {
     (1..=MOST).filter_map(move |n| {
-        let parts = Parts::of(n, p.k, engine)?;
+        // An array of windows goes on beyond K: its slices are whole.
+        let parts = Parts::of(n, p.k, engine).filter(|parts| p.run.is_none() || parts.count * parts.len == p.k)?;
         Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes().max(2) }))
     })
 }
@@ -60,8 +61,6 @@ pub fn cycles(p: &Matmul, dtype: DType, sides: [Side; 2]) -> Option<f64> {
     timed(p, engine, sides).first().map(|t| t.0)
 }
 fn timed(p: &Matmul, engine: Engine, sides: [Side; 2]) -> Vec<(f64, Parts)> {
-    // What the epilogue reads beside the accumulators is not known well enough to choose between tiles.
-    let p = &Matmul { batch: p.batch.clone(), beside: 0.0, ..*p };
     let timed = pieces(p, engine).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, engine, sides, &Through { stored: vec![outputs], prefetched: false })?;
         let time = shape.cycles(&piece, sides) + cost::sum(p, parts.count, elements(p));

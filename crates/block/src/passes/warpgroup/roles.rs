@@ -325,13 +325,17 @@ impl<'k> Writer<'k> {
     }
 }
 
+/// Columns of a right operand that the blocks of a cluster share are a multiple of this, so that each copies whole rows of the swizzle's
+/// pattern.
+const SHARED: usize = 64;
+
 /// The part of a load's tile that is copied: of a right operand only the columns that are used. Tensor cores take any
-/// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes. The
-/// blocks of a cluster share whole tiles.
+/// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes.
 fn whole(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
     let mut shape = l.shape;
-    if let (Side::Right, Engine::TensorCores, 1, Some(n)) = (l.side, form.engine, k.cluster.max(1), crew.columns) {
-        let (axis, unit) = if l.swapped { (0, 8) } else { (1, 128 / l.elem.bytes()) };
+    if let (Side::Right, Engine::TensorCores, Some(n)) = (l.side, form.engine, crew.columns) {
+        let least = if k.cluster > 1 { SHARED } else { 8 };
+        let (axis, unit) = if l.swapped { (0, least) } else { (1, least.max(128 / l.elem.bytes())) };
         shape[axis] = shape[axis].min(n.next_multiple_of(unit));
     }
     shape
