@@ -146,23 +146,28 @@ pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::
 /// The same, with the schedule that the steps follow if they multiply.
 fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     let machine = &under(machine, kernel);
-    let by = |schedule| own(&Kernel { schedule, ..kernel.clone() }, machine);
     let asked = kernel.schedule.as_ref().is_some_and(Schedule::is_call);
     if !machine.arch.is_gpu() || !asked && !candidates::prefers_library(kernel, machine) {
-        let lowered = own(kernel, machine)?;
-        let Some(made) = lowered.1.filter(|_| kernel.schedule.is_none()) else { return Ok(lowered) };
-        return match candidates::cheaper(kernel, machine.machine, &made)? {
-            Some(schedule) => by(Some(schedule)),
-            None => Ok(lowered),
-        };
+        return cheapest(kernel, machine);
     }
-    match by(Some(Multiply::Library.schedule())) {
+    let by = |schedule| Kernel { schedule, ..kernel.clone() };
+    match own(&by(Some(Multiply::Library.schedule())), machine) {
         Ok((steps, made)) => {
-            let otherwise = if_taken(by(None))?.map(|own| Box::new(own.0));
+            let otherwise = if_taken(cheapest(&by(None), machine))?.map(|own| Box::new(own.0));
             Ok((Steps { otherwise, ..steps }, made))
         }
-        Err(LowerError::Unsupported { .. }) if !asked => own(kernel, machine),
+        Err(LowerError::Unsupported { .. }) if !asked => cheapest(kernel, machine),
         refused => refused,
+    }
+}
+
+/// Lowers one kernel by its schedule; without one, by that of the rules or a cheaper one.
+fn cheapest(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
+    let lowered = own(kernel, machine)?;
+    let Some(made) = lowered.1.filter(|_| kernel.schedule.is_none()) else { return Ok(lowered) };
+    match candidates::cheaper(kernel, machine.machine, &made)? {
+        Some(schedule) => own(&Kernel { schedule: Some(schedule), ..kernel.clone() }, machine),
+        None => Ok(lowered),
     }
 }
 

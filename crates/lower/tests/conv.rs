@@ -1,5 +1,5 @@
 //! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
-use crate::common::{TARGETS, check, check_on, checked_text, compare};
+use crate::common::{TARGETS, check, check_on, checked_text, checked_text_by, compare};
 use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Conv, Precision};
@@ -76,19 +76,20 @@ fn generated_convolutions() {
     }
 }
 
-/// Implicit GEMM, where the model predicts it to be faster than im2col: padding that neighbouring lines share and that
+/// Implicit GEMM: padding that neighbouring lines share and that
 /// they do not, windows of any size, strides (each phase has rows of its own), groups, channels that do not fill a
 /// stage.
 #[test]
 fn convolutions_by_windows() {
     let by_windows = |d: &str, x: &str, w: &str, attrs: &str| {
         let channels = w.split(',').next().unwrap().trim_start_matches('[');
-        let text = checked_text(
+        let text = checked_text_by(
             &format!(
                 "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
             ),
             if d == "f32" { Precision::Tf32 } else { Precision::Exact },
             kiln_machine::Arch::Sm90a,
+            Some("implicit-gemm"),
         );
         assert!(text.contains("kernel @k_input"), "{d}{x} {w} {attrs}");
     };

@@ -85,7 +85,10 @@ fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
 /// The machine on which looking for keys costs nothing, or more than it can save; and joining slices of them likewise.
 fn machine(looks: bool, slices: bool) -> Machine {
     let mut m = Arch::Sm90a.machine().clone();
-    m.attention.join = if slices { 0.0 } else { 1.0 };
+    let join = if slices { 0.0 } else { 1.0 };
+    (m.attention.join, m.attention.warps.beside.join, m.attention.warpgroups.beside.join) = (join, join, join);
+    // Programs by warps do not look.
+    m.attention.warps.beside.tile = 1.0;
     (m.rates.launch, m.rates.alu) = if looks { (0.0, 1e30) } else { (1.0, m.rates.alu) };
     m
 }

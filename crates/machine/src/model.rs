@@ -237,9 +237,9 @@ pub struct Attention {
     pub half_narrow: f64,
     /// Flops per second of a single block of 64 queries or more, with half types.
     pub half_block: f64,
-    /// What blocks with half types take beside their flops.
+    /// The price of programs with half types by warps, where it was fitted.
     #[serde(default)]
-    pub warps: Beside,
+    pub warps: WarpAttention,
     /// Persistent blocks with half types by warpgroups; without these, zeros.
     #[serde(default)]
     pub warpgroups: WarpgroupAttention,
@@ -265,6 +265,18 @@ pub struct Beside {
     pub tile: f64,
     /// Seconds of the second launch, which combines slices and overlaps the end of the first.
     pub join: f64,
+}
+
+/// The price of attention by warps with half types.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarpAttention {
+    /// Flops per second and multiprocessor.
+    pub rate: f64,
+    /// Flops per second of a block of fewer than 64 queries.
+    pub narrow: f64,
+    /// What comes on top.
+    pub beside: Beside,
 }
 
 /// Attention by warpgroups.

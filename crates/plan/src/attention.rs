@@ -85,6 +85,8 @@ const PACKED: usize = 64;
 const WIDE: usize = 96;
 /// Most queries for which tiles have 16 rows.
 const FEW: usize = 32;
+/// How much slower warpgroups must be predicted to be for warps to take their place: predictions of two kinds of programs err apart.
+const AHEAD: f64 = 0.9;
 /// Most slices of keys per multiprocessor: the tiles that run one after the other.
 const ROUNDS: usize = 2;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
@@ -227,7 +229,7 @@ impl Sizes {
         let z = Sizes { heads: m.counted(self.heads), ..*self };
         let warps = Way::Warps(tiles);
         match self.warpgroups(m).map(Way::Warpgroups) {
-            Some(warpgroups) if z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
+            Some(warpgroups) if AHEAD * z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
             _ => warps,
         }
     }
@@ -346,14 +348,6 @@ impl Sizes {
     /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
     /// multiprocessors; and those of the launch that combines slices.
     pub fn seconds(&self, t: &Tiles, m: &Hardware) -> f64 {
-        self.seconds_beside(t, Beside { join: m.attention.join, ..Beside::default() }, m)
-    }
-    /// The same with what blocks take beside their flops, where that was measured.
-    fn seconds_by_warps(&self, t: &Tiles, m: &Hardware) -> f64 {
-        let known = self.is_half() && m.attention.warps != Beside::default();
-        if known { self.seconds_beside(t, m.attention.warps, m) } else { self.seconds(t, m) }
-    }
-    fn seconds_beside(&self, t: &Tiles, beside: Beside, m: &Hardware) -> f64 {
         let a = &m.attention;
         let (of_block, of_processor) = if self.is_half() {
             (if t.queries < 64 { a.half_narrow } else { a.half_block }, a.half)
@@ -362,6 +356,18 @@ impl Sizes {
             let rate = if self.precision == Precision::Tf32x3 && a.tf32x3 > 0. { a.tf32x3 } else { a.single };
             (rate * a.single_shares[(t.queries.ilog2() as usize).min(7)], rate)
         };
+        self.seconds_at(t, [of_block, of_processor], Beside { join: a.join, ..Beside::default() }, m)
+    }
+    /// The same by figures that were fitted, where there are any.
+    fn seconds_by_warps(&self, t: &Tiles, m: &Hardware) -> f64 {
+        let of = &m.attention.warps;
+        match self.is_half() && of.rate > 0. {
+            true => self.seconds_at(t, [if t.queries < 64 { of.narrow } else { of.rate }, of.rate], of.beside, m),
+            false => self.seconds(t, m),
+        }
+    }
+    /// Predicted seconds at these rates of a block and of a multiprocessor.
+    fn seconds_at(&self, t: &Tiles, [of_block, of_processor]: [f64; 2], beside: Beside, m: &Hardware) -> f64 {
         let tile = 2. * (t.queries * t.keys * self.widths.map(columns).iter().sum::<usize>()) as f64;
         let each = t.part.div_ceil(t.keys) as f64;
         let blocks = (self.blocks(t.queries) * t.parts) as f64;

@@ -304,7 +304,8 @@ impl fmt::Display for Misfit {
 pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], through: &Through) -> Option<Shape> {
     // A smaller tile has all rows or columns.
     let large = |m: usize, n: usize| {
-        engine.tiles().iter().any(|t| t.0 == m && t.1 < n && p.n <= t.1 || t.1 == n && t.0 < m && p.m <= t.0)
+        let mut others = engine.tiles().iter().filter(|t| p.row.is_none() || t.1.is_power_of_two());
+        others.any(|t| t.0 == m && t.1 < n && p.n <= t.1 || t.1 == n && t.0 < m && p.m <= t.0)
     };
     let mut best: Option<(f64, Shape)> = None;
     for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !large(t.0, t.1)) {

@@ -6,7 +6,7 @@ use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, lower, lower_at};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::exec::{Activation, AttentionCall, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
-use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
+use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Schedule, Stage};
 use std::collections::HashMap;
 
 pub const TARGETS: [Arch; 2] = [Arch::Cpu, Arch::Sm90a];
@@ -322,6 +322,10 @@ pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
 
 /// The programs of a kernel whose f32 matmuls are of this precision, compared with the graph.
 pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) -> String {
+    checked_text_by(lines, precision, arch, None)
+}
+/// The same by a schedule that begins with this step, where the kernel has one.
+pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch, step: Option<&str>) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
     let k = Kernel { precision, ..kernel(kind, body) };
@@ -330,7 +334,7 @@ pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) ->
         inputs.iter_mut().for_each(in_tf32);
     }
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let k = by_rules(k, arch);
+    let k = by_rules(k, arch, step);
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
@@ -358,13 +362,23 @@ pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Arch) -> R
     let steps = lower(&kernel(kind, body.clone()), target).map_err(|e| e.to_string())?;
     run_steps(body, &steps, inputs)
 }
-/// The kernel by the schedule of lowering's rules, whichever is predicted to be faster.
-fn by_rules(k: Kernel, target: Arch) -> Kernel {
-    Kernel { schedule: kiln_lower::ruled(&k, target.machine()).expect("lowers"), ..k }
+/// The kernel by a schedule that begins with this step and fits; else by that of lowering's rules, whichever is predicted to be faster.
+pub fn by_rules(k: Kernel, target: Arch, step: Option<&str>) -> Kernel {
+    let has = |s: &Schedule| step.is_some_and(|step| s.to_string().starts_with(step));
+    let all = kiln_lower::schedules(&k, target.machine()).expect("lowers");
+    let fits = |s: &Schedule| kiln_lower::fits(&k, target.machine(), s).is_ok();
+    let found = all.into_iter().map(|s| s.0).find(|s| has(s) && fits(s));
+    let schedule = found.or_else(|| kiln_lower::ruled(&k, target.machine()).expect("lowers"));
+    Kernel { schedule, ..k }
 }
 /// The programs of a kernel by the rules as text.
 pub fn lowered(kind: KernelKind, body: &Graph, target: Arch) -> String {
-    lower(&by_rules(kernel(kind, body.clone()), target), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
+    lowered_by(kind, body, target, None)
+}
+/// The same by a schedule that begins with this step, where the kernel has one.
+pub fn lowered_by(kind: KernelKind, body: &Graph, target: Arch, step: Option<&str>) -> String {
+    let k = by_rules(kernel(kind, body.clone()), target, step);
+    lower(&k, target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }
 
 /// The least number of a type, as graphs write it.
