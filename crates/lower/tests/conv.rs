@@ -1,5 +1,5 @@
 //! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
-use crate::common::{TARGETS, check, check_on, checked_text, checked_text_by, compare};
+use crate::common::{TARGETS, check, check_on, checked_text_by, compare};
 use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Conv, Precision};
