@@ -10,6 +10,8 @@ use kiln_plan::{Engine, Hardware, Kernel, KernelKind, Schedule, Step};
 /// How much cheaper a schedule of a kernel that multiplies must be to replace that of the rules: prices that are closer are as often in the
 /// wrong order (`benches/results/schedules.md`).
 const GAIN: f64 = 1.1;
+/// The same for an implicit GEMM in place of another form: what its windows read again from the L2 cache is priced too low.
+const GAIN_IMPLICIT: f64 = 1.35;
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
 pub const PROGRAMS: u32 = 8;
@@ -59,7 +61,10 @@ pub fn cheaper(kernel: &Kernel, machine: &Machine, made: &Multiply) -> Result<Op
         }
         _ => false,
     };
-    let cheaper = all.iter().take_while(|c| c.1.us * GAIN < own.1.us).filter(|c| is_predicted(&c.0));
+    let implicit = |s: &Schedule| s.steps.contains(&Step::ImplicitGemm);
+    let gain = |s: &Schedule| if implicit(s) && !implicit(&rules) { GAIN_IMPLICIT } else { GAIN };
+    let cheaper = all.iter().take_while(|c| c.1.us * GAIN < own.1.us);
+    let cheaper = cheaper.filter(|c| c.1.us * gain(&c.0) < own.1.us && is_predicted(&c.0));
     let skips = matches!(made, Multiply::Attention(a) if a.block_mask);
     for (schedule, _) in cheaper.take(TRIED) {
         let schedule = if skips { schedule.clone().then(Step::BlockMask) } else { schedule.clone() };

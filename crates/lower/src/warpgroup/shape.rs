@@ -18,7 +18,7 @@ pub const SPAN: usize = 128;
 pub const FEW: usize = 32;
 /// A tile must be this much faster in the model than those before it: larger tiles come first, and read less from the
 /// L2 cache. Not where these leave multiprocessors without a tile: memory bandwidth needs all multiprocessors.
-const CLOSE: f64 = 0.99;
+const CLOSE: f64 = 0.98;
 /// Least elements of a tile for which two blocks of a cluster share a right operand by default.
 const PAIRED: usize = 128 * 192;
 /// Most stages that are chosen by default, and least beside buffers of what the epilogue reads.
