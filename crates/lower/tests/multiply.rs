@@ -216,6 +216,9 @@ fn residuals_are_read_through_the_buffers_of_the_result() {
     }
     let batched = "graph k(%a: bf16[3,130,136], %b: bf16[136,72], %r: bf16[3,130,72]) { %y = dot %a, %b\n %z = mul %r, %y\n return %z }";
     computes(batched, "tensor-core wgmma 64x64x64; stage a,b shared 3; stage c shared 1; persist 2");
+    // The residual is the left operand.
+    let own = "graph k(%a: bf16[130,136], %b: bf16[136,136]) { %y = linear %a, %b\n %z = add %y, %a\n return %z }";
+    computes(own, "tensor-core wgmma 64x192x64; stage a,b shared 3; stage c shared 3; persist 2");
     // A residual that the batches share, and a second one that is read by address.
     let shared = "graph k(%a: bf16[3,130,136], %b: bf16[3,136,72], %r: bf16[130,72], %q: bf16[3,130,72]) {
         %y = dot %a, %b\n %z = add %y, %r\n %s = mul %z, %q\n return %s }";
