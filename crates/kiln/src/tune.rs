@@ -255,11 +255,8 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
         for at in (how.first + 2..schedules.len()).rev() {
             schedules.swap(at, how.first + 1 + crate::trial::drawn(&mut state, at - how.first));
         }
-        let rules = match &nest {
-            Some(nest) => Some(nest.fixed.clone()),
-            None => kiln_lower::ruled(k, machine).map_err(compile::not_lowered)?,
-        };
-        let fixed = rules.as_ref().and_then(|rules| schedules.iter().find(|s| s.0 == *rules).cloned());
+        let fixed = nest.as_ref().map(|nest| nest.fixed.clone());
+        let rules = fixed.as_ref().and_then(|fixed| schedules.iter().find(|s| s.0 == *fixed).cloned());
         // Of what multiplies, not all fit.
         let fits = |s: &Schedule| nest.is_some() || kiln_lower::fits(k, machine, s).is_ok();
         // Of what multiplies, the cheapest of each tile first.
@@ -275,7 +272,7 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
             schedules = first;
         }
         schedules.truncate(1 + how.first + how.random);
-        schedules.extend(fixed.filter(|f| !schedules.iter().any(|s| s.0 == f.0)));
+        schedules.extend(rules.filter(|f| !schedules.iter().any(|s| s.0 == f.0)));
         let measured: Vec<(String, f64)> = if how.dry {
             schedules.iter().map(|(s, _)| (s.to_string(), 0.0)).collect()
         } else {
@@ -292,7 +289,7 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
             schedules.iter().map(|(s, p)| (s.to_string(), us(p.us))).collect();
         let mut out = serde_json::json!({
             "name": k.name, "kind": k.kind.name(), "precision": k.precision.name(), "candidates": total,
-            "default": default, "fixed": rules.map(|s| s.to_string()), "measured": measured, "predicted": predicted, "planned": k.cost.us,
+            "default": default, "fixed": fixed.map(|s| s.to_string()), "measured": measured, "predicted": predicted, "planned": k.cost.us,
         });
         match &nest {
             Some(nest) => {

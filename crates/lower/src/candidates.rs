@@ -1,17 +1,13 @@
 //! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning searches.
 use crate::composite::Decomposed;
-use crate::multiply::Multiply;
+use crate::multiply::{Forms, Multiply};
 use crate::price::Price;
 use crate::resolve::Body;
-use crate::{LowerError, body, facts, flash, gemm, if_taken, lowered, nests, own, propose, schedule, under};
+use crate::{
+    LowerError, Lowered, body, facts, flash, gemm, if_taken, lowered, nests, own, pairwise, propose, schedule, under,
+};
 use kiln_machine::Machine;
-use kiln_plan::{Engine, Hardware, Kernel, KernelKind, Schedule, Step};
-
-/// How much cheaper a schedule of a kernel that multiplies must be to replace that of the rules: prices that are closer are as often in the
-/// wrong order (`benches/results/schedules.md`).
-const GAIN: f64 = 1.1;
-/// The same for an implicit GEMM in place of another form: what its windows read again from the L2 cache is priced too low.
-const GAIN_IMPLICIT: f64 = 1.35;
+use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
 pub const PROGRAMS: u32 = 8;
@@ -29,58 +25,54 @@ pub struct Scheduled {
 /// The schedule that a kernel gets if its plan has none; `None` for a fallback, and for a kernel of several nests.
 pub fn default_schedule(kernel: &Kernel, machine: &Machine) -> Result<Option<Schedule>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
+    // One that lowering refuses would leave the kernel without a program.
     if multiplies(kernel, machine)?
-        && let Some(made) = lowered(kernel, machine)?.1
+        && let Some((_, Some(made))) = if_taken(lowered(kernel, machine))?
     {
-        // One that lowering refuses would leave the kernel without a program.
-        let schedule = made.schedule();
-        return Ok(if_taken(fits(kernel, machine, &schedule))?.map(|()| schedule));
+        return Ok(Some(made.schedule()));
     }
     only_nest(kernel, machine, &schedule::default)
 }
 
-/// A schedule that is predicted to be much faster than the one that the rules of lowering give a kernel that multiplies.
-pub fn cheaper(kernel: &Kernel, machine: &Machine, made: &Multiply) -> Result<Option<Schedule>, LowerError> {
-    let rules = match made {
-        Multiply::Library => return Ok(None),
-        // What is predicted of few queries, and of tiles by FMAs, errs by as much as schedules differ.
-        Multiply::Attention(a) if a.engine == Engine::Mma => return Ok(None),
-        _ => made.schedule(),
-    };
-    if kernel.batch_invariant || !machine.gemm.fitted {
-        return Ok(None);
-    }
-    let all = multiplying(kernel, machine)?;
-    let Some(own) = all.iter().find(|c| unstaged(&c.0) == unstaged(&rules)) else { return Ok(None) };
-    let is_predicted = |s: &Schedule| match Multiply::of(s) {
-        Ok(Some(Multiply::Attention(a))) => a.engine != Engine::Mma,
-        // An epilogue that is fused stays so.
-        Ok(Some(Multiply::Matmul(p))) => {
-            let fused = matches!(made, Multiply::Matmul(rules) if rules.forms.apart == p.forms.apart);
-            fused && (p.tile.engine != Engine::Fma || p.tile.stages.is_some())
-        }
-        _ => false,
-    };
-    let implicit = |s: &Schedule| s.steps.contains(&Step::ImplicitGemm);
-    let gain = |s: &Schedule| if implicit(s) && !implicit(&rules) { GAIN_IMPLICIT } else { GAIN };
-    let cheaper = all.iter().take_while(|c| c.1.us * GAIN < own.1.us);
-    let cheaper = cheaper.filter(|c| c.1.us * gain(&c.0) < own.1.us && is_predicted(&c.0));
-    let skips = matches!(made, Multiply::Attention(a) if a.block_mask);
-    for (schedule, _) in cheaper.take(TRIED) {
-        let schedule = if skips { schedule.clone().then(Step::BlockMask) } else { schedule.clone() };
-        if if_taken(fits(kernel, machine, &schedule))?.is_some() {
-            return Ok(Some(schedule));
-        }
-    }
-    Ok(None)
-}
-/// Most schedules that are tried in place of that of the rules.
-const TRIED: usize = 8;
+/// Most schedules of one form, with one number of slices, that are tried.
+const TRIED: usize = 2;
 
-/// The schedule that the rules of lowering give a kernel that multiplies, which a cheaper one may replace.
-pub fn ruled(kernel: &Kernel, machine: &Machine) -> Result<Option<Schedule>, LowerError> {
-    let kernel = &Kernel { schedule: None, ..kernel.clone() };
-    Ok(own(kernel, &under(machine, kernel))?.1.map(|made| made.schedule()))
+/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits; by those of its nests where none does.
+pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) -> bool) -> Result<Lowered, LowerError> {
+    let hardware = &under(machine, kernel);
+    let all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
+    // What does not fit in one tile seldom fits in another.
+    let mut refused: Vec<((Forms, bool), usize)> = vec![];
+    for (m, _) in all.into_iter().filter(|c| takes(&c.0)) {
+        let form = match &m {
+            Multiply::Matmul(p) => Some((p.forms, p.tile.stages.is_some())),
+            Multiply::Library | Multiply::Attention(_) => None,
+        };
+        let before = refused.iter().position(|r| Some(r.0) == form);
+        if before.is_some_and(|at| refused[at].1 >= TRIED) {
+            continue;
+        }
+        let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
+        if let Some(lowered) = if_taken(own(&kernel, hardware))? {
+            return Ok(lowered);
+        }
+        match (before, form) {
+            (Some(at), _) => refused[at].1 += 1,
+            (None, Some(form)) => refused.push((form, 1)),
+            (None, None) => {}
+        }
+    }
+    own(kernel, hardware)
+}
+
+/// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
+const FEW: [usize; 2] = [4, 16];
+
+/// Whether a matmul has at most so many rows or columns.
+fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, LowerError> {
+    let is_matmul = kernel.kind == KernelKind::Gemm && machine.arch.is_gpu();
+    let few = |of: &Body| Ok(if_taken(gemm::least(of, of.machine))?.is_some_and(|n| n <= most));
+    Ok(is_matmul && with(kernel, machine, few)?)
 }
 
 /// The nest of a kernel and its schedules; `None` for a kernel that multiplies, or has several nests.
@@ -97,32 +89,27 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
 }
 
 /// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where there are none. Of a
-/// kernel that multiplies, not all of the others fit ([`fits`]); where the model has no time for the first, its price is infinite.
+/// kernel that multiplies, not all of the others fit ([`fits`]).
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
     let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.1 } else { None };
-    let nest = || Ok(only_nest(kernel, machine, &schedule::all_of)?.unwrap_or_default());
-    let Some(made) = made else {
-        let mut all: Vec<(Schedule, Price)> = nest()?;
-        let others = if all.is_empty() { vec![] } else { multiplying(kernel, machine)? };
-        all.extend(others);
-        return Ok(all);
+    let nest = || only_nest(kernel, machine, &schedule::all_of);
+    let priced = |(m, us): (Multiply, f64)| (m.schedule(), Price { us, ..Price::default() });
+    let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
+    let Some(first) = made.map(|made| made.schedule()) else {
+        let nest = nest()?.unwrap_or_default();
+        // A kernel of several nests has no schedule.
+        all.retain(|_| !nest.is_empty());
+        return Ok(nest.into_iter().chain(all).collect());
     };
-    let (first, mut all) = (made.schedule(), multiplying(kernel, machine)?);
-    let us = all.iter().find(|c| unstaged(&c.0) == unstaged(&first)).map_or(f64::INFINITY, |c| c.1.us);
-    all.retain(|c| c.0 != first);
-    if let Some(rules) = ruled(kernel, machine)?.filter(|s| *s != first)
-        && !all.iter().any(|c| c.0 == rules)
-    {
-        let price = all.iter().find(|c| unstaged(&c.0) == unstaged(&rules)).map_or(f64::INFINITY, |c| c.1.us);
-        all.push((rules, Price { us: price, ..Price::default() }));
+    if is_few(kernel, machine, FEW[1])? {
+        all.extend(if_taken(nest())?.flatten().unwrap_or_default().into_iter().take(1));
+        all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     }
-    if by_rows(kernel, machine)?.is_some() {
-        all.extend(nest()?.into_iter().take(1));
+    match all.iter().position(|c| c.0 == first) {
+        Some(at) => all[..=at].rotate_right(1),
+        None => all.insert(0, (first, Price::default())),
     }
-    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then(a.0.cmp(&b.0)));
-    let us = if machine.arch.is_gpu() { us } else { 0.0 };
-    all.insert(0, (first, Price { us, ..Price::default() }));
     Ok(all)
 }
 
@@ -195,38 +182,28 @@ fn only_nest<T>(
     })
 }
 
-/// Schedules of a kernel that multiplies, other than those of its rows. Not all of them fit.
-fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
+/// Schedules of a kernel that multiplies with the microseconds they are predicted to take, the cheapest first. Not all of them fit. Under a
+/// batch-invariant contract those come first whose form does not depend on the number of rows.
+fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Multiply, f64)>, LowerError> {
     if !machine.arch.is_gpu() {
         return Ok(vec![]);
     }
-    let found = with(kernel, machine, |of| {
-        let all: Result<Vec<(Multiply, f64)>, LowerError> = match kernel.kind {
+    let mut all = with(kernel, machine, |of| {
+        let all = match kernel.kind {
             KernelKind::Gemm => gemm::candidates(of, of.machine),
             KernelKind::Conv => crate::conv::candidates(of, of.machine),
             KernelKind::Attention => flash::candidates(of, of.machine),
+            KernelKind::Reduction => pairwise::candidates(of, of.machine),
             _ => Ok(vec![]),
         };
         Ok(if_taken(all)?.unwrap_or_default())
     })?;
-    let one = |(m, us): (Multiply, f64)| (m.schedule(), Price { us, ..Price::default() });
-    let mut all: Vec<(Schedule, Price)> = found.into_iter().map(one).collect();
-    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then(a.0.cmp(&b.0)));
-    Ok(all)
-}
-
-/// Predicted time of a matmul of few rows or columns as sums along rows.
-fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<f64>, LowerError> {
-    if kernel.kind != KernelKind::Gemm || !machine.arch.is_gpu() {
-        return Ok(None);
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    if kernel.batch_invariant {
+        all.retain(|c| c.0.is_invariant());
+        all.sort_by_key(|c| c.0.form());
     }
-    with(kernel, machine, |of| Ok(if_taken(gemm::by_rows(of, of.machine))?.flatten()))
-}
-
-/// Whether lowering chooses the GPU's library by default.
-pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
-    let open = kernel.kind == KernelKind::Gemm && !machine.contract.batch_invariant && kernel.schedule.is_none();
-    open && with(kernel, machine.machine, |of| Ok(gemm::prefers_library(of, of.machine))).unwrap_or(false)
+    Ok(all)
 }
 
 /// Schedules that differ from that of a matmul by warpgroups in one choice that the model does not price: the number of stages and of

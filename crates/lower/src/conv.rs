@@ -2,8 +2,7 @@
 //!
 //! - On the host, the matmul reads patches through strided windows of the input, which is copied to scratch only for
 //!   padding.
-//! - On GPUs: an implicit GEMM over a padded copy where that is predicted to be faster ([`implicit_gemm`]), else im2col
-//!   with guarded loads.
+//! - On GPUs: an implicit GEMM over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
 //! - Transposed convolutions are matmuls of every point's channels with the whole window; the epilogue sums what
 //!   overlapping windows contribute to one place. No weight is multiplied with the zeros between points, so an infinite
 //!   weight gives what PyTorch gives.
@@ -14,7 +13,7 @@ use crate::composite::Decomposed;
 use crate::dag::NodeOp;
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
-use crate::multiply::Multiply;
+use crate::multiply::{Multiply, Product};
 use crate::nest::Visit;
 use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
@@ -154,9 +153,10 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     if c.transposed {
         return by_columns(of, v, &mut |of| gemm::lower(of, machine));
     }
-    match machine.arch.is_gpu() {
-        false => host(of, v, &c),
-        true => gpu(of, v, &c, machine),
+    match of.product() {
+        Some(asked) => gpu(of, v, &c, machine, &asked),
+        None if machine.arch.is_gpu() => reduction::lower(of, machine, 0),
+        None => host(of, v, &c),
     }
 }
 
@@ -170,7 +170,7 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
         return by_columns(of, v, &mut |of| gemm::candidates(of, machine));
     }
     let one = |(p, us)| (Multiply::Matmul(p), us);
-    let all = match c.is_pointwise() && c.points >= POINTS {
+    let all = match by_images(&c) {
         true => by_image(of, v, &c, machine, &|p| matmul::candidates(of, p, machine))?,
         false => by_patches(of, v, &c, machine, &|p| {
             let mut all = implicit_gemm::candidates(of, &c, p, machine)?;
@@ -184,21 +184,17 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
 /// What is made of a convolution's matmul.
 type Then<'a, T> = &'a dyn Fn(&matmul::Matmul) -> Result<T, LowerError>;
 
-/// Implicit GEMM where that is profitable, else im2col: the matmul reads patches.
-fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
-    if c.is_pointwise() && c.points >= POINTS {
-        if of.product().is_some_and(|asked| asked.forms.implicit) {
-            return Err(of.unsupported(format!("`{}` does not fit: {}", Step::ImplicitGemm, implicit_gemm::NEEDS)));
+/// A convolution by the schedule of a matmul: an implicit GEMM, or one that reads patches.
+fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
+    match (asked.forms.implicit, by_images(c)) {
+        (true, true) => {
+            let step = Step::ImplicitGemm;
+            Err(of.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
         }
-        return by_image(of, v, c, machine, &|p| matmul::lower(of, p, machine));
+        (true, false) => by_patches(of, v, c, machine, &|p| implicit_gemm::lower(of, c, p, machine, asked)),
+        (false, true) => by_image(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
+        (false, false) => by_patches(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
     }
-    by_patches(of, v, c, machine, &|p| match implicit_gemm::lower(of, c, p, machine)? {
-        Some(by_windows) => Ok(by_windows),
-        None if of.product().is_some_and(|asked| asked.forms.implicit) => {
-            Err(of.unsupported(format!("`{}` does not fit: {}", Step::ImplicitGemm, implicit_gemm::NEEDS)))
-        }
-        None => matmul::lower(of, p, machine),
-    })
 }
 
 /// The matmul of the weight with im2col patches.
@@ -237,6 +233,11 @@ fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then
 
 /// Points of an image that fill a tile by themselves.
 const POINTS: usize = 192;
+
+/// Whether each image is a matmul of its own.
+fn by_images(c: &Conv) -> bool {
+    c.is_pointwise() && c.points >= POINTS
+}
 
 /// A window of one point: a batch of matmuls, one per image, that read the input in place.
 fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T>) -> Result<T, LowerError> {

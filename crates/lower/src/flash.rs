@@ -1,8 +1,7 @@
 //! Flash attention on GPUs: a block of queries per instance, a loop over blocks of keys and values, and an online
 //! softmax. With few queries, instances take slices of the keys (split-KV), which a second step combines.
 //!
-//! Takes: an attention with whatever follows it, and the tiles that [`kiln_plan::attention`] chose. Gives: one program,
-//! or two steps.
+//! Takes: an attention with whatever follows it, and the tiles of its schedule. Gives: one program, or two steps.
 //!
 //! The few queries of a group of heads that share their keys are the rows of one tile, so that keys and values are loaded once for all.
 //!
@@ -26,7 +25,7 @@ use crate::expr::{CoordId, Expr, linear};
 use crate::key_end::key_range;
 use crate::math;
 use crate::matmul::{self, precision, zero_outside};
-use crate::multiply::Multiply;
+use crate::multiply::{Attention, Multiply};
 use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
@@ -67,39 +66,40 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let asked = match of.multiply {
-        Some(Multiply::Attention(asked)) => Some(asked),
-        _ => None,
+    let Some(Multiply::Attention(asked)) = of.multiply else {
+        return Err(of.unsupported("no tiles fit the attention"));
     };
-    let way = match &asked {
-        Some(asked) => schedule::way(&sizes, asked, machine).map_err(|why| of.unsupported(why))?,
-        None => sizes.way(machine),
-    };
-    let tiles = match way {
-        attention::Way::Warps(tiles) => tiles,
-        attention::Way::Warpgroups(shape) => {
-            match warpgroup::lower(of, v, z, (&sizes, shape), asked.as_ref(), machine)? {
-                Some(steps) => return joined(of, v, z, steps, shape.parts, machine),
-                None if asked.is_some() => return Err(of.unsupported(warpgroup::NEEDS)),
-                None => sizes.tiles(machine),
-            }
+    match schedule::way(&sizes, &asked, machine).map_err(|why| of.unsupported(why))? {
+        attention::Way::Warps(tiles) => {
+            let made = Multiply::Attention(schedule::of_tiles(&sizes, &tiles));
+            let step = Emitted { made: Some(made), ..Emitted::step(program(of, v, z, tiles, sizes.packed > 1)?) };
+            joined(of, v, z, step, tiles.parts, machine)
         }
-    };
-    let made = Multiply::Attention(schedule::of_tiles(&sizes, &tiles));
-    let step = Emitted { made: Some(made), ..Emitted::step(program(of, v, z, tiles, sizes.packed > 1)?) };
-    joined(of, v, z, step, tiles.parts, machine)
+        attention::Way::Warpgroups(shape) => {
+            let steps = warpgroup::lower(of, v, z, (&sizes, shape), &asked, machine)?;
+            let steps = steps.ok_or_else(|| of.unsupported(warpgroup::NEEDS))?;
+            joined(of, v, z, steps, shape.parts, machine)
+        }
+    }
 }
 
 /// Schedules of an attention on a GPU, with the microseconds they are predicted to take. Not all of them fit.
 pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
-    let (v, _) = crate::attention::find(of)?;
+    let (v, sums) = crate::attention::find(of)?;
+    let of = &Body { dual: sums.map(|x| (x, Place::Node)), ..*of };
     let sizes = sizes_of(of, v)?;
     let us = |way: &attention::Way| (machine.rates.launch + sizes.seconds_by(way, machine)) * 1e6;
-    Ok(sizes
-        .ways(machine)
-        .iter()
-        .map(|way| (Multiply::Attention(schedule::of_way(&sizes, way, machine)), us(way)))
-        .collect())
+    let skips =
+        sizes.warpgroups(machine).is_some() && warpgroup::finds_keys(of, v, &scores::sizes(of, v), &sizes, machine)?;
+    let mut all = vec![];
+    for way in sizes.ways(machine) {
+        let (plain, us) = (schedule::of_way(&sizes, &way, machine), us(&way));
+        if skips && plain.stages.is_some() {
+            all.push((Multiply::Attention(Attention { block_mask: true, ..plain }), us));
+        }
+        all.push((Multiply::Attention(plain), us));
+    }
+    Ok(all)
 }
 
 fn sizes_of(of: &Body, v: ValueId) -> Result<attention::Sizes, LowerError> {

@@ -3,9 +3,9 @@
 //! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one way: [`matmul`] on GPUs,
 //! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
-//! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows, and more than twice as
-//! many columns, is computed with its operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows,
-//! and copies of rows outside of the operand cost as much as others.
+//! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows can be computed with its
+//! operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows, and copies of rows outside of the
+//! operand cost as much as others.
 //!
 //! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
 //! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
@@ -93,19 +93,13 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
             Some(Second::Other(_)) => Err(of.unsupported("the library takes one matmul")),
             _ => library::lower(of, v, &whole(&d, dual)),
         },
-        (true, None) if is_few(&d, machine) => reduction::lower(of, machine, 0),
-        (true, None) => match in_form(of, machine, (v, dual), &d) {
-            Err(LowerError::Unsupported { .. }) if matches!(dual, Some(Second::Half(_))) => {
-                in_form(of, machine, (v, None), &whole(&d, dual))
-            }
-            lowered => lowered,
-        },
+        (true, None) => reduction::lower(of, machine, 0),
         (true, Some(Multiply::Matmul(asked))) => match dual {
-            Some(Second::Half(_)) if !asked.forms.dual => in_form(of, machine, (v, None), &whole(&d, dual)),
+            Some(Second::Half(_)) if !asked.forms.dual => in_form(of, machine, (v, None), &whole(&d, dual), &asked),
             None if asked.forms.dual => {
                 Err(of.unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result"))
             }
-            _ => in_form(of, machine, (v, dual), &d),
+            _ => in_form(of, machine, (v, dual), &d, &asked),
         },
     }
 }
@@ -113,20 +107,22 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
 /// Why a schedule of a GPU is refused on the host.
 pub const ON_HOST: &str = "the host multiplies by its library: `call library`";
 
-/// Whether there are too few rows or columns for tiles.
-fn is_few(d: &Dims, machine: &Hardware) -> bool {
-    d.m <= 4 && !machine.contract.batch_invariant || d.n <= 4
+/// The number of rows or that of columns, whichever is less; under a batch-invariant contract that of columns.
+pub fn least(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
+    let Found { d, .. } = find(of, machine)?;
+    Ok(if machine.contract.batch_invariant { d.n } else { d.m.min(d.n) })
 }
 
-/// The matmul on a GPU, as a dual GEMM or not.
+/// The matmul on a GPU by a schedule.
 fn in_form(
     of: &Body,
     machine: &Hardware,
     (v, dual): (ValueId, Option<Second>),
     d: &Dims,
+    asked: &Product,
 ) -> Result<Emitted, LowerError> {
-    let swap = dual.is_none() && is_swapped(of, v, d);
-    let out = on_gpu(of, v, dual, d, |p| matmul::lower(of, p, machine))?;
+    let swap = dual.is_none() && asked.forms.swap;
+    let out = on_gpu(of, (v, dual, swap), d, |p| matmul::lower(of, p, machine, asked))?;
     let halves = matches!(dual, Some(Second::Half(_)));
     Ok(out.in_forms(|forms| (forms.swap, forms.dual) = (swap, halves)))
 }
@@ -135,60 +131,35 @@ fn in_form(
 pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
-    if !machine.arch.is_gpu() || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
+    if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    let swap = dual.is_none() && is_swapped(of, v, &d);
-    let halves = matches!(dual, Some(Second::Half(_)));
-    let in_form = |(mut p, us): (Product, f64)| {
+    let all_of = |(dual, swap): (Option<Second>, bool), d: &Dims| -> Result<Vec<(Product, f64)>, LowerError> {
+        let mut all = on_gpu(of, (v, dual, swap), d, |p| matmul::candidates(of, p, machine))?;
         // Tiles of loads to registers are as narrow as the matmul is.
-        (p.forms.swap, p.forms.dual) = (swap && p.tile.stages.is_some(), halves);
-        (Multiply::Matmul(p), us)
+        all.retain(|c| !swap || c.0.tile.stages.is_some());
+        let halves = matches!(dual, Some(Second::Half(_)));
+        all.iter_mut().for_each(|c| (c.0.forms.swap, c.0.forms.dual) = (swap, halves));
+        Ok(all)
     };
-    let found = on_gpu(of, v, dual, &d, |p| matmul::candidates(of, p, machine))?;
-    let mut all: Vec<(Multiply, f64)> = found.into_iter().map(in_form).collect();
-    let Some(best) = best(&all) else { return Ok(all) };
-    let share = share(of, machine)?;
+    let mut all = all_of((dual, false), &d)?;
+    if let Some(Second::Half(_)) = dual {
+        all.extend(all_of((None, false), &whole(&d, dual))?);
+    }
+    if dual.is_none() && may_swap(of, v, &d) {
+        all.extend(all_of((None, true), &d)?);
+    }
+    let mut all: Vec<(Multiply, f64)> = all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect();
+    let Some(best) = all.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied() else { return Ok(all) };
+    let copies = |m: &Multiply| matches!(m, Multiply::Matmul(p) if p.forms.copies.contains(&true));
+    let share = library::share(of, v, &whole(&d, dual), copies(&best.0));
+    // It was measured beside warpgroups.
+    let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
     let of_library = Body { multiply: Some(Multiply::Library), ..*of };
     if let Some(steps) = if_taken(lower(&of_library, machine))? {
-        all.push((Multiply::Library, library::us(&of_library, &whole(&d, dual), &steps, best * share)));
+        all.push((Multiply::Library, library::us(&of_library, &whole(&d, dual), &steps, best.1 * share)));
     }
     Ok(all)
-}
-
-/// Predicted microseconds of row reductions; `None` where rows and columns are too many, or the epilogue reduces rows.
-pub fn by_rows(of: &Body, machine: &Hardware) -> Result<Option<f64>, LowerError> {
-    /// Most rows or columns.
-    const FEW: usize = 16;
-    let Found { v, dual, d } = find(of, machine)?;
-    let us = |p: &matmul::Matmul| (p.m.min(p.n) <= FEW && p.row.is_none()).then(|| matmul::by_rows(of, p));
-    Ok(on_gpu(of, v, dual, &d, us))
-}
-
-/// Whether the GPU's library is predicted to be faster than Kiln's own programs.
-pub fn prefers_library(of: &Body, machine: &Hardware) -> bool {
-    if !machine.arch.has_wgmma() || !share(of, machine).is_ok_and(|share| share < 1.0) {
-        return false;
-    }
-    let all = candidates(of, machine).unwrap_or_default();
-    let library = all.iter().find(|c| c.0 == Multiply::Library);
-    library.zip(best(&all)).is_some_and(|(library, best)| library.1 < best)
-}
-
-/// The least predicted time of Kiln's own programs; warpgroups are taken wherever they apply.
-fn best(all: &[(Multiply, f64)]) -> Option<f64> {
-    let least = |staged: bool| {
-        let own = |m: &Multiply| matches!(m, Multiply::Matmul(p) if p.tile.stages.is_some() == staged);
-        all.iter().filter(|c| own(&c.0)).map(|c| c.1).fold(f64::INFINITY, f64::min)
-    };
-    [true, false].map(least).into_iter().find(|us| us.is_finite())
-}
-
-/// Expected time of the library, relative to that of Kiln's own programs.
-fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
-    let Found { v, dual, d } = find(of, machine)?;
-    let copied = || on_gpu(of, v, dual, &d, |p| matmul::copies_operands(of, p, machine)).unwrap_or(false);
-    Ok(library::share(of, v, &whole(&d, dual), copied))
 }
 
 /// Sizes of the whole matmul; `d` has those of one half where the halves are a dual GEMM.
@@ -232,7 +203,12 @@ fn find(of: &Body, machine: &Hardware) -> Result<Found, LowerError> {
     Ok(Found { v, dual: halves.then_some(Second::Half(half)), d })
 }
 
-fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl FnOnce(&matmul::Matmul) -> T) -> T {
+fn on_gpu<T>(
+    of: &Body,
+    (v, dual, swap): (ValueId, Option<Second>, bool),
+    d: &Dims,
+    then: impl FnOnce(&matmul::Matmul) -> T,
+) -> T {
     let g = of.graph;
     let args = g.args(v);
     let other = |r: &mut Resolver, at: &[Expr]| {
@@ -249,7 +225,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
     let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
     let beside = matmul::beside(of.graph, of.bytes, v) as f64;
     let row = if dual.is_none() { reduced(of, v) } else { None };
-    if dual.is_none() && is_swapped(of, v, d) {
+    if swap {
         let matmul = matmul::Matmul {
             v,
             batch: d.batch.clone(),
@@ -303,20 +279,11 @@ fn reduced(of: &Body, v: ValueId) -> Option<usize> {
     reduction::row_len(&rest).ok().flatten()
 }
 
-/// Whether to swap the operands of a skinny GEMM, so that its few rows are columns: tiles may have as few columns, but
+/// Whether the operands of a skinny GEMM may be swapped, so that its few rows are columns: tiles may have as few columns, but
 /// have at least 64 rows, most of which would be copied from outside of the operand.
-fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
-    if let Some(asked) = of.product() {
-        return asked.forms.swap;
-    }
-    let g = of.graph;
-    let half = matches!(g.dtype(v), DType::Bf16 | DType::F16);
-    let whole = |a: &ValueId| g.shape(*a).last().is_some_and(|n| n % 8 == 0);
-    half && !of.machine.contract.batch_invariant
-        && of.machine.arch.has_wgmma()
-        && d.m <= FEW
-        && d.n > 2 * d.m
-        && g.args(v).iter().take(2).all(whole)
+fn may_swap(of: &Body, v: ValueId, d: &Dims) -> bool {
+    let half = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16);
+    half && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma() && d.m <= FEW
 }
 
 /// The matmul by the target's library, with programs that prepare its operands and compute its epilogue.

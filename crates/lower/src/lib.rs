@@ -53,13 +53,13 @@ mod warpgroup;
 mod wide_rows;
 mod window;
 
-pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, ruled, scheduled, schedules};
+pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, scheduled, schedules};
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::{
-    Contract, Hardware, Kernel, KernelKind, Rounding, Schedule,
+    Contract, Hardware, Kernel, KernelKind, Rounding,
     exec::{LibraryCall, Steps, Work},
 };
 use multiply::Multiply;
@@ -145,30 +145,16 @@ pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::
 
 /// The same, with the schedule that the steps follow if they multiply.
 fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
-    let machine = &under(machine, kernel);
-    let asked = kernel.schedule.as_ref().is_some_and(Schedule::is_call);
-    if !machine.arch.is_gpu() || !asked && !candidates::prefers_library(kernel, machine) {
-        return cheapest(kernel, machine);
-    }
     let by = |schedule| Kernel { schedule, ..kernel.clone() };
-    match own(&by(Some(Multiply::Library.schedule())), machine) {
-        Ok((steps, made)) => {
-            let otherwise = if_taken(cheapest(&by(None), machine))?.map(|own| Box::new(own.0));
-            Ok((Steps { otherwise, ..steps }, made))
-        }
-        Err(LowerError::Unsupported { .. }) if !asked => cheapest(kernel, machine),
-        refused => refused,
+    let (steps, made) = match &kernel.schedule {
+        Some(_) => own(kernel, &under(machine, kernel))?,
+        None => candidates::cheapest(kernel, machine, |_| true)?,
+    };
+    if !machine.arch.is_gpu() || made != Some(Multiply::Library) {
+        return Ok((steps, made));
     }
-}
-
-/// Lowers one kernel by its schedule; without one, by that of the rules or a cheaper one.
-fn cheapest(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
-    let lowered = own(kernel, machine)?;
-    let Some(made) = lowered.1.filter(|_| kernel.schedule.is_none()) else { return Ok(lowered) };
-    match candidates::cheaper(kernel, machine.machine, &made)? {
-        Some(schedule) => own(&Kernel { schedule: Some(schedule), ..kernel.clone() }, machine),
-        None => Ok(lowered),
-    }
+    let without = candidates::cheapest(&by(None), machine, |m| *m != Multiply::Library);
+    Ok((Steps { otherwise: if_taken(without)?.map(|own| Box::new(own.0)), ..steps }, made))
 }
 
 /// The machine, under the contract of a kernel.
@@ -179,7 +165,7 @@ fn under<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> {
 /// Steps, and the schedule that they follow if they multiply.
 type Lowered = (Steps<kiln_block::Kernel>, Option<Multiply>);
 
-/// Lowers one kernel; on a GPU it calls a library only if the kernel's schedule says so.
+/// Lowers one kernel by its schedule. Without one a kernel does not multiply by tiles: its nests have their cheapest schedules.
 fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
@@ -193,19 +179,19 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     let decomposed = composite::Decomposed::of(name, body)?;
     let of = self::body(kernel, &decomposed, machine)?;
     let multiplies = matches!(kernel.kind, KernelKind::Gemm | KernelKind::Attention | KernelKind::Conv);
-    if of.multiply.is_some() && !multiplies && !pairwise::applies(&of, machine) {
+    if of.multiply.is_some() && !multiplies && kernel.kind != KernelKind::Reduction {
         return Err(unsupported("it has the schedule of a kernel that multiplies, and does not"));
     }
     if of.schedule.is_some() && kernel.kind == KernelKind::Attention {
         return Err(unsupported("the schedule has no step that multiplies"));
     }
     let rows::Emitted { scratch, mut steps, made } = match kernel.kind {
-        // Which of two summation orders is faster depends on the number of rows: a batch-invariant kernel has only one.
-        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant || of.schedule.is_some() => {
+        KernelKind::Pool if machine.contract.batch_invariant || of.schedule.is_some() => {
             reduction::lower(&of, machine, 0)?
         }
-        KernelKind::Reduction => match pairwise::lower(&of, machine).transpose()? {
-            Some(tiles) => tiles,
+        KernelKind::Reduction => match of.multiply {
+            Some(Multiply::Matmul(asked)) => pairwise::lower(&of, machine, &asked)?,
+            Some(_) => return Err(unsupported("it has the schedule of a kernel that multiplies, and does not")),
             None => reduction::lower(&of, machine, 0)?,
         },
         KernelKind::Pool => match overlap::lower(&of, machine)? {

@@ -57,13 +57,13 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
 
 /// Expected time of the library, relative to that of Kiln's own program. `copied`: whether that copies an
 /// operand first, which the library need not.
-pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> f64 {
+pub fn share(of: &Body, v: ValueId, d: &Dims, copied: bool) -> f64 {
     let kiln_machine::Library { share, long, depth, transposed } = of.machine.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);
     let work = sizes.fold(1u64, |all, n| all.saturating_mul(n as u64));
     match of.graph.dtype(v) {
         DType::Bf16 | DType::F16 if work >= long.work && d.k as f64 >= depth * d.m.max(d.n) as f64 => long.share,
-        DType::F32 if of.precision == Precision::Tf32 && work >= transposed.work && copied() => transposed.share,
+        DType::F32 if of.precision == Precision::Tf32 && work >= transposed.work && copied => transposed.share,
         _ => share,
     }
 }

@@ -8,11 +8,10 @@
 //! **Row reductions in the epilogue.** Softmax, norms and sums over the columns of a tensor-core matmul are computed in
 //! its tile where one tile has all columns (`tile` in a machine's description: 256 on an H200). A thread computes its
 //! part of a row once, combines it column by column, and the row is reduced in registers and across four lanes. Under
-//! split-K the step that sums the slices reduces. Rows that are heads are reduced in tiles as wide as a head, where the
-//! model predicts that to be faster ([`heads`]).
+//! split-K the step that sums the slices reduces. Rows that are heads, parts of the result's rows, are reduced in tiles as
+//! wide as a head.
 mod candidates;
 mod cost;
-mod heads;
 mod memory;
 mod split_k;
 mod tiles;
@@ -27,20 +26,20 @@ use crate::row::Row;
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
-use crate::warpgroup::{self, Parts, Side};
-use crate::{LowerError, if_taken, reduction};
+use crate::warpgroup::{self, Side};
+use crate::{LowerError, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Graph, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Axis, Operand, Precision, Step,
+    Axis, Precision, Step,
     exec::{Slot, Work},
 };
 
-pub use candidates::{by_rows, candidates, prefetches};
-pub use memory::of_patches;
+pub use candidates::{candidates, epilogues, staged};
+pub use memory::Way;
 pub use tiles::zero_outside;
-use tiles::{accumulate, grouped, tile};
+use tiles::{accumulate, grouped};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
@@ -139,40 +138,42 @@ pub struct Run {
     pub rows: usize,
 }
 
-pub fn lower(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Emitted, LowerError> {
-    memory::prepared(of, p, machine, |p, before, copies| {
-        with_operands(of, p, machine, before).map(|out| out.in_forms(|forms| forms.copies = copies))
-    })
+/// What computes other epilogues, as an error message.
+const APART: &str = "`stage c global` computes it by a launch of its own";
+
+/// The matmul by a schedule.
+pub fn lower(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
+    let out = memory::prepared(of, p, machine, asked, |p, before| with_operands(of, p, machine, asked, before))?;
+    Ok(out.in_forms(|forms| forms.copies = asked.forms.copies))
 }
 
-/// Lowers the matmul with the operands that it is to read; `out` has the steps that come before.
-pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
-    let asked = of.product();
-    let p = &heads::settled(of, p, machine)?;
-    if let Some((_, split)) = in_parts(of, p, machine, out.scratch.len() as u32)? {
+/// The matmul with the operands that it is to read; `out` has the steps that come before.
+pub fn with_operands(
+    of: &Body,
+    p: &Matmul,
+    machine: &Hardware,
+    asked: &Product,
+    mut out: Emitted,
+) -> Result<Emitted, LowerError> {
+    let first = out.scratch.len() as u32;
+    if asked.forms.slices > 1 {
+        let split = in_slices(of, p, machine, asked, first)?;
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if asked.is_none_or(|asked| !asked.forms.apart)
-        && let Some(placed) = fitting(of, p)
-        && let Some((step, made)) = fused(of, p, &dims, &placed, machine)?
-    {
-        out.steps.push(step);
-        out.made = Some(made);
-        return Ok(out);
+    if !asked.forms.apart {
+        let Some(placed) = fitting(of, p) else {
+            return Err(of.unsupported(format!("the epilogue is not that of a tile; {APART}")));
+        };
+        let scene = |at: &[Expr]| epilogue(of, p, &placed, at);
+        let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
+        return Ok(out.then(Emitted { made: Some(made), ..Emitted::step(step) }));
     }
-    if asked.is_some_and(|asked| !asked.forms.apart) {
-        let step = Step::Copy(vec![Operand::C]);
-        return Err(
-            of.unsupported(format!("the epilogue is not that of a tile; `{step}` computes it by a launch of its own"))
-        );
-    }
-    // The epilogue is neither elementwise nor row by row within a tile: the matmuls go through memory.
+    // The matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
     let acc = of.graph.dtype(p.v).compute();
-    let first = out.scratch.len() as u32;
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
-    let (step, made) = tiled(of, p, &dims, of.name, machine, &scene)?;
+    let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
     let rest = Body { name: &name, ..rest };
@@ -190,56 +191,23 @@ fn fitting(of: &Body, p: &Matmul) -> Option<Vec<placed::Placed>> {
     placed::outputs(&p.nodes(of), &dims, p.place, p.row).filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
-/// Whether an operand is copied first.
-pub fn copies_operands(of: &Body, p: &Matmul, machine: &Hardware) -> Result<bool, LowerError> {
-    memory::prepared(of, p, machine, |_, before, _| Ok(!before.steps.is_empty()))
-}
-
-/// Split-K, so that all multiprocessors have work; `None`: K is not split.
-fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
-    let dtype = operands(of, p.v);
-    if let Some(asked) = of.product() {
-        let step = Step::SplitReduce(Axis::K, asked.forms.slices);
-        if asked.forms.slices == 1 {
-            return Ok(None);
-        }
-        if machine.contract.batch_invariant {
-            return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
-        }
-        let parts = sides(of, p, machine)?.and_then(|sides| warpgroup::in_slices(p, dtype, sides, asked.forms.slices));
-        let parts = parts.filter(|_| asked.tile.stages.is_some() && !asked.forms.apart);
-        let Some(parts) = parts else {
-            let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
-            return Err(of.unsupported(format!("`{step}` does not fit: {why}")));
-        };
-        let split = split_k::lower(of, p, parts, machine, scratch);
-        return match split {
-            Ok(split) => Ok(Some((parts, split))),
-            Err(LowerError::Unsupported { why, .. }) => {
-                Err(of.unsupported(format!("`{step}` does not fit: in slices, {why}")))
-            }
-            Err(defect) => Err(defect),
-        };
-    }
+/// The matmul in slices of K.
+fn in_slices(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product, scratch: u32) -> Result<Emitted, LowerError> {
+    let (dtype, step) = (operands(of, p.v), Step::SplitReduce(Axis::K, asked.forms.slices));
     if machine.contract.batch_invariant {
-        return Ok(None);
+        return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
     }
-    let Some(sides) = sides(of, p, machine)? else { return Ok(None) };
-    // An operand that is indexed by quotients of K is a strided array only in slices of some lengths.
-    for parts in warpgroup::parts(p, dtype, sides) {
-        if parts.count == 1 {
-            return Ok(None);
+    let parts = sides(of, p, machine)?.and_then(|sides| warpgroup::in_slices(p, dtype, sides, asked.forms.slices));
+    let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.forms.apart) else {
+        let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
+        return Err(of.unsupported(format!("`{step}` does not fit: {why}")));
+    };
+    match split_k::lower(of, p, parts, machine, asked, scratch) {
+        Err(LowerError::Unsupported { why, .. }) => {
+            Err(of.unsupported(format!("`{step}` does not fit: in slices, {why}")))
         }
-        match split_k::lower(of, p, parts, machine, scratch) {
-            Ok(split) => return Ok(Some((parts, split))),
-            // Halves of a matmul: split-K of the whole matmul is faster than of a dual GEMM.
-            Err(e) if p.values().count() < p.sums() => return Err(e),
-            refused => {
-                if_taken(refused)?;
-            }
-        }
+        split => split,
     }
-    Ok(None)
 }
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
@@ -308,23 +276,6 @@ fn epilogue(of: &Body, p: &Matmul, placed: &[placed::Placed], at: &[Expr]) -> St
     Ok((r.dag, stores))
 }
 
-fn fused(
-    of: &Body,
-    p: &Matmul,
-    dims: &[usize],
-    placed: &[placed::Placed],
-    machine: &Hardware,
-) -> Result<Option<(Work<Kernel>, Multiply)>, LowerError> {
-    let scene = |at: &[Expr]| epilogue(of, p, placed, at);
-    let space = Space::new(dims, &vec![false; dims.len()]);
-    let (dag, stores) = scene(&space.axes)?;
-    if the_sums(&Scene { dag, stores }, p.sums()).is_none() {
-        return Ok(None);
-    }
-    let step = tiled(of, p, dims, of.name, machine, &scene);
-    if p.row.is_some() { if_taken(step) } else { step.map(Some) }
-}
-
 /// Coordinates of the program: batch…, m, n, then k as A sees it and as B does.
 pub struct Coords {
     pub m: CoordId,
@@ -339,13 +290,11 @@ fn tiled(
     of: &Body,
     p: &Matmul,
     dims: &[usize],
-    name: &str,
+    asked: &Product,
     machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<(Work<Kernel>, Multiply), LowerError> {
-    let dtype = operands(of, p.v);
-    let asked = of.product().map(|asked| asked.tile);
-    let staged = asked.map(|t| t.stages.is_some());
+    let (name, dtype, asked) = (of.name, operands(of, p.v), asked.tile);
     let made = |tile| Multiply::Matmul(Product { forms: Forms::default(), tile });
     let row =
         p.row.filter(|_| p.whole.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
@@ -372,34 +321,29 @@ fn tiled(
     let scene = Scene { dag: r.dag, stores };
     let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
 
-    let task = warpgroup::Task {
-        name,
-        matmul: p,
-        scene: &scene,
-        coords: &ids,
-        left: a,
-        right: &b,
-        low,
-        anchors: &anchors,
-        dtype,
-        row,
-        asked,
-    };
-    if staged != Some(false)
-        && let Some((work, tile)) = warpgroup::lower(&task, machine).transpose()?
-    {
+    if asked.stages.is_some() {
+        let task = warpgroup::Task {
+            name,
+            matmul: p,
+            scene: &scene,
+            coords: &ids,
+            left: a,
+            right: &b,
+            low,
+            anchors: &anchors,
+            dtype,
+            row,
+            asked,
+        };
+        let (work, tile) = warpgroup::lower(&task, machine).unwrap_or_else(|| Err(of.unsupported(warpgroup::NEEDS)))?;
         return Ok((work, made(tile)));
     }
-    if staged == Some(true) || p.whole.is_some() || p.low.is_some() {
+    if p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
-    let t = match &asked {
-        Some(asked) => tiles::of_schedule(p, dtype, asked).map_err(|why| of.unsupported(why))?,
-        None => tile(p, dtype),
-    };
-    // Where warpgroups apply to the matmul without the rows, that and a step for the rows are faster.
-    if row.is_some() && (t.n < p.n || asked.is_none() && sides(of, p, machine)?.is_some()) {
-        return Err(of.unsupported("rows of the result that span several tiles"));
+    let t = tiles::of_schedule(p, dtype, &asked).map_err(|why| of.unsupported(why))?;
+    if row.is_some() && (t.n < p.n || p.row != Some(p.n)) {
+        return Err(of.unsupported(format!("the rows that the epilogue reduces are not those of a tile; {APART}")));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();

@@ -1,7 +1,7 @@
 //! Schedules of matmuls, convolutions and attention, in numbers.
 //!
-//! Lowering takes one from the plan and follows it to the letter, or makes its own choice, which is that of the cost models; either way the
-//! steps that it emits say which schedule they follow ([`crate::rows::Emitted::made`]). So what is chosen can be printed, and asked for.
+//! Lowering follows one to the letter or refuses it, and the steps that it emits say which schedule they follow
+//! ([`crate::rows::Emitted::made`]). [`crate::candidates`] lists and prices them.
 use kiln_plan::{Axis, Engine, Operand, Schedule, Step};
 
 /// The schedule of a kernel that multiplies.
@@ -163,6 +163,22 @@ impl Multiply {
         Ok(Some(Multiply::Attention(Attention { engine, size, slices, stages, warps, persist, block_mask })))
     }
 
+    /// Whether it sums in an order that does not depend on the number of rows.
+    pub fn is_invariant(&self) -> bool {
+        match self {
+            Multiply::Library => false,
+            Multiply::Matmul(p) => p.forms.slices == 1 && !p.forms.swap && !p.forms.implicit,
+            Multiply::Attention(_) => true,
+        }
+    }
+    /// In which order forms are preferred where the number of rows may not choose one: sums in another order come later.
+    pub fn form(&self) -> [bool; 2] {
+        match self {
+            Multiply::Library => [false; 2],
+            Multiply::Matmul(p) => [p.tile.stages.is_none(), p.forms.apart],
+            Multiply::Attention(a) => [a.stages.is_none(), false],
+        }
+    }
     /// Why this is not the schedule that was followed, where that is another one.
     pub fn differs(&self, made: &Multiply) -> Option<String> {
         let (asked, made) = (self.schedule().steps, made.schedule().steps);

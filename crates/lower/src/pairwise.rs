@@ -3,12 +3,13 @@
 //! and columns once for a whole tile of pairs. Where a plan may approximate, the rewrite rule `distance-by-product`
 //! makes a matmul of the squares instead.
 //!
-//! Gives `None` for anything else that reduces broadcast pairs, which is then reduced row by row.
+//! Anything else that reduces broadcast pairs is reduced row by row.
+use crate::LowerError;
 use crate::expr::Expr;
 use crate::matmul::{self, Matmul};
+use crate::multiply::{Multiply, Product};
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
-use crate::{LowerError, if_taken};
 use kiln_block::Terms;
 use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
@@ -35,8 +36,21 @@ pub fn applies(of: &Body, machine: &Hardware) -> bool {
     machine.arch.is_gpu() && of.schedule.is_none() && !machine.contract.batch_invariant && find(of.graph).is_some()
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError>> {
-    let found = find(of.graph).filter(|_| applies(of, machine))?;
+/// By the schedule of a matmul.
+pub fn lower(of: &Body, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
+    with(of, machine, |p| matmul::lower(of, p, machine, asked))?
+}
+
+/// Schedules with the microseconds they are predicted to take. Not all of them fit.
+pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+    let all = with(of, machine, |p| matmul::candidates(of, p, machine))??;
+    Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
+}
+
+/// Calls `then` with the pairs as a matmul.
+fn with<T>(of: &Body, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Result<T, LowerError> {
+    let found = find(of.graph).filter(|_| applies(of, machine));
+    let found = found.ok_or_else(|| of.unsupported("it has the schedule of a kernel that multiplies, and does not"))?;
     let (g, p) = (of.graph, &found.pairs);
     // An index along each axis of the pairs, from the axes that an operand has.
     let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {
@@ -69,10 +83,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
     };
-    match of.multiply {
-        Some(_) => Some(matmul::lower(of, &matmul, machine)),
-        None => if_taken(matmul::lower(of, &matmul, machine)).transpose(),
-    }
+    Ok(then(&matmul))
 }
 
 /// The one reduction of a body that has nothing else but pointwise work and views.

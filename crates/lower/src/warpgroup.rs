@@ -24,17 +24,17 @@ use crate::expr::CoordId;
 use crate::matmul::{Coords, Matmul};
 use crate::multiply::Tile;
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
-pub use cost::{copy, transpose};
+pub use cost::{copy, split_3xtf32, transpose};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Step};
-pub use operand::prefetched;
+use operand::prefetched;
 pub use operand::{Major, Side, Strided};
-use shape::{Engine, Shape, Through};
-pub use shape::{FEW, SPAN};
-pub use split_k::{Parts, candidates, cycles, in_slices, parts, prefers_3xtf32};
+use shape::{Engine, Shape};
+pub use shape::{FEW, SPAN, Through};
+pub use split_k::{Parts, SLICES, candidates, in_slices};
 
 /// A matmul to lower, with its epilogue.
 pub struct Task<'a> {
@@ -51,8 +51,8 @@ pub struct Task<'a> {
     pub dtype: DType,
     /// How the epilogue reduces rows, where it does.
     pub row: Option<TileRow>,
-    /// The tile that a schedule asks for.
-    pub asked: Option<Tile>,
+    /// The tile that the schedule asks for.
+    pub asked: Tile,
 }
 
 /// Why warpgroups do not apply, as an error message.
@@ -92,27 +92,26 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
     let refuse = |why: String| Some(Err(LowerError::Unsupported { kernel: task.name.to_string(), why }));
     let bytes = task.dtype.bytes();
     let sides = [a.side(bytes), b.first()?.side(bytes)];
-    let beside = prefetched(task.scene, p, (task.coords.m, p.m), (task.coords.n, p.n));
-    let through = Through { stored: widths(task, &outputs), prefetched: beside.is_some() };
-    let shape = match &task.asked {
-        None => shape::choose(p, engine, sides, &through)?,
-        Some(t) if t.engine != engine.unit() => {
-            return refuse(format!("the matmul is computed by `{}`, not `{}`", engine.unit().name(), t.engine.name()));
-        }
-        Some(t) if t.warps.is_some() => return refuse("warps follow from a tile whose operands are staged".into()),
-        Some(t) => match shape::of_tile(p, engine, t, sides, &through) {
-            Ok(shape) => shape,
-            Err(misfit) => return refuse(misfit.of(t)),
-        },
-    };
-    let blocks = task.asked.and_then(|t| t.persist).unwrap_or_else(|| shape.blocks(machine));
-    if blocks > shape.blocks(machine) || !blocks.is_multiple_of(shape.cluster) {
-        let most = shape.blocks(machine);
-        return refuse(format!(
-            "`{}` does not fit: at most {most} blocks have tiles, whole clusters",
-            Step::Persist(blocks)
-        ));
+    let axes = [(task.coords.m, p.m), (task.coords.n, p.n)];
+    let through = through(task.scene, p, axes);
+    let t = &task.asked;
+    if t.engine != engine.unit() {
+        return refuse(format!("the matmul is computed by `{}`, not `{}`", engine.unit().name(), t.engine.name()));
     }
+    if t.warps.is_some() {
+        return refuse("warps follow from a tile whose operands are staged".into());
+    }
+    let shape = match shape::of_tile(p, engine, t, sides, &through) {
+        Ok(shape) => shape,
+        Err(misfit) => return refuse(misfit.of(t)),
+    };
+    let most = shape.blocks(machine);
+    let blocks = t.persist.unwrap_or(most);
+    if blocks > most || !blocks.is_multiple_of(shape.cluster) {
+        let step = Step::Persist(blocks);
+        return refuse(format!("`{step}` does not fit: at most {most} blocks have tiles, whole clusters"));
+    }
+    let beside = prefetched(task.scene, p, axes).filter(|_| shape.buffers > 0);
     let tile = Tile { persist: Some(blocks), ..shape.tile(machine) };
     let beside = beside.filter(|_| shape.buffers > 0);
     let (code, args) = match (Plain { task, shape, a, b, low, outputs, beside }).write() {
@@ -135,14 +134,14 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
     Some(Ok((Work::Block { code, args }, tile)))
 }
 
-/// Element sizes of the types that are stored through shared memory, each type once.
-fn widths(task: &Task, outputs: &[Option<Strided>]) -> Vec<usize> {
-    let stores = task.scene.stores.iter().zip(outputs);
-    let through = |s: &Store, o: &Option<Strided>| o.is_some() || operand::in_rows(s, task.coords.n);
-    let mut all: Vec<DType> = stores.filter(|(s, o)| through(s, o)).map(|(s, _)| s.dtype).collect();
+/// What an epilogue stores and reads through shared memory.
+pub fn through(scene: &Scene, p: &Matmul, axes: [(CoordId, usize); 2]) -> Through {
+    let stored = |s: &&Store| Strided::store(s, &p.batch, axes[0], axes[1]).is_some() || operand::in_rows(s, axes[1].0);
+    let mut all: Vec<DType> = scene.stores.iter().filter(stored).map(|s| s.dtype).collect();
     all.sort_unstable();
     all.dedup();
-    all.into_iter().map(DType::bytes).collect()
+    let stored = all.into_iter().map(DType::bytes).collect();
+    Through { stored, prefetched: prefetched(scene, p, axes).is_some() }
 }
 
 /// Axes of the grid.

@@ -188,7 +188,7 @@ fn generated_attentions_by_warpgroups() {
 fn generated_attentions_by_warpgroups_in_slices() {
     let mut machine = Arch::Sm90a.machine().clone();
     let a = &mut machine.attention;
-    (a.join, a.half, a.half_block, a.half_narrow) = (0.0, 1.0, 1.0, 1.0);
+    (a.warpgroups.beside.join, a.warps.rate, a.warps.narrow) = (0.0, 1.0, 1.0);
     let all = generated(100..160, for_slices, |_| Precision::Exact, &machine);
     let count = |what: &dyn Fn(&str) -> bool| all.iter().filter(|t| t.contains("roles producer") && what(t)).count();
     let found = [count(&|t| t.contains("_join")), count(&|t| t.contains("_join") && t.contains("warps 8"))];

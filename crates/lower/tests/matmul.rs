@@ -1,5 +1,5 @@
 //! Scans, matmuls, attention and pools.
-use crate::common::{check, check_on, checked_text, compare_kernel, kernel};
+use crate::common::{check, check_on, checked_text, checked_text_by, compare_kernel, kernel};
 use kiln_graph::{Tensor, random};
 use kiln_machine::Arch;
 use kiln_plan::{
@@ -392,7 +392,10 @@ fn dual_gemms() {
 #[test]
 fn matmuls_in_tf32() {
     let precisions = |lines: &str, arch: Arch| checked_text(lines, Precision::Tf32, arch);
-    let by_warpgroups = |lines: &str| assert!(precisions(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
+    let by_warpgroups = |lines: &str| {
+        let text = checked_text_by(lines, Precision::Tf32, Arch::Sm90a, Some("tensor-core wgmma"));
+        assert!(text.contains("wgmma"), "{lines}");
+    };
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
         by_warpgroups(&format!(
             "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
@@ -417,7 +420,7 @@ fn matmuls_in_tf32() {
 #[test]
 fn rows_in_a_tile() {
     let reduced = |lines: &str, arch: Arch| {
-        let text = checked_text(lines, Precision::Tf32, arch);
+        let text = checked_text_by(lines, Precision::Tf32, arch, Some("tensor-core wgmma"));
         (text.matches("kernel @").count(), text.contains("wgmma"))
     };
     let softmax = "%y = softmax %c axis=1\n return %y";
@@ -438,7 +441,10 @@ fn rows_in_a_tile() {
         }
     }
     // Rows of any length without warpgroups; heads and images as batches.
-    let whole = |lines: &str| assert_eq!(reduced(lines, Arch::Sm90a).0, 1, "{lines}");
+    let whole = |lines: &str| {
+        let text = checked_text(lines, Precision::Tf32, Arch::Sm90a);
+        assert_eq!(text.matches("kernel @").count(), 1, "{lines}");
+    };
     whole(&format!("(%a: bf16[33,17], %b: bf16[17,7]) {{ %c = dot %a, %b\n {softmax} }}"));
     whole(&format!("(%a: f16[9,33], %b: f16[33,200]) {{ %c = dot %a, %b\n {softmax} }}"));
     whole("(%a: bf16[3,40,64], %b: bf16[3,64,72]) { %c = dot %a, %b\n %y = log_softmax %c axis=2\n return %y }");

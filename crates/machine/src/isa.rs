@@ -2,6 +2,8 @@
 
 /// Threads per warp.
 pub const WARP: usize = 32;
+/// Instructions that a multiprocessor issues in a cycle, each of another warp.
+pub const ISSUED: usize = 4;
 /// Most warps per block: 1024 threads.
 pub const BLOCK_WARPS: usize = 32;
 /// Rows of the result of one warpgroup matmul (`wgmma.m64`).

@@ -102,15 +102,10 @@ pub struct Nests {
     pub join: f64,
 }
 
-/// Matmuls without software pipelining, matmuls as row sums, and copies of operands and results around a matmul.
+/// Matmuls without software pipelining, and copies of operands and results around a matmul.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
-    /// Number of 128x128 tiles from which smaller tiles are not needed to fill the GPU.
-    pub large: usize,
-    /// Whether these figures were fitted to measurements on such a chip: predictions replace rules only then.
-    #[serde(default)]
-    pub fitted: bool,
     /// Cycles of the launch of tiles without pipelining.
     pub start: f64,
     /// Bytes per cycle that these read and write, from and to memory.
@@ -119,10 +114,6 @@ pub struct Gemm {
     pub mma: Tiles,
     /// Tiles by FMAs.
     pub fma: Tiles,
-    /// Matmuls as row sums: bytes per cycle, from memory to all multiprocessors.
-    pub rows_read: f64,
-    /// Matmuls as row sums: FMAs per cycle and multiprocessor.
-    pub rows_rate: f64,
     /// Cycles of a launch.
     pub launch: f64,
     /// Cycles of a launch that overlaps the end of the previous kernel (programmatic dependent launch).
@@ -139,14 +130,22 @@ pub struct Tiles {
     pub step: f64,
     /// Cycles on top for each byte that a thread loads.
     pub loading: f64,
+    /// Share of a step's arithmetic that its loads do not hide in an instance alone.
+    pub exposed: f64,
     /// Instructions for each element of rows that are not aligned, which are read element by element.
     pub unaligned: f64,
-    /// FMAs per cycle and multiprocessor.
+    /// The same for elements whose index is computed.
+    pub gathered: f64,
+    /// FMAs per cycle and multiprocessor, in a tile so large that its operands cost nothing.
     pub rate: f64,
+    /// What operands cost: FMAs take `1 + narrow · (1/rows + 1/columns)` times as long in a tile.
+    pub narrow: f64,
     /// Bytes per cycle from the L2 cache to a multiprocessor.
     pub cache: f64,
     /// Cycles for each element of a thread in the epilogue.
     pub finish: f64,
+    /// Cycles for each operation of the epilogue on such an element.
+    pub after: f64,
 }
 
 /// Warpgroup matmuls. All rates are per clock cycle.
@@ -179,9 +178,6 @@ pub struct Warpgroups {
     pub after: f64,
     /// Cycles per tile to hand the tensor cores over from one consumer to the other (ping-pong).
     pub pass: f64,
-    /// Number of FMAs from which clusters of two blocks share an operand tile (multicast) by default. Synchronising the two costs one or
-    /// two percent, but a matmul of some milliseconds runs at the power limit, where fewer L2 reads make it faster.
-    pub multicast: usize,
     /// Arithmetic rates.
     pub engines: Engines,
 }

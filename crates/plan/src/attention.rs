@@ -85,8 +85,6 @@ const PACKED: usize = 64;
 const WIDE: usize = 96;
 /// Most queries for which tiles have 16 rows.
 const FEW: usize = 32;
-/// How much slower warpgroups must be predicted to be for warps to take their place: predictions of two kinds of programs err apart.
-const AHEAD: f64 = 0.9;
 /// Most slices of keys per multiprocessor: the tiles that run one after the other.
 const ROUNDS: usize = 2;
 /// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
@@ -229,12 +227,17 @@ impl Sizes {
         let z = Sizes { heads: m.counted(self.heads), ..*self };
         let warps = Way::Warps(tiles);
         match self.warpgroups(m).map(Way::Warpgroups) {
-            Some(warpgroups) if AHEAD * z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
+            Some(warpgroups) if z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
             _ => warps,
         }
     }
     /// Ways to write the program: those of both kinds that their prices choose, in more slices of the keys and in fewer.
     pub fn ways(&self, m: &Hardware) -> Vec<Way> {
+        if m.contract.batch_invariant {
+            let warps = Way::Warps(self.tiles(m));
+            let way = self.way(m);
+            return if way == warps { vec![way] } else { vec![way, warps] };
+        }
         let slices = |keys: usize, parts: usize| {
             let all = self.seen().div_ceil(keys).max(1);
             let cut = move |n: usize| {

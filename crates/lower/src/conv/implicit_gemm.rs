@@ -1,8 +1,7 @@
 //! Implicit GEMM: convolutions on GPUs without im2col patches in memory, as matmuls with the rows of a padded copy of
 //! the input.
 //!
-//! Takes: a convolution and its im2col matmul. Gives: the copies and the matmul, or `None` where that is not predicted
-//! to be faster.
+//! Takes: a convolution and its im2col matmul. Gives: the copies and the matmul.
 //!
 //! The rows of the copy are the points of all images, each image with its padding; channels lie along a row. A point of
 //! the window reads, for all points of the result at once, the same rows shifted by a constant: K runs over points of
@@ -20,12 +19,12 @@ use crate::multiply::{Forms, Product};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side};
-use crate::{LowerError, if_taken, pointwise};
+use crate::{LowerError, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Precision,
+    Precision, Step,
     exec::{Slot, Work},
 };
 
@@ -55,27 +54,23 @@ struct Windows<'a> {
     points: usize,
 }
 
-/// The implicit GEMM, where it is predicted to be faster than im2col (`by_patches`), or a schedule asks for it.
-pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
-    let asked = of.product();
-    if asked.is_some_and(|asked| !asked.forms.implicit) {
-        return Ok(None);
-    }
+/// The implicit GEMM of a convolution (`by_patches`: as an im2col matmul), by a schedule.
+pub fn lower(
+    of: &Body,
+    c: &Conv,
+    by_patches: &Matmul,
+    machine: &Hardware,
+    asked: &Product,
+) -> Result<Emitted, LowerError> {
     let lowered = with(of, c, by_patches, machine, &|w, matmul| {
-        if asked.is_none() {
-            let Some(cycles) = warpgroup::cycles(matmul, w.dtype, [DEEP; 2]) else { return Ok(None) };
-            if w.copies(machine) + cycles >= matmul::of_patches(of, by_patches, machine)? {
-                return Ok(None);
-            }
-        }
         let steps = vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?];
         let before = Emitted { scratch: w.scratch().into(), steps, made: None };
-        let lowered = matmul::with_operands(of, matmul, machine, before);
-        // Does not apply where a padded image has several columns and its result one: the result's order cannot be
-        // inverted then.
-        if asked.is_some() { lowered.map(Some) } else { if_taken(lowered) }
-    });
-    Ok(lowered?.flatten().map(|out| out.in_forms(|forms| forms.implicit = true)))
+        matmul::with_operands(of, matmul, machine, asked, before)
+    })?;
+    let Some(out) = lowered else {
+        return Err(of.unsupported(format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm)));
+    };
+    Ok(out.in_forms(|forms| forms.implicit = true))
 }
 
 /// Schedules with the microseconds they are predicted to take, the copies included.
@@ -86,12 +81,10 @@ pub fn candidates(
     machine: &Hardware,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
     let found = with(of, c, by_patches, machine, &|w, matmul| {
-        let copies = w.copies(machine) / machine.units.clock * 1e6;
-        let one = |(slices, tile, us)| {
-            (Product { forms: Forms { implicit: true, slices, ..Forms::default() }, tile }, us + copies)
-        };
-        let prefetched = matmul::prefetches(of, matmul);
-        Ok(warpgroup::candidates(matmul, w.dtype, [DEEP; 2], prefetched).into_iter().map(one).collect())
+        let (precision, cycles) = (matmul.precision, w.copies(machine));
+        let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
+        let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, ..p.forms }, ..p }, us);
+        Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
 }

@@ -79,18 +79,18 @@ pub fn lower(
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
-    asked: Option<&Attention>,
+    asked: &Attention,
     machine: &Hardware,
 ) -> Result<Option<Emitted>, LowerError> {
     let processors = machine.units.multiprocessors;
     let crew = Crew { consumers: shape.consumers, left: shape.left, right: RING, columns: Some(z.e), depth: Some(z.d) };
     let mut tiles = usize::MAX;
     loop {
-        let found = plain(of, v, z, (sizes, shape), (machine, asked.map(|a| a.block_mask)), tiles)?;
+        let found = plain(of, v, z, (sizes, shape), asked.block_mask, tiles)?;
         let Some(plain) = found else { return Ok(None) };
         let Work::Block { code, mut args } = plain.work else { return Ok(None) };
         let most = code.instances().min(processors);
-        let blocks = asked.and_then(|a| a.persist).unwrap_or(most);
+        let blocks = asked.persist.unwrap_or(most);
         if blocks > most {
             let step = Step::Persist(blocks);
             return Err(of.unsupported(format!("`{step}` does not fit: at most {most} blocks have tiles")));
@@ -129,13 +129,36 @@ struct Plain {
     tiles: usize,
 }
 
+/// Whether a kernel before the attention may look for the blocks of keys that its mask leaves.
+pub fn finds_keys(
+    of: &Body,
+    v: ValueId,
+    z: &Sizes,
+    sizes: &attention::Sizes,
+    machine: &Hardware,
+) -> Result<bool, LowerError> {
+    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
+    let packed = sizes.packed > 1;
+    let (at, rows_of) = (indices(z, packed), in_rows(z, packed));
+    let Operands { raw, score, .. } = operands(&mut r, v, z, &at, Causal::Comparison)?;
+    let (score, _) = without_scale(&mut r.dag, score, raw);
+    let mask = Mask::of(&mut r.dag, score, mask_dtype(of.graph, v), &rows_of, Warpgroups::ROWS, Slot::Scratch(0));
+    Ok(mask.is_some_and(|mask| sizes.finds_keys(mask.heads(), machine)))
+}
+
+/// Sizes where, packed, the rows of all heads of a group are those of one.
+fn in_rows(z: &Sizes, packed: bool) -> Sizes {
+    let (group, s) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
+    Sizes { batch: z.batch.clone(), group, s, ..*z }
+}
+
 /// The program of one tile per instance; at most so many operands of its scores come as tiles.
 fn plain(
     of: &Body,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
-    (machine, block_mask): (&Hardware, Option<bool>),
+    block_mask: bool,
     most: usize,
 ) -> Result<Option<Plain>, LowerError> {
     let g = of.graph;
@@ -145,9 +168,8 @@ fn plain(
     let packed = sizes.packed > 1;
     let at = indices(z, packed);
     let parts = shape.parts;
-    let (group, queries) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
-    // Packed, the rows of all heads of a group are those of one.
-    let rows_of = Sizes { batch: z.batch.clone(), group, s: queries, ..*z };
+    let rows_of = in_rows(z, packed);
+    let (group, queries) = (rows_of.group, rows_of.s);
     let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
     let stores = results(of, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
@@ -161,9 +183,7 @@ fn plain(
     let mut before = Emitted::default();
     let mut found = None;
     let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
-    if let Some(mask) = Mask::of(&mut r.dag, score, mask_dtype(g, v), &rows_of, shape.rows(), slot)
-        && block_mask.unwrap_or_else(|| sizes.finds_keys(mask.heads(), machine))
-    {
+    if block_mask && let Some(mask) = Mask::of(&mut r.dag, score, mask_dtype(g, v), &rows_of, shape.rows(), slot) {
         let name = format!("{}_keys", of.name);
         if mask.attends {
             // Rows without a key between these are found.
@@ -174,7 +194,7 @@ fn plain(
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
         found = Some((mask, positions));
-    } else if block_mask == Some(true) {
+    } else if block_mask {
         let step = Step::BlockMask;
         return Err(of.unsupported(format!(
             "`{step}` does not fit: no mask of the scores depends on data, or none that can be skipped"
@@ -242,7 +262,7 @@ fn plain(
     let all: usize = extents.iter().product();
     let each = z.t * (z.d + z.e) * bytes;
     // Query heads that share keys are neighbours.
-    let most = (machine.units.l2 / 2 / each.max(1)).max(1) * group;
+    let most = (of.machine.units.l2 / 2 / each.max(1)).max(1) * group;
     let together = (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1);
     let count = queries.div_ceil(rows);
     f.b.set_warps(4 * shape.consumers);

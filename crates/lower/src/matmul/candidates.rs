@@ -1,66 +1,93 @@
-//! Schedules of a matmul that tuning tries, with predicted times that are good enough to leave out what cannot win.
+//! The schedules of a matmul on a GPU, with predicted times.
 use super::cost::tiles;
-use super::tiles::{engine, sized};
-use super::{Matmul, fitting, heads, memory, sides};
+use super::memory::{self, Way};
+use super::tiles::{self, engine};
+use super::{Matmul, epilogue, fitting, operands};
 use crate::LowerError;
 use crate::dag::Scene;
 use crate::expr::{CoordId, Expr};
 use crate::multiply::{Forms, Product};
+use crate::placed::the_sums;
 use crate::resolve::Body;
-use crate::warpgroup;
+use crate::warpgroup::{self, Through};
 use kiln_plan::Hardware;
 
-/// Tiles without pipelining.
-const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 64], [128, 128]];
-
-/// Schedules with the microseconds they are predicted to take, unordered. Not all of them fit.
-pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
-    let dtype = super::operands(of, p.v);
-    let read = p;
-    let mut all = memory::prepared(of, p, machine, |p, _, copies| {
-        let p = &heads::settled(of, p, machine)?;
-        let Some(sides) = sides(of, p, machine)? else { return Ok(vec![]) };
-        let before = memory::cycles(of, read, copies)? / machine.units.clock * 1e6;
-        let whole = fitting(of, p).is_some();
-        let one = |(slices, tile, us)| {
-            let apart = slices == 1 && !whole;
-            let after = if apart { heads::separate(p) } else { 0.0 };
-            (Product { forms: Forms { copies, slices, apart, ..Forms::default() }, tile }, us + before + after)
-        };
-        Ok(warpgroup::candidates(p, dtype, sides, prefetches(of, p)).into_iter().map(one).collect::<Vec<_>>())
-    })?;
-    let us = |cycles: f64| cycles / machine.units.clock * 1e6;
-    let apart = fitting(of, p).is_none();
-    let rows = memory::rows(of, p)?;
-    let own = sized(p, dtype, None);
-    let others = TILES.map(|tile| sized(p, dtype, Some(tile))).into_iter().filter(|t| *t != own);
-    all.extend(std::iter::once(own).chain(others).map(|tile| {
-        let after = if apart { heads::separate(p) } else { 0.0 };
-        let price = us(tiles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
-        let tile = tile.of_schedule(engine(dtype, p));
-        (Product { forms: Forms { apart, ..Forms::default() }, tile }, price)
-    }));
-    Ok(all)
+/// Where the epilogue is computed.
+pub struct Epilogue {
+    /// Length of the rows that tiles reduce.
+    pub row: Option<usize>,
+    /// By a launch of its own.
+    pub apart: bool,
+    /// What tiles store and read through shared memory.
+    pub through: Through,
 }
 
-/// Whether the epilogue reads a tile that can be copied ahead.
-pub fn prefetches(of: &Body, p: &Matmul) -> bool {
-    let Some(placed) = fitting(of, p) else { return false };
+/// The places where a matmul's epilogue can be computed.
+pub fn epilogues(of: &Body, p: &Matmul) -> Vec<Epilogue> {
+    let in_tiles = fused(of, p).map(|through| Epilogue { row: p.row, apart: false, through });
+    // The halves of one matmul are no values that can be stored.
+    let is_stored = p.values().count() == p.sums();
+    let apart = is_stored && (p.row.is_some() || in_tiles.is_none());
+    let stored = Through { stored: vec![of.graph.dtype(p.v).compute().bytes()], prefetched: false };
+    let apart = apart.then_some(Epilogue { row: None, apart: true, through: stored });
+    in_tiles.into_iter().chain(apart).collect()
+}
+
+/// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
+fn fused(of: &Body, p: &Matmul) -> Option<Through> {
+    let placed = fitting(of, p)?;
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let rows = p.batch.len() as CoordId;
-    let scene = super::epilogue(of, p, &placed, &axes);
-    scene.is_ok_and(|(dag, stores)| {
-        warpgroup::prefetched(&Scene { dag, stores }, p, (rows, p.m), (rows + 1, p.n)).is_some()
-    })
+    let (dag, stores) = epilogue(of, p, &placed, &axes).ok()?;
+    let scene = Scene { dag, stores };
+    the_sums(&scene, p.sums())?;
+    Some(warpgroup::through(&scene, p, [(rows, p.m), (rows + 1, p.n)]))
 }
 
-/// Microseconds of row reductions: the time of memory, or that of FMAs from the cache.
-pub fn by_rows(of: &Body, p: &Matmul) -> f64 {
-    let (gemm, bytes) = (&p.machine.gemm, super::operands(of, p.v).bytes());
-    let batch = p.batch.iter().product::<usize>() as f64;
-    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / gemm.rows_read;
-    let multiplied = (p.m * p.n * p.sums()) as f64 * p.k as f64;
-    let cycles = read.max(batch * multiplied / (p.machine.units.multiprocessors as f64 * gemm.rows_rate));
+/// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
+pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
+    let (dtype, epilogues) = (operands(of, p.v), epilogues(of, p));
+    let mut all = vec![];
+    for way in memory::ways(of, p, machine)? {
+        all.extend(staged(of, p, &way, &epilogues));
+    }
+    let rows = memory::rows(of, p)?;
+    for e in &epilogues {
+        let p = &Matmul { batch: p.batch.clone(), row: e.row, ..*p };
+        let after = if e.apart { separate(p) } else { 0.0 };
+        let forms = Forms { apart: e.apart, ..Forms::default() };
+        all.extend(tiles::tiles(p, dtype).into_iter().map(|tile| {
+            let price = us(p, tiles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
+            (Product { forms, tile: tile.of_schedule(engine(dtype, p)) }, price)
+        }));
+    }
+    Ok(all)
+}
+
+/// The same in tiles whose operands are staged in shared memory, which get them in this way.
+pub fn staged(of: &Body, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(Product, f64)> {
+    let mut all = vec![];
+    for e in epilogues {
+        let p = &Matmul { batch: p.batch.clone(), precision: way.precision, row: e.row, ..*p };
+        // The launch that sums slices computes the epilogue wherever it is.
+        let most = if e.apart && epilogues.len() > 1 { 1 } else { warpgroup::SLICES };
+        for (slices, tile, cycles) in warpgroup::candidates(p, operands(of, p.v), way.sides, &e.through, most) {
+            let apart = e.apart && slices == 1;
+            let forms = Forms { copies: way.copies, slices, apart, ..Forms::default() };
+            let after = if apart { separate(p) } else { 0.0 };
+            all.push((Product { forms, tile }, us(p, way.cycles + cycles) + after));
+        }
+    }
+    all
+}
+
+fn us(p: &Matmul, cycles: f64) -> f64 {
     cycles / p.machine.units.clock * 1e6
+}
+
+/// Microseconds of a separate step for the epilogue: the accumulators are written in f32 and read again.
+fn separate(p: &Matmul) -> f64 {
+    let elements = p.batch.iter().product::<usize>() * p.sums() * p.m * p.n;
+    (p.machine.rates.launch + elements as f64 * 8.0 / p.machine.rates.bandwidth) * 1e6
 }

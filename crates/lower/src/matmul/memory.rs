@@ -1,17 +1,15 @@
 //! Copies of operands before a matmul.
 //!
 //! A tensor map describes rows of multiples of 16 bytes. Operands that none describes (rows of any length, windows,
-//! gathers, arithmetic before the matmul) may be copied to padded rows first: for a large matmul that costs less than a
-//! matmul without tensor maps, for a smaller one the model decides. In large exact f32 matmuls the copy also
-//! transposes K-major operands: FMAs want neighbours of the result in neighbouring registers, and read M/N-major
-//! operands without bank conflicts.
+//! gathers, arithmetic before the matmul) may be copied to padded rows first. For exact f32 matmuls a copy may also
+//! transpose K-major operands: FMAs want neighbours of the result in neighbouring registers, and read M/N-major
+//! operands without bank conflicts. [`ways`] lists what may be copied, with its price.
 //!
 //! **3xTF32** (`precision tf32x3`, under `splits`). The copy writes each operand as the sum of two tf32 numbers, and
-//! three tf32 matmuls of these give a large f32 matmul. Where the model predicts that to be slower, and for dual GEMMs,
-//! the matmul stays exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
+//! three tf32 matmuls of these give an f32 matmul. Dual GEMMs stay exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
 //! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
 //! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
-use super::cost::{Rows, tiles};
+use super::cost::Rows;
 use super::{Matmul, OperandAt, swapped};
 use crate::dag::{Guard, NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
@@ -19,7 +17,7 @@ use crate::multiply::Product;
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side, Strided};
-use crate::{LowerError, if_taken, pointwise};
+use crate::{LowerError, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
 use kiln_plan::Hardware;
@@ -28,14 +26,6 @@ use kiln_plan::{
     exec::{Slot, Work},
 };
 
-/// Least rows or columns of the result that read each element of a copy, for the copy to cost less than it saves.
-const USES: usize = 64;
-/// The same for transposing an operand of the FMA engine, and the least number of FMAs.
-const TRANSPOSED: (usize, usize) = (1024, 1 << 31);
-/// FMAs from which on a matmul is worth another launch without asking the model.
-const WORK: usize = 1 << 24;
-/// Elements of K above which that holds for half types: a shorter K is read at once.
-const SHORT: usize = 64;
 /// Bytes of rows from which on copies pad them to whole lines.
 const LONG: usize = 1024;
 /// Most bytes of a copy.
@@ -116,93 +106,121 @@ impl Read {
     }
 }
 
-/// Calls `then` with the matmul, its operands replaced by copies where that is faster, the steps that make these
-/// copies, and which operands they are of (none where both are split for 3xTF32).
+/// One way for tiles in shared memory to get their operands.
+pub struct Way {
+    /// Operands that are copied first; none where both are split for 3xTF32.
+    pub copies: [bool; 2],
+    /// How f32 is multiplied then.
+    pub precision: Precision,
+    /// How the operands lie then.
+    pub sides: [Side; 2],
+    /// Predicted cycles of the copies.
+    pub cycles: f64,
+}
+
+/// The ways for tiles in shared memory to get the operands of a matmul.
+pub fn ways(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, LowerError> {
+    let dtype = super::operands(of, p.v);
+    let mut all = vec![];
+    if !warpgroup::takes(dtype, machine) {
+        return Ok(all);
+    }
+    if let Some(parts) = split_3xtf32(of, p, machine)? {
+        let elements = parts.iter().map(Copied::count).sum();
+        let cycles = warpgroup::split_3xtf32(&machine.gemm, elements);
+        let sides = parts.map(|copy| copy.side());
+        all.push(Way { copies: [false; 2], precision: Precision::Tf32x3, sides, cycles });
+    }
+    let precision = one_matmul(p.precision);
+    let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
+    if p.dual.is_some() {
+        let sides = super::sides(of, p, machine)?;
+        all.extend(sides.map(|sides| Way { copies: [false; 2], precision, sides, cycles: 0.0 }));
+        return Ok(all);
+    }
+    let rounds = rounds(p, machine);
+    let options = |which: usize| -> Result<Vec<(bool, Side, f64)>, LowerError> {
+        let read = read(of, p, which)?;
+        let side = read.strided(p).map(|s| s.side(dtype.bytes()));
+        let in_place = side.filter(|_| !rounds).map(|side| (false, side, 0.0));
+        // A copy of what is an array already rounds its elements, or exchanges its axes.
+        let useful = |copy: &Copied| side.is_none_or(|side| rounds || side.major != copy.side().major);
+        let copied = read.layout(p, dtype, which).filter(useful);
+        let copied = copied.map(|copy| (true, copy.side(), copy.cycles(&read, machine)));
+        Ok(in_place.into_iter().chain(copied).collect())
+    };
+    let (left, right) = (options(0)?, options(1)?);
+    for &(a, left, first) in &left {
+        let both = right.iter().map(|&(b, right, second)| {
+            let (copies, sides, cycles) = ([a, b], [left, right], first + second);
+            Way { copies, precision, sides, cycles }
+        });
+        all.extend(both);
+    }
+    Ok(all)
+}
+
+/// The precision of one matmul in place of the three of 3xTF32.
+fn one_matmul(precision: Precision) -> Precision {
+    if precision == Precision::Tf32x3 { Precision::Exact } else { precision }
+}
+
+/// Whether operands are rounded to tf32 by copies: tensor cores truncate those that they read in place.
+fn rounds(p: &Matmul, machine: &Hardware) -> bool {
+    (p.nearest || machine.contract.batch_invariant) && p.precision == Precision::Tf32
+}
+
+/// Calls `then` with the matmul, its operands replaced by the copies that its schedule asks for, and the steps that make these.
 pub fn prepared<T>(
     of: &Body,
     p: &Matmul,
     machine: &Hardware,
-    then: impl Fn(&Matmul, Emitted, [bool; 2]) -> Result<T, LowerError>,
+    asked: &Product,
+    then: impl Fn(&Matmul, Emitted) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
-    let asked = of.product();
     let mut out = Emitted::default();
-    if let Some(parts) = split_3xtf32(of, p, machine, &mut out)? {
+    if asked.tile.engine == Engine::Wgmma3xTf32 {
+        let Some(mut parts) = split_3xtf32(of, p, machine)? else {
+            let name = Engine::Wgmma3xTf32.name();
+            return Err(of.unsupported(format!(
+                "`{name}` is for f32 where the contract has `splits`, from sm_90 on, without `dual-gemm`"
+            )));
+        };
+        for (which, copy) in parts.iter_mut().enumerate() {
+            copy.put(of, p, which, machine, &mut out)?;
+        }
         let at = |which: usize, part: usize| {
             let copy = &parts[which];
             move |r: &mut Resolver, at: &[Expr]| Ok(copy.at(r, at, which, part))
         };
         let (a, b, a_low, b_low) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
         let low: Option<[OperandAt; 2]> = Some([&a_low, &b_low]);
-        let lowered = then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out, [false; 2]);
-        if asked.is_some() {
-            return lowered;
-        }
-        if let Some(lowered) = if_taken(lowered)? {
-            return Ok(lowered);
-        }
-        out = Emitted::default();
+        return then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
     }
-    let precision = if p.precision == Precision::Tf32x3 { Precision::Exact } else { p.precision };
-    let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
-    let copies = copied(of, p, machine, &mut out)?;
+    let p = &Matmul { batch: p.batch.clone(), precision: one_matmul(p.precision), ..*p };
+    let mut copies = copied(of, p, machine, asked)?;
+    for (which, copy) in copies.iter_mut().enumerate() {
+        if let Some(copy) = copy {
+            copy.put(of, p, which, machine, &mut out)?;
+        }
+    }
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
-    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out, copies.each_ref().map(Option::is_some))
+    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
 }
 
-/// Copies of the operands that are split in two for 3xTF32, where that is predicted to be faster than one exact f32
-/// matmul.
-fn split_3xtf32(
-    of: &Body,
-    p: &Matmul,
-    machine: &Hardware,
-    out: &mut Emitted,
-) -> Result<Option<[Copied; 2]>, LowerError> {
+/// Layouts of the operands split in two for 3xTF32, where that applies.
+fn split_3xtf32(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Copied; 2]>, LowerError> {
     let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.dual.is_none();
-    let may = p.precision == Precision::Tf32x3 && by_warpgroups && !p.batch.contains(&0);
-    let asked = of.product().map(|asked| asked.tile.engine == Engine::Wgmma3xTf32);
-    if asked == Some(true) && !may {
-        let name = Engine::Wgmma3xTf32.name();
-        return Err(of.unsupported(format!(
-            "`{name}` is for f32 where the contract has `splits`, from sm_90 on, without `dual-gemm`"
-        )));
-    }
-    if !may || asked == Some(false) {
+    if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
         return Ok(None);
     }
     let layout = |which: usize| Ok(read(of, p, which)?.layout(p, DType::F32, which));
-    let (Some(a), Some(b)) = (layout(0)?, layout(1)?) else { return Ok(None) };
-    let mut copies = [a, b].map(|c| Copied { parts: 2, ..c });
-    let elements = copies.iter().map(Copied::count).sum();
-    if asked.is_none() && !warpgroup::prefers_3xtf32(p, elements) {
-        return Ok(None);
-    }
-    for (which, copy) in copies.iter_mut().enumerate() {
-        copy.put(of, p, which, machine, out)?;
-    }
-    Ok(Some(copies))
-}
-
-/// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
-fn copied(of: &Body, p: &Matmul, machine: &Hardware, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
-    let mut copies = wanted(of, p, machine)?;
-    for (which, copy) in copies.iter_mut().enumerate() {
-        if let Some(copy) = copy {
-            copy.put(of, p, which, machine, out)?;
-        }
-    }
-    Ok(copies)
-}
-
-/// Operands that are to be copied, and how.
-fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
-    match of.product() {
-        Some(asked) => as_asked(of, p, asked),
-        None => predicted(of, p, machine),
-    }
+    let parts = layout(0)?.zip(layout(1)?);
+    Ok(parts.map(|(a, b)| [a, b].map(|c| Copied { parts: 2, ..c })))
 }
 
 /// The copies that a schedule asks for.
-fn as_asked(of: &Body, p: &Matmul, asked: Product) -> Result<[Option<Copied>; 2], LowerError> {
+fn copied(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<[Option<Copied>; 2], LowerError> {
     let (dtype, mut copies) = (super::operands(of, p.v), [None, None]);
     for (which, operand) in [Operand::A, Operand::B].into_iter().enumerate().filter(|w| asked.forms.copies[w.0]) {
         let layout = read(of, p, which)?.layout(p, dtype, which).filter(|_| p.dual.is_none());
@@ -211,92 +229,11 @@ fn as_asked(of: &Body, p: &Matmul, asked: Product) -> Result<[Option<Copied>; 2]
             of.unsupported(format!("`{step}` does not fit: the operand is too large, or one of two"))
         })?);
     }
-    // Tensor cores truncate tf32 operands that they read in place.
-    let rounds = (p.nearest || of.machine.contract.batch_invariant) && p.precision == Precision::Tf32;
-    if rounds && asked.tile.engine == Engine::Wgmma && copies.iter().any(Option::is_none) {
+    if rounds(p, machine) && asked.tile.engine == Engine::Wgmma && copies.iter().any(Option::is_none) {
         let step = Step::Copy(vec![Operand::A, Operand::B]);
         return Err(of.unsupported(format!("operands are rounded to tf32 when they are copied: `{step}`")));
     }
     Ok(copies)
-}
-
-/// The copies that are predicted to be worth it.
-fn predicted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
-    let dtype = super::operands(of, p.v);
-    let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
-    if !warpgroup::takes(dtype, machine) || p.dual.is_some() {
-        return Ok([None, None]);
-    }
-    // Batch invariance: which engine multiplies must not depend on the number of rows, so operands are copied wherever
-    // they can be.
-    let invariant = machine.contract.batch_invariant;
-    let large = invariant || work >= WORK;
-    let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    let mut sure = large && (p.k > SHORT || dtype.bytes() != 2);
-    // Tensor cores truncate tf32 operands that they read in place.
-    let cut_off = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Depth);
-    let rounds = (p.nearest || invariant) && p.precision == Precision::Tf32;
-    let cut_off = rounds && reads.iter().all(cut_off);
-    if !large && !cut_off && reads.iter().all(|r| r.strided(p).is_some()) {
-        return Ok([None, None]);
-    }
-    // For the FMA engine, transposing only one of two K-major operands gains nothing.
-    let deep = is_deep(p, dtype);
-    let has_layout = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
-    let is_outer = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
-    let transpose = dtype == DType::F32
-        && !deep
-        && work >= TRANSPOSED.1
-        && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TRANSPOSED.0 || is_outer(r));
-    let mut copies = [None, None];
-    for (which, r) in reads.iter().enumerate() {
-        let uses = [p.n, p.m][which];
-        let layout = r.layout(p, dtype, which);
-        match r.strided(p) {
-            None if layout.is_none() => return Ok([None, None]),
-            None => {
-                sure &= invariant || uses >= USES;
-                copies[which] = layout;
-            }
-            Some(s) if has_layout(&s) || !(transpose || deep && (invariant || uses >= USES) && layout.is_some()) => {}
-            _ => copies[which] = layout,
-        }
-    }
-    if rounds && (cut_off || copies.iter().any(Option::is_some)) {
-        for (which, copy) in copies.iter_mut().enumerate() {
-            *copy = copy.take().or_else(|| reads[which].layout(p, dtype, which));
-        }
-    }
-    let lacking = reads.iter().any(|r| r.strided(p).is_none());
-    if !sure && lacking && (invariant || !is_profitable(of, p, &reads, &copies)) {
-        return Ok([None, None]);
-    }
-    Ok(copies)
-}
-
-/// Whether copies and a matmul of them are predicted to be faster than a matmul that reads its operands in place.
-fn is_profitable(of: &Body, p: &Matmul, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
-    by_copies(of, p, (reads, copies)).is_some_and(|cycles| cycles < as_they_are(of, p))
-}
-
-/// Predicted cycles of copies and of a matmul of them, if warpgroups apply to it.
-fn by_copies(of: &Body, p: &Matmul, (reads, copies): (&[Read; 2], &[Option<Copied>; 2])) -> Option<f64> {
-    let dtype = super::operands(of, p.v);
-    let side = |which: usize| match &copies[which] {
-        Some(copy) => Some(copy.side()),
-        None => reads[which].strided(p).map(|s| s.side(dtype.bytes())),
-    };
-    let sides = side(0).zip(side(1))?;
-    let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1])?;
-    let copied = copies.iter().zip(reads).filter_map(|(copy, read)| Some(copy.as_ref()?.cycles(read, p.machine)));
-    Some(matmul + copied.sum::<f64>())
-}
-
-/// Predicted cycles of a matmul that reads its operands in place.
-fn as_they_are(of: &Body, p: &Matmul) -> f64 {
-    let dtype = super::operands(of, p.v);
-    let tile = super::tile(p, dtype);
-    tiles(p, &tile, super::tiles::engine(dtype, p), dtype.bytes(), [Rows::Unaligned; 2])
 }
 
 /// Where the operands lie.
@@ -310,24 +247,6 @@ pub fn rows(of: &Body, p: &Matmul) -> Result<[Rows; 2], LowerError> {
         })
     };
     Ok([one(0)?, one(1)?])
-}
-
-/// Predicted cycles of the copies of these operands.
-pub fn cycles(of: &Body, p: &Matmul, copies: [bool; 2]) -> Result<f64, LowerError> {
-    let dtype = super::operands(of, p.v);
-    let mut all = 0.0;
-    for which in (0..2).filter(|which| copies[*which]) {
-        let read = read(of, p, which)?;
-        all += read.layout(p, dtype, which).map_or(0.0, |copy| copy.cycles(&read, p.machine));
-    }
-    Ok(all)
-}
-
-/// Predicted cycles of an im2col matmul, with the copies before it.
-pub fn of_patches(of: &Body, p: &Matmul, machine: &Hardware) -> Result<f64, LowerError> {
-    let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?));
-    Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
 /// Whether operands must be K-major: `wgmma` reads M/N-major ones only in half types.

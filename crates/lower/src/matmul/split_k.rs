@@ -3,6 +3,7 @@
 //! beyond K, where a tensor map reads zeros.
 use super::{Dual, Matmul, OperandAt, sums, tiled};
 use crate::expr::Expr;
+use crate::multiply::Product;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::Parts;
@@ -13,7 +14,14 @@ use kiln_plan::exec::Slot;
 
 /// The matmul in slices of K, and the step that sums them and computes the rest of the kernel. `scratch`: the number of
 /// the first free scratch buffer.
-pub fn lower(of: &Body, p: &Matmul, parts: Parts, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
+pub fn lower(
+    of: &Body,
+    p: &Matmul,
+    parts: Parts,
+    machine: &Hardware,
+    asked: &Product,
+    scratch: u32,
+) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(p.v);
     let (acc, count) = (dtype.compute(), of.graph.ty(p.v).count());
     let Parts { count: parts, len } = parts;
@@ -37,7 +45,7 @@ pub fn lower(of: &Body, p: &Matmul, parts: Parts, machine: &Hardware, scratch: u
     let piece = Matmul { batch, k: len, whole: Some(p.k), a: &left, b: &right, dual, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
-    let (step, made) = tiled(of, &piece, &dims, of.name, machine, &scene)?;
+    let (step, made) = tiled(of, &piece, &dims, asked, machine, &scene)?;
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
     let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made) };

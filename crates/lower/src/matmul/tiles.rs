@@ -7,6 +7,7 @@ use crate::math;
 use crate::tile::{Cut, Frame, looped};
 use kiln_block::{BinaryOp as B, DotPrecision, Elem, Value};
 use kiln_graph::DType;
+use kiln_machine::isa::WARP;
 use kiln_plan::{Engine, Precision, Step};
 
 /// Tile of one instance.
@@ -69,37 +70,41 @@ pub fn of_schedule(p: &Matmul, dtype: DType, t: &crate::multiply::Tile) -> Resul
     Ok(Tile { m, n, k, warps, group: t.group })
 }
 
-/// The tile that suits a matmul.
-pub fn tile(p: &Matmul, dtype: DType) -> Tile {
-    sized(p, dtype, None)
-}
-/// The same for a size of a tile.
-pub fn sized(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
-    let batch: usize = p.batch.iter().product();
-    let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
+/// Rows and columns of tiles.
+const SIZES: [[usize; 2]; 6] = [[128, 128], [64, 128], [128, 64], [64, 64], [32, 64], [16, 64]];
+/// Rows of tiles that have all columns, which an epilogue reduces.
+const WHOLE: [usize; 3] = [64, 32, 16];
+/// Most registers of a thread for accumulators.
+const ACCUMULATORS: usize = 128;
+
+/// The tiles that suit a matmul, the largest first.
+pub fn tiles(p: &Matmul, dtype: DType) -> Vec<Tile> {
+    let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
+    let whole = WHOLE.map(|m| [m, p.n.next_power_of_two().max(16)]);
+    let sizes: &[[usize; 2]] = match p.row {
+        None => &SIZES,
+        Some(len) if len == p.n => &whole,
+        Some(_) => &[],
+    };
     let k = match dtype.bytes() {
         8 => 16,
         4 => 32,
         _ => 64,
     };
-    let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
-    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= p.machine.gemm.large;
-    let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
-    let [m, n] = match p.row {
-        // All columns, and fewer rows.
-        Some(_) if p.n > n => [m.min(64), p.n.next_power_of_two()],
-        _ => [m, n],
+    let one = |[m, n]: [usize; 2]| {
+        let warps = match m * n {
+            area if area >= 128 * 128 => 8,
+            area if area >= 64 * 32 => 4,
+            _ => 1,
+        };
+        let group = if groups(p, [m, n], GROUP) { GROUP } else { 1 };
+        Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps, group }
     };
-    let [m, n] = wanted.unwrap_or([m, n]);
-    let warps = if m * n >= 128 * 128 {
-        8
-    } else if m * n >= 64 * 32 {
-        4
-    } else {
-        1
-    };
-    let group = if groups(p, [m, n], GROUP) { GROUP } else { 1 };
-    Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps, group }
+    let registers = dtype.bytes().div_ceil(4);
+    let held = |t: &Tile| p.sums() * t.m * t.n * registers / (WARP * t.warps) <= ACCUMULATORS;
+    let mut all: Vec<Tile> = sizes.iter().map(|&[m, n]| one([fit(p.m, m), fit(p.n, n)])).filter(held).collect();
+    all.dedup();
+    all
 }
 
 /// Orders the tiles in groups of rows.

@@ -76,7 +76,7 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
 
 /// The load of an array with the rows and columns of the only result and its type: the epilogue can read tiles of it through the buffers of
 /// the result.
-pub fn prefetched(scene: &Scene, p: &Matmul, rows: Axis, columns: Axis) -> Option<(NodeId, Strided)> {
+pub fn prefetched(scene: &Scene, p: &Matmul, [rows, columns]: [Axis; 2]) -> Option<(NodeId, Strided)> {
     let [store] = &scene.stores[..] else { return None };
     Strided::store(store, &p.batch, rows, columns).filter(|_| p.row.is_none() && p.whole.is_none())?;
     let array = |n: NodeId| match &scene.dag.node(n).op {

@@ -1,5 +1,4 @@
-//! Sizes of tiles and pipeline of matmuls by warpgroups: those with the least predicted time, or those of a schedule if
-//! they fit.
+//! Sizes of tiles and pipeline of matmuls by warpgroups, and which of them fit a matmul.
 use super::operand::{Major, Side, majors};
 use crate::matmul::Matmul;
 use crate::multiply::Tile;
@@ -16,11 +15,6 @@ use std::fmt;
 pub const SPAN: usize = 128;
 /// Most columns of a matmul for which there are narrow tiles.
 pub const FEW: usize = 32;
-/// A tile must be this much faster in the model than those before it: larger tiles come first, and read less from the
-/// L2 cache. Not where these leave multiprocessors without a tile: memory bandwidth needs all multiprocessors.
-const CLOSE: f64 = 0.98;
-/// Least elements of a tile for which two blocks of a cluster share a right operand by default.
-const PAIRED: usize = 128 * 192;
 /// Most stages that are chosen by default, and least beside buffers of what the epilogue reads.
 const STAGES: usize = 12;
 const RING: usize = 3;
@@ -99,10 +93,6 @@ impl Engine {
     fn most_spans(self) -> usize {
         if matches!(self, Engine::Simt | Engine::F8) { 1 } else { 2 }
     }
-    /// Most tiles that a block has in flight by default: two where that has been measured.
-    fn most_tiles_in_flight(self) -> usize {
-        if self == Engine::TensorCores { 2 } else { 1 }
-    }
     /// Columns that are loaded and multiplied, of a tile of `n` columns of which the matmul has `columns`.
     fn used(self, columns: usize, n: usize, right: Major) -> usize {
         match (self, right) {
@@ -129,6 +119,11 @@ impl Engine {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
         }
+    }
+    /// Whether a smaller tile has all rows or columns that this one has of a matmul.
+    pub fn is_wide(self, p: &Matmul, &(m, n, ..): &(usize, usize, usize, usize)) -> bool {
+        let mut others = self.tiles().iter().filter(|t| p.row.is_none() || t.1.is_power_of_two());
+        others.any(|t| t.0 == m && t.1 < n && p.n <= t.1 || t.1 == n && t.0 < m && p.m <= t.0)
     }
     /// FMAs per cycle of a multiprocessor, for a tile of `area` elements: threads with few accumulators load more
     /// operands per FMA. `transposed`: the left operand is M-major and the right one N-major.
@@ -217,8 +212,7 @@ impl Shape {
 #[derive(Clone, Copy, Debug)]
 pub struct Choices {
     pub in_flight: usize,
-    /// By default two blocks where the operands are large enough.
-    pub cluster: Option<usize>,
+    pub cluster: usize,
     /// By default as many as there is room for.
     pub stages: Option<usize>,
     /// Buffers of what the epilogue reads; 0: none, by address. By default one for each slice where memory has room.
@@ -227,7 +221,7 @@ pub struct Choices {
 }
 impl Choices {
     pub fn of(in_flight: usize) -> Choices {
-        Choices { in_flight, cluster: None, stages: None, buffers: None, group: GROUP }
+        Choices { in_flight, cluster: 1, stages: None, buffers: None, group: GROUP }
     }
 }
 
@@ -283,7 +277,9 @@ impl fmt::Display for Misfit {
                  32x64 in place of 256x128, 64x256, those of 192 columns and those narrower than 64; tf32 none narrower than 64",
             ),
             Misfit::Rows => write!(f, "an operand's rows in a tile have fewer than {SPAN} bytes"),
-            Misfit::Cut => f.write_str("the rows that the epilogue reduces are not whole in a tile"),
+            Misfit::Cut => f.write_str(
+                "the rows that the epilogue reduces are not whole in a tile; `stage c global` computes it by a launch of its own",
+            ),
             Misfit::Crossed => f.write_str("K of a stage crosses the channels of a point"),
             Misfit::Narrow => write!(f, "tiles of fewer than 64 columns are for matmuls of at most {FEW}"),
             Misfit::PingPong => f.write_str("fma has one tile in flight"),
@@ -300,28 +296,6 @@ impl fmt::Display for Misfit {
     }
 }
 
-/// The shape with the least predicted time of those that fit.
-pub fn choose(p: &Matmul, engine: Engine, sides: [Side; 2], through: &Through) -> Option<Shape> {
-    // A smaller tile has all rows or columns.
-    let large = |m: usize, n: usize| {
-        let mut others = engine.tiles().iter().filter(|t| p.row.is_none() || t.1.is_power_of_two());
-        others.any(|t| t.0 == m && t.1 < n && p.n <= t.1 || t.1 == n && t.0 < m && p.m <= t.0)
-    };
-    let mut best: Option<(f64, Shape)> = None;
-    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !large(t.0, t.1)) {
-        for in_flight in 1..=engine.most_tiles_in_flight() {
-            let choices = Choices::of(in_flight);
-            let Ok(shape) = shape(p, engine, [m, n, copies, spans], choices, sides, through) else { continue };
-            let time = shape.cycles(p, sides);
-            let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
-            if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
-                best = Some((time, shape));
-            }
-        }
-    }
-    best.map(|b| b.1)
-}
-
 /// The shape of a schedule's tile.
 pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], through: &Through) -> Result<Shape, Misfit> {
     let [m, n, k] = t.size;
@@ -332,7 +306,7 @@ pub fn of_tile(p: &Matmul, engine: Engine, t: &Tile, sides: [Side; 2], through: 
     }
     let in_flight = if t.ping_pong { 2 } else { 1 };
     let buffers = Some(t.buffers.unwrap_or(0));
-    let choices = Choices { in_flight, cluster: Some(t.cluster), stages: t.stages, buffers, group: t.group };
+    let choices = Choices { in_flight, cluster: t.cluster, stages: t.stages, buffers, group: t.group };
     shape(p, engine, [m, n, copies, bytes / SPAN], choices, sides, through)
 }
 
@@ -347,7 +321,7 @@ pub fn shape(
 ) -> Result<Shape, Misfit> {
     let sides = majors(sides);
     let batch: usize = p.batch.iter().product();
-    let Choices { in_flight, group, .. } = choices;
+    let Choices { in_flight, cluster, group, .. } = choices;
     let copies = if in_flight > 1 { 1 } else { copies };
     let refuse = |is: bool, why: Misfit| if is { Err(why) } else { Ok(()) };
     // Rows of an M/N-major tile must fill the swizzle's span.
@@ -371,9 +345,6 @@ pub fn shape(
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let whole = engine != Engine::Simt && tiles_m.is_multiple_of(2);
-    let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && sums * m * n >= PAIRED && work >= p.machine.warpgroups.multicast;
-    let cluster = choices.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
     let (stages, buffers) = (0, 0);
     #[rustfmt::skip]

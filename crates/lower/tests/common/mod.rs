@@ -324,7 +324,7 @@ pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
 pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) -> String {
     checked_text_by(lines, precision, arch, None)
 }
-/// The same by a schedule that begins with this step, where the kernel has one.
+/// The same by a schedule that has this step, where the kernel has one.
 pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch, step: Option<&str>) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
@@ -334,7 +334,7 @@ pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch,
         inputs.iter_mut().for_each(in_tf32);
     }
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let k = by_rules(k, arch, step);
+    let k = by_step(k, arch, step);
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
@@ -362,22 +362,23 @@ pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Arch) -> R
     let steps = lower(&kernel(kind, body.clone()), target).map_err(|e| e.to_string())?;
     run_steps(body, &steps, inputs)
 }
-/// The kernel by a schedule that begins with this step and fits; else by that of lowering's rules, whichever is predicted to be faster.
-pub fn by_rules(k: Kernel, target: Arch, step: Option<&str>) -> Kernel {
-    let has = |s: &Schedule| step.is_some_and(|step| s.to_string().starts_with(step));
-    let all = kiln_lower::schedules(&k, target.machine()).expect("lowers");
-    let fits = |s: &Schedule| kiln_lower::fits(&k, target.machine(), s).is_ok();
-    let found = all.into_iter().map(|s| s.0).find(|s| has(s) && fits(s));
-    let schedule = found.or_else(|| kiln_lower::ruled(&k, target.machine()).expect("lowers"));
+/// The kernel by the cheapest schedule that fits and begins with this step, or has it; else by the one that it gets.
+pub fn by_step(k: Kernel, target: Arch, step: Option<&str>) -> Kernel {
+    let all: Vec<Schedule> =
+        kiln_lower::schedules(&k, target.machine()).expect("lowers").into_iter().map(|s| s.0).collect();
+    let fits = |s: &&Schedule| kiln_lower::fits(&k, target.machine(), s).is_ok();
+    let first = |step: &str| all.iter().filter(|s| s.to_string().starts_with(step)).find(fits);
+    let any = |step: &str| all.iter().filter(|s| s.to_string().contains(step)).find(fits);
+    let schedule = step.and_then(|step| first(step).or_else(|| any(step))).cloned();
     Kernel { schedule, ..k }
 }
-/// The programs of a kernel by the rules as text.
+/// The programs of a kernel as text.
 pub fn lowered(kind: KernelKind, body: &Graph, target: Arch) -> String {
     lowered_by(kind, body, target, None)
 }
-/// The same by a schedule that begins with this step, where the kernel has one.
+/// The same by a schedule that has this step, where the kernel has one.
 pub fn lowered_by(kind: KernelKind, body: &Graph, target: Arch, step: Option<&str>) -> String {
-    let k = by_rules(kernel(kind, body.clone()), target, step);
+    let k = by_step(kernel(kind, body.clone()), target, step);
     lower(&k, target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }
 
