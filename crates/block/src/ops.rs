@@ -329,8 +329,8 @@ pub enum Op {
     BarrierWait,
     /// Shared tile, stage, descriptor, barrier, its stage, starts…: tensor-map load, completing on the barrier.
     /// `multicast`: every block of the cluster executes it; each reads its slice of the tile (of the descriptor's size,
-    /// along the first axis) and multicasts it, so that all get the whole tile. Leading axes of size 1 of the
-    /// descriptor are dropped.
+    /// along the first axis) and multicasts it, so that all get the whole tile. Otherwise a descriptor of fewer rows fills the
+    /// first rows of the tile; those after them are not defined. Leading axes of size 1 of the descriptor are dropped.
     TmaLoad {
         multicast: bool,
     },

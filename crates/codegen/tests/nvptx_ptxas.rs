@@ -395,7 +395,15 @@ fn ping_pong() {
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
         let mut k = roles::run(
             &k,
-            Some(Crew { consumers: 2, stages: 4, ping_pong: true, columns: None, buffers: None, last: None }),
+            Some(Crew {
+                consumers: 2,
+                stages: 4,
+                ping_pong: true,
+                columns: None,
+                rows: None,
+                buffers: None,
+                last: None,
+            }),
             Arch::Sm90a.machine(),
         )
         .unwrap();
@@ -414,8 +422,15 @@ fn columns_of_the_matmul() {
     for (columns, multiplied) in [(192, 192), (200, 256)] {
         let mut k = kiln_block::text::parse(text).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
-        let crew =
-            Crew { consumers: 2, stages: 3, ping_pong: false, columns: Some(columns), buffers: None, last: None };
+        let crew = Crew {
+            consumers: 2,
+            stages: 3,
+            ping_pong: false,
+            columns: Some(columns),
+            rows: Some(24),
+            buffers: None,
+            last: None,
+        };
         let mut k = roles::run(&k, Some(crew), Arch::Sm90a.machine()).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();

@@ -59,6 +59,10 @@ impl Plain {
         let size = if whole { [size[0], size[1].next_multiple_of(tile[1]), size[2]] } else { size };
         let grid = if batch > 1 { r.below(2) } else { r.below(3) };
         let transposed = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
+        // Fewer rows than a tile has.
+        let few = !whole && elem != Elem::F32;
+        let size = if few { [1 + size[0] % 48, size[1], size[2]] } else { size };
+        let transposed = [transposed[0] && !few, transposed[1]];
         let terms = r.pick(&[Terms::Products, Terms::Squares, Terms::Distances]);
         Plain {
             elem,
@@ -248,7 +252,7 @@ fn has(k: &Kernel, wanted: impl Fn(&Op) -> bool) -> bool {
 
 #[test]
 fn every_step_keeps_every_bit() {
-    let (mut made, mut prefetched) = (0, 0);
+    let (mut made, mut prefetched, mut narrowed) = (0, 0, 0);
     for seed in 0..16 {
         let plain = Plain::random(seed);
         let k = plain.kernel();
@@ -271,12 +275,23 @@ fn every_step_keeps_every_bit() {
         check("persistent, drawn", &persistent::run(&mapped, drawn).unwrap_or_else(|e| panic!("{about}: {e}")));
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
-        let ping_pong =
-            |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, buffers: None, last: None });
+        // Of a tile that has more rows than the array, only those of the array are copied.
+        let rows = (plain.tiles()[0] == 1).then_some(plain.size[0]);
+        let narrow = rows.is_some_and(|m| m + 8 <= plain.tile[0]) && plain.elem != Elem::F32 && !plain.transposed[0];
+        let ping_pong = |stages| {
+            Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, rows, buffers: None, last: None })
+        };
         // The epilogue's tile of four slices through two buffers.
         let buffers = (has(&mapped, |op| *op == Op::TileLoad) && plain.residual && plain.tile[1] == 256).then_some(2);
-        let shared =
-            Crew { consumers: plain.tile[0] / 64, stages: 2, ping_pong: false, columns: None, buffers, last: None };
+        let shared = Crew {
+            consumers: plain.tile[0] / 64,
+            stages: 2,
+            ping_pong: false,
+            columns: None,
+            rows,
+            buffers,
+            last: None,
+        };
         for (name, before, crew) in [
             ("roles", mapped.clone(), None),
             ("persistent, roles", single.clone(), None),
@@ -289,6 +304,7 @@ fn every_step_keeps_every_bit() {
                 Ok(k) => {
                     made += 1;
                     prefetched += usize::from(plain.residual);
+                    narrowed += usize::from(narrow && crew.is_some_and(|crew| crew.ping_pong));
                     let mut barriers = 0;
                     k.walk(&mut |_, d| barriers += usize::from(d.op == Op::AllocBarriers));
                     let ring = 2 + usize::from(crew.is_some_and(|c| c.ping_pong));
@@ -305,7 +321,7 @@ fn every_step_keeps_every_bit() {
         }
     }
     assert!(made > 4 * 16, "{made}");
-    assert!(prefetched > 20, "{prefetched}");
+    assert!(prefetched > 20 && narrowed >= 4, "{prefetched}, {narrowed}");
 }
 
 /// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum;

@@ -10,7 +10,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
-pub const PROGRAMS: u32 = 8;
+pub const PROGRAMS: u32 = 9;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {
@@ -96,6 +96,7 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     let nest = || only_nest(kernel, machine, &schedule::all_of);
     let priced = |(m, us): (Multiply, f64)| (m.schedule(), Price { us, ..Price::default() });
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
+    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     let Some(first) = made.map(|made| made.schedule()) else {
         let nest = nest()?.unwrap_or_default();
         // A kernel of several nests has no schedule.
@@ -188,7 +189,7 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Multiply, f64)
     if !machine.arch.is_gpu() {
         return Ok(vec![]);
     }
-    let mut all = with(kernel, machine, |of| {
+    let all = with(kernel, machine, |of| {
         let all = match kernel.kind {
             KernelKind::Gemm => gemm::candidates(of, of.machine),
             KernelKind::Conv => crate::conv::candidates(of, of.machine),
@@ -198,13 +199,21 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Multiply, f64)
         };
         Ok(if_taken(all)?.unwrap_or_default())
     })?;
-    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
+    let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * CLOSE <= least);
+    close.sort_by_key(|c| c.0.idle(machine.units.multiprocessors));
+    others.sort_by(|a, b| a.1.total_cmp(&b.1));
+    close.extend(others);
     if kernel.batch_invariant {
-        all.retain(|c| c.0.is_invariant());
-        all.sort_by_key(|c| c.0.form());
+        close.retain(|c| c.0.is_invariant());
+        close.sort_by_key(|c| c.0.form());
     }
-    Ok(all)
+    Ok(close)
 }
+
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves the fewest
+/// multiprocessors idle: larger tiles come first, and read less from the L2 cache.
+const CLOSE: f64 = 0.98;
 
 /// Schedules that differ from that of a matmul by warpgroups in one choice that the model does not price: the number of stages and of
 /// buffers, their depth, the order of tiles, clusters, tiles in flight. Not all of them fit a kernel.

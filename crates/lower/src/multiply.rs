@@ -171,6 +171,15 @@ impl Multiply {
             Multiply::Attention(_) => true,
         }
     }
+    /// Multiprocessors, of so many, that a persistent kernel has no blocks for. What a library does is not known.
+    pub fn idle(&self, multiprocessors: usize) -> usize {
+        let blocks = match self {
+            Multiply::Library => Some(0),
+            Multiply::Matmul(p) => p.tile.persist,
+            Multiply::Attention(a) => a.persist,
+        };
+        blocks.map_or(0, |blocks| multiprocessors.saturating_sub(blocks))
+    }
     /// In which order forms are preferred where the number of rows may not choose one: sums in another order come later.
     pub fn form(&self) -> [bool; 2] {
         match self {

@@ -127,6 +127,7 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         stages: shape.stages,
         ping_pong: shape.in_flight > 1,
         columns: Some(p.n.min(shape.n)),
+        rows: Some(p.m.min(shape.m)),
         buffers: (shape.buffers > 0).then_some(shape.buffers),
         last,
     };

@@ -89,7 +89,7 @@ fn machine(looks: bool, slices: bool) -> Machine {
     (m.attention.join, m.attention.warps.beside.join, m.attention.warpgroups.beside.join) = (join, join, join);
     // Programs by warps do not look.
     m.attention.warps.beside.tile = 1.0;
-    (m.rates.launch, m.rates.alu) = if looks { (0.0, 1e30) } else { (1.0, m.rates.alu) };
+    (m.rates.launch, m.rates.alu) = (0.0, if looks { 1e30 } else { 1e-30 });
     m
 }
 

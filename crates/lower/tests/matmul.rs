@@ -454,7 +454,9 @@ fn rows_in_a_tile() {
     let apart = |lines: &str| assert!(reduced(lines, Arch::Sm90a).0 > 1, "{lines}");
     apart("(%a: bf16[64,64], %b: bf16[64,64]) { %c = dot %a, %b\n %y = softmax %c axis=0\n return %y }");
     apart(&format!("(%a: bf16[64,64], %b: bf16[300,64]) {{ %c = linear %a, %b\n {softmax} }}"));
-    apart(&format!("(%a: bf16[40,4096], %b: bf16[72,4096]) {{ %c = linear %a, %b\n {softmax} }}"));
+    let long = format!("(%a: bf16[40,4096], %b: bf16[72,4096]) {{ %c = linear %a, %b\n {softmax} }}");
+    let split = checked_text_by(&long, Precision::Exact, Arch::Sm90a, Some("split-reduce k"));
+    assert_eq!(split.matches("kernel @").count(), 2, "{split}");
     apart(
         "(%a: bf16[64,64], %b: bf16[64,64], %r: bf16[64,64]) { %c = linear %a, %b\n %p = softmax %r axis=1\n %y = mul %c, %p\n return %y }",
     );
@@ -538,7 +540,7 @@ fn matmuls_of(d: &str) {
         let lines = format!(
             "(%a: f8[{m},{k}], %b: f8[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
         );
-        let text = text(&lines, Arch::Sm90a);
+        let text = checked_text_by(&lines.replace("f8", d), Precision::Exact, Arch::Sm90a, Some("tensor-core wgmma"));
         assert!(text.contains("wgmma") && text.contains(d), "{text}");
     }
     for lines in [

@@ -271,6 +271,23 @@ fn tiles_wider_than_the_matmul_read_only_its_columns() {
 }
 
 #[test]
+fn tiles_taller_than_the_matmul_read_only_its_rows() {
+    let wide = "graph k(%a: bf16[20,136], %b: bf16[136,200]) { %y = dot %a, %b\n %s = softmax %y axis=1\n return %s }";
+    let batched = "graph k(%a: bf16[3,17,136], %b: bf16[3,136,72], %r: bf16[3,17,72]) { %y = dot %a, %b\n %z = add %y, %r\n return %z }";
+    for (graph, wanted) in [
+        (wide, "tensor-core wgmma 64x256x64; stage a,b shared 3"),
+        (wide, "tensor-core wgmma 128x256x64; stage a,b shared 3"),
+        (wide, "tensor-core wgmma 64x256x64; stage a,b shared 2; ping-pong"),
+        (batched, "tensor-core wgmma 64x128x64; stage a,b shared 3"),
+        (batched, "tensor-core wgmma 128x128x64; stage a,b shared 3; ping-pong"),
+    ] {
+        computes(graph, wanted);
+    }
+    let steps = steps(wide, Some(schedule("tensor-core wgmma 64x256x64; stage a,b shared 3"))).expect("lowers");
+    assert!(text(&steps).contains("%a: desc<bf16[24,64], b128>"), "{}", text(&steps));
+}
+
+#[test]
 fn split_k_takes_operands_of_any_layout_and_batch() {
     for graph in [
         "graph k(%a: bf16[328,72], %b: bf16[328,64]) { %t = permute %a perm=[1,0]\n %y = dot %t, %b\n return %y }",

@@ -156,6 +156,10 @@ pub struct Warpgroups {
     pub cache: f64,
     /// Fraction of that for rows that are no multiple of 128 bytes apart, which cross lines of the cache.
     pub crossing: f64,
+    /// Bytes of rows outside of an operand, which a copy fills with zeros.
+    pub outside: f64,
+    /// Bytes from L2 to all multiprocessors that none share: rows that an implicit GEMM reads for each point of its window.
+    pub windows: f64,
     /// Bytes that the epilogue reads beside the accumulators, per multiprocessor.
     pub beside: f64,
     /// Bytes from memory to all multiprocessors.

@@ -227,7 +227,7 @@ impl Sizes {
         let z = Sizes { heads: m.counted(self.heads), ..*self };
         let warps = Way::Warps(tiles);
         match self.warpgroups(m).map(Way::Warpgroups) {
-            Some(warpgroups) if z.seconds_by(&warpgroups, m) < z.seconds_by(&warps, m) => warpgroups,
+            Some(warpgroups) if z.seconds_by(&warpgroups, m) <= z.seconds_by(&warps, m) => warpgroups,
             _ => warps,
         }
     }
@@ -248,15 +248,16 @@ impl Sizes {
             cuts.dedup();
             cuts
         };
-        let t = self.tiles(m);
-        let cuts = slices(t.keys, t.parts).into_iter();
-        let mut all: Vec<Way> = cuts.map(|(part, parts)| Way::Warps(Tiles { part, parts, ..t })).collect();
+        let mut all = vec![];
         if let Some(w) = self.warpgroups(m) {
-            for consumers in [1, 2] {
+            for consumers in [2, 1] {
                 let cuts = slices(w.keys, w.parts).into_iter();
                 all.extend(cuts.map(|(part, parts)| Way::Warpgroups(Warpgroups { consumers, part, parts, ..w })));
             }
         }
+        let t = self.tiles(m);
+        let cuts = slices(t.keys, t.parts).into_iter();
+        all.extend(cuts.map(|(part, parts)| Way::Warps(Tiles { part, parts, ..t })));
         all
     }
     /// Predicted seconds of a way to write the program, without its launch.

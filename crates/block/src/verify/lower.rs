@@ -89,14 +89,14 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
         Op::TmaLoad { multicast } => {
             arity(5, 10, 0)?;
             cluster(*multicast)?;
-            copied(ty(0), ty(2), &staged(0)?, if *multicast { k.cluster } else { 1 })?;
+            copied(ty(0), ty(2), &staged(0)?, (if *multicast { k.cluster } else { 1 }, true))?;
             barrier_at(3)?;
             upper::starts(k, &data.args[5..], ty(2).shape().len())
         }
         Op::TmaStore => {
             arity(3, 8, 0)?;
             ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
-            copied(ty(1), ty(0), &staged(1)?, 1)?;
+            copied(ty(1), ty(0), &staged(1)?, (1, false))?;
             upper::starts(k, &data.args[3..], ty(0).shape().len())
         }
         Op::Wgmma { transpose_a, transpose_b } if args == 4 => {
@@ -170,13 +170,16 @@ fn stage(k: &Kernel, facts: &Facts, v: Value, stages: usize) -> Rule {
     }
 }
 /// A tile and a descriptor that are copied to each other; the descriptor covers one of `parts` slices along the first
-/// axis.
-fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
+/// axis, or with `first` the first of its rows.
+fn copied(tile: &Type, desc: &Type, block: &Type, (parts, first): (usize, bool)) -> Rule {
     let whole = upper::descriptor(desc)?;
     let extra = whole.shape().len().saturating_sub(block.shape().len());
     let (lead, rest) = whole.shape().split_at(extra);
     let mut shape = rest.to_vec();
     shape.first_mut().into_iter().for_each(|n| *n = n.saturating_mul(parts));
+    if let (true, [rows, _], [all, _]) = (first && parts == 1, &mut shape[..], block.shape()) {
+        *rows = if *rows < *all { *all } else { *rows };
+    }
     ensure(lead.iter().all(|n| *n == 1), || format!("{desc} has more axes than {tile}; further ones must be 1"))?;
     same("the descriptor's tile", &whole.with_shape(shape), block)?;
     match (tile, desc) {

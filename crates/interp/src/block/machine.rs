@@ -365,16 +365,21 @@ impl<'a> Machine<'a, '_> {
                     return Ok(Next::Wait);
                 }
             }
-            Op::TmaLoad { .. } => {
+            Op::TmaLoad { multicast } => {
                 let (tile, stage) = self.stage(flow, args[0], args[1])?;
                 let (elem, shape) = block_type(self.k.ty(args[0]));
                 self.starts_aligned(flow, elem, &args[5..])?;
-                let block = self.tile_load(flow, args[2], &args[5..], elem, &shape)?;
+                let mut copied = shape.clone();
+                if let (false, Some(rows)) = (multicast, copied.first_mut()) {
+                    let desc = self.k.ty(args[2]).shape();
+                    *rows = desc.len().checked_sub(shape.len()).map_or(*rows, |lead| desc[lead].min(*rows));
+                }
+                let block = self.tile_load(flow, args[2], &args[5..], elem, &copied)?;
                 // Whole panels are copied, zeros beyond the array.
                 let columns = block.shape.last().copied().unwrap_or(1);
                 let row = self.swizzle(args[2]).row_bytes(block.elem, columns);
                 let bytes = (block.count() / columns.max(1) * row) as i64;
-                self.tiles[tile].stages[stage] = Rc::new(block);
+                self.tiles[tile].stages[stage] = Rc::new(undefined_after(block, &shape));
                 let b = self.barrier(flow, args[3], args[4])?;
                 b.bytes -= bytes;
                 b.settle();

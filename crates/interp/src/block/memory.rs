@@ -85,6 +85,15 @@ pub fn element(b: &Block, i: usize) -> Scalar {
         Data::Ptr(v) => Scalar::Int(v[i].at),
     }
 }
+/// A block of this shape whose first rows are those of `block`; what follows is not defined, and NaN where that exists.
+pub fn undefined_after(block: Block, shape: &[usize]) -> Block {
+    let (all, own) = (shape.iter().product::<usize>(), block.count());
+    if all == own {
+        return block;
+    }
+    let undefined = if block.elem.is_float() { Scalar::Float(f64::NAN) } else { Scalar::Int(i64::MAX) };
+    collected(block.elem, shape, (0..all).map(|i| if i < own { element(&block, i) } else { undefined }))
+}
 /// Collects elements into a block of this type.
 pub fn collected(elem: Elem, shape: &[usize], all: impl Iterator<Item = Scalar>) -> Block {
     let data = if elem.is_float() {

@@ -43,8 +43,8 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let own = instances.div_ceil(p.machine.units.multiprocessors);
     let at_once = own.min(resident);
     let each = |rows: Rows| match rows {
-        // Elements of f32 are rounded to tf32, those of f8 cast to f16.
-        Rows::Aligned if engine == Engine::Mma && bytes != 2 => of.unaligned,
+        // Elements of f32 are rounded to tf32.
+        Rows::Aligned if engine == Engine::Mma && bytes == 4 => of.unaligned,
         Rows::Aligned => 0.0,
         Rows::Unaligned => of.unaligned,
         Rows::Gathered => of.gathered,
@@ -57,8 +57,10 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let cache = (loaded * bytes) as f64 / of.cache;
     let elements = batch * p.m * p.n;
     let finish = (t.m * t.n) as f64 / threads as f64 * (of.finish + of.after * p.after / elements as f64);
-    let alone =
-        steps * (of.step + of.loading * (loaded * bytes / threads) as f64 + read + of.exposed * multiplied) + finish;
+    // Few warps issue a part of a multiprocessor's instructions.
+    let busy = t.warps.min(ISSUED) as f64 / ISSUED as f64;
+    let waits = of.step + of.loading * (loaded * bytes / threads) as f64;
+    let alone = steps * (waits + (read + of.exposed * multiplied) / busy) + finish;
     let together = steps * (multiplied.max(cache) + read) + finish / ISSUED as f64;
     let own = own as f64;
     let cycles = (own / at_once as f64 * alone).max(own * together);

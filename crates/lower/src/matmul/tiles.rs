@@ -102,7 +102,8 @@ pub fn tiles(p: &Matmul, dtype: DType) -> Vec<Tile> {
     };
     let registers = dtype.bytes().div_ceil(4);
     let held = |t: &Tile| p.sums() * t.m * t.n * registers / (WARP * t.warps) <= ACCUMULATORS;
-    let mut all: Vec<Tile> = sizes.iter().map(|&[m, n]| one([fit(p.m, m), fit(p.n, n)])).filter(held).collect();
+    // Twice the rows, and the warps of so many, may hide more latency.
+    let mut all: Vec<Tile> = sizes.iter().map(|&[m, n]| one([fit(2 * p.m, m), fit(p.n, n)])).filter(held).collect();
     all.dedup();
     all
 }

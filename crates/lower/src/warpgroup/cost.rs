@@ -29,6 +29,14 @@ pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
 }
 
 impl Shape {
+    /// Rows of operands outside of the matmul that a tile copies, on average.
+    fn outside(&self, p: &Matmul, sides: [Major; 2]) -> f64 {
+        let beyond = |tiles: usize, size: usize, all: usize| (tiles * size).saturating_sub(all) as f64 / tiles as f64;
+        // Of a K-major operand one consumer has, only rows of the matmul are copied.
+        let none = self.tiles_m == 1 && self.copies == 1 && sides[0] == Major::Depth;
+        let left = if none { 0.0 } else { beyond(self.tiles_m, self.m, p.m) };
+        left + beyond(self.tiles_n, self.used, p.n) / self.cluster as f64
+    }
     /// Clock cycles of the launch: waves of as many tiles as there are multiprocessors, each bound by the slowest of
     /// arithmetic, copies from the L2 cache, and its share of memory bandwidth.
     pub fn cycles(&self, p: &Matmul, sides: [Side; 2]) -> f64 {
@@ -43,7 +51,8 @@ impl Shape {
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
         // Rows that cross lines of the L2 cache are copied at a fraction of its rate.
         let [left_rate, right_rate] = sides.map(|s| if s.lines { of.cache } else { of.crossing * of.cache });
-        let copied = (self.m.min(p.m) as f64 / left_rate + right / right_rate) * span * depths;
+        let outside = self.outside(p, majors(sides)) / of.outside;
+        let copied = (self.m.min(p.m) as f64 / left_rate + right / right_rate + outside) * span * depths;
         // A copy for both blocks of a cluster is written to the shared memory of both.
         let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / of.latency;
@@ -51,6 +60,8 @@ impl Shape {
         // one is the first.
         let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.len);
         let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
+        // Window points read a row again, from the L2 cache; tiles one below the other read the same.
+        let windows = if p.run.is_some() { right * span * depths / self.tiles_m as f64 } else { 0.0 };
         // Bytes that a tile stores; few where rows are reduced.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
@@ -85,7 +96,7 @@ impl Shape {
         let moved = if ping_pong && !crosses { shared } else { shared.max(copied) };
         let wave = |running: usize| {
             let memory = (own / one).max(own * running as f64 / of.all);
-            let multiplied = arithmetic.max(moved).max(memory);
+            let multiplied = arithmetic.max(moved).max(memory).max(windows * running as f64 / of.windows);
             let passed = if self.in_flight > 1 { of.pass } else { 0.0 };
             // Stores by address hold an epilogue up until all but its last part is on its way to memory; those by tensor map do not.
             let finish = if by_map { finish } else { finish.max(sent * running as f64 / of.all) };

@@ -38,6 +38,8 @@ pub struct Crew {
     pub ping_pong: bool,
     /// Columns of a tile that are used, at most: none after these is stored. `None`: all.
     pub columns: Option<usize>,
+    /// The same of its rows.
+    pub rows: Option<usize>,
     /// Buffers through which the epilogue of each consumer reads a tile, where it reads one by a descriptor. `None`: one for each slice of
     /// the tile.
     pub buffers: Option<usize>,
@@ -100,11 +102,12 @@ impl<'k> Writer<'k> {
             stages: 0,
             ping_pong: false,
             columns: None,
+            rows: None,
             buffers: None,
             last: None,
         });
         let rows = form.m / crew.shares().max(1);
-        let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
+        let stage: usize = form.loads.iter().map(|l| bytes_of(l, held(k, &form, crew, l))).sum();
         let size = [form.m, form.n];
         let tile = Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
         let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?.prefetching(&tile, crew.buffers)?;
@@ -157,18 +160,25 @@ impl<'k> Writer<'k> {
     }
     /// A consumer's part of a left tile; of a right one, the part that is used.
     fn shape(&self, l: &Load) -> [usize; 2] {
-        let mut shape = whole(self.k, &self.form, self.crew, l);
+        self.part(l, held(self.k, &self.form, self.crew, l))
+    }
+    /// The part of a load's tile that a consumer has of a left one.
+    fn part(&self, l: &Load, mut shape: [usize; 2]) -> [usize; 2] {
         if l.side == Side::Left {
             shape[usize::from(l.swapped)] /= self.crew.shares();
         }
         shape
+    }
+    /// Bytes that a stage gets.
+    fn copied(&self) -> usize {
+        self.form.loads.iter().map(|l| bytes_of(l, copied(self.k, &self.form, self.crew, l))).sum()
     }
 
     // ---- Parameters and memory ----
     /// Types of descriptors, for the tiles that are copied at once.
     fn descriptors(&self) -> Result<HashMap<Value, Type>, Refusal> {
         let copied = self.form.loads.iter().map(|l| {
-            let mut shape = self.shape(l);
+            let mut shape = self.part(l, copied(self.k, &self.form, self.crew, l));
             if l.side == Side::Right {
                 shape[0] /= self.k.cluster;
             }
@@ -264,7 +274,7 @@ impl<'k> Writer<'k> {
         });
     }
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
-        let bytes = self.form.loads.iter().map(|l| bytes_of(l, whole(self.k, &self.form, self.crew, l))).sum();
+        let bytes = self.copied();
         self.over_tiles(b, c, 0, |b, c, now| {
             let ring = Ring::of(now);
             let data = self.k.inst(self.form.depth);
@@ -329,14 +339,26 @@ impl<'k> Writer<'k> {
 /// pattern.
 const SHARED: usize = 64;
 
-/// The part of a load's tile that is copied: of a right operand only the columns that are used. Tensor cores take any
+/// The part of a load's tile that shared memory holds: of a right operand only the columns that are used. Tensor cores take any
 /// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes.
-fn whole(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
+fn held(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
     let mut shape = l.shape;
     if let (Side::Right, Engine::TensorCores, Some(n)) = (l.side, form.engine, crew.columns) {
         let least = if k.cluster > 1 { SHARED } else { 8 };
         let (axis, unit) = if l.swapped { (0, least) } else { (1, least.max(128 / l.elem.bytes())) };
         shape[axis] = shape[axis].min(n.next_multiple_of(unit));
+    }
+    shape
+}
+/// The part of it that is copied: of a K-major left operand only the rows that are used, where one consumer has them. Tensor cores multiply
+/// what is in shared memory after them to rows of the result that are not stored.
+fn copied(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
+    let mut shape = held(k, form, crew, l);
+    if let (Side::Left, Engine::TensorCores, Some(m)) = (l.side, form.engine, crew.rows)
+        && !l.swapped
+        && crew.shares() == 1
+    {
+        shape[0] = shape[0].min(m.next_multiple_of(8));
     }
     shape
 }
