@@ -40,7 +40,10 @@ const TRIED: usize = 2;
 /// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits; by those of its nests where none does.
 pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) -> bool) -> Result<Lowered, LowerError> {
     let hardware = &under(machine, kernel);
-    let all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
+    let mut all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
+    if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
+        all.retain(|c| c.1 <= APART * rows.us);
+    }
     // What does not fit in one tile seldom fits in another.
     let mut refused: Vec<((Forms, bool), usize)> = vec![];
     for (m, _) in all.into_iter().filter(|c| takes(&c.0)) {
@@ -67,6 +70,17 @@ pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) ->
 
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
 const FEW: [usize; 2] = [4, 16];
+/// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
+const APART: f64 = 2.0;
+
+/// The schedule and the price of a matmul of few rows or columns as sums along rows.
+fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {
+    if !is_few(kernel, machine, FEW[1])? {
+        return Ok(None);
+    }
+    let nest = if_taken(only_nest(kernel, machine, &schedule::all_of))?.flatten();
+    Ok(nest.and_then(|all| all.into_iter().next()))
+}
 
 /// Whether a matmul has at most so many rows or columns.
 fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, LowerError> {
@@ -93,20 +107,17 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
     let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.1 } else { None };
-    let nest = || only_nest(kernel, machine, &schedule::all_of);
     let priced = |(m, us): (Multiply, f64)| (m.schedule(), Price { us, ..Price::default() });
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     let Some(first) = made.map(|made| made.schedule()) else {
-        let nest = nest()?.unwrap_or_default();
+        let nest = only_nest(kernel, machine, &schedule::all_of)?.unwrap_or_default();
         // A kernel of several nests has no schedule.
         all.retain(|_| !nest.is_empty());
         return Ok(nest.into_iter().chain(all).collect());
     };
-    if is_few(kernel, machine, FEW[1])? {
-        all.extend(if_taken(nest())?.flatten().unwrap_or_default().into_iter().take(1));
-        all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
-    }
+    all.extend(by_rows(kernel, machine)?);
+    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     match all.iter().position(|c| c.0 == first) {
         Some(at) => all[..=at].rotate_right(1),
         None => all.insert(0, (first, Price::default())),
@@ -120,8 +131,8 @@ pub fn fits(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<(
     lowered(&kernel, machine).map(|_| ())
 }
 
-/// The price of a schedule for a kernel, where the model has one, and how much cheaper than the fixed rules' schedule one must be to replace
-/// it: `None` where no prediction does. An error where the schedule does not fit.
+/// The price of a schedule for a kernel, where the model has one, and how much cheaper than the fixed rules' schedule of a nest one must be
+/// to replace it: `None` where no prediction does, 1 where the cheapest is taken. An error where the schedule does not fit.
 pub fn priced(
     kernel: &Kernel,
     machine: &Machine,
@@ -130,8 +141,14 @@ pub fn priced(
     fits(kernel, machine, schedule)?;
     if schedule.multiplies() {
         let all = schedules(kernel, machine)?;
-        let found = all.iter().find(|c| unstaged(&c.0) == unstaged(schedule)).map(|c| c.1);
-        return Ok((found.filter(|p| p.us.is_finite()), Some(1.0)));
+        // The number of resident blocks is that of the machine where it is not given.
+        let resident = schedule.steps.iter().any(|s| matches!(s, Step::Persist(_)));
+        let key = |of: &Schedule| -> Schedule {
+            let kept = |s: &&Step| resident || !matches!(s, Step::Persist(_));
+            unstaged(of).steps.iter().filter(kept).cloned().collect()
+        };
+        let found = all.iter().find(|c| key(&c.0) == key(schedule)).map(|c| c.1);
+        return Ok((found, Some(1.0)));
     }
     let of = |nest: &crate::nest::Nest| {
         let facts = facts::Facts::of(nest);
