@@ -71,7 +71,7 @@ impl Answer {
             _ if chosen.schedule == asked.schedule => "it is the schedule of the kernel".to_string(),
             _ if chosen.us.is_none() || asked.us.is_none() => "the cost model has no time for one of them".to_string(),
             _ if chosen.us <= asked.us => "it is predicted to be slower".to_string(),
-            Some(1.0) => "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.2 times as high, or of at most 4 rows or columns".to_string(),
+            Some(1.0) => "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns".to_string(),
             Some(gain) => format!(
                 "predictions for one nest err alike: a schedule replaces that of the fixed rules where it is predicted to be {gain} times as fast"
             ),

@@ -71,7 +71,7 @@ pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) ->
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
 const FEW: [usize; 2] = [4, 16];
 /// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
-const APART: f64 = 1.2;
+const APART: f64 = 1.5;
 
 /// The schedule and the price of a matmul of few rows or columns as sums along rows.
 fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {

@@ -4,8 +4,8 @@
 //! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
 //! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows can be computed with its
-//! operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows, and copies of rows outside of the
-//! operand cost as much as others.
+//! operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows, all of which tensor
+//! cores multiply.
 //!
 //! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
 //! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
@@ -280,7 +280,7 @@ fn reduced(of: &Body, v: ValueId) -> Option<usize> {
 }
 
 /// Whether the operands of a skinny GEMM may be swapped, so that its few rows are columns: tiles may have as few columns, but
-/// have at least 64 rows, most of which would be copied from outside of the operand.
+/// have at least 64 rows, all of which tensor cores multiply.
 fn may_swap(of: &Body, v: ValueId, d: &Dims) -> bool {
     let half = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16);
     half && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma() && d.m <= FEW

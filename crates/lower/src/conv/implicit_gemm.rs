@@ -84,7 +84,7 @@ pub fn candidates(
         let (precision, cycles) = (matmul.precision, w.copies(machine));
         let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
         let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, ..p.forms }, ..p }, us);
-        Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)).into_iter().map(one).collect())
+        Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)?).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
 }

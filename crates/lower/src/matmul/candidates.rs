@@ -3,13 +3,13 @@ use super::cost::tiles;
 use super::memory::{self, Way};
 use super::tiles::{self, engine};
 use super::{Matmul, epilogue, fitting, operands};
-use crate::LowerError;
 use crate::dag::Scene;
 use crate::expr::{CoordId, Expr};
 use crate::multiply::{Forms, Product};
 use crate::placed::the_sums;
 use crate::resolve::Body;
 use crate::warpgroup::{self, Through};
+use crate::{LowerError, if_taken};
 use kiln_plan::Hardware;
 
 /// Where the epilogue is computed.
@@ -23,31 +23,31 @@ pub struct Epilogue {
 }
 
 /// The places where a matmul's epilogue can be computed.
-pub fn epilogues(of: &Body, p: &Matmul) -> Vec<Epilogue> {
-    let in_tiles = fused(of, p).map(|through| Epilogue { row: p.row, apart: false, through });
+pub fn epilogues(of: &Body, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
+    let in_tiles = fused(of, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
     // The halves of one matmul are no values that can be stored.
     let is_stored = p.values().count() == p.sums();
     let apart = is_stored && (p.row.is_some() || in_tiles.is_none());
     let stored = Through { stored: vec![of.graph.dtype(p.v).compute().bytes()], prefetched: false };
     let apart = apart.then_some(Epilogue { row: None, apart: true, through: stored });
-    in_tiles.into_iter().chain(apart).collect()
+    Ok(in_tiles.into_iter().chain(apart).collect())
 }
 
 /// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
-fn fused(of: &Body, p: &Matmul) -> Option<Through> {
-    let placed = fitting(of, p)?;
+fn fused(of: &Body, p: &Matmul) -> Result<Option<Through>, LowerError> {
+    let Some(placed) = fitting(of, p) else { return Ok(None) };
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let rows = p.batch.len() as CoordId;
-    let (dag, stores) = epilogue(of, p, &placed, &axes).ok()?;
+    let Some((dag, stores)) = if_taken(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
     let scene = Scene { dag, stores };
-    the_sums(&scene, p.sums())?;
-    Some(warpgroup::through(&scene, p, [(rows, p.m), (rows + 1, p.n)]))
+    let sums = the_sums(&scene, p.sums());
+    Ok(sums.map(|_| warpgroup::through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
 }
 
 /// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
 pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
-    let (dtype, epilogues) = (operands(of, p.v), epilogues(of, p));
+    let (dtype, epilogues) = (operands(of, p.v), epilogues(of, p)?);
     let mut all = vec![];
     for way in memory::ways(of, p, machine)? {
         all.extend(staged(of, p, &way, &epilogues));

@@ -6,7 +6,8 @@
 //! operands without bank conflicts. [`ways`] lists what may be copied, with its price.
 //!
 //! **3xTF32** (`precision tf32x3`, under `splits`). The copy writes each operand as the sum of two tf32 numbers, and
-//! three tf32 matmuls of these give an f32 matmul. Dual GEMMs stay exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
+//! three tf32 matmuls of these give an f32 matmul. Dual GEMMs stay exact. Tensor cores truncate when they accumulate, so
+//! the accumulator of each stage is
 //! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
 //! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
 use super::cost::Rows;
