@@ -1,9 +1,9 @@
 //! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost model is fitted to.
 //!
-//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] GRAPH…
+//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…
 //!
 //! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops after S seconds.
-//! `--dry` writes predictions for a built-in description (h100, h200) and measures nothing.
+//! FILE has further schedules to measure, lines of `graph<tab>kernel<tab>schedule`. `--dry` writes predictions for a built-in description (h100, h200) and measures nothing.
 use kiln::tune::{Budget, Sampling, TuneOptions};
 use kiln::{CompileOptions, DeviceKind, Model, Target};
 use std::io::Write;
@@ -13,9 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let out = args
         .next()
-        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] GRAPH…")?;
+        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…")?;
     let mut how = Sampling { first: 6, random: 12, seed: 1, dry: false };
     let (mut seconds, mut graphs, mut dry) = (400u64, vec![], None);
+    let mut also: Vec<(String, String, kiln_plan::Schedule)> = vec![];
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--first" => how.first = args.next().ok_or("--first N")?.parse()?,
@@ -24,6 +25,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let name = args.next().ok_or("--dry MACHINE")?;
                 dry = Some(kiln_machine::machine(&name).ok_or(format!("there is no machine `{name}`"))?);
                 how.dry = true;
+            }
+            "--also" => {
+                for line in std::fs::read_to_string(args.next().ok_or("--also FILE")?)?.lines() {
+                    let [graph, kernel, schedule] = line.split('\t').collect::<Vec<_>>()[..] else {
+                        return Err(format!("not a graph, a kernel and a schedule: {line}").into());
+                    };
+                    also.push((graph.to_string(), kernel.to_string(), schedule.parse::<kiln_plan::Schedule>()?));
+                }
             }
             "--seconds" => seconds = args.next().ok_or("--seconds S")?.parse()?,
             "--seed" => how.seed = args.next().ok_or("--seed S")?.parse()?,
@@ -52,7 +61,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 again: true,
                 budget: Budget { rounds: 5, slower: 1e9, most: usize::MAX, factor: f64::INFINITY, ..Budget::default() },
             };
-            kiln::tune::sample(&model, &tune, how)
+            let further = |kernel: &str| {
+                let here = also.iter().filter(|a| a.0 == model.graph.name && a.1 == kernel);
+                here.map(|a| a.2.clone()).collect()
+            };
+            kiln::tune::sample(&model, &tune, how, &further)
         };
         match run() {
             Ok(kernels) => {

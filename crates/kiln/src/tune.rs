@@ -238,7 +238,12 @@ pub struct Sampling {
 ///
 /// # Errors
 /// If the model cannot be planned, or the schedule of the plan does not run.
-pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec<serde_json::Value>, Error> {
+pub fn sample(
+    model: &Model,
+    options: &TuneOptions,
+    how: Sampling,
+    further: &dyn Fn(&str) -> Vec<Schedule>,
+) -> Result<Vec<serde_json::Value>, Error> {
     let plan = compile::plan(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
     let machine = options.compile.machine();
     let mut found = vec![];
@@ -255,8 +260,6 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
         for at in (how.first + 2..schedules.len()).rev() {
             schedules.swap(at, how.first + 1 + crate::trial::drawn(&mut state, at - how.first));
         }
-        let fixed = nest.as_ref().map(|nest| nest.fixed.clone());
-        let rules = fixed.as_ref().and_then(|fixed| schedules.iter().find(|s| s.0 == *fixed).cloned());
         // Of what multiplies, not all fit.
         let fits = |s: &Schedule| nest.is_some() || kiln_lower::fits(k, machine, s).is_ok();
         // Of what multiplies, the cheapest of each tile first.
@@ -272,7 +275,13 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
             schedules = first;
         }
         schedules.truncate(1 + how.first + how.random);
-        schedules.extend(rules.filter(|f| !schedules.iter().any(|s| s.0 == f.0)));
+        for schedule in further(&k.name) {
+            if let Ok(Some(price)) = kiln_lower::priced(k, machine, &schedule)
+                && !schedules.iter().any(|s| s.0 == schedule)
+            {
+                schedules.push((schedule, price));
+            }
+        }
         let measured: Vec<(String, f64)> = if how.dry {
             schedules.iter().map(|(s, _)| (s.to_string(), 0.0)).collect()
         } else {
@@ -289,22 +298,11 @@ pub fn sample(model: &Model, options: &TuneOptions, how: Sampling) -> Result<Vec
             schedules.iter().map(|(s, p)| (s.to_string(), us(p.us))).collect();
         let mut out = serde_json::json!({
             "name": k.name, "kind": k.kind.name(), "precision": k.precision.name(), "candidates": total,
-            "default": default, "fixed": fixed.map(|s| s.to_string()), "measured": measured, "predicted": predicted, "planned": k.cost.us,
+            "default": default, "measured": measured, "predicted": predicted, "planned": k.cost.us,
         });
         match &nest {
             Some(nest) => {
-                let f = &nest.facts;
-                let access = |a: &kiln_lower::facts::Access| {
-                    serde_json::json!({
-                        "slot": format!("{:?}", a.slot), "bytes": a.bytes, "store": a.store, "strides": a.strides,
-                        "guarded": a.guarded, "gathered": a.gathered,
-                    })
-                };
-                out["nest"] = serde_json::json!({
-                    "bytes": f.bytes, "coords": f.coords, "levels": f.levels, "reductions": f.reductions, "scans": f.scans,
-                    "ordered": f.ordered, "before": f.before, "after": f.after, "quotients": f.quotients,
-                    "accesses": f.accesses.iter().map(access).collect::<Vec<_>>(),
-                });
+                out["nest"] = serde_json::to_value(&nest.facts).map_err(|e| Error::failed(e.to_string(), ""))?
             }
             None => out["body"] = kiln_graph::text::print(&k.body.bare()).into(),
         }

@@ -17,8 +17,6 @@ pub struct Answer {
     /// Why it does not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// How many times as fast a schedule must be predicted to be to replace the one of the fixed rules; `None` where no prediction does.
-    pub replaces_from: Option<f64>,
 }
 
 /// The schedule that a question names, if it names one and not a part of a model.
@@ -47,9 +45,8 @@ pub fn ask(model: &Model, options: &CompileOptions, kernel: &str, schedule: &Sch
     let asked = priced(schedule);
     Ok(Answer {
         kernel: kernel.into(),
-        replaces_from: own.as_ref().and_then(|o| o.1.1),
-        chosen: own.map(|(s, (price, _))| ScheduleReport::new(s, price.as_ref())),
-        asked: asked.as_ref().ok().map(|(price, _)| ScheduleReport::new(schedule, price.as_ref())),
+        chosen: own.map(|(s, price)| ScheduleReport::new(s, price.as_ref())),
+        asked: asked.as_ref().ok().map(|price| ScheduleReport::new(schedule, price.as_ref())),
         refused: asked.err().map(kiln_lower::LowerError::why),
     })
 }
@@ -67,15 +64,16 @@ impl Answer {
             return t + &wrapped("asked       ", why, width);
         }
         let (Some(chosen), Some(asked)) = (&self.chosen, &self.asked) else { return t };
-        let kept = match self.replaces_from {
-            _ if chosen.schedule == asked.schedule => "it is the schedule of the kernel".to_string(),
-            _ if chosen.us.is_none() || asked.us.is_none() => "the cost model has no time for one of them".to_string(),
-            _ if chosen.us <= asked.us => "it is predicted to be slower".to_string(),
-            Some(1.0) => "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns".to_string(),
-            Some(gain) => format!(
-                "predictions for one nest err alike: a schedule replaces that of the fixed rules where it is predicted to be {gain} times as fast"
-            ),
-            None => "for such rows the fixed rules are measured to be better than predictions".to_string(),
+        let kept = if chosen.schedule == asked.schedule {
+            "it is the schedule of the kernel"
+        } else if chosen.us.is_none() || asked.us.is_none() {
+            "the cost model has no time for one of them"
+        } else if chosen.us <= asked.us {
+            "it is predicted to be slower"
+        } else if asked.schedule.parse::<Schedule>().is_ok_and(|s| s.multiplies()) {
+            "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns"
+        } else {
+            "of prices within 1 per cent the schedule with the fewest warps is taken, or it is not among those that are proposed"
         };
         let measure = if chosen.us > asked.us { "; `kiln tune` measures both, `[[use_schedule]]` sets it" } else { "" };
         t + &wrapped("why         ", &format!("{kept}{measure}"), width)

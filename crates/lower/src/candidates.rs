@@ -10,7 +10,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
-pub const PROGRAMS: u32 = 9;
+pub const PROGRAMS: u32 = 10;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {
@@ -18,8 +18,6 @@ pub struct Scheduled {
     pub facts: facts::Facts,
     /// The schedule that it gets, then others that fit it, the cheapest first.
     pub schedules: Vec<(Schedule, Price)>,
-    /// The schedule by fixed rules, which another one replaces where it is much cheaper.
-    pub fixed: Schedule,
 }
 
 /// The schedule that a kernel gets if its plan has none; `None` for a fallback, and for a kernel of several nests.
@@ -97,7 +95,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     }
     let of = |nest: &crate::nest::Nest| {
         let schedules = schedule::all_of(nest)?;
-        Ok(Scheduled { facts: facts::Facts::of(nest), schedules, fixed: schedule::fixed(nest)? })
+        Ok(Scheduled { facts: facts::Facts::of(nest), schedules })
     };
     only_nest(kernel, machine, &of)
 }
@@ -131,13 +129,8 @@ pub fn fits(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<(
     lowered(&kernel, machine).map(|_| ())
 }
 
-/// The price of a schedule for a kernel, where the model has one, and how much cheaper than the fixed rules' schedule of a nest one must be
-/// to replace it: `None` where no prediction does, 1 where the cheapest is taken. An error where the schedule does not fit.
-pub fn priced(
-    kernel: &Kernel,
-    machine: &Machine,
-    schedule: &Schedule,
-) -> Result<(Option<Price>, Option<f64>), LowerError> {
+/// The price of a schedule for a kernel, where the model has one. An error where the schedule does not fit.
+pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Option<Price>, LowerError> {
     fits(kernel, machine, schedule)?;
     if schedule.multiplies() {
         let all = schedules(kernel, machine)?;
@@ -148,11 +141,11 @@ pub fn priced(
             unstaged(of).steps.iter().filter(kept).cloned().collect()
         };
         let found = all.iter().find(|c| key(&c.0) == key(schedule)).map(|c| c.1);
-        return Ok((found, Some(1.0)));
+        return Ok(found);
     }
     let of = |nest: &crate::nest::Nest| {
         let facts = facts::Facts::of(nest);
-        Ok((Some(propose::price_of(nest, &facts, schedule)?), schedule::gain(nest, &facts)?))
+        Ok(Some(propose::price_of(nest, &facts, schedule)?))
     };
     let why = || "it has no schedule: it is several nests".to_string();
     let without = || LowerError::Unsupported { kernel: kernel.name.clone(), why: why() };

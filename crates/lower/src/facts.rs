@@ -1,12 +1,15 @@
 //! What the cost model and the proposer of schedules know of a nest.
-use crate::dag::{NodeId, NodeOp};
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::nest::Nest;
-use kiln_graph::{BinaryOp, Op};
+use crate::row_loop::moments::Moments;
+use kiln_graph::{BinaryOp, DType, Op};
 use kiln_plan::exec::Slot;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One access to memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Access {
     pub slot: Slot,
     /// Bytes of an element.
@@ -15,20 +18,30 @@ pub struct Access {
     /// Elements between neighbours along each coordinate of the nest; `None` along one that a quotient, a remainder or an index that is
     /// read depends on.
     pub strides: Vec<Option<i64>>,
-    /// Some points do not access it.
-    pub guarded: bool,
+    /// Elements from the start of the buffer, where all coordinates are 0.
+    pub offset: i64,
+    /// Share of the points that access it.
+    pub share: f64,
+    /// Needed after the reductions alone.
+    pub late: bool,
+    /// Needed for several levels of reductions, or for one and after it.
+    pub held: bool,
     /// Its index is read from memory.
     pub gathered: bool,
 }
 
 /// A nest in numbers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// Extent of each coordinate of the nest, and whether it belongs to the row.
     pub coords: Vec<(usize, bool)>,
     pub accesses: Vec<Access>,
     /// Levels of reductions, each of which needs the results of those before it.
     pub levels: usize,
+    /// The first two levels are a mean and the squared deviations from it, which loops over rows compute in one pass.
+    pub moments: bool,
+    /// Special functions of an element that are needed as [`Access::held`] is.
+    pub kept: usize,
     /// Reductions and scans.
     pub reductions: usize,
     pub scans: usize,
@@ -41,6 +54,55 @@ pub struct Facts {
     pub quotients: usize,
     /// Bytes that are read and written once.
     pub bytes: u64,
+}
+
+/// Bytes of a sector of the L2 cache.
+const SECTOR: usize = 32;
+/// Share of the points for which an access is taken whose buffer's size is not known.
+const GUARDED: f64 = 0.6;
+
+impl Access {
+    /// Whether all its elements are in the sectors of those of another access.
+    pub fn in_lines_of(&self, other: &Access, extents: &[usize]) -> bool {
+        let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
+        let alike = |i: usize| match (self.strides[i], other.strides[i]) {
+            (Some(a), Some(b)) => a == b || near(a.abs().max(b.abs()) * extents[i] as i64),
+            (a, b) => a == b,
+        };
+        self.slot == other.slot
+            && self.gathered == other.gathered
+            && near(self.offset - other.offset)
+            && (0..extents.len()).all(alike)
+    }
+    /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
+    /// from the start to the end of one.
+    pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
+        let mut used: Vec<(u64, usize)> = vec![];
+        for (i, s) in self.strides.iter().enumerate() {
+            if *s != Some(0) && extents(i) > 1 {
+                used.push((s.map_or(u64::MAX, i64::unsigned_abs), extents(i)));
+            }
+        }
+        used.sort_unstable();
+        let (mut spans, mut length) = (1.0, 1u64);
+        for (stride, extent) in used {
+            if stride < length + gap as u64 {
+                length += stride * (extent as u64 - 1);
+            } else {
+                spans *= extent as f64;
+            }
+        }
+        (spans, length as f64)
+    }
+    /// Elements that end a span: those of a sector.
+    pub fn gap(&self) -> usize {
+        SECTOR / self.bytes.clamp(1, SECTOR)
+    }
+    /// Bytes of the sectors that it touches.
+    fn touched(&self, extents: &[usize]) -> f64 {
+        let (spans, length) = self.spans(|i| extents[i], self.gap());
+        spans * length * self.bytes as f64 * self.share
+    }
 }
 
 impl Facts {
@@ -60,70 +122,98 @@ impl Facts {
             e.nodes(&mut |_| reads = true);
             reads
         };
-        let mut accesses = vec![];
-        for n in &live {
-            if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
-                let bytes = dag.node(*n).dtype.bytes();
-                let (strides, gathered) = (strides(at), gathered(at));
-                accesses.push(Access {
-                    slot: *slot,
-                    bytes,
-                    store: false,
-                    strides,
-                    guarded: !guards.is_empty(),
-                    gathered,
-                });
-            }
-        }
-        for s in &scene.stores {
-            let (strides, gathered) = (strides(&s.at), gathered(&s.at));
-            let guarded = !s.guards.is_empty();
-            accesses.push(Access { slot: s.slot, bytes: s.dtype.bytes(), store: true, strides, guarded, gathered });
-        }
-        let mut quotients = 0;
-        scene.exprs(&mut |e| e.walk(&mut |inner| quotients += usize::from(!std::ptr::eq(inner, e))));
         // Depth of each node in reductions.
         let mut depth = vec![0usize; dag.nodes.len()];
-        let (mut levels, mut reductions, mut scans, mut ordered) = (0, 0, 0, 0);
-        let mut bodies: Vec<NodeId> = vec![];
+        let (mut reductions, mut scans, mut ordered) = (0, 0, 0);
+        let mut levels: Vec<Vec<NodeId>> = vec![];
         for &n in &live {
             let node = dag.node(n);
             depth[n as usize] = node.operands().iter().map(|o| depth[*o as usize]).max().unwrap_or(0);
             match node.op {
-                NodeOp::Reduce { body, .. } => {
+                NodeOp::Reduce { .. } => {
+                    let level = depth[n as usize];
                     depth[n as usize] += 1;
-                    levels = levels.max(depth[n as usize]);
+                    levels.resize_with(levels.len().max(level + 1), Vec::new);
+                    levels[level].push(n);
                     reductions += 1;
-                    bodies.push(body);
                 }
                 NodeOp::Scan { .. } => scans += 1,
                 _ => {}
             }
             ordered += usize::from(!node.sums_in_any_order());
         }
-        let early = dag.reach(&bodies);
+        let phases = phases(scene, &levels);
+        let early = |n: NodeId| phases[n as usize].0 > 0;
+        let mut accesses = vec![];
+        let mut access = |slot, dtype: DType, at: &Expr, guarded: bool, node: Option<NodeId>| {
+            let (strides, bytes) = (strides(at), dtype.bytes());
+            let used = space.coords.iter().zip(&strides).filter(|(_, s)| **s != Some(0));
+            let touched = used.map(|(c, _)| c.extent as f64).product::<f64>() * bytes as f64;
+            let share = match nest.size(slot) {
+                _ if !guarded => 1.0,
+                Some(size) => (size as f64 / touched).clamp(0.01, 1.0),
+                None => GUARDED,
+            };
+            let (offset, gathered) = (at.constant, gathered(at));
+            let (before, after) = node.map_or((0, true), |n| phases[n as usize]);
+            let (store, late) = (node.is_none(), before == 0);
+            let held = before + usize::from(after) > 1;
+            accesses.push(Access { slot, bytes, store, strides, offset, share, late, held, gathered });
+        };
+        for n in &live {
+            if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
+                access(*slot, dag.node(*n).dtype, at, !guards.is_empty(), Some(*n));
+            }
+        }
+        for s in &scene.stores {
+            access(s.slot, s.dtype, &s.at, !s.guards.is_empty(), None);
+        }
+        let mut quotients = 0;
+        scene.exprs(&mut |e| e.walk(&mut |inner| quotients += usize::from(!std::ptr::eq(inner, e))));
+        let moments = nest.row().is_some_and(|n| Moments::of(scene, &levels, n).is_some());
+        let levels = levels.len();
         let row = space.row_ids();
         let deps = dag.depends(&row);
         let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
-        let (mut before, mut after) = (0.0, 0.0);
+        let (mut before, mut after, mut kept) = (0.0, 0.0, 0);
         for &n in &live {
             let weight = weight(&dag.node(n).op);
             if along(n) || row.is_empty() {
-                *if early.contains(&n) { &mut before } else { &mut after } += weight;
+                *if early(n) { &mut before } else { &mut after } += weight;
+                let (before, after) = phases[n as usize];
+                kept += usize::from(weight >= SPECIAL && before + usize::from(after) > 1);
             }
         }
-        let mut sizes: std::collections::BTreeMap<Slot, u64> = std::collections::BTreeMap::new();
-        for a in &accesses {
-            let used = space.coords.iter().zip(&a.strides).filter(|(_, s)| **s != Some(0));
-            let bytes = used.map(|(c, _)| c.extent as u64).product::<u64>() * a.bytes as u64;
-            let most = sizes.entry(a.slot).or_default();
-            *most = bytes.max(*most);
+        let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
+        for (at, a) in accesses.iter().enumerate() {
+            let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
+            if !accesses[..at].iter().any(|b| a.in_lines_of(b, &extents)) {
+                *sizes.entry(a.slot).or_default() += a.touched(&extents);
+            }
         }
-        let bytes = if nest.bytes > 0 { nest.bytes } else { sizes.values().sum() };
+        let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
+        let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
         let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
-        Facts { coords, accesses, levels, reductions, scans, ordered, before, after, quotients, bytes }
+        Facts { coords, accesses, levels, moments, kept, reductions, scans, ordered, before, after, quotients, bytes }
     }
 }
+
+/// For each node, in how many levels of reductions it is needed, and whether it is after them.
+fn phases(scene: &Scene, levels: &[Vec<NodeId>]) -> Vec<(usize, bool)> {
+    let dag = &scene.dag;
+    let reduces = |n: NodeId| matches!(dag.node(n).op, NodeOp::Reduce { .. });
+    let mut found = vec![(0, false); dag.nodes.len()];
+    for level in levels {
+        let bodies: Vec<NodeId> = level.iter().flat_map(|n| dag.node(*n).operands()).collect();
+        dag.reach_until(&bodies, reduces).into_iter().for_each(|n| found[n as usize].0 += 1);
+    }
+    let results: Vec<NodeId> = scene.stores.iter().map(|s| s.value).collect();
+    dag.reach_until(&results, reduces).into_iter().for_each(|n| found[n as usize].1 = true);
+    found
+}
+
+/// Least weight of a special function.
+const SPECIAL: f64 = 4.0;
 
 /// Instructions of a node, roughly.
 pub fn weight(op: &NodeOp) -> f64 {

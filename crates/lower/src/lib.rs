@@ -8,7 +8,6 @@
 //! ([`space`]), a schedule cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
 mod attention;
 mod candidates;
-mod columns;
 mod composite;
 mod conv;
 mod dag;
@@ -18,6 +17,7 @@ pub mod facts;
 mod flash;
 mod gemm;
 mod host;
+mod host_schedule;
 mod invert;
 mod key_end;
 mod library;
@@ -29,7 +29,6 @@ mod multiply;
 mod nest;
 mod overlap;
 mod pairwise;
-mod persistent;
 mod placed;
 mod pointwise;
 mod prefetch;

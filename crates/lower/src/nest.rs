@@ -7,6 +7,8 @@ use crate::LowerError;
 use crate::dag::Scene;
 use crate::expr::CoordId;
 use crate::space::{Coord, Space};
+use kiln_graph::Graph;
+use kiln_plan::exec::Slot;
 use kiln_plan::{Axis, Hardware};
 
 /// The scalar program at the coordinates of a space.
@@ -24,8 +26,8 @@ pub struct Nest<'a> {
     pub space: Space,
     /// The program in that space.
     pub scene: Scene,
-    /// Bytes that it reads and writes once, where that is known; else 0.
-    pub bytes: u64,
+    /// The body whose inputs and outputs it reads and writes, if they are its buffers.
+    pub body: Option<&'a Graph>,
     at: &'a At<'a>,
 }
 
@@ -42,11 +44,21 @@ impl<'a> Nest<'a> {
         if space.coords.iter().any(|c| c.row) {
             at(&space.apart())?;
         }
-        Ok(Nest { name, machine, space, scene, bytes: 0, at })
+        Ok(Nest { name, machine, space, scene, body: None, at })
     }
-    /// The nest of a kernel that reads and writes so many bytes.
-    pub fn of_bytes(self, bytes: u64) -> Nest<'a> {
-        Nest { bytes, ..self }
+    /// The nest of a kernel with this body.
+    pub fn of_body(self, body: &'a Graph) -> Nest<'a> {
+        Nest { body: Some(body), ..self }
+    }
+    /// Bytes of a buffer, where that is known.
+    pub fn size(&self, slot: Slot) -> Option<u64> {
+        let body = self.body?;
+        let value = match slot {
+            Slot::Input(i) => body.inputs.get(i as usize),
+            Slot::Output(i) => body.outputs.get(i as usize),
+            Slot::Scratch(_) | Slot::Faults | Slot::Counter => None,
+        };
+        value.map(|v| body.ty(*v).bytes() as u64)
     }
     /// The axes with their extents: those that are not reduced, outermost first, then the row.
     pub fn axes(&self) -> Vec<(Axis, usize)> {

@@ -9,6 +9,8 @@ use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 use std::collections::BTreeMap;
 
+/// Registers that ptxas saves by computing values again before it keeps them in memory.
+const AGAIN: f64 = 4.0;
 /// Threads of a warp.
 const WARP: f64 = 32.0;
 /// Bytes of a sector of the L2 cache, and of an access to memory.
@@ -41,7 +43,7 @@ type Bit = (usize, u32);
 
 /// A schedule in numbers: what one instance of its (first) program does.
 #[derive(Default, Debug)]
-pub(crate) struct Work {
+pub struct Work {
     instances: f64,
     pub blocks: f64,
     pub warps: f64,
@@ -60,6 +62,9 @@ pub(crate) struct Work {
     prefetch: bool,
     peeled: bool,
     copies: bool,
+    tail: bool,
+    /// All elements are of half types.
+    halves: bool,
     /// Instances wait for totals of those before them.
     look_back: bool,
     /// The row's elements are needed more than once.
@@ -72,12 +77,16 @@ pub(crate) struct Work {
     across_blocks: u32,
     /// Accesses of an instance's warps by bytes of a thread's access: 16, 8, 4, fewer.
     accesses: [f64; 4],
-    /// 32-bit words that a thread has loaded, elements that move between threads, and those read at an index that is no affine form.
+    /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it needs after them.
     pub words: f64,
+    own: f64,
+    late: f64,
+    /// Elements that move between threads, and those read at an index that is no affine form.
     moved: f64,
     gathered: f64,
-    /// Bytes of sectors and of bursts of an instance, and sectors per access of a warp.
+    /// Bytes of sectors and of bursts of an instance, spans of memory, and sectors per access of a warp.
     sectors: f64,
+    spans: f64,
     bursts: f64,
     transactions: f64,
 }
@@ -87,11 +96,14 @@ struct Seen<'a> {
     access: &'a Access,
     /// The split axis along which it is contiguous.
     along: Option<usize>,
-    /// Different elements of a tile, those of a contiguous run, and the alignment of runs in bytes.
+    /// Different elements of a tile, its spans of memory, the elements of one, and their alignment in bytes.
     elements: f64,
-    run: f64,
+    spans: f64,
+    length: f64,
     align: usize,
     vector: usize,
+    /// Share of the tiles' elements that are in the nest.
+    valid: f64,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
 }
@@ -101,6 +113,7 @@ fn log2(n: usize) -> u32 {
 }
 
 impl Work {
+    /// What an instance of a schedule does; the schedule fits the nest.
     pub fn of(facts: &Facts, schedule: &Schedule) -> Work {
         let rows: Vec<usize> = (0..facts.coords.len()).filter(|i| facts.coords[*i].1).collect();
         let kept = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1);
@@ -127,6 +140,7 @@ impl Work {
                 Step::LookBack(_) => w.look_back = true,
                 Step::Peel(_, n) => (peel, w.peeled) = (*n, true),
                 Step::StageRows => runs = true,
+                Step::Tail(..) => w.tail = true,
                 Step::StageOperands => w.copies = true,
                 Step::Persist(n) => w.persist = *n as f64,
                 Step::Prefetch(_) => w.prefetch = true,
@@ -154,12 +168,14 @@ impl Work {
         w.tile = tile as f64;
         w.whole = trips == 1 && parts == 1;
         let uses = |a: &Access, coords: &[usize]| coords.iter().any(|i| a.strides[*i] != Some(0));
+        w.halves = facts.accesses.iter().all(|a| a.bytes <= 2);
         w.stored_along = facts.accesses.iter().any(|a| a.store && (rows.is_empty() || uses(a, &rows)));
         w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
         let totals = usize::from(facts.scans > 0 && parts > 1 && !w.look_back);
-        w.passes = if w.whole || rows.is_empty() { 1.0 } else { (facts.levels.max(1) + more + totals) as f64 };
+        let levels = facts.levels - usize::from(facts.moments && splits.len() == 1 && chunk > 1);
+        w.passes = if w.whole || rows.is_empty() { 1.0 } else { (levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.
         let mut inner: BTreeMap<usize, usize> = BTreeMap::new();
         for (axis, block) in &splits {
@@ -184,20 +200,18 @@ impl Work {
                 });
                 let used = |i: &usize| stride(*i) != Some(0);
                 let elements: f64 = inner.iter().filter(|(i, _)| used(i)).map(|(_, n)| *n as f64).product();
-                let (mut run, mut next) = (1usize, 1i64);
-                let mut order: Vec<usize> =
-                    inner.keys().copied().filter(|i| stride(*i).is_some_and(|s| s != 0)).collect();
-                order.sort_by_key(|i| stride(*i).map_or(0, i64::abs));
-                for i in order {
-                    if stride(i).map(i64::abs) != Some(next) {
-                        break;
-                    }
-                    run *= inner[&i];
-                    if inner[&i] < facts.coords[i].0 {
-                        break;
-                    }
-                    next = run as i64;
-                }
+                let inside = |i: usize| inner.get(&i).copied().unwrap_or(1);
+                let run = access.spans(inside, 1).1;
+                // Elements at computed positions are taken to be near each other, as in an image that is resampled.
+                let near = along.is_none() && access.gathered;
+                let (spans, length) = if near { (1.0, elements) } else { access.spans(inside, access.gap()) };
+                let valid = splits.iter().map(|(axis, block)| {
+                    let coords = axes.get(axis).map_or(&[][..], |c| &c[..]);
+                    let count = if *axis == Axis::Row { parts * trips } else { extent(axis).div_ceil(*block) };
+                    let there = extent(axis) as f64 / (count * block) as f64;
+                    if uses(access, coords) { there.min(1.0) } else { 1.0 }
+                });
+                let valid = valid.product();
                 let mut align = 16;
                 for i in 0..facts.coords.len() {
                     let bytes = match stride(i).map(|s| s.unsigned_abs() as usize) {
@@ -216,12 +230,14 @@ impl Work {
                 if runs && along_row {
                     align = 16;
                 }
-                let vector = if along.is_some() { (align / access.bytes).min(run).max(1) } else { 1 };
-                // Elements at computed positions are taken to be near each other, as in an image that is resampled.
-                let near = along.is_none() && access.gathered;
-                let run = if near { elements } else { run as f64 };
-                let again = near && facts.accesses[..at].iter().any(|a| a.slot == access.slot && a.gathered);
-                Seen { access, along, elements, run, align, vector: 1 << vector.ilog2(), again }
+                let vector = if along.is_some() { (align / access.bytes).min(run as usize).max(1) } else { 1 };
+                let extents: Vec<usize> = facts.coords.iter().map(|c| c.0).collect();
+                let before = &facts.accesses[..at];
+                let again = !access.store
+                    && before
+                        .iter()
+                        .any(|a| access.in_lines_of(a, &extents) || near && a.slot == access.slot && a.gathered);
+                Seen { access, along, elements, spans, length, align, vector: 1 << vector.ilog2(), valid, again }
             })
             .collect();
         // The largest contiguous access gives the layout.
@@ -272,7 +288,16 @@ impl Work {
         registers.extend(bits);
         let idle = (5 - lanes.len()) as u32 + of_warps.iter().filter(|b| b.is_none()).count() as u32;
         let idle = f64::from(1u32 << idle);
+        // Registers of a tile's lanes that no instance uses are dropped; those of a tail are not in the tile.
+        let there = |(n, (axis, block)): (usize, &(Axis, usize))| {
+            let held = if Some(n) == fastest { first } else { 0 };
+            let own = registers.iter().filter(|b| b.0 == n).count().saturating_sub(held);
+            let chunk = if w.tail && *axis == Axis::Row { 1 } else { *block >> own };
+            let lanes = extent(axis).div_ceil(chunk.max(1)) * chunk.max(1);
+            (lanes as f64 / *block as f64).min(1.0)
+        };
         w.each = f64::from(1u32 << registers.len().min(31));
+        w.each = (w.each * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
         let on_row = |b: &Bit| Some(b.0) == row_at && row_at.is_some();
         let own = (log2(warps) - log2(blocks)) as usize;
         w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
@@ -288,7 +313,6 @@ impl Work {
     /// Adds what an access costs an instance.
     fn access(&mut self, s: &Seen, (fastest, held, run): (Option<usize>, usize, bool), rows: &[usize], idle: f64) {
         let (bytes, store) = (s.access.bytes as f64, s.access.store);
-        let guard = if s.access.guarded { 0.6 } else { 1.0 };
         let times = if rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
             self.trips * if store { 1.0 } else { self.passes }
         } else {
@@ -315,8 +339,8 @@ impl Work {
         };
         self.accesses[class] += each / vector as f64 * times * self.warps / idle;
         // What several accesses read of one buffer at computed positions is mostly the same.
-        let runs = if s.again { 0.0 } else { s.elements / s.run };
-        let length = s.run * bytes;
+        let spans = if s.again { 0.0 } else { s.spans * s.valid * s.access.share };
+        let length = s.length * bytes;
         let unaligned = s.align < SECTOR as usize;
         let split = if !unaligned {
             0.0
@@ -325,7 +349,7 @@ impl Work {
         } else {
             0.2
         };
-        self.sectors += runs * ((length / SECTOR).ceil() + split) * SECTOR * times * guard;
+        self.sectors += spans * ((length / SECTOR).ceil() + split) * SECTOR * times;
         if s.elements > 1.0 {
             let lanes = WARP * wide as f64;
             let sectors = if s.along.is_some() && (converted || s.along == fastest) {
@@ -334,26 +358,55 @@ impl Work {
                 } else {
                     lanes / length * ((length / SECTOR).ceil() + if unaligned { 0.5 } else { 0.0 })
                 }
-            } else if s.run > 1.0 || s.elements >= self.tile {
+            } else if s.length > 1.0 || s.elements >= self.tile {
                 WARP
             } else {
                 4.0
             };
             let accesses = each / (wide as f64 / bytes).max(1.0) * times * self.warps / idle;
-            self.transactions += accesses * sectors.clamp(1.0, WARP);
+            self.transactions += accesses * sectors.clamp(1.0, WARP) * s.valid * s.access.share;
         }
         let unaligned = if s.align < BURST as usize { 60.0 } else { 0.0 };
         let burst =
             if length < 512.0 { ((length + BURST - 1.0) / BURST).floor() * BURST + unaligned } else { length + BURST };
-        self.bursts += runs * burst * times * guard;
-        if s.access.strides.iter().any(Option::is_none) {
+        self.bursts += spans * burst * times;
+        self.spans += spans * times;
+        if s.along.is_none() && s.access.strides.iter().any(Option::is_none) {
             self.gathered += each * times;
         }
-        if !store {
-            self.words += each * bytes / 4.0 * guard;
+        // A persistent kernel has rows in shared memory.
+        if !store && self.persist == 0.0 {
+            let words = each * bytes / 4.0 * s.access.share;
+            self.words += words;
+            self.own += if s.access.held { words } else { 0.0 };
+            self.late += if s.access.late { words } else { 0.0 };
         }
     }
 
+    /// Registers of a thread as ptxas allocates them without a limit: fitted to 5,000 programs, half of them within 6, nine in ten within 20.
+    fn registers(&self, facts: &Facts) -> f64 {
+        let w = self;
+        if facts.scans > 0 {
+            return 20.7 + 0.86 * w.words + 0.37 * w.each;
+        }
+        if facts.ordered > 0 {
+            // The position of an element beside it.
+            return 10.0 + 3.0 * w.each;
+        }
+        match facts.coords.iter().any(|c| c.1) {
+            false => 20.4 + 0.76 * w.words,
+            true if w.persist > 0.0 => 35.8 + 1.4 * w.each + 3.2 * w.results,
+            true if w.whole => {
+                // Half types are computed with in f32.
+                let (wide, peeled) = if w.halves { (0.46 * w.each, 23.0) } else { (0.0, 13.0) };
+                let held = w.own.max(w.each * facts.kept as f64);
+                16.5 + held + wide + 1.1 * w.late + 2.2 * w.results + if w.peeled { peeled } else { 0.0 }
+            }
+            true => 34.0 + 0.41 * w.each + 0.74 * w.late + 0.5 * w.results,
+        }
+    }
+
+    /// The price, term by term.
     pub fn price(&self, facts: &Facts, machine: &Hardware) -> Price {
         let (w, m, units, limits) = (self, &machine.nests, &machine.units, &machine.limits);
         let multiprocessors = units.multiprocessors as f64;
@@ -362,14 +415,8 @@ impl Work {
         let threads = WARP * of_block;
         let steps = w.passes * w.trips;
         let (scans, levels) = (facts.scans as f64, facts.levels as f64);
-        let rows = facts.coords.iter().any(|c| c.1);
         // Registers of a thread, and blocks that fit a multiprocessor.
-        let held = match (rows, w.again || facts.scans > 0) {
-            (false, _) => 0.25 * w.each + 0.5 * w.moved,
-            (true, true) => w.each * m.held,
-            (true, false) => 0.2 * w.each,
-        };
-        let registers = m.registers + w.words + held;
+        let registers = w.registers(facts);
         let file = limits.registers_per_multiprocessor as f64;
         let mut most =
             if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
@@ -378,7 +425,8 @@ impl Work {
         if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
             most = file / 1024.0;
         }
-        let spilled = (registers - most).max(0.0);
+        // The assembler computes some values again instead.
+        let spilled = (registers - most - AGAIN).max(0.0);
         let by_threads = (limits.warps_per_multiprocessor as f64 / of_block).floor();
         let mut resident = (file / (registers.min(most) * threads)).floor();
         resident = resident.min(by_threads).min(limits.blocks_per_multiprocessor as f64).max(1.0);
@@ -396,10 +444,7 @@ impl Work {
             * w.warps
             * (m.element + m.operation * (facts.before + facts.after) + m.quotient * facts.quotients as f64 / w.passes);
         issued += w.accesses.iter().zip(m.access).map(|(n, cost)| n * cost).sum::<f64>();
-        issued += w.warps
-            * (w.moved * m.moved
-                + w.gathered * m.gathered
-                + (spilled * m.spilled[0] + spilled * spilled * m.spilled[1]) * (1.0 + levels) * steps);
+        issued += w.warps * w.moved * m.moved;
         issued += if w.peeled && w.tile > w.chunk { w.each * w.warps * m.peeled } else { 0.0 };
         issued += scans * w.each * steps * w.warps * m.scanned;
         // What reductions exchange.
@@ -409,67 +454,80 @@ impl Work {
         let shuffles =
             if crosses && w.results > 1.0 { w.results * (1.0 - 0.5f64.powf(lanes)) } else { lanes * w.results };
         issued += reductions * w.warps * m.shuffle * shuffles;
+        let left = (w.results / 2f64.powf(lanes)).max(1.0);
         if w.across_warps > 0 {
-            let left = (w.results / 2f64.powf(lanes)).max(1.0);
             issued += reductions * w.warps * m.exchange * left * (1.0 + 2f64.powi(w.across_warps as i32) / 4.0);
         }
+        if w.across_blocks > 0 {
+            issued += reductions * w.warps * m.remote * left * w.blocks;
+        }
         let barriers = levels + scans * w.trips;
-        let mut waits = m.reduce;
-        waits += if w.across_warps > 0 { m.barrier } else { 0.0 };
-        waits += if w.across_blocks > 0 { m.cluster * (1.0 + w.blocks * m.cluster_blocks) } else { 0.0 };
-        let waits = if rows { barriers * waits } else { 0.0 };
-        let issue = issued * w.instances / (multiprocessors * 4.0 * cycles);
-        // One instance.
-        let beside = resident.min((w.instances * w.blocks / multiprocessors).max(1.0));
-        let own = issued / w.warps / cycles * m.warp * (beside * of_block / 4.0).max(1.0).sqrt();
+        let waits = if w.across_blocks > 0 { barriers * m.cluster } else { 0.0 };
+        // Multiprocessors that have work.
+        let used = multiprocessors.min(launched * w.blocks).min(if w.blocks > 1.0 {
+            clusters * w.blocks
+        } else {
+            multiprocessors
+        });
+        let issue = issued * w.instances / (used * 4.0 * cycles);
+        // One instance, without the time that it shares with others.
+        let own = issued / w.warps / cycles * m.warp;
         let staged = if w.moved > 0.0 { m.staged } else { 0.0 };
         let one = if w.persist > 0.0 {
-            (m.block + m.latency) / per + m.persistent + waits + own
+            m.latency / per + m.persistent + waits + own
         } else {
-            m.block + m.latency * steps + waits + own + staged
+            m.latency * if w.prefetch { 0.0 } else { steps } + waits + own + staged
         };
         let counted = if rounds < 4.0 { (rounds - 1e-9).ceil() } else { rounds + 0.5 }.max(1.0);
         let times = if w.persist > 0.0 { per } else { 1.0 };
         let latency = counted * one * times;
+        // One chunk of a row after another gets its total.
+        let chain = if w.look_back { m.look_back * w.parts } else { 0.0 };
         // Memory.
         let bytes = facts.bytes as f64;
-        let mut moved = bytes + m.bursts * (w.bursts * w.instances - bytes).max(0.0);
+        let mut moved = bytes + m.page * w.spans * w.instances;
         if w.passes > 1.0 {
             let live = (at_once.min(launched) * bytes / w.instances.max(1.0)).max(1.0);
             moved *= 1.0 + (w.passes - 1.0) * 0.5 / (1.0 + (m.again * units.l2 as f64 / live).powi(2));
         }
-        let warm = 1.0 + m.warm / (1.0 + (bytes / units.l2 as f64).powi(4));
-        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm;
-        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6);
-        let transactions = w.transactions * w.instances * m.transaction / multiprocessors / cycles;
-        let p = m.overlap;
-        let busy =
-            (memory.powf(p) + cache.powf(p) + issue.powf(p) + transactions.powf(p) + latency.powf(p)).powf(1.0 / p);
-        let uneven = if rounds > 1.0 { counted / rounds } else { 1.0 };
-        let mut exposed = m.exposed * counted * one / beside.powf(m.hidden);
-        exposed *= if w.persist > 0.0 { per * m.trips } else { 1.0 } * if w.prefetch { m.prefetched } else { 1.0 };
-        exposed /= if steps > 1.0 { steps.powf(m.trips) } else { 1.0 };
-        if w.look_back {
-            exposed += m.look_back * counted * resident.sqrt();
-        }
-        let launch = m.launch + m.dispatch * w.instances * w.blocks;
+        let warm = 1.0 + m.warm / (1.0 + (bytes / (m.resident * units.l2 as f64)).powi(6));
+        let few = (multiprocessors / (used * m.pull)).max(1.0);
+        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * few;
+        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6) * few;
+        let dispatch = m.dispatch * w.instances * w.blocks;
+        // What is most busy takes its whole time; of the others the more is hidden, the more instances are resident that need not wait for
+        // each other, or warps. A persistent kernel loads rows ahead.
+        let beside =
+            resident.min((launched * w.blocks / used).max(1.0)) * of_block / f64::from(1u32 << w.across_warps.min(31));
+        // Words that do not fit registers go to the L2 cache and back.
+        let spills = spilled * m.spilled * WARP * w.warps * w.instances * (1.0 + levels) * steps;
+        // An instance that looks back reads the totals of half its row's chunks: numbers and flags.
+        let totals = if w.look_back { w.instances * w.parts / 2.0 * (w.tile / w.chunk) * 8.0 } else { 0.0 };
+        let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
+        let shared = [stream, issue, dispatch, chain];
+        let longest = shared.iter().copied().fold(0.0, f64::max);
+        let hidden = if w.persist > 0.0 { 0.0 } else { 1.0 / beside.max(1.0) };
+        let others = (shared.iter().sum::<f64>() - longest) * hidden;
+        let uneven = if rounds > 1.0 { counted / rounds - 1.0 } else { 0.0 };
+        let busy = longest * (1.0 + m.uneven * uneven) + latency + others;
+        let exposed = m.exposed * one;
+        let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };
         if w.look_back {
             second += m.second;
         } else if w.parts > 1.0 {
             second += self.joins(facts, m, machine);
         }
-        let us = busy * (1.0 + m.uneven * (uneven - 1.0)) + exposed + launch + second;
+        let us = busy + exposed + launch + second;
         Price { us, launch, memory, cache, issue, latency, exposed, second }
     }
 
     /// The launches that combine partial results.
     fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
         let rows = self.tile / self.chunk;
-        let in_lanes = rows == 1.0 || self.parts > 16.0 && facts.scans == 0 && rows * self.parts <= 16384.0;
         let later = facts.levels.max(1) as f64;
         let each = if self.stored_along || facts.levels > 1 { self.parts } else { 1.0 };
         let read = self.parts * self.alone * rows * 4.0 * each / (m.cache * machine.rates.bandwidth / 1e6);
-        later * (m.second + if in_lanes { 0.0 } else { m.join * self.parts } + read)
+        later * (m.second + read)
     }
 }

@@ -3,7 +3,7 @@
 //! Takes: a nest. Gives: schedules that fit it, with their prices ([`crate::price`]).
 use crate::LowerError;
 use crate::dag::Scene;
-use crate::facts::Facts;
+use crate::facts::{Access, Facts};
 use crate::nest::Nest;
 use crate::price::{Price, Work};
 use crate::rows::RowPlan;
@@ -23,24 +23,28 @@ const TILE: usize = 16384;
 const POINTS: (f64, f64) = (2.0, 32.0);
 const ROWS: (f64, f64) = (8.0, 128.0);
 const CHUNKS: (f64, f64) = (8.0, 64.0);
-const PERSISTENT: (f64, f64) = (16.0, 80.0);
+const PERSISTENT: (f64, f64) = (16.0, 64.0);
 /// Most words where a block has 16 warps.
 const MANY_WARPS: f64 = 64.0;
-/// Bytes of a cache line.
+/// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
+const SECTOR: usize = 32;
 /// Most instances that share columns, for each multiprocessor.
 const SLICES: usize = 1;
 
-/// Schedules of a nest with their prices, the cheapest first, without repetition.
+/// Schedules of a nest with their prices, the cheapest first, without repetition. Under a batch-invariant contract those whose rows do not
+/// depend on the number of others.
 pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let mut all = vec![];
     match nest.row() {
         Some(n) => rows(nest, facts, n, &mut all),
         None => points(nest, facts, &mut all),
     }
+    let invariant = nest.machine.contract.batch_invariant && nest.row().is_some();
+    all.retain(|s| !invariant || is_invariant(nest, s));
     let mut priced = priced(nest, facts, all);
     for k in 0..nest.kept().count() {
-        for count in wide_rows::counts(nest, k) {
+        for count in wide_rows::counts(nest, k).into_iter().filter(|_| !invariant) {
             let axis = Axis::Kept(k as u8);
             if let (Some(wide), Some(n)) = (wide_rows::widened(nest, (axis, count))?, nest.row()) {
                 let (facts, mut all) = (Facts::of(&wide), vec![]);
@@ -57,7 +61,63 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     let some = priced.iter().any(|p| p.2);
     priced.retain(|p| p.2 || !some);
     priced.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then_with(|| a.0.cmp(&b.0)));
+    let least = priced.first().map_or(0.0, |p| p.1.us);
+    let close = priced.iter().take_while(|p| p.1.us * CLOSE <= least).count();
+    priced[..close].sort_by_key(|p| threads(&p.0));
     Ok(priced.into_iter().map(|(s, price, _)| (s, price)).collect())
+}
+
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the one with the smallest instances is taken, which
+/// wait for each other least.
+const CLOSE: f64 = 0.99;
+
+/// Warps of an instance.
+fn threads(schedule: &Schedule) -> usize {
+    let count = |s: &Step| if let Step::Warps(n) | Step::Cluster(n) = s { *n } else { 1 };
+    schedule.steps.iter().map(count).product()
+}
+
+/// The axis along which an instance has several columns, each of a row.
+fn strip(schedule: &Schedule) -> Option<Axis> {
+    match schedule.steps.iter().rev().find(|s| matches!(s, Step::Split(..))) {
+        Some(Step::Split(axis @ Axis::Kept(_), _)) => Some(*axis),
+        _ => None,
+    }
+}
+
+/// Whether the order in which rows are combined depends on the length of rows, and on the extent of the axis of strips alone: an instance
+/// has one row of others, all of it.
+fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
+    let strip = strip(schedule);
+    let alone = |s: &Step| match s {
+        Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(_) | Step::Widen(..) => false,
+        Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
+        _ => true,
+    };
+    nest.machine.contract.batch_invariant && schedule.steps.iter().all(alone)
+}
+
+/// The nest with so many rows as keep any machine busy, for a batch-invariant contract: what is chosen must not depend on their number.
+fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts {
+    let strip = strip(schedule);
+    let mut kept = facts.coords.iter().enumerate().filter(|c| !c.1.1).map(|c| c.0).enumerate();
+    let others: Vec<usize> =
+        kept.by_ref().filter(|(n, _)| strip != Some(Axis::Kept(*n as u8))).map(|(_, i)| i).collect();
+    let mut of = facts.clone();
+    let rows: usize = others.iter().map(|i| facts.coords[*i].0).product();
+    let many = machine.counted(rows);
+    of.bytes = (facts.bytes as f64 / rows.max(1) as f64 * many as f64) as u64;
+    match others.first() {
+        Some(first) => {
+            others.iter().for_each(|i| of.coords[*i].0 = 1);
+            of.coords[*first].0 = many;
+        }
+        None => {
+            of.coords.push((many, false));
+            of.accesses.iter_mut().for_each(|a| a.strides.push(Some(1 << 20)));
+        }
+    }
+    of
 }
 
 /// Each schedule once, with its price, and whether its threads hold as much as they should.
@@ -88,6 +148,9 @@ pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price
 
 /// The price of a schedule, and whether its threads hold as much as they should.
 fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, bool) {
+    let many = (machine.contract.batch_invariant && facts.coords.iter().any(|c| c.1))
+        .then(|| of_any_batch(facts, schedule, machine));
+    let facts = many.as_ref().unwrap_or(facts);
     let work = Work::of(facts, schedule);
     let held = work.words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
     let rows = facts.coords.iter().any(|c| c.1);
@@ -108,9 +171,11 @@ fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, bool
     (work.price(facts, machine), (least..=most).contains(&held))
 }
 
-/// Bytes of the widest element.
+/// Bytes of the widest element along the row, or of a point.
 fn widest(facts: &Facts) -> usize {
-    facts.accesses.iter().map(|a| a.bytes).max().unwrap_or(4).max(1)
+    let rows = facts.coords.iter().any(|c| c.1);
+    let moves = |a: &&Access| !rows || facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0));
+    facts.accesses.iter().filter(moves).map(|a| a.bytes).max().unwrap_or(4).max(1)
 }
 fn powers(from: usize, to: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(from.next_power_of_two()), |n| n.checked_mul(2)).take_while(move |n| *n <= to)
@@ -147,25 +212,28 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
         let axes: Vec<Axis> = (0..kept.len()).map(|n| Axis::Kept(n as u8)).collect();
         if axes.len() > 1 { vec![Step::Fuse(axes)] } else { vec![] }
     };
-    if along_row {
-        for high in powers(1, 256).filter(|h| *h == 1 || !kept.is_empty() && *h <= rows.next_power_of_two()) {
+    // Blocks of a cluster exchange 32-bit words.
+    let clusters =
+        || machine.limits.clusters.iter().map(|c| c.blocks).filter(|c| *c > 1 && bytes <= 4 && facts.scans == 0);
+    let strips = (0..kept.len()).any(|k| has_strips(nest, facts, k));
+    if along_row || !strips {
+        for high in powers(1, 1024).filter(|h| *h == 1 || !kept.is_empty() && *h <= rows.next_power_of_two()) {
             for warps in WARPS.into_iter().filter(|w| high * wide <= TILE && each(high * wide, *w, bytes)) {
                 let mut steps = if high > 1 { fuse() } else { vec![] };
                 steps.extend((high > 1).then_some(Step::Split(Axis::Kept(0), high)));
                 steps.push(Step::Split(Axis::Row, wide));
                 steps.extend(bind(warps, 1));
-                variants(nest, Schedule { steps }, all);
+                variants(nest, facts, Schedule { steps }, all);
             }
-            let sizes = machine.limits.clusters.iter().map(|c| c.blocks).filter(|c| *c > 1);
-            for (cluster, warps) in sizes.flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
-                if high > 2 || !each(high * wide, warps * cluster, bytes) || facts.scans > 0 {
+            for (cluster, warps) in clusters().flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
+                if high > 2 || !each(high * wide, warps * cluster, bytes) {
                     continue;
                 }
                 let mut steps = if high > 1 { fuse() } else { vec![] };
                 steps.extend((high > 1).then_some(Step::Split(Axis::Kept(0), high)));
                 steps.push(Step::Split(Axis::Row, wide));
                 steps.extend(bind(warps, cluster));
-                variants(nest, Schedule { steps }, all);
+                variants(nest, facts, Schedule { steps }, all);
             }
         }
         for warps in [4, 8, 16] {
@@ -185,21 +253,33 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
     for k in 0..kept.len() {
         columns(nest, facts, (n, k), all);
     }
+    if all.is_empty() {
+        // Whatever the length and the type of rows.
+        let steps = [Step::Split(Axis::Row, wide.min(1024)), Step::Warps((wide / 32).clamp(1, 8))];
+        all.push(steps.into_iter().collect());
+    }
 }
 
-/// Tiles along the kept axis number `k`, where rows are strided in memory and that axis is not.
+/// Whether rows are strided in memory and the kept axis number `k` is not.
+fn has_strips(nest: &Nest, facts: &Facts, k: usize) -> bool {
+    let last = facts.coords.iter().rposition(|c| c.1);
+    let at = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1).nth(k).unwrap_or(0);
+    let strided = |a: &Access| last.is_some_and(|l| a.strides[l].is_some_and(|s| s.abs() > 1));
+    nest.kept().nth(k).is_some_and(|c| c.extent > 1)
+        && facts.accesses.iter().any(|a| a.strides[at] == Some(1) && strided(a))
+}
+
+/// Tiles along the kept axis number `k`, where that has strips.
 fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Schedule>) {
     let machine = nest.machine;
     let bytes = widest(facts);
     let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let (rows, wide) = (kept.iter().product::<usize>(), n.next_power_of_two());
-    let last = facts.coords.iter().rposition(|c| c.1);
-    let at = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1).nth(k).unwrap_or(0);
-    let strided = |a: &crate::facts::Access| last.is_some_and(|l| a.strides[l].is_some_and(|s| s.abs() > 1));
-    if kept[k] < 2 || !facts.accesses.iter().any(|a| a.strides[at] == Some(1) && strided(a)) {
+    if !has_strips(nest, facts, k) {
         return;
     }
-    for strip in powers((16 / bytes).max(1), (1024 / bytes).min(kept[k].next_power_of_two())) {
+    let widest = kept[k].next_power_of_two();
+    for strip in powers((SECTOR / bytes).max(1).min(widest), (1024 / bytes).min(widest)) {
         let instances = rows / kept[k] * kept[k].div_ceil(strip);
         for warps in WARPS {
             for per in [16, 32, 64, 128, 256].map(|b| (b / bytes).max(1)) {
@@ -210,7 +290,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                 let split = [Step::Split(Axis::Row, block), Step::Split(Axis::Kept(k as u8), strip)];
                 let base: Vec<Step> = split.into_iter().chain(bind(warps, 1)).collect();
                 if block >= n {
-                    variants(nest, Schedule { steps: base }, all);
+                    variants(nest, facts, Schedule { steps: base }, all);
                     continue;
                 }
                 all.push(Schedule { steps: base.clone() });
@@ -223,11 +303,11 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                 }
             }
         }
-        let sizes = machine.limits.clusters.iter().map(|c| c.blocks).filter(|c| *c > 1);
-        for (cluster, warps) in sizes.flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
+        let sizes = machine.limits.clusters.iter().map(|c| c.blocks);
+        for (cluster, warps) in sizes.filter(|c| *c > 1 && bytes <= 4).flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
             if each(wide * strip, warps * cluster, bytes) && facts.scans == 0 {
                 let split = [Step::Split(Axis::Row, wide), Step::Split(Axis::Kept(k as u8), strip)];
-                variants(nest, split.into_iter().chain(bind(warps, cluster)).collect(), all);
+                variants(nest, facts, split.into_iter().chain(bind(warps, cluster)).collect(), all);
             }
         }
     }
@@ -246,50 +326,45 @@ fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], all: &mut Vec<Schedule>
     all.extend(Some(schedule).filter(|s| facts.scans > 0 && fitting(nest, s).is_some()));
 }
 
+/// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes in flight without
+/// one, on all multiprocessors, unless they are of half types without masks.
+fn gains(facts: &Facts, plan: &RowPlan) -> bool {
+    let along = |a: &Access, row: bool| facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 == row && *s != Some(0));
+    let shared = facts.accesses.iter().any(|a| !a.store && along(a, true) && !along(a, false));
+    let halves = facts.accesses.iter().all(|a| a.bytes <= 2);
+    shared || halves && plan.row.extent == plan.row.block
+}
+
 /// A schedule that holds whole rows, and what else it may do.
-fn variants(nest: &Nest, base: Schedule, all: &mut Vec<Schedule>) {
-    all.push(base.clone());
+fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
     let fits = |s: &Schedule| fitting(nest, s);
     let Some((plan, scene)) = fits(&base) else { return };
     if crate::multi_row::packs(&plan, &scene).is_ok() {
         all.push(base.clone().then(Step::StageRows));
     }
-    let mut more = vec![base.clone()];
+    let mut some = vec![base.clone()];
     for vector in [2, 4, 8] {
         let peeled = base.clone().then(Step::Peel(Axis::Row, vector));
         let Some((plan, scene)) = fits(&peeled) else { continue };
-        all.push(peeled.clone());
-        more.push(peeled.clone());
-        if crate::replicate::shares(&plan, &scene) {
-            all.push(peeled.clone().then(Step::StageOperands));
-        }
-        for lanes in powers(2, 64) {
-            let tail = peeled.clone().then(Step::Tail(Axis::Row, lanes));
-            if fits(&tail).is_some() {
-                all.push(tail);
-                break;
-            }
-        }
+        let copied = Some(peeled.clone().then(Step::StageOperands)).filter(|_| crate::replicate::shares(&plan, &scene));
+        some.extend([peeled].into_iter().chain(copied));
     }
-    let most = nest.machine.limits.clusters_of(plan.blocks);
-    let instances = plan.shape(1).instances();
-    for s in more {
-        let whole = 16 * plan.row.extent >= 9 * plan.row.block && plan.unaligned.is_none();
-        let vectors = nest.axes().iter().all(|(axis, n)| *axis != Axis::Row || n.is_multiple_of(8));
-        if most > 0
-            && instances > 2 * most
-            && plan.warps == persistent_rows::WARPS * plan.blocks
-            && plan.blocks > 1
-            && whole
-            && vectors
-        {
-            all.push(s.clone().then(Step::Persist(most)));
+    let tail =
+        |s: &Schedule| powers(2, 64).map(|n| s.clone().then(Step::Tail(Axis::Row, n))).find(|s| fits(s).is_some());
+    some.extend(some.iter().filter_map(tail).collect::<Vec<_>>());
+    for s in some {
+        if let Some((plan, scene)) = fits(&s) {
+            let most = nest.machine.limits.clusters_of(plan.blocks);
+            // Rows start at the same place between two vectors after so many.
+            let most = most - most % plan.unaligned.as_ref().map_or(1, |u| u.vector);
+            let persists = plan.warps == persistent_rows::WARPS * plan.blocks && plan.blocks > 1 && gains(facts, &plan);
+            if persists && most > 0 && plan.shape(1).instances() > 2 * most {
+                let persistent = s.clone().then(Step::Persist(most));
+                all.extend(Some(persistent).filter(|s| schedule::run(nest, s, 0).is_ok()));
+            }
+            all.extend(crate::prefetch::distance(&scene, &plan).map(|n| s.clone().then(Step::Prefetch(n))));
         }
-        if let Some((plan, scene)) = fits(&s)
-            && let Some(n) = crate::prefetch::distance(&scene, &plan)
-        {
-            all.push(s.then(Step::Prefetch(n)));
-        }
+        all.push(s);
     }
 }
 
@@ -310,7 +385,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let extent: usize = extents[first..].iter().product();
         for (warps, per) in sizes() {
             let block = (32 * warps * per).min(extent.next_power_of_two());
-            if extent > 1 << 30 || block < 32 * warps && warps > 1 {
+            if first < inner && extent > 1 << 30 || block < 32 * warps && warps > 1 {
                 continue;
             }
             let mut steps = fused(first, extents.len());

@@ -104,7 +104,7 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
         Ok(Scene { dag: r.dag, stores })
     };
     let space = Space::new(&extents, &row_axes);
-    f(&Nest::new(name, space, &all, machine)?.of_bytes(of.bytes))
+    f(&Nest::new(name, space, &all, machine)?.of_body(of.graph))
 }
 
 fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {

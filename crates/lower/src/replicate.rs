@@ -9,16 +9,9 @@ use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel};
 use kiln_graph::{DType, Type};
 use kiln_plan::exec::{Slot, Work};
 
-/// Elements of all rows from which on the step that makes the copies takes little time compared with the kernel.
-const LARGE: usize = 1 << 22;
 /// Elements that an instance of that step copies, and its warps.
 const BLOCK: usize = 1024;
 const WARPS: usize = 4;
-
-/// Whether there are so many rows that copies are profitable.
-pub fn large(plan: &RowPlan) -> bool {
-    plan.kept.iter().map(|c| c.extent).product::<usize>() * plan.row.extent >= LARGE
-}
 
 /// Redirects loads of shared operands to copies; returns their buffers, from scratch buffer `first` on, and the step
 /// that makes them. Persistent kernels read shared operands once, unaligned.

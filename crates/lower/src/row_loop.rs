@@ -19,7 +19,7 @@ use moments::Moments;
 
 mod acc;
 pub mod look_back;
-mod moments;
+pub mod moments;
 mod scans;
 pub mod split_row;
 
@@ -119,12 +119,12 @@ impl<'a> RowLoop<'a> {
             f.store(s);
         }
         let work = f.finish()?;
-        Ok(match (work, p.persistent) {
-            (Work::Block { code, args }, Some(clusters)) => {
-                Work::Block { code: persistent_rows::run(&code, clusters).unwrap_or(code), args }
-            }
-            (work, _) => work,
-        })
+        let (Work::Block { code, args }, Some(clusters)) = (&work, p.persistent) else { return Ok(work) };
+        let refused = |why: kiln_block::passes::warpgroup::Refusal| LowerError::Unsupported {
+            kernel: self.name.to_string(),
+            why: format!("`persist {clusters}` does not fit: {why}"),
+        };
+        Ok(Work::Block { code: persistent_rows::run(code, clusters).map_err(refused)?, args: args.clone() })
     }
 
     /// Loads that are issued before the first reduction, also of what is needed only after it (a gain), where threads

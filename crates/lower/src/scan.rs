@@ -1,7 +1,6 @@
 //! Scans: running sums and products along an axis, with pointwise work before and after.
 //!
 //! Takes: a body whose scans have one length, axis and direction. Gives: steps by [`rows`].
-pub mod rules;
 
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
@@ -78,7 +77,7 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
             false => Err(of.unsupported("a scan along an axis that views split")),
         }
     };
-    f(&Nest::new(of.name, Space::new(&extents, &row_axes), &scene, machine)?.of_bytes(of.bytes))
+    f(&Nest::new(of.name, Space::new(&extents, &row_axes), &scene, machine)?.of_body(of.graph))
 }
 
 fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {

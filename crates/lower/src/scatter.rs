@@ -269,7 +269,7 @@ impl<'a> Scatter<'a> {
         };
         let space = Space::new(&self.walked, &vec![false; self.walked.len()]);
         let name = format!("{}_write", self.of.name);
-        f(&Nest::new(&name, space, &at, machine)?.of_bytes(self.of.bytes))
+        f(&Nest::new(&name, space, &at, machine)?.of_body(self.of.graph))
     }
 
     /// Lines over instances and lanes, each in the order of its indices.

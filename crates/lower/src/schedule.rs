@@ -3,18 +3,17 @@
 //! Takes: a nest and a schedule. Gives: the steps of a kernel, or a refusal that names the schedule's step and why it does not fit.
 //! Never: chooses anything ([`crate::propose`] lists schedules, [`crate::price`] compares them).
 use crate::LowerError;
-use crate::dag::{NodeOp, Scene};
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::CoordId;
 use crate::facts::Facts;
 use crate::nest::{Nest, Visit};
 use crate::price::Price;
 use crate::resolve::Body;
 use crate::row_loop::{RowLoop, look_back};
-use crate::rows::{self, Emitted, RowPlan};
-use crate::scan::rules;
+use crate::rows::{Emitted, RowPlan};
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
-use crate::{pointwise, propose, replicate, unaligned, wide_rows};
+use crate::{host_schedule, propose, replicate, unaligned, wide_rows};
 use kiln_plan::exec::Work;
 use kiln_plan::{Axis, Schedule, Step};
 
@@ -218,10 +217,6 @@ pub fn lowered(nest: &Nest, asked: Option<&Schedule>, scratch: u32) -> Result<Em
     }
 }
 
-/// How much cheaper a schedule must be than the fixed one to replace it, with rows and without. Two predictions for one nest err alike; with
-/// less, as many get slower as faster (`benches/results/schedules.md`, `untuned.md`).
-const GAIN: [f64; 2] = [1.3, 1.5];
-
 /// The schedule that a nest gets.
 pub fn default(nest: &Nest) -> Result<Schedule, LowerError> {
     let first = all_of(nest)?.into_iter().next();
@@ -229,49 +224,15 @@ pub fn default(nest: &Nest) -> Result<Schedule, LowerError> {
     first.map(|s| s.0).ok_or_else(without)
 }
 
-/// Schedules of a nest with their prices in microseconds: the one that it gets, then the others, the cheapest first. Under a
-/// batch-invariant contract, and on the host, there is one.
+/// Schedules of a nest with their prices, the cheapest first. On the host there is one, without a price.
 pub fn all_of(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
-    let fixed = fixed(nest)?;
-    if !nest.machine.arch.is_gpu() || nest.machine.contract.batch_invariant {
-        return Ok(vec![(fixed, Price::default())]);
+    let reduces = |n: &NodeId| matches!(nest.scene.dag.node(*n).op, NodeOp::Reduce { .. });
+    if nest.row().is_none() && nest.scene.live().iter().any(reduces) {
+        return Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() });
     }
-    let facts = Facts::of(nest);
-    let mut all = propose::propose(nest, &facts)?;
-    let price = propose::price_of(nest, &facts, &fixed)?;
-    let gain = gain(nest, &facts)?;
-    let replaced = all.first().zip(gain).is_some_and(|(cheapest, gain)| cheapest.1.us * gain < price.us);
-    let at = usize::from(replaced);
-    all.retain(|s| s.0 != fixed);
-    all.insert(at, (fixed, price));
-    all[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
-    Ok(all)
-}
-
-/// How much cheaper than the fixed rules' schedule one must be to replace it. What the model prefers for rows along memory and for scans is
-/// measured to be as often slower as faster: it knows too little of registers, and of loops whose iterations wait for each other.
-pub fn gain(nest: &Nest, facts: &Facts) -> Result<Option<f64>, LowerError> {
-    let kept = along_memory(&fixed(nest)?) || facts.scans > 0;
-    Ok((!kept).then_some(GAIN[usize::from(nest.row().is_none())]))
-}
-
-/// Whether a schedule has rows along the tile's last axis.
-fn along_memory(schedule: &Schedule) -> bool {
-    let mut splits = schedule.steps.iter().rev().filter(|s| matches!(s, Step::Split(..)));
-    matches!(splits.next(), Some(Step::Split(Axis::Row, _)))
-}
-
-/// The schedule of a nest by fixed rules.
-pub fn fixed(nest: &Nest) -> Result<Schedule, LowerError> {
-    match nest.row() {
-        Some(_) => {
-            let schedule = rows::default(nest)?;
-            Ok(rules::improved(nest, &schedule).unwrap_or(schedule))
-        }
-        None if nest.scene.live().iter().any(|n| matches!(nest.scene.dag.node(*n).op, NodeOp::Reduce { .. })) => {
-            Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() })
-        }
-        None => Ok(pointwise::default(nest)),
+    match nest.machine.arch.is_gpu() {
+        true => propose::propose(nest, &Facts::of(nest)),
+        false => Ok(vec![(host_schedule::of(nest)?, Price::default())]),
     }
 }
 

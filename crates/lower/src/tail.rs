@@ -11,11 +11,6 @@ use crate::tile::{Cut, Frame};
 use kiln_block::Value;
 use kiln_graph::ReduceOp;
 
-/// Most lanes of a tail: a warp's.
-const MOST: usize = 32;
-/// Least lanes before it.
-const LEAST: usize = 1024;
-
 /// Lanes of a row from `first` on.
 #[derive(Clone, Copy)]
 struct Piece {
@@ -30,15 +25,6 @@ struct Held {
     scope: Scope,
 }
 
-/// Lanes of the tail, where that is profitable.
-pub fn tail(plan: &RowPlan) -> Option<usize> {
-    let there = there(plan);
-    let tail = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
-    // With wider elements, a vector more per thread costs less than reading a tail.
-    let halves = plan.unaligned.as_ref().is_some_and(|s| s.vector >= 8);
-    let gpu = plan.machine.arch.is_gpu();
-    (gpu && halves && plan.warps <= 16 && plan.row.block / 2 >= LEAST).then(|| tail.next_power_of_two().max(2))
-}
 /// Lanes that a row of the plan can occupy.
 fn there(plan: &RowPlan) -> usize {
     plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent))

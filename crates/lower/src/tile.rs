@@ -11,7 +11,6 @@ use crate::math;
 use crate::unaligned::Unaligned;
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
-use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 use std::collections::BTreeMap;
 
@@ -320,35 +319,6 @@ impl Frame<'_> {
         }
         Ok(Work::Block { code: self.b.finish(), args: self.args })
     }
-}
-
-/// Blocks per multiprocessor below which pointwise work takes smaller blocks.
-const BUSY: usize = 2;
-
-/// Elements of a block of pointwise work, and its warps. `per_thread`: elements of a GPU thread.
-pub fn pointwise_block(machine: &Hardware, per_thread: usize, total: usize) -> (usize, usize) {
-    match machine.arch.is_gpu() {
-        false => {
-            let mut block = 4096;
-            while block > 512 && total / block < 16 {
-                block /= 2;
-            }
-            (block.min(total.next_power_of_two()), 4)
-        }
-        true => {
-            let mut block = 128 * per_thread;
-            while block > 128 && total / block < BUSY * machine.units.multiprocessors {
-                block /= 2;
-            }
-            let block = block.min(total.next_power_of_two()).max(1);
-            (block, warps_for(block, per_thread))
-        }
-    }
-}
-
-/// Warps so that a thread has about `per_thread` elements; 1 to 32, a power of two.
-pub fn warps_for(elements: usize, per_thread: usize) -> usize {
-    (elements / (32 * per_thread)).next_power_of_two().clamp(1, 32)
 }
 
 /// A loop whose body uses the frame; values that the body emits are out of scope after it.

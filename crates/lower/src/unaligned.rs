@@ -3,7 +3,6 @@
 //! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::replicate::large;
 use crate::rows::RowPlan;
 use crate::space::Space;
 
@@ -28,19 +27,6 @@ impl Unaligned {
     pub fn width(&self, row: usize) -> usize {
         (row + self.vector - 1).next_multiple_of(self.vector)
     }
-}
-
-/// Elements of the vectors to which rows of the plan are peeled, where that is profitable.
-pub fn peeled(plan: &RowPlan, scene: &Scene) -> Option<usize> {
-    let (_, vector) = start(scene, plan.row.id)?;
-    let wide = (plan.row.extent + vector - 1).next_power_of_two();
-    // Short rows would leave most lanes of a longer tile idle.
-    let fits = wide == plan.row.block || plan.row.extent >= 32 * 8 * vector;
-    if !plan.machine.arch.is_gpu() || !fits || !can_be_peeled(plan, scene) {
-        return None;
-    }
-    // What all rows share would then be read unaligned, for which a thread of a long row has no registers left.
-    (plan.warps <= 16 || !shares(scene, plan.row.id) || large(plan)).then_some(vector)
 }
 
 /// Whether the order in which a row is combined may depend on its alignment, and one tile holds it.
@@ -99,23 +85,6 @@ fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
     let mut reads = false;
     start.nodes(&mut |_| reads = true);
     (start != Expr::default() && start.range().0 >= 0 && !reads).then_some((start, vector))
-}
-
-/// Whether the rows of this access along `row` are not aligned to `elements`.
-pub fn starts_between(at: &Expr, row: CoordId, elements: usize) -> bool {
-    at.stride(row) == Some(1) && offset(at, row, elements) != Expr::default()
-}
-
-/// Whether something that all rows share is read along the row.
-fn shares(scene: &Scene, row: CoordId) -> bool {
-    scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
-        NodeOp::Load { at, .. } => {
-            let mut others = false;
-            at.coords(&mut |c| others |= c != row);
-            at.uses(row) && !others
-        }
-        _ => false,
-    })
 }
 
 /// The expression without the row's coordinate, its factors modulo `vector`.

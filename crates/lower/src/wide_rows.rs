@@ -2,53 +2,22 @@
 //! as many rows as fill vectors are one wide row. The results of its columns are side by side in scratch, and a second
 //! step combines those that belong to the same column of the matrix.
 use crate::LowerError;
-use crate::columns::{STRIP, sharing};
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::nest::Nest;
 use crate::row_loop::RowLoop;
-use crate::rows::{self, Emitted, RowPlan};
+use crate::rows::{Emitted, RowPlan};
 use crate::schedule;
-use crate::space::{Space, runs_on};
-use crate::tile::Cut;
+use crate::space::runs_on;
 use crate::unaligned::VECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 
-/// Bytes from which on the second step takes little time compared with the first.
-const LARGE: usize = 8 << 20;
-/// Least strips of a wide row.
-const STRIPS: usize = 4;
-/// Percentage of used lanes in strips that is enough.
-const FULL: usize = 95;
+/// Bytes of a row from which on it fills the loads of an instance.
+const STRIP: usize = 256;
+/// Columns of an instance of the second step.
+const COLUMNS: usize = 128;
 /// Most rows in a wide row, and least wide rows.
 const MOST: usize = 64;
 const LEAST: usize = 64;
-/// Most parts that a block of the second step combines.
-const PARTS: usize = 4096;
-
-/// The schedule of a nest that is faster with wide rows, where `base` is the one without.
-pub fn default(nest: &Nest, base: &Schedule) -> Result<Option<Schedule>, LowerError> {
-    if nest.machine.contract.batch_invariant {
-        return Ok(None);
-    }
-    let mut tiled = schedule::tile(nest, base)?;
-    let plan = schedule::row_plan(nest, base, &mut tiled)?;
-    let Some((axis, count)) = rows_per_wide_row(&tiled.space, &plan, &tiled.scene, nest) else { return Ok(None) };
-    let Some(wide) = widened(nest, (axis, count))? else { return Ok(None) };
-    let Some(mut schedule) = rows::base(&wide) else { return Ok(None) };
-    let mut tiled = schedule::tile(&wide, &schedule)?;
-    let plan = schedule::row_plan(&wide, &schedule, &mut tiled)?;
-    if !across(&plan) {
-        return Ok(None);
-    }
-    let instances: usize = plan.kept.iter().map(Cut::count).product();
-    let most = (plan.row.extent / (2 * plan.row.block)).min(PARTS / count);
-    let parts = (sharing(plan.machine) / instances).clamp(1, most.max(1));
-    schedule.steps.retain(|s| !matches!(s, Step::SplitReduce(..) | Step::Persist(_)));
-    schedule.steps.extend((parts > 1).then_some(Step::SplitReduce(Axis::Row, parts)));
-    schedule.steps.insert(0, Step::Widen(axis, count));
-    Ok(Some(schedule))
-}
-
 /// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they do not divide
 /// rows, or rows are narrow.
 pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
@@ -98,11 +67,13 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
     }
     let mut tiled = schedule::tile(&wide, rest)?;
     let plan = schedule::row_plan(&wide, rest, &mut tiled)?;
-    let Some(base) = rows::base(nest).filter(|_| across(&plan)) else {
+    if !across(&plan) {
         return Err(refuse("rows are contiguous in memory"));
-    };
-    let mut own = schedule::tile(nest, &base)?;
-    let own_plan = schedule::row_plan(nest, &base, &mut own)?;
+    }
+    let steps = [Step::Split(Axis::Row, 1), Step::Split(axis, COLUMNS), Step::Warps(COLUMNS / 32)];
+    let joins = steps.into_iter().collect();
+    let mut own = schedule::tile(nest, &joins)?;
+    let own_plan = schedule::row_plan(nest, &joins, &mut own)?;
     let mut before = RowLoop::new(nest.name, &tiled.scene, plan, first);
     let (step, slots) = before.first_level()?;
     let after = RowLoop::new(nest.name, &own.scene, RowPlan { parts: before.plan.parts * count, ..own_plan }, first);
@@ -113,44 +84,6 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
 /// Whether rows are strided in memory (columns are reduced).
 fn across(plan: &RowPlan) -> bool {
     plan.rank == 2 && plan.row.axis == 0
-}
-
-/// The axis along which columns lie, and the number of rows in a wide row.
-fn rows_per_wide_row(space: &Space, plan: &RowPlan, scene: &Scene, nest: &Nest) -> Option<(Axis, usize)> {
-    let along = *space.find(plan.kept.last()?.id)?;
-    let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
-    if !plan.machine.arch.is_gpu() || !across(plan) || plan.whole() || stored_along {
-        return None;
-    }
-    let bodies = bodies(scene)?;
-    let mut bytes = VECTOR;
-    let mut straight = true;
-    for n in scene.dag.reach(&bodies) {
-        let node = scene.dag.node(n);
-        node.exprs(&mut |e| straight &= runs_on(e, plan.row.id, along));
-        if matches!(node.op, NodeOp::Load { .. }) {
-            bytes = bytes.min(node.dtype.bytes());
-        }
-    }
-    let (rows, columns) = (plan.row.extent, along.extent);
-    let strip = STRIP / bytes;
-    // With rows of half vectors a second step is not profitable.
-    let odd = !(columns * bytes).is_multiple_of(VECTOR / 2);
-    let narrow = columns < strip && 4 * columns < 3 * columns.next_power_of_two();
-    let all: usize = plan.kept.iter().map(|c| c.extent).product::<usize>() * rows;
-    if !straight || !(odd || narrow) || all * bytes < LARGE {
-        return None;
-    }
-    let fits = |p: usize| {
-        let aligned = (p * columns * bytes).is_multiple_of(VECTOR) && p * columns >= STRIPS * strip;
-        aligned && rows.is_multiple_of(p) && rows / p >= LEAST
-    };
-    // The fewest rows that nearly fill the last strip, else those that fill it most.
-    let filled = |p: usize| (100 * p * columns / (p * columns).next_multiple_of(strip)).min(FULL);
-    let counts = (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| fits(*p));
-    let count = counts.max_by_key(|p| (filled(*p), std::cmp::Reverse(*p)))?;
-    let axis = nest.kept().position(|c| c.id == along.id)?;
-    Some((Axis::Kept(axis as u8), count))
 }
 
 /// The bodies of all reductions, if none depends on another one and all may be combined in any order.

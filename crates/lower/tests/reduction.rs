@@ -1,5 +1,5 @@
 //! Row kernels under every schedule: rows in a tile, in loops, strided in memory, split.
-use crate::common::{check, check_on, compare, compare_kernel, kernel};
+use crate::common::{check, check_by, check_on, compare, compare_kernel, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::lower;
 use kiln_machine::Arch;
@@ -74,20 +74,18 @@ fn rows_with_arithmetic() {
 #[test]
 fn moments_in_one_pass() {
     let target = Arch::Sm80;
-    for (d, rows, n, steps) in [
-        ("f32", 2, 20001, 2),
-        ("bf16", 3, 32768, 2),
-        ("f16", 1, 131075, 2),
-        ("f32", 300, 16385, 1),
-        ("bf16", 270, 16392, 1),
+    for (d, rows, n, schedule, steps) in [
+        ("f32", 2, 20001, "split r 4096; bind warp 8; split-reduce r 2", 2),
+        ("bf16", 3, 32768, "split r 4096; bind warp 8; split-reduce r 4", 2),
+        ("f16", 1, 131075, "split r 8192; bind warp 8; split-reduce r 8", 2),
+        ("f32", 300, 16385, "split r 4096; bind warp 8", 1),
+        ("bf16", 270, 16392, "split r 8192; bind warp 8", 1),
     ] {
         let norm = "%y = layer_norm %s, %g, %c eps=1e-5";
         let text = format!(
             "graph k(%x: {d}[{rows},{n}], %r: {d}[{rows},{n}], %g: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n {norm}\n return %y }}"
         );
-        let lowered = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
-        assert_eq!(lowered.steps.len(), steps, "{text}");
-        check_on(Reduction, &text, target);
+        assert_eq!(check_by(Reduction, &text, target, schedule).steps.len(), steps, "{text}");
     }
     let text = "graph k(%x: f32[2,40000]) { %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %s = reduce.sum %x axes=[1]\n return %v, %m, %s }";
     check_on(Reduction, text, target);
@@ -149,40 +147,35 @@ fn unaligned_rows() {
 #[test]
 fn replicated_operands() {
     let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
-    let target = Arch::Sm90a;
-    let steps = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
+    let schedule = "split i0 4; split r 1024; bind warp 4; peel r 4; stage operands global";
+    let steps = check_by(Reduction, text, Arch::Sm90a, schedule);
     assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
-    check_on(Reduction, text, target);
 }
 
-/// Long rows with shared operands take a persistent kernel, also where they do not fill their tiles. For unaligned rows
-/// the number of clusters is such that all rows of a cluster have one alignment. Persistent kernels replicate no
-/// operands.
+/// Long rows in persistent kernels, also where they do not fill their tiles. For unaligned rows the number of clusters is such that all rows
+/// of a cluster have one alignment.
 #[test]
 fn persistent_rows() {
-    for (d, rows, n, clusters) in [
-        ("bf16", 2670, 50257, Some(64)),
-        ("f16", 2670, 50304, Some(66)),
-        ("f32", 2670, 50257, Some(28)),
-        ("bf16", 533, 60004, Some(66)),
-        ("bf16", 533, 65529, Some(64)),
-        ("bf16", 533, 65531, None),
-        ("bf16", 500, 50257, None),
-        ("bf16", 1000, 98305, None),
-        ("f32", 1000, 40001, Some(28)),
-        ("f32", 1000, 36001, None),
-    ] {
+    let by = |d: &str, rows: usize, n: usize, schedule: &str| {
         let text = format!(
             "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
         );
-        let steps = lower(&kernel(Reduction, text.parse().unwrap()), Arch::Sm90a).unwrap();
-        let persistent = |w: &Work<kiln_block::Kernel>| match w {
-            Work::Block { code, .. } if kiln_block::passes::persistent_rows::is_persistent(code) => Some(code.grid[0]),
-            _ => None,
-        };
-        assert_eq!(steps.steps.iter().find_map(persistent), clusters, "{text}");
-        assert!(clusters.is_none() || steps.steps.len() == 1, "{text}");
+        let k = kernel(Reduction, text.parse().unwrap());
+        lower(&kiln_plan::Kernel { schedule: Some(schedule.parse().unwrap()), ..k }, Arch::Sm90a)
+    };
+    for (d, n, schedule) in [
+        ("bf16", 50257, "split r 65536; bind warp 16; bind cluster 2; peel r 8; persist 64"),
+        ("f16", 50304, "split r 65536; bind warp 16; bind cluster 2; persist 66"),
+        ("f32", 50257, "split r 65536; bind warp 16; bind cluster 4; peel r 4; persist 28"),
+    ] {
+        let steps = by(d, 2670, n, schedule).unwrap();
+        let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("{schedule}: several steps") };
+        assert!(kiln_block::passes::persistent_rows::is_persistent(code), "{schedule}");
+        assert!(schedule.ends_with(&format!("persist {}", code.grid[0])), "{schedule}");
     }
+    let refused =
+        by("bf16", 2670, 50257, "split r 65536; bind warp 16; bind cluster 2; peel r 8; persist 2671").unwrap_err();
+    assert!(refused.to_string().contains("`persist 2671` does not fit"), "{refused}");
 }
 
 #[test]
@@ -242,13 +235,6 @@ fn rows_a_little_longer_than_a_power_of_two() {
 
 const GPU: Arch = Arch::Sm90a;
 
-fn steps_on_a_gpu(graph: &str) -> Vec<Work<kiln_block::Kernel>> {
-    let graph = format!("graph k{graph}");
-    check_on(Reduction, &graph, GPU);
-    let k = kernel(Reduction, graph.parse().expect("a graph"));
-    lower(&k, GPU).expect("lowers").steps
-}
-
 /// Large sums of columns of unaligned or narrow rows: several rows are reshaped to a wide one, whose columns a second
 /// step combines.
 #[test]
@@ -287,19 +273,23 @@ fn short_columns_belong_to_threads() {
     check_on(Reduction, &format!("graph k{scaled}"), GPU);
 }
 
-/// So many columns that each thread has columns of its own: short and longer ones, of sizes that no tile divides.
+/// Strips of columns in which each thread has columns of its own: short and longer ones, of sizes that no tile divides.
 #[test]
-fn sums_of_many_columns_belong_to_threads() {
-    for graph in [
-        "(%x: f32[3,200004]) { %s = reduce.sum %x axes=[0]\n return %s }",
-        "(%x: bf16[2,9,98312]) { %s = reduce.max %x axes=[1]\n %n = neg %s\n return %n }",
-        "(%x: bool[3,400000]) { %s = reduce.max %x axes=[0]\n return %s }",
-        "(%x: i64[9,50000]) { %s = reduce.sum %x axes=[0]\n return %s }",
-        "(%x: f32[5,17,20000]) { %s = reduce.mean %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
+fn sums_of_columns_that_belong_to_threads() {
+    for (graph, schedule) in [
+        ("(%x: f32[3,200004]) { %s = reduce.sum %x axes=[0]\n return %s }", "split r 4; split i0 128; bind warp 1"),
+        (
+            "(%x: bf16[2,9,98312]) { %s = reduce.max %x axes=[1]\n %n = neg %s\n return %n }",
+            "split r 8; split i1 256; bind warp 1",
+        ),
+        ("(%x: bool[3,400000]) { %s = reduce.max %x axes=[0]\n return %s }", "split r 4; split i0 512; bind warp 1"),
+        ("(%x: i64[9,50000]) { %s = reduce.sum %x axes=[0]\n return %s }", "split r 8; split i0 64; bind warp 1"),
+        (
+            "(%x: f32[5,17,20000]) { %s = reduce.mean %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
+            "split r 8; split i1 128; bind warp 1",
+        ),
     ] {
-        let steps = steps_on_a_gpu(graph);
-        let [Work::Block { code, .. }] = &steps[..] else { panic!("{graph}: several steps") };
-        assert_eq!(code.warps, 1, "{graph}");
+        assert_eq!(check_by(Reduction, &format!("graph k{graph}"), GPU, schedule).steps.len(), 1, "{graph}");
     }
 }
 

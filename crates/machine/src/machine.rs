@@ -178,8 +178,8 @@ impl Machine {
             there(u.multiprocessors > 0 && u.clock > 0.0 && u.l2 > 0, "units")?;
             let all = [l.shared_per_block, l.registers_per_multiprocessor, l.warps_per_multiprocessor];
             there(all.iter().all(|n| *n > 0), "limits")?;
-            there(self.rows.loading > 0, "rows")?;
-            there(self.nests.overlap >= 1.0 && self.nests.bandwidth > 0.0, "nests")?;
+            there(self.rows.prefetch_distance > 0, "rows")?;
+            there(self.nests.launch > 0.0 && self.nests.bandwidth > 0.0, "nests")?;
             there(self.gemm.mma.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
             there(self.attention.half > 0.0 && self.attention.single > 0.0, "attention")?;
         }

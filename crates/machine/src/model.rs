@@ -2,20 +2,13 @@
 //! per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
 use serde::{Deserialize, Serialize};
 
-/// Kernels that reduce, scan or sum rows or columns.
+/// Kernels over rows, beside [`Nests`].
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
     /// Bytes that are read between a program instance and the one whose rows it prefetches into L2: enough to cover memory latency at
     /// full bandwidth, few enough that the rows are not evicted before they are used.
     pub prefetch_distance: usize,
-    /// Number of program instances from which a scan is faster with one instance per row; with fewer, instances share rows, which are
-    /// then read twice.
-    pub scans_alone: usize,
-    /// Number of threads that saturates memory bandwidth with eight loads in flight each.
-    pub loading: usize,
-    /// Instructions of an element from which on a sum has more and smaller instances: elements in flight leave too few warps.
-    pub heavy: f64,
 }
 
 /// Points, rows and scans: the cost model of schedules. Microseconds, cycles of a warp's scheduler, and ratios.
@@ -30,29 +23,21 @@ pub struct Nests {
     pub bandwidth: f64,
     /// Bandwidth of the L2 cache, relative to the same.
     pub cache: f64,
-    /// How much faster memory is where everything fits the L2 cache.
+    /// How much faster memory is where everything fits the L2 cache, and the share of the cache that counts for it.
     pub warm: f64,
-    /// Share of the bytes of partly used bursts that is read from memory.
-    pub bursts: f64,
+    /// The share.
+    pub resident: f64,
     /// Share of the L2 cache from which on rows that are read again come from memory.
     pub again: f64,
     /// Microseconds of a load.
     pub latency: f64,
-    /// Microseconds of a block beside its loads and instructions.
-    pub block: f64,
     /// Microseconds of a conversion between layouts.
     pub staged: f64,
-    /// Microseconds of a reduction: in any case, across the warps of a block, and across blocks.
-    pub reduce: f64,
-    /// Across the warps of a block.
-    pub barrier: f64,
-    /// Across the blocks of a cluster.
+    /// Microseconds of a reduction across the blocks of a cluster.
     pub cluster: f64,
-    /// More for each block of the cluster, relative to [`Nests::cluster`].
-    pub cluster_blocks: f64,
     /// Microseconds of an iteration of a persistent kernel.
     pub persistent: f64,
-    /// Microseconds that a round of instances waits for totals, for the square root of the instances of a multiprocessor.
+    /// Microseconds from the total of a chunk to that of the next one.
     pub look_back: f64,
     /// Cycles of an access of a warp with 16, 8, 4 and fewer bytes for each thread.
     pub access: [f64; 4],
@@ -64,10 +49,8 @@ pub struct Nests {
     pub quotient: f64,
     /// Moved to another thread through shared memory.
     pub moved: f64,
-    /// Read at an index that is no affine form.
-    pub gathered: f64,
-    /// Kept in memory for want of registers: the factors of their number and of its square.
-    pub spilled: [f64; 2],
+    /// Bytes of traffic for a word that is kept in memory for want of registers.
+    pub spilled: f64,
     /// In peeled rows, several of which are a tile.
     pub peeled: f64,
     /// Scanned.
@@ -76,30 +59,20 @@ pub struct Nests {
     pub shuffle: f64,
     /// A step between warps.
     pub exchange: f64,
-    /// Cycles of a multiprocessor for a sector of an access.
-    pub transaction: f64,
-    /// Registers of a thread that holds nothing.
-    pub registers: f64,
-    /// Registers for each element that is needed again.
-    pub held: f64,
+    /// The same for each block of a cluster.
+    pub remote: f64,
     /// Time of a warp's instructions, relative to those of one that has the scheduler for itself.
     pub warp: f64,
-    /// Exponent of the norm by which memory, instructions and latency overlap; infinite: completely.
-    pub overlap: f64,
+    /// Memory bandwidth that a multiprocessor can use, relative to its share.
+    pub pull: f64,
+    /// Bytes that the start of a span of memory costs.
+    pub page: f64,
     /// Share of an instance's time that others do not hide.
     pub exposed: f64,
-    /// Exponent of the number of blocks beside it that hide it.
-    pub hidden: f64,
-    /// Factor on what is exposed where rows are prefetched.
-    pub prefetched: f64,
-    /// Exponent of the trips of a loop that hide it.
-    pub trips: f64,
     /// Share of an uneven last round that is lost.
     pub uneven: f64,
     /// Microseconds of a further launch.
     pub second: f64,
-    /// Microseconds for each partial result that one thread combines after another.
-    pub join: f64,
 }
 
 /// Matmuls without software pipelining, and copies of operands and results around a matmul.

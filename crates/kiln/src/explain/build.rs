@@ -297,7 +297,7 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
     // A defect shows where the kernel is lowered.
     let mut all = kiln_lower::schedules(k, machine).unwrap_or_default();
     if !all.iter().any(|s| s.0 == *own) {
-        let price = kiln_lower::priced(k, machine, own).ok().and_then(|found| found.0);
+        let price = kiln_lower::priced(k, machine, own).ok().flatten();
         all.insert(0, (own.clone(), price.unwrap_or(Price { us: f64::INFINITY, ..Price::default() })));
     }
     all.sort_by_key(|s| s.0 != *own);

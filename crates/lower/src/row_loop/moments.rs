@@ -4,7 +4,7 @@
 use super::split_row::Partial;
 use super::{RowLoop, over_groups};
 use crate::LowerError;
-use crate::dag::{NodeId, NodeOp};
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::math;
 use crate::tile::Frame;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
@@ -29,15 +29,11 @@ struct Of {
     squares: Value,
 }
 
-impl RowLoop<'_> {
-    /// The moments that the first two levels compute, if these compute nothing else.
-    pub(super) fn find_moments(&self) -> Option<Moments> {
-        let p = &self.plan;
-        let ([sum], [squares]) = (&self.levels.first()?[..], &self.levels.get(1)?[..]) else { return None };
-        if !p.machine.arch.is_gpu() || p.whole() || p.rank != 1 || p.row.block < 2 {
-            return None;
-        }
-        let dag = &self.scene.dag;
+impl Moments {
+    /// Those that the first two levels of reductions of rows of this length are, if they are nothing else.
+    pub fn of(scene: &Scene, levels: &[Vec<NodeId>], row: usize) -> Option<Moments> {
+        let ([sum], [squares]) = (&levels.first()?[..], &levels.get(1)?[..]) else { return None };
+        let dag = &scene.dag;
         let NodeOp::Reduce { op: ReduceOp::Sum, body } = dag.node(*sum).op else { return None };
         let NodeOp::Reduce { op: ReduceOp::Sum, body: square } = dag.node(*squares).op else { return None };
         let NodeOp::Binary(BinaryOp::Mul, x, y) = dag.node(square).op else { return None };
@@ -45,8 +41,17 @@ impl RowLoop<'_> {
         let NodeOp::Binary(BinaryOp::Div, total, length) = dag.node(mean).op else { return None };
         let NodeOp::Const(length) = dag.node(length).op else { return None };
         let float = math::held(dag.node(body).dtype) == Elem::F32;
-        let same = x == y && of == body && total == *sum && length.as_f64() == p.row.extent as f64;
+        let same = x == y && of == body && total == *sum && length.as_f64() == row as f64;
         (float && same).then_some(Moments { sum: *sum, mean, squares: *squares, body })
+    }
+}
+
+impl RowLoop<'_> {
+    /// The moments that the first two levels compute, if these compute nothing else.
+    pub(super) fn find_moments(&self) -> Option<Moments> {
+        let p = &self.plan;
+        let fits = p.machine.arch.is_gpu() && !p.whole() && p.rank == 1 && p.row.block >= 2;
+        Moments::of(self.scene, &self.levels, p.row.extent).filter(|_| fits)
     }
 
     /// The step that leaves the moments of each part in scratch.

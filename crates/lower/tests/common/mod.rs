@@ -320,6 +320,17 @@ pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
     }
 }
 
+/// The steps of a kernel by this schedule, which compute what the graph does.
+pub fn check_by(kind: KernelKind, body: &str, target: Arch, schedule: &str) -> Steps<kiln_block::Kernel> {
+    let g: Graph = body.parse().unwrap_or_else(|e| panic!("{e}\n{body}"));
+    let schedule = Some(schedule.parse().unwrap_or_else(|e| panic!("{e}: {schedule}")));
+    let k = Kernel { schedule, ..kernel(kind, g) };
+    let steps = kiln_lower::lower(&k, target).unwrap_or_else(|e| panic!("{target:?}: {e}\n{body}"));
+    let inputs = random::inputs(&k.body, 7);
+    compare_kernel(&k, &inputs, target).unwrap().unwrap_or_else(|e| panic!("{target:?}: {e}\n{body}"));
+    steps
+}
+
 /// The programs of a kernel whose f32 matmuls are of this precision, compared with the graph.
 pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) -> String {
     checked_text_by(lines, precision, arch, None)
