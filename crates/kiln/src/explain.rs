@@ -196,7 +196,7 @@ impl ScheduleReport {
     pub fn terms(&self) -> Option<String> {
         let PriceReport { memory_us, cache_us, issue_us, latency_us, exposed_us, launch_us } = self.terms.as_ref()?;
         Some(format!(
-            "memory {memory_us:.2}, cache {cache_us:.2}, issue {issue_us:.2}, latency {latency_us:.2}, which overlap; exposed \
+            "memory {memory_us:.2}, cache {cache_us:.2}, issue {issue_us:.2}, which overlap; latency {latency_us:.2}, exposed \
              {exposed_us:.2}, launches {launch_us:.2}"
         ))
     }

@@ -73,7 +73,7 @@ impl Answer {
         } else if asked.schedule.parse::<Schedule>().is_ok_and(|s| s.multiplies()) {
             "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns"
         } else {
-            "of prices within 1 per cent the schedule with the fewest warps is taken, or it is not among those that are proposed"
+            "of prices within 1 per cent the schedule with the smallest tile is taken, or it is not among those that are proposed"
         };
         let measure = if chosen.us > asked.us { "; `kiln tune` measures both, `[[use_schedule]]` sets it" } else { "" };
         t + &wrapped("why         ", &format!("{kept}{measure}"), width)

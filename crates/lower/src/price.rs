@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 const AGAIN: f64 = 4.0;
 /// Threads of a warp.
 const WARP: f64 = 32.0;
-/// Bytes of a sector of the L2 cache, and of an access to memory.
+/// Bytes of a sector of the L2 cache.
 const SECTOR: f64 = 32.0;
-const BURST: f64 = 64.0;
 
-/// Predicted microseconds, and where they go. The terms of memory, cache, issue and latency overlap; the others add up.
+/// Predicted microseconds, and where they go. The longest of memory, cache and issue counts, and of the others what resident instances do not
+/// hide; latency, what is exposed, and launches add up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Price {
     /// All of it; 0 where there is no model, on the host.
     pub us: f64,
-    /// The launch, and the dispatch of its blocks.
+    /// The launch.
     pub launch: f64,
     /// Bytes from and to memory, over its bandwidth.
     pub memory: f64,
@@ -32,7 +32,7 @@ pub struct Price {
     pub issue: f64,
     /// Rounds of resident instances, one after the other.
     pub latency: f64,
-    /// What no other instance overlaps.
+    /// The start and the end of the kernel, where an instance waits alone.
     pub exposed: f64,
     /// Further launches: partial results, copies of operands.
     pub second: f64,
@@ -83,12 +83,9 @@ pub struct Work {
     late: f64,
     /// Elements that move between threads, and those read at an index that is no affine form.
     moved: f64,
-    gathered: f64,
-    /// Bytes of sectors and of bursts of an instance, spans of memory, and sectors per access of a warp.
+    /// Bytes of sectors of an instance, and spans of memory.
     sectors: f64,
     spans: f64,
-    bursts: f64,
-    transactions: f64,
 }
 
 /// One access as a tile sees it.
@@ -350,30 +347,7 @@ impl Work {
             0.2
         };
         self.sectors += spans * ((length / SECTOR).ceil() + split) * SECTOR * times;
-        if s.elements > 1.0 {
-            let lanes = WARP * wide as f64;
-            let sectors = if s.along.is_some() && (converted || s.along == fastest) {
-                if length >= lanes {
-                    lanes / SECTOR
-                } else {
-                    lanes / length * ((length / SECTOR).ceil() + if unaligned { 0.5 } else { 0.0 })
-                }
-            } else if s.length > 1.0 || s.elements >= self.tile {
-                WARP
-            } else {
-                4.0
-            };
-            let accesses = each / (wide as f64 / bytes).max(1.0) * times * self.warps / idle;
-            self.transactions += accesses * sectors.clamp(1.0, WARP) * s.valid * s.access.share;
-        }
-        let unaligned = if s.align < BURST as usize { 60.0 } else { 0.0 };
-        let burst =
-            if length < 512.0 { ((length + BURST - 1.0) / BURST).floor() * BURST + unaligned } else { length + BURST };
-        self.bursts += spans * burst * times;
         self.spans += spans * times;
-        if s.along.is_none() && s.access.strides.iter().any(Option::is_none) {
-            self.gathered += each * times;
-        }
         // A persistent kernel has rows in shared memory.
         if !store && self.persist == 0.0 {
             let words = each * bytes / 4.0 * s.access.share;

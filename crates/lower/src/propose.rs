@@ -63,17 +63,17 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     priced.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then_with(|| a.0.cmp(&b.0)));
     let least = priced.first().map_or(0.0, |p| p.1.us);
     let close = priced.iter().take_while(|p| p.1.us * CLOSE <= least).count();
-    priced[..close].sort_by_key(|p| threads(&p.0));
+    priced[..close].sort_by_key(|p| elements(&p.0));
     Ok(priced.into_iter().map(|(s, price, _)| (s, price)).collect())
 }
 
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the one with the smallest instances is taken, which
-/// wait for each other least.
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the one with the smallest tile is taken, whose
+/// instances wait for each other least.
 const CLOSE: f64 = 0.99;
 
-/// Warps of an instance.
-fn threads(schedule: &Schedule) -> usize {
-    let count = |s: &Step| if let Step::Warps(n) | Step::Cluster(n) = s { *n } else { 1 };
+/// Elements of a tile.
+fn elements(schedule: &Schedule) -> usize {
+    let count = |s: &Step| if let Step::Split(_, n) = s { *n } else { 1 };
     schedule.steps.iter().map(count).product()
 }
 
@@ -410,7 +410,8 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         // Tiles of an axis that is not beside the last: transposes.
         let across = facts.accesses.iter().any(|a| a.strides[first] == Some(1));
         if across && first + 1 < inner {
-            for (a, b) in [16, 32, 64, 128].into_iter().flat_map(|a| [16, 32, 64, 128].map(|b| (a, b))) {
+            let sides = |extent: usize| [16, 32, 64, 128].map(|n| extent.next_power_of_two().min(n));
+            for (a, b) in sides(extents[first]).into_iter().flat_map(|a| sides(last).map(|b| (a, b))) {
                 for warps in WARPS.into_iter().filter(|w| each(a * b, *w, bytes)) {
                     let split = [Step::Split(axis(first), a), Step::Split(axis(inner), b)];
                     all.push(split.into_iter().chain(bind(warps, 1)).collect());
