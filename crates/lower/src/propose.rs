@@ -91,6 +91,8 @@ fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
     let strip = strip(schedule);
     let alone = |s: &Step| match s {
         Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(_) | Step::Widen(..) => false,
+        // It changes no order, but whether there are rows to prefetch depends on their number, and with it what is cheapest.
+        Step::Prefetch(_) => false,
         Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
         _ => true,
     };

@@ -92,3 +92,22 @@ fn scans_look_back() {
     let e = lower_at(&k, Arch::Sm90a.machine()).expect_err("a kept axis").to_string();
     assert!(e.contains("`split-reduce i0 4` does not fit: it is for the row, r"), "{e}");
 }
+
+/// A row is reduced in the same order whatever the number of rows: under a batch-invariant contract all have one schedule.
+#[test]
+fn schedules_do_not_depend_on_the_batch() {
+    for (d, n) in [("f32", 1000), ("bf16", 16384), ("f32", 20000), ("bf16", 50257), ("bf16", 65536), ("f32", 131072)] {
+        for op in ["softmax %x axis=1", "reduce.sum %x axes=[1]"] {
+            let of = |rows: usize| {
+                let text = format!("graph k(%x: {d}[{rows},{n}]) {{ %y = {op}\n return %y }}");
+                let k = kernel(KernelKind::Reduction, text.parse().expect("a graph"));
+                let k = kiln_plan::Kernel { batch_invariant: true, ..k };
+                kiln_lower::default_schedule(&k, Arch::Sm90a.machine()).expect("lowers").expect("a schedule")
+            };
+            let many = of(100_000);
+            for rows in [2, 7, 640, 4096] {
+                assert_eq!(of(rows), many, "{rows} rows of {n} {d}: {op}");
+            }
+        }
+    }
+}
