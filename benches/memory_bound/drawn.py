@@ -152,7 +152,26 @@ def scans(r, name):
     return row(name, [("f32" if r.random() < 0.5 else dtype, s)], f"%y = scan.sum %a axis={r.randrange(len(s))}\nreturn %y", None)
 
 
-FAMILIES = [pointwise, transposes, moved, row_reductions, column_reductions, norms, column_norms, scans]
+def windows(r, name):
+    """Depthwise convolutions and pools of a batch of images."""
+    dtype = r.choice(["f32", "bf16", "f16"])
+    side = r.choice([7, 7, 14, 14, 28, 28, 56, 112, round(2 ** r.uniform(2.5, 7))])
+    other = side if r.random() < 0.8 else length(r, 2, 7)
+    channels = length(r, 3, 10)
+    batch = max(1, round(budget(r) / 4 / (4 if dtype == "f32" else 2) / (side * other * channels)))
+    shape = (batch, channels, side, other)
+    size = min(r.choice([2, 3, 3, 5, 7]), side, other)
+    stride = r.choice([1, 1, 2])
+    padding = r.choice([size // 2, size // 2, 0])
+    sides = f"stride=[{stride},{stride}] padding=[{padding},{padding}]"
+    if r.random() < 0.4:
+        kind = r.choice(["max", "avg"])
+        return row(name, [(dtype, shape)], f"%y = pool.{kind} %a window=[{size},{size}] {sides}\nreturn %y", None)
+    weight = (dtype, (channels, 1, size, size))
+    return row(name, [(dtype, shape), weight, (dtype, (channels,))], f"%y = conv %a, %b, %c {sides} groups={channels}\nreturn %y", None)
+
+
+FAMILIES = [pointwise, transposes, moved, row_reductions, column_reductions, norms, column_norms, scans, windows]
 
 
 def drawn(seed, each):

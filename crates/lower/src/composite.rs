@@ -6,7 +6,7 @@
 //! Never: a formula of its own, but for softmax, whose division has a cheaper form in a GEMM's epilogue and on the host.
 use crate::LowerError;
 use crate::dag::NodeId;
-use crate::resolve::{Here, Matmul, Resolved, Resolver, kept};
+use crate::resolve::{Here, Resolved, Resolver, kept};
 use kiln_graph::decompose::decompose;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op, ReduceOp, UnaryOp, ValueId};
@@ -91,12 +91,7 @@ impl<'a> Resolver<'a> {
         let sum = over_row(self, ReduceOp::Sum, term)?;
         let mine = self.dag.binary(BinaryOp::Sub, own, most);
         let mine = self.dag.unary(UnaryOp::Exp, mine);
-        // Whether the row is a GEMM's, in the registers of its epilogue.
-        let in_epilogue = matches!(self.matmul, Some((_, Matmul::Node)));
-        if self.machine.arch.is_gpu() && !in_epilogue {
-            return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
-        }
-        // One division a row: a vector of them takes as long as an exponential, and an epilogue hides neither. The sum is at least 1.
+        // One division a row: a vector of them takes as long as an exponential. The sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
         Ok(self.dag.binary(BinaryOp::Mul, mine, scale))

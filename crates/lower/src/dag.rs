@@ -363,4 +363,20 @@ impl Scene {
     pub fn live(&self) -> Vec<NodeId> {
         self.dag.reach(&self.roots())
     }
+    /// Levels of reductions, which depend on those of earlier levels alone.
+    pub fn levels(&self) -> Vec<Vec<NodeId>> {
+        let mut depth = vec![0usize; self.dag.nodes.len()];
+        let mut levels: Vec<Vec<NodeId>> = vec![];
+        for n in self.live() {
+            let node = self.dag.node(n);
+            let below = node.operands().into_iter().map(|o| depth[o as usize]).max().unwrap_or(0);
+            depth[n as usize] = below;
+            if matches!(node.op, NodeOp::Reduce { .. }) {
+                depth[n as usize] = below + 1;
+                levels.resize_with(levels.len().max(below + 1), Vec::new);
+                levels[below].push(n);
+            }
+        }
+        levels
+    }
 }

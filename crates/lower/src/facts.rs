@@ -2,7 +2,7 @@
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::nest::Nest;
-use crate::row_loop::moments::Moments;
+use crate::row_loop::reduced;
 use kiln_graph::{BinaryOp, DType, Op};
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
@@ -38,8 +38,8 @@ pub struct Facts {
     pub accesses: Vec<Access>,
     /// Levels of reductions, each of which needs the results of those before it.
     pub levels: usize,
-    /// The first two levels are a mean and the squared deviations from it, which loops over rows compute in one pass.
-    pub moments: bool,
+    /// Passes over rows that do not fit a tile, for these: some levels have what is computed beside those before them.
+    pub passes: usize,
     /// Special functions of an element that are needed as [`Access::held`] is.
     pub kept: usize,
     /// Reductions and scans.
@@ -122,26 +122,14 @@ impl Facts {
             e.nodes(&mut |_| reads = true);
             reads
         };
-        // Depth of each node in reductions.
-        let mut depth = vec![0usize; dag.nodes.len()];
         let (mut reductions, mut scans, mut ordered) = (0, 0, 0);
-        let mut levels: Vec<Vec<NodeId>> = vec![];
         for &n in &live {
             let node = dag.node(n);
-            depth[n as usize] = node.operands().iter().map(|o| depth[*o as usize]).max().unwrap_or(0);
-            match node.op {
-                NodeOp::Reduce { .. } => {
-                    let level = depth[n as usize];
-                    depth[n as usize] += 1;
-                    levels.resize_with(levels.len().max(level + 1), Vec::new);
-                    levels[level].push(n);
-                    reductions += 1;
-                }
-                NodeOp::Scan { .. } => scans += 1,
-                _ => {}
-            }
+            reductions += usize::from(matches!(node.op, NodeOp::Reduce { .. }));
+            scans += usize::from(matches!(node.op, NodeOp::Scan { .. }));
             ordered += usize::from(!node.sums_in_any_order());
         }
+        let levels = scene.levels();
         let phases = phases(scene, &levels);
         let early = |n: NodeId| phases[n as usize].0 > 0;
         let mut accesses = vec![];
@@ -170,9 +158,9 @@ impl Facts {
         }
         let mut quotients = 0;
         scene.exprs(&mut |e| e.walk(&mut |inner| quotients += usize::from(!std::ptr::eq(inner, e))));
-        let moments = nest.row().is_some_and(|n| Moments::of(scene, &levels, n).is_some());
-        let levels = levels.len();
         let row = space.row_ids();
+        let passes = reduced::in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
+        let levels = levels.len();
         let deps = dag.depends(&row);
         let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
         let (mut before, mut after, mut kept) = (0.0, 0.0, 0);
@@ -194,7 +182,7 @@ impl Facts {
         let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
         let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
         let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
-        Facts { coords, accesses, levels, moments, kept, reductions, scans, ordered, before, after, quotients, bytes }
+        Facts { coords, accesses, levels, passes, kept, reductions, scans, ordered, before, after, quotients, bytes }
     }
 }
 

@@ -171,7 +171,7 @@ impl Work {
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
         let totals = usize::from(facts.scans > 0 && parts > 1 && !w.look_back);
-        let levels = facts.levels - usize::from(facts.moments && splits.len() == 1 && chunk > 1);
+        let levels = if chunk > 1 { facts.passes } else { facts.levels };
         w.passes = if w.whole || rows.is_empty() { 1.0 } else { (levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.
         let mut inner: BTreeMap<usize, usize> = BTreeMap::new();
@@ -499,8 +499,8 @@ impl Work {
     /// The launches that combine partial results.
     fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
         let rows = self.tile / self.chunk;
-        let later = facts.levels.max(1) as f64;
-        let each = if self.stored_along || facts.levels > 1 { self.parts } else { 1.0 };
+        let later = facts.passes.max(1) as f64;
+        let each = if self.stored_along || facts.passes > 1 { self.parts } else { 1.0 };
         let read = self.parts * self.alone * rows * 4.0 * each / (m.cache * machine.rates.bandwidth / 1e6);
         later * (m.second + read)
     }

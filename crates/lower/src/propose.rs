@@ -26,6 +26,8 @@ const CHUNKS: (f64, f64) = (8.0, 64.0);
 const PERSISTENT: (f64, f64) = (16.0, 64.0);
 /// Most words where a block has 16 warps.
 const MANY_WARPS: f64 = 64.0;
+/// Elements from which on an axis is a side of a tile by itself.
+const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
 const SECTOR: usize = 32;
@@ -409,14 +411,19 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
                 }
             }
         }
-        // Tiles of an axis that is not beside the last: transposes.
+        // Tiles of an axis and of the last ones, as many as are longer than a side: transposes.
         let across = facts.accesses.iter().any(|a| a.strides[first] == Some(1));
-        if across && first + 1 < inner {
-            let sides = |extent: usize| [16, 32, 64, 128].map(|n| extent.next_power_of_two().min(n));
-            for (a, b) in sides(extents[first]).into_iter().flat_map(|a| sides(last).map(|b| (a, b))) {
+        let sides = |extent: usize| [16, 32, 64, 128].map(|n| extent.next_power_of_two().min(n));
+        let length = |from: usize| extents[from..].iter().product::<usize>();
+        for from in (first + 1..=inner).filter(|n| across && *n > first + usize::from(*n == inner)) {
+            if from < inner && (length(from + 1) >= SIDE || length(from) > 1 << 30) {
+                continue;
+            }
+            for (a, b) in sides(extents[first]).into_iter().flat_map(|a| sides(length(from)).map(|b| (a, b))) {
                 for warps in WARPS.into_iter().filter(|w| each(a * b, *w, bytes)) {
-                    let split = [Step::Split(axis(first), a), Step::Split(axis(inner), b)];
-                    all.push(split.into_iter().chain(bind(warps, 1)).collect());
+                    let mut steps = fused(from, extents.len());
+                    steps.extend([Step::Split(axis(first), a), Step::Split(axis(from), b)]);
+                    all.push(steps.into_iter().chain(bind(warps, 1)).collect());
                 }
             }
         }

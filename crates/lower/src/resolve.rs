@@ -61,7 +61,7 @@ impl<'a> Body<'a> {
         }
     }
     pub fn resolver(&self) -> Resolver<'a> {
-        let mut r = Resolver::new(self.graph, self.decomposed, self.name, self.machine);
+        let mut r = Resolver::new(self.graph, self.decomposed, self.name);
         (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);
         r
     }
@@ -84,7 +84,6 @@ pub struct Resolver<'a> {
     /// The composite whose decomposition `graph` is, and the body that has it.
     pub(crate) within: Option<(ValueId, &'a Graph)>,
     kernel: &'a str,
-    pub machine: &'a Hardware<'a>,
     pub dag: Dag,
     /// Values in memory, dense: inputs, and results of earlier steps in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
@@ -109,7 +108,7 @@ type Key = (Option<ValueId>, ValueId, Vec<Expr>, Vec<Guard>);
 pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
-    fn new(graph: &'a Graph, decomposed: &'a Decomposed, kernel: &'a str, machine: &'a Hardware<'a>) -> Resolver<'a> {
+    fn new(graph: &'a Graph, decomposed: &'a Decomposed, kernel: &'a str) -> Resolver<'a> {
         let places =
             (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
@@ -117,7 +116,6 @@ impl<'a> Resolver<'a> {
             decomposed,
             within: None,
             kernel,
-            machine,
             dag: Dag::default(),
             places,
             matmul: None,

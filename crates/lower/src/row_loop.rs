@@ -1,25 +1,26 @@
 //! Emits row programs: in one tile, or in loops over chunks of the row with one pass per level of reductions. Rows that
-//! several instances share leave partial results in scratch.
+//! several instances share leave partial results in scratch. What one pass accumulates: [`reduced`].
 //!
 //! Takes: a scene and the [`RowPlan`] that [`crate::rows`] chose. Gives: its steps.
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
-use crate::math;
 use crate::rows::{Emitted, RowPlan};
 use crate::tile::{Frame, loads, looped, open};
 use crate::unaligned::VECTOR;
-use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
+use acc::{Acc, NOWHERE};
 use kiln_block::passes::persistent_rows;
 use kiln_block::{BinaryOp as B, Builder, Elem, Value};
-use kiln_graph::{DType, ReduceOp, Type};
+use kiln_graph::Type;
 use kiln_plan::exec::Work;
-use moments::Moments;
+use reduced::Reduced;
 
 mod acc;
+mod exponentials;
 pub mod look_back;
-pub mod moments;
+mod moments;
+pub mod reduced;
 mod scans;
 pub mod split_row;
 
@@ -30,14 +31,12 @@ pub struct RowLoop<'a> {
     /// Coordinates that a node depends on, without the row of its own reductions.
     deps: Vec<Vec<CoordId>>,
     /// Levels of reductions, which depend on those of earlier levels alone.
-    pub levels: Vec<Vec<NodeId>>,
+    pub levels: Vec<Vec<Reduced>>,
     scratch: Vec<Type>,
     first_scratch: u32,
     /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::wide_rows`]); else
     /// 1.
     per_wide_row: usize,
-    /// A sum and the squared deviations from its mean, computed in one pass in place of the first two levels.
-    moments: Option<Moments>,
 }
 
 /// Most loads of a thread that are issued before everything else.
@@ -46,19 +45,15 @@ const FIRST: usize = 4;
 impl<'a> RowLoop<'a> {
     pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> RowLoop<'a> {
         let deps = scene.dag.depends(&[plan.row.id]);
-        let mut depth = vec![0usize; scene.dag.nodes.len()];
-        let mut levels: Vec<Vec<NodeId>> = vec![];
-        for n in scene.live() {
-            let node = scene.dag.node(n);
-            let below = node.operands().into_iter().map(|o| depth[o as usize]).max().unwrap_or(0);
-            depth[n as usize] = below;
-            if matches!(node.op, NodeOp::Reduce { .. }) {
-                depth[n as usize] = below + 1;
-                levels.resize_with(levels.len().max(below + 1), Vec::new);
-                levels[below].push(n);
-            }
-        }
-        RowLoop { name, scene, plan, deps, levels, scratch: vec![], first_scratch, per_wide_row: 1, moments: None }
+        let whole = |level: Vec<NodeId>| level.into_iter().filter_map(|n| Reduced::one(&scene.dag, n)).collect();
+        let levels = scene.levels();
+        let pairs = plan.machine.arch.is_gpu() && !plan.whole() && plan.row.block > 1;
+        let levels = if pairs {
+            reduced::in_passes(scene, &levels, &[plan.row.id], plan.row.extent)
+        } else {
+            levels.into_iter().map(whole).collect()
+        };
+        RowLoop { name, scene, plan, deps, levels, scratch: vec![], first_scratch, per_wide_row: 1 }
     }
 
     pub fn emit(mut self) -> Result<Emitted, LowerError> {
@@ -68,8 +63,8 @@ impl<'a> RowLoop<'a> {
         }
         let has_scan = !self.scans().is_empty();
         if has_scan {
-            let above = |n: &NodeId| self.scene.dag.reach(&[*n]).iter().any(|m| self.is_scan(*m));
-            if self.levels.iter().flatten().any(above) {
+            let bodies: Vec<NodeId> = self.levels.iter().flatten().map(Reduced::body).collect();
+            if self.scene.dag.reach(&bodies).iter().any(|n| self.is_scan(*n)) {
                 let why = "a reduction of a scan".to_string();
                 return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
             }
@@ -80,10 +75,6 @@ impl<'a> RowLoop<'a> {
             if !self.scans_in_parts() {
                 self.plan.parts = 1;
             }
-        }
-        self.moments = self.find_moments();
-        if self.moments.is_some() {
-            self.levels.drain(..2);
         }
         let steps = match self.plan.parts {
             _ if self.plan.whole() => vec![self.in_tile()?],
@@ -142,16 +133,11 @@ impl<'a> RowLoop<'a> {
     fn in_loops(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let mut f = open(self.name, self.scene, &self.plan.shape(1));
         let lane = f.iota(self.plan.row);
-        if let Some(m) = &self.moments {
-            let [sum, squares] = self.moments(&mut f, m, lane);
-            f.em.set(m.sum, sum);
-            f.em.set(m.squares, squares);
-        }
         for level in &self.levels {
             let done = self.accumulate(&mut f, level, lane);
-            for (&n, acc) in level.iter().zip(done) {
-                let v = self.result(&mut f, n, acc, lane);
-                f.em.set(n, v);
+            for (r, acc) in level.iter().zip(done) {
+                let acc = self.fold_lanes(&mut f, r, acc, lane);
+                self.settle(&mut f, r, acc);
             }
         }
         self.write(&mut f, lane);
@@ -169,19 +155,21 @@ impl<'a> RowLoop<'a> {
         }
     }
 
-    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where rows are not aligned: loads
-    /// of single elements are all in flight at once only if they have no masks.
+    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where elements are counted, and
+    /// where rows are not aligned: loads of single elements are all in flight at once only if they have no masks.
     fn over_chunks(
         &self,
         f: &mut Frame,
         lane: Option<Value>,
+        counts: bool,
         carried: &[Value],
         mut body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let [lo, hi] = self.bounds(f);
         // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
         let ragged = !self.plan.row.extent.is_multiple_of(self.plan.row.block);
-        if !ragged || !self.plan.machine.arch.is_gpu() || !self.loads_elements() {
+        let peels = counts || self.plan.machine.arch.is_gpu() && self.loads_elements();
+        if !ragged || !peels {
             return self.over(f, lane, [lo, hi], ragged, carried, body);
         }
         let chunk = f.b.i32(self.plan.row.block as i64);
@@ -233,80 +221,12 @@ impl<'a> RowLoop<'a> {
         })
     }
 
-    /// One pass over the row for a level of reductions.
-    fn accumulate(&self, f: &mut Frame, level: &[NodeId], lane: Option<Value>) -> Vec<Acc> {
-        let bodies: Vec<(ReduceOp, NodeId)> = level.iter().filter_map(|&n| self.reduced(n)).collect();
-        let roots: Vec<NodeId> = bodies.iter().map(|b| b.1).collect();
-        self.hoist(f, &roots);
-        let shape = self.sum_shape();
-        let few = self.few_lanes(&roots);
-        let mut start = vec![];
-        for (op, body) in &bodies {
-            let elem = math::held(self.carried(*op, *body));
-            let id = math::identity(&mut f.b, *op, elem);
-            let shape = few.as_ref().filter(|_| !is_arg(*op)).unwrap_or(&shape);
-            start.push(f.b.broadcast_to(id, shape));
-            if is_arg(*op) {
-                let nowhere = f.b.i32(NOWHERE);
-                start.push(f.b.broadcast_to(nowhere, shape));
-            }
-        }
-        let end = self.over_chunks(f, lane, &start, |f, lanes, now| {
-            let mut next = vec![];
-            let mut now = now.iter().copied();
-            for (op, body) in &bodies {
-                let v = f.em.value(&mut f.b, *body);
-                let acc = next_of(&mut f.b, &mut now);
-                if is_arg(*op) {
-                    let at = next_of(&mut f.b, &mut now);
-                    let v = f.b.broadcast_to(v, &shape);
-                    let position = self.position(f, &shape);
-                    let best = take(&mut f.b, *op, Acc { value: acc, at: Some(at) }, v, position, lanes.mask);
-                    next.extend([Some(best.value), best.at].into_iter().flatten());
-                } else {
-                    let mut v = f.em.fill_outside(&mut f.b, *op, v, lanes);
-                    if self.sums_chunks() {
-                        v = f.em.reduce_axis(&mut f.b, *op, v, self.tile_row());
-                    }
-                    let v = f.b.cast(v, math::held(self.carried(*op, *body)));
-                    let mut v = f.b.broadcast_to(v, &shape);
-                    if let Some(few) = &few {
-                        v = over_groups(&mut f.b, *op, v, few);
-                    }
-                    next.push(math::combine(&mut f.b, *op, acc, v));
-                }
-            }
-            next
-        });
-        let mut end = end.into_iter();
-        (bodies.iter())
-            .map(|(op, _)| {
-                let value = next_of(&mut f.b, &mut end);
-                Acc { value, at: is_arg(*op).then(|| next_of(&mut f.b, &mut end)) }
-            })
-            .collect()
-    }
-    /// Op and body of a reduction, or of the reduction that gives a scan's totals.
-    fn reduced(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {
-        match self.scene.dag.node(n).op {
-            NodeOp::Reduce { op, body } => Some((op, body)),
-            NodeOp::Scan { op, body } => Some((scans::as_reduction(op), body)),
-            _ => None,
-        }
-    }
-    /// Accumulator type of a reduction, across chunks and parts. The host accumulates f32 sums in f64, so that they are
-    /// as exact as those of one chunk, whatever the number of chunks.
-    fn carried(&self, op: ReduceOp, body: NodeId) -> DType {
-        let dtype = self.scene.dag.node(body).dtype.compute();
-        if op == ReduceOp::Sum && dtype == DType::F32 && self.sums_chunks() { DType::F64 } else { dtype }
-    }
-
     /// Whether chunks are reduced before they are added to the accumulator, which the host does: accumulators for all
     /// lanes of a chunk would not stay in registers, nor in the cache for strided rows.
     fn sums_chunks(&self) -> bool {
         let p = &self.plan;
         let chunks = (p.rank == 1 || p.row.axis == 0) && p.row.block > 1 && !p.whole();
-        let all = || self.levels.iter().flatten().all(|&n| self.scene.dag.node(n).sums_in_any_order());
+        let all = || self.levels.iter().flatten().all(|r| !acc::is_arg(r.op()));
         !p.machine.arch.is_gpu() && chunks && all()
     }
     pub fn tile_row(&self) -> TileRow {
@@ -361,22 +281,15 @@ impl<'a> RowLoop<'a> {
     }
 
     /// Reduces the lanes of an accumulator to one, keeping the axis.
-    fn fold_lanes(&self, f: &mut Frame, op: ReduceOp, acc: Acc, lane: Option<Value>) -> Acc {
-        let row = lane.filter(|_| !self.sums_chunks()).map(|_| self.tile_row());
-        fold(f, op, acc, row)
-    }
-    /// The value of a reduction from its accumulator.
-    fn result(&self, f: &mut Frame, n: NodeId, acc: Acc, lane: Option<Value>) -> Value {
-        let Some((op, body)) = self.reduced(n) else { return acc.value };
-        let acc = self.fold_lanes(f, op, acc, lane);
-        self.settled(f, body, acc)
-    }
-    /// The value of an accumulator, in the compute type of its node.
-    fn settled(&self, f: &mut Frame, body: NodeId, acc: Acc) -> Value {
-        match acc.at {
-            Some(at) => f.b.cast(at, Elem::I64),
-            None => f.b.cast(acc.value, math::held(self.scene.dag.node(body).dtype)),
+    fn fold_lanes(&self, f: &mut Frame, r: &Reduced, acc: Acc, lane: Option<Value>) -> Acc {
+        if lane.is_none() || self.sums_chunks() {
+            return acc;
         }
+        let [lo, hi] = self.bounds(f);
+        let there = f.b.binary(B::Sub, hi, lo);
+        let counts = matches!(r, Reduced::Moments(_));
+        let count = counts.then(|| self.count_in_lanes(f, there, &f.b.shape(acc.value)));
+        self.folded(f, r, acc, self.tile_row(), count)
     }
 
     /// Emits the stores: those along the row in one more pass, the others once.
@@ -396,7 +309,7 @@ impl<'a> RowLoop<'a> {
     }
     /// The pass that stores along the row, with scans that start from these values.
     fn write_along(&self, f: &mut Frame, lane: Option<Value>, along: &[&Store], start: &[Value]) {
-        self.over_chunks(f, lane, start, |f, lanes, now| {
+        self.over_chunks(f, lane, false, start, |f, lanes, now| {
             let next = self.scan_chunk(f, lanes, now);
             along.iter().for_each(|s| f.store(s));
             next

@@ -1,7 +1,7 @@
 //! Rows with a short tail: half-type rows a little longer than a power of two. A tile of that many lanes has most of
 //! the row, and a tile of few lanes its tail, which all warps read. In a tile of twice the lanes every thread would
 //! compute with a vector that only the first few threads need.
-use crate::dag::{NodeId, NodeOp, Scene};
+use crate::dag::Scene;
 use crate::emit::{Lanes, Scope};
 use crate::expr::CoordId;
 use crate::math;
@@ -9,7 +9,6 @@ use crate::row_loop::RowLoop;
 use crate::rows::RowPlan;
 use crate::tile::{Cut, Frame};
 use kiln_block::Value;
-use kiln_graph::ReduceOp;
 
 /// Lanes of a row from `first` on.
 #[derive(Clone, Copy)]
@@ -50,23 +49,23 @@ impl RowLoop<'_> {
         let pieces = [Piece { first: 0, lanes: half }, Piece { first: half, lanes: tail }];
         let mut held: Vec<Held> = pieces.into_iter().map(|p| self.held(f, p)).collect();
         for level in &self.levels {
-            let bodies: Vec<_> = level.iter().filter_map(|n| Some((*n, self.reduction(*n)?))).collect();
             let mut parts: Vec<Vec<Value>> = vec![];
             for piece in &mut held {
                 self.take_up(f, piece);
                 let row = piece.row;
                 let mut filled = vec![];
-                for (_, (op, body)) in &bodies {
-                    let v = f.em.value(&mut f.b, *body);
-                    filled.push(f.em.fill_outside(&mut f.b, *op, v, row));
+                for r in level {
+                    let v = f.em.value(&mut f.b, r.body());
+                    filled.push(f.em.fill_outside(&mut f.b, r.op(), v, row));
                 }
                 parts.push(filled);
                 piece.scope = f.em.leave(&mut f.b);
             }
-            for (i, (n, (op, _))) in bodies.into_iter().enumerate() {
-                let [tile, tail] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, op, parts[p][i], self.tile_row()));
-                let whole = math::combine(&mut f.b, op, tile, tail);
-                f.em.set(n, whole);
+            for (i, r) in level.iter().enumerate() {
+                let row = self.tile_row();
+                let [tile, tail] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, r.op(), parts[p][i], row));
+                let whole = math::combine(&mut f.b, r.op(), tile, tail);
+                r.nodes().for_each(|n| f.em.set(n, whole));
             }
         }
         let (along, once): (Vec<_>, Vec<_>) = self.scene.stores.iter().partition(|s| s.at.uses(self.plan.row.id));
@@ -75,12 +74,6 @@ impl RowLoop<'_> {
             self.take_up(f, piece);
             along.iter().for_each(|s| f.store(s));
             piece.scope = f.em.leave(&mut f.b);
-        }
-    }
-    fn reduction(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {
-        match self.scene.dag.node(n).op {
-            NodeOp::Reduce { op, body } => Some((op, body)),
-            _ => None,
         }
     }
     fn held(&self, f: &mut Frame, piece: Piece) -> Held {

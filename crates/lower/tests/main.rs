@@ -12,6 +12,7 @@ mod masks;
 mod matmul;
 mod multiply;
 mod nested;
+mod pairs;
 mod pointwise;
 mod pool;
 mod random;

@@ -9,7 +9,7 @@ use kiln_graph::ReduceOp;
 #[derive(Clone, Copy)]
 pub struct Acc {
     pub value: Value,
-    pub at: Option<Value>,
+    pub other: Option<Value>,
 }
 
 /// Greater than any position.
@@ -23,16 +23,31 @@ pub fn is_arg(op: ReduceOp) -> bool {
 pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {
     let count = |shape: &[usize]| shape.iter().product::<usize>();
     let groups = count(&b.shape(v)) / count(to);
+    if groups == 1 {
+        return v;
+    }
     let elem = math::elem(b, v);
     let v = b.reshape(v, &[&[groups], to].concat());
     b.reduce(math::reduce_op(op, elem), v, 0)
 }
 
+/// The inverse: each lane's value in all lanes of a chunk of this shape that became it.
+pub fn to_groups(b: &mut Builder, v: Value, shape: &[usize]) -> Value {
+    let own = b.shape(v);
+    let groups = shape.iter().product::<usize>() / own.iter().product::<usize>();
+    if groups == 1 {
+        return v;
+    }
+    let v = b.expand_dims(v, 0);
+    let v = b.broadcast_to(v, &[&[groups], &own[..]].concat());
+    b.reshape(v, shape)
+}
+
 /// Reduces the lanes of `row`'s axis, keeping the axis in tiles of rank 2. Of equal values the first position wins.
 pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc {
     let Some(row) = row else { return acc };
-    let Some(at) = acc.at else {
-        return Acc { value: f.em.reduce_axis(&mut f.b, op, acc.value, row), at: None };
+    let Some(at) = acc.other else {
+        return Acc { value: f.em.reduce_axis(&mut f.b, op, acc.value, row), other: None };
     };
     let side = if op == ReduceOp::ArgMin { ReduceOp::Min } else { ReduceOp::Max };
     let best = f.em.reduce_axis(&mut f.b, side, acc.value, row);
@@ -45,13 +60,13 @@ pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc 
     let nowhere = f.b.i32(NOWHERE);
     let at = f.b.select(is, at, nowhere);
     let at = f.em.reduce_axis(&mut f.b, ReduceOp::Min, at, row);
-    Acc { value: best, at: Some(at) }
+    Acc { value: best, other: Some(at) }
 }
 
 /// The better of an arg-reduction's accumulator and a new value at a later position. NaN is better than all but an
 /// earlier NaN.
 pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
-    let Some(at) = acc.at else { return acc };
+    let Some(at) = acc.other else { return acc };
     let better = if op == ReduceOp::ArgMin { CmpOp::Lt } else { CmpOp::Gt };
     let elem = math::elem(b, v);
     let nowhere = b.i32(NOWHERE);
@@ -68,5 +83,5 @@ pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, 
     if let Some(m) = mask {
         wins = b.binary(B::And, wins, m);
     }
-    Acc { value: b.select(wins, v, acc.value), at: Some(b.select(wins, position, at)) }
+    Acc { value: b.select(wins, v, acc.value), other: Some(b.select(wins, position, at)) }
 }

@@ -50,8 +50,7 @@ impl RowLoop<'_> {
     /// A step that clears the flags, and the scan.
     pub(super) fn scan_looking_back(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
-        let scans: Vec<NodeId> = self.scans().into_iter().map(|s| s.0).collect();
-        let totals = self.partials(&scans);
+        let totals = self.partials(&self.totals());
         let shape = self.plan.shape(self.plan.parts);
         let instances = shape.instances();
         let flags = self.new_scratch(DType::I32, instances);
@@ -75,7 +74,7 @@ impl RowLoop<'_> {
         let row = self.tile_row();
         let starts = self.scan_starts(&mut f);
         let mut inner = vec![];
-        for (((_, op, body), (_, places)), start) in self.scans().into_iter().zip(totals).zip(&starts) {
+        for (((_, op, body), partial), start) in self.scans().into_iter().zip(totals).zip(&starts) {
             let v = f.em.value(&mut f.b, body);
             let v = f.b.cast(v, math::held(self.scene.dag.node(body).dtype));
             let v = f.b.broadcast_to(v, &joint(&f.b.shape(*start), &f.b.shape(v)));
@@ -84,7 +83,7 @@ impl RowLoop<'_> {
             inner.push(f.em.scan_lanes(&mut f.b, op, v));
             let total = f.em.reduce_axis(&mut f.b, as_reduction(op), v, row);
             f.em.row = None;
-            for &(slot, dtype) in places {
+            for &(slot, dtype) in &partial.places {
                 self.store_partial(&mut f, slot, dtype, total);
             }
         }
@@ -108,9 +107,9 @@ impl RowLoop<'_> {
             let before = f.b.cmp(CmpOp::Lt, lane, part);
             f.b.wait(each, Some(before));
         }
-        for (((n, op, body), (_, places)), inner) in self.scans().into_iter().zip(totals).zip(inner) {
+        for (((n, op, body), partial), inner) in self.scans().into_iter().zip(totals).zip(inner) {
             let part = f.part;
-            let before = self.combine_lanes(&mut f, as_reduction(op), places, part);
+            let before = self.combine_lanes(&mut f, partial, part);
             let held = math::held(self.scene.dag.node(body).dtype);
             let before = f.b.cast(before.value, held);
             let value = math::combine(&mut f.b, as_reduction(op), before, inner);

@@ -2,6 +2,7 @@
 //! computes the total of each part, the next scans each part from the totals before it, added in order, so results are
 //! the same from run to run.
 use super::RowLoop;
+use super::reduced::Reduced;
 use super::split_row::{Partial, places};
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Store};
@@ -30,6 +31,10 @@ impl RowLoop<'_> {
             _ => None,
         })
         .collect()
+    }
+    /// The totals of the scans.
+    pub(super) fn totals(&self) -> Vec<Reduced> {
+        self.scans().into_iter().filter_map(|s| Reduced::one(&self.scene.dag, s.0)).collect()
     }
     /// Start values of scans: one per row.
     pub(super) fn scan_starts(&self, f: &mut Frame) -> Vec<Value> {
@@ -87,7 +92,7 @@ impl RowLoop<'_> {
     /// A step for the totals of all parts, and one that scans each part from what comes before it.
     pub(super) fn scan_parts(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
         self.settle_parts();
-        let scans: Vec<NodeId> = self.scans().into_iter().map(|s| s.0).collect();
+        let scans = self.totals();
         let totals = self.partials(&scans);
         let first = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals)?;
         Ok(vec![first, self.scan_from(&totals)?])
@@ -98,9 +103,9 @@ impl RowLoop<'_> {
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
         let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used);
         let mut start = vec![];
-        for ((_, op, body), (_, places)) in self.scans().into_iter().zip(totals) {
+        for ((_, _, body), total) in self.scans().into_iter().zip(totals) {
             let part = f.part;
-            let before = self.combined(&mut f, as_reduction(op), places, part);
+            let before = self.combined(&mut f, total, part);
             start.push(f.b.cast(before.value, self.plan.scanned(math::held(self.scene.dag.node(body).dtype))));
         }
         let lane = f.iota(self.plan.row);

@@ -1,18 +1,23 @@
 //! Split rows, which several instances share: a step for each level of reductions leaves partial results in scratch,
 //! which the next one combines in a fixed order.
-use super::{Acc, NOWHERE, RowLoop, fold, is_arg, take};
+use super::reduced::Reduced;
+use super::{Acc, RowLoop};
 use crate::LowerError;
 use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
 use crate::expr::{Expr, linear};
 use crate::math;
-use crate::tile::{Frame, Used, loads, open_with};
+use crate::tile::{Frame, Used, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Type as BlockType, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
 
-/// A reduction whose partial results are in scratch: values, and positions of an arg-reduction.
-pub type Partial = (NodeId, Vec<(Slot, DType)>);
+/// Reductions whose partial results are in scratch: the values of their accumulator.
+#[derive(Clone, Debug)]
+pub struct Partial {
+    pub of: Reduced,
+    pub places: Vec<(Slot, DType)>,
+}
 /// A step, and the partial results that it leaves.
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
@@ -28,10 +33,6 @@ impl RowLoop<'_> {
         self.settle_parts();
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
-        if let Some(m) = self.moments {
-            slots = self.partials(&[m.sum, m.squares]);
-            steps.push(self.partial_moments(&m, &slots)?);
-        }
         for i in 0..self.levels.len() {
             let (step, own) = self.level_step(i, &slots)?;
             steps.push(step);
@@ -55,7 +56,7 @@ impl RowLoop<'_> {
     pub fn joined(mut self, found: Vec<Partial>, per_wide_row: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
         self.per_wide_row = per_wide_row;
         let level = self.levels.first().into_iter().flatten();
-        let slots: Vec<Partial> = level.zip(found).map(|(n, (_, places))| (*n, places)).collect();
+        let slots: Vec<Partial> = level.zip(found).map(|(of, found)| Partial { of: *of, ..found }).collect();
         self.final_step(&slots)
     }
     pub fn into_scratch(self) -> Vec<Type> {
@@ -66,16 +67,12 @@ impl RowLoop<'_> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
     }
     /// Allocates scratch for a partial result of each part and row.
-    pub fn partials(&mut self, level: &[NodeId]) -> Vec<Partial> {
+    pub fn partials(&mut self, level: &[Reduced]) -> Vec<Partial> {
         let count = self.plan.parts * self.rows();
         let mut own = vec![];
-        for &n in level {
-            let Some((op, body)) = self.reduced(n) else { continue };
-            let mut dtypes = vec![self.carried(op, body)];
-            if is_arg(op) {
-                dtypes.push(DType::I32);
-            }
-            own.push((n, dtypes.into_iter().map(|d| (self.new_scratch(d, count), d)).collect()));
+        for of in level {
+            let places = self.carried(of).into_iter().map(|d| (self.new_scratch(d, count), d)).collect();
+            own.push(Partial { of: *of, places });
         }
         own
     }
@@ -99,7 +96,7 @@ impl RowLoop<'_> {
     pub fn partial_step(
         &self,
         name: &str,
-        level: &[NodeId],
+        level: &[Reduced],
         before: &[Partial],
         own: &[Partial],
     ) -> Result<Work<kiln_block::Kernel>, LowerError> {
@@ -107,22 +104,27 @@ impl RowLoop<'_> {
         self.combine_parts(&mut f, before);
         let lane = f.iota(self.plan.row);
         let done = self.accumulate(&mut f, level, lane);
-        for ((n, places), acc) in own.iter().zip(done) {
-            let Some((op, _)) = self.reduced(*n) else { continue };
-            let acc = self.fold_lanes(&mut f, op, acc, lane);
-            for (&(slot, dtype), v) in places.iter().zip([Some(acc.value), acc.at].into_iter().flatten()) {
+        for (p, acc) in own.iter().zip(done) {
+            let acc = self.fold_lanes(&mut f, &p.of, acc, lane);
+            for (&(slot, dtype), v) in p.places.iter().zip([Some(acc.value), acc.other].into_iter().flatten()) {
                 self.store_partial(&mut f, slot, dtype, v);
             }
         }
         f.finish()
     }
     /// Starts a step that leaves partial results of `level`.
-    pub(super) fn open_partial(&self, name: &str, level: &[NodeId], before: &[Partial], own: &[Partial]) -> Frame<'_> {
-        let done = |n: NodeId| before.iter().any(|b| b.0 == n);
-        let mut used = loads(&self.scene.dag, level, done);
-        used.extend(places(before, true));
+    fn open_partial(&self, name: &str, level: &[Reduced], before: &[Partial], own: &[Partial]) -> Frame<'_> {
+        let mut used = self.reads(level.iter().map(Reduced::body), before);
         used.extend(places(own, false));
         open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used)
+    }
+    /// What nodes read where these partial results are known, and these.
+    fn reads(&self, roots: impl Iterator<Item = NodeId>, done: &[Partial]) -> Vec<Used> {
+        let roots: Vec<NodeId> = roots.chain(done.iter().filter_map(|p| p.of.needs())).collect();
+        let known = |n: NodeId| done.iter().any(|p| p.of.nodes().any(|m| m == n));
+        let mut used = loads(&self.scene.dag, &roots, known);
+        used.extend(places(done, true));
+        used
     }
     pub fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
         let s = Store::new(slot, dtype, self.row_number(), 0);
@@ -142,22 +144,17 @@ impl RowLoop<'_> {
 
     /// Sets the reductions whose partial results are in scratch.
     pub fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
-        if let Some(m) = &self.moments {
-            self.combine_moments(f, m, done);
-        }
-        for (n, places) in done {
-            let Some((op, body)) = self.reduced(*n).filter(|_| f.em.get(*n).is_none()) else { continue };
-            let acc = self.combined(f, op, places, None);
-            let v = self.settled(f, body, acc);
-            f.em.set(*n, v);
+        for p in done {
+            let acc = self.combined(f, p, None);
+            self.settle(f, &p.of, acc);
         }
     }
     /// The partial results of all parts, or of those before part `until`: read and combined in the order of the parts.
-    pub(super) fn combined(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+    pub(super) fn combined(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Acc {
         if self.combines_in_lanes() {
-            self.combine_lanes(f, op, places, until)
+            self.combine_lanes(f, partial, until)
         } else {
-            self.combine_loop(f, op, places, until)
+            self.combine_loop(f, partial, until)
         }
     }
     /// Whether the partial results of all rows of a tile are combined as a tile themselves.
@@ -168,18 +165,32 @@ impl RowLoop<'_> {
         rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
     }
     /// Combines all parts as lanes of one block.
-    pub(super) fn combine_lanes(
-        &self,
-        f: &mut Frame,
-        op: ReduceOp,
-        places: &[(Slot, DType)],
-        until: Option<Value>,
-    ) -> Acc {
-        let read = self.read_lanes(f, op, places, until);
-        let Some(&value) = read.first() else {
-            return Acc { value: f.b.broken("a reduction left no partial results"), at: None };
-        };
-        fold(f, op, Acc { value, at: read.get(1).copied() }, Some(self.parts_row()))
+    pub(super) fn combine_lanes(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Acc {
+        let read = self.read_lanes(f, partial, until);
+        let acc = self.read(f, &partial.of, &mut read.into_iter());
+        let row = self.parts_row();
+        let lane = self.part_lanes(f);
+        let count = self.count_of_part(f, lane);
+        self.folded(f, &partial.of, acc, row, Some(count))
+    }
+    /// The number of each part along the lanes of a tile.
+    fn part_lanes(&self, f: &mut Frame) -> Value {
+        let row = self.parts_row();
+        let mut lane = f.b.iota(self.plan.parts.next_power_of_two());
+        for axis in (0..row.rank).filter(|a| *a != row.axis) {
+            lane = f.b.expand_dims(lane, axis);
+        }
+        lane
+    }
+    /// Elements of the row in this part.
+    fn count_of_part(&self, f: &mut Frame, part: Value) -> Value {
+        let length = f.b.i32(self.plan.part_len() as i64);
+        let (all, none) = (f.b.i32(self.plan.row.extent as i64), f.b.i32(0));
+        let before = f.b.binary(B::Mul, part, length);
+        let left = f.b.binary(B::Sub, all, before);
+        let left = f.b.binary(B::Max, left, none);
+        let count = f.b.binary(B::Min, left, length);
+        f.b.cast(count, Elem::F32)
     }
     /// The row of a tile whose lanes are parts.
     fn parts_row(&self) -> TileRow {
@@ -188,20 +199,11 @@ impl RowLoop<'_> {
         let rank = if p.kept.iter().all(|c| c.block == 1) { 1 } else { p.rank };
         TileRow { coord: p.row.id, axis: if rank == 1 { 0 } else { p.row.axis }, rank }
     }
-    /// Loads the partial results of all parts as lanes, from each of these places.
-    pub(super) fn read_lanes(
-        &self,
-        f: &mut Frame,
-        op: ReduceOp,
-        places: &[(Slot, DType)],
-        until: Option<Value>,
-    ) -> Vec<Value> {
-        let (p, row) = (&self.plan, self.parts_row());
-        let mut lane = f.b.iota(p.parts.next_power_of_two());
-        for axis in (0..row.rank).filter(|a| *a != row.axis) {
-            lane = f.b.expand_dims(lane, axis);
-        }
-        lane = f.b.cast(lane, f.em.index);
+    /// Loads the partial results of all parts as lanes, each value of the accumulator.
+    fn read_lanes(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Vec<Value> {
+        let p = &self.plan;
+        let lane = self.part_lanes(f);
+        let lane = f.b.cast(lane, f.em.index);
         let offset = self.part_offset(f, lane);
         let mut mask = match until {
             Some(part) => Some(f.b.cmp(CmpOp::Lt, lane, part)),
@@ -211,14 +213,13 @@ impl RowLoop<'_> {
             mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
         }
         let mut read = vec![];
-        for (i, &(slot, dtype)) in places.iter().enumerate() {
+        for (i, &(slot, dtype)) in partial.places.iter().enumerate() {
             let p = f.em.address(&mut f.b, slot, &self.row_number());
             let shape = joint(&f.b.shape(p), &f.b.shape(offset));
             let p = f.b.broadcast_to(p, &shape);
             let offset = f.b.broadcast_to(offset, &shape);
             let p = f.b.ptr_add(p, offset);
-            let elem = math::stored(dtype);
-            let other = mask.map(|_| if i == 0 { math::identity(&mut f.b, op, elem) } else { f.b.i32(NOWHERE) });
+            let other = mask.map(|_| self.nothing(f, &partial.of, i, math::stored(dtype)));
             read.push(f.b.load(p, mask, other));
         }
         read
@@ -236,22 +237,21 @@ impl RowLoop<'_> {
         let (above, within) = (f.b.binary(B::Mul, above, rows), f.b.binary(B::Mul, within, columns));
         f.b.binary(B::Add, above, within)
     }
-    fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+    fn combine_loop(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Acc {
         let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
         let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
-        // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded once.
-        let elem = match (op, math::held(places.first().map_or(DType::F32, |p| p.1))) {
-            (ReduceOp::Sum, Elem::F32) => Elem::F64,
-            (_, elem) => elem,
-        };
-        let id = math::identity(&mut f.b, op, elem);
-        let mut start = vec![f.b.broadcast_to(id, &shape)];
-        if is_arg(op) {
-            let nowhere = f.b.i32(NOWHERE);
-            start.push(f.b.broadcast_to(nowhere, &shape));
+        let mut start = vec![];
+        for (i, &(_, dtype)) in partial.places.iter().enumerate() {
+            // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded once.
+            let elem = match (&partial.of, math::held(dtype)) {
+                (Reduced::One { op: ReduceOp::Sum, .. }, Elem::F32) => Elem::F64,
+                (_, elem) => elem,
+            };
+            let nothing = self.nothing(f, &partial.of, i, elem);
+            start.push(f.b.broadcast_to(nothing, &shape));
         }
         let mut pointers = vec![];
-        for &(slot, _) in places {
+        for &(slot, _) in &partial.places {
             let p = f.em.address(&mut f.b, slot, &self.row_number());
             pointers.push(f.b.broadcast_to(p, &shape));
         }
@@ -265,23 +265,25 @@ impl RowLoop<'_> {
             None => f.b.i32(self.plan.parts as i64),
         };
         let bounds = [f.b.i32(0), until, f.b.i32(1)];
-        let end = f.b.for_loop(bounds, &start, |b, i, now| {
-            let i = b.cast(i, index);
-            let n = b.constant(BlockType::scalar(index), Const::Int(rows as i64));
-            let offset = b.binary(B::Mul, i, n);
+        let end = looped(f, bounds, &start, |f, i, now| {
+            let part = f.b.cast(i, index);
+            let n = f.b.constant(BlockType::scalar(index), Const::Int(rows as i64));
+            let offset = f.b.binary(B::Mul, part, n);
             let mut read = vec![];
             for &p in &pointers {
-                let p = b.ptr_add(p, offset);
-                read.push(b.load(p, mask, None));
+                let p = f.b.ptr_add(p, offset);
+                read.push(f.b.load(p, mask, None));
             }
-            if let [v, at] = read[..] {
-                let best = take(b, op, Acc { value: now[0], at: Some(now[1]) }, v, at, None);
-                return [Some(best.value), best.at].into_iter().flatten().collect();
-            }
-            let v = b.cast(read[0], elem);
-            vec![math::combine(b, op, now[0], v)]
+            let length = f.b.i32(self.plan.part_len() as i64);
+            let before = f.b.binary(B::Mul, i, length);
+            let before = f.b.cast(before, Elem::F32);
+            let count = self.count_of_part(f, i);
+            let old = self.read(f, &partial.of, &mut now.iter().copied());
+            let new = self.read(f, &partial.of, &mut read.into_iter());
+            let acc = self.both(f, &partial.of, [old, new], [before, count]);
+            [Some(acc.value), acc.other].into_iter().flatten().collect()
         });
-        Acc { value: end[0], at: end.get(1).copied() }
+        self.read(f, &partial.of, &mut end.into_iter())
     }
 
     /// Narrows blocks of columns, so that a block has all parts of its columns.
@@ -300,8 +302,7 @@ impl RowLoop<'_> {
         if !along && self.plan.machine.arch.is_gpu() {
             self.narrow_to_parts();
         }
-        let mut used = loads(&self.scene.dag, &self.scene.roots(), |n| done.iter().any(|d| d.0 == n));
-        used.extend(places(done, true));
+        let mut used = self.reads(self.scene.roots().into_iter(), done);
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
         let mut f = open_with(self.name, self.scene, &self.plan.shape(parts), &used);
         self.combine_parts(&mut f, done);
@@ -312,5 +313,5 @@ impl RowLoop<'_> {
 }
 
 pub fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {
-    partial.iter().flat_map(move |p| p.1.iter().map(move |&(slot, dtype)| (slot, dtype, readonly)))
+    partial.iter().flat_map(move |p| p.places.iter().map(move |&(slot, dtype)| (slot, dtype, readonly)))
 }

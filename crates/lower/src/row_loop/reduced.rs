@@ -1,0 +1,240 @@
+//! What one pass over a row accumulates: reductions of one level, and pairs of which the second needs the first but can be
+//! accumulated beside it. A GPU computes pairs in one pass over rows that do not fit a tile.
+use super::acc::{self, Acc, NOWHERE, fold, is_arg, over_groups};
+use super::exponentials::Exponentials;
+use super::moments::Moments;
+use super::{RowLoop, next_of, scans};
+use crate::dag::{Dag, NodeId, NodeOp, Scene};
+use crate::emit::{Lanes, TileRow};
+use crate::expr::CoordId;
+use crate::math;
+use crate::tile::Frame;
+use kiln_block::{BinaryOp as B, Elem, Value};
+use kiln_graph::{DType, ReduceOp};
+
+/// Reductions with one accumulator.
+#[derive(Clone, Copy, Debug)]
+pub enum Reduced {
+    /// One reduction, or the total of a scan.
+    One {
+        node: NodeId,
+        op: ReduceOp,
+        body: NodeId,
+    },
+    Exponentials(Exponentials),
+    Moments(Moments),
+}
+
+impl Reduced {
+    /// A reduction or the total of a scan by itself.
+    pub fn one(dag: &Dag, node: NodeId) -> Option<Reduced> {
+        match dag.node(node).op {
+            NodeOp::Reduce { op, body } => Some(Reduced::One { node, op, body }),
+            NodeOp::Scan { op, body } => Some(Reduced::One { node, op: scans::as_reduction(op), body }),
+            _ => None,
+        }
+    }
+    /// The nodes whose values it gives.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        let (first, second) = match *self {
+            Reduced::One { node, .. } => (node, None),
+            Reduced::Exponentials(e) => (e.max, Some(e.sum)),
+            Reduced::Moments(m) => (m.sum, Some(m.squares)),
+        };
+        std::iter::once(first).chain(second)
+    }
+    /// What is reduced.
+    pub fn body(&self) -> NodeId {
+        match *self {
+            Reduced::One { body, .. } => body,
+            Reduced::Exponentials(e) => e.body,
+            Reduced::Moments(m) => m.body,
+        }
+    }
+    /// What its results need besides.
+    pub fn needs(&self) -> Option<NodeId> {
+        if let Reduced::Exponentials(e) = self { Some(e.shift) } else { None }
+    }
+    /// The reduction that gives the accumulator's first value.
+    pub fn op(&self) -> ReduceOp {
+        match self {
+            Reduced::One { op, .. } => *op,
+            Reduced::Exponentials(_) => ReduceOp::Max,
+            Reduced::Moments(_) => ReduceOp::Sum,
+        }
+    }
+    /// Whether the accumulator has a second value: a position, or that of the second reduction.
+    fn two(&self) -> bool {
+        !matches!(self, Reduced::One { op, .. } if !is_arg(*op))
+    }
+}
+
+/// Levels of reductions of rows of `len` elements along `row`, of which each needs those before it, with the pairs that one pass gives together.
+pub fn in_passes(scene: &Scene, levels: &[Vec<NodeId>], row: &[CoordId], len: usize) -> Vec<Vec<Reduced>> {
+    let deps = scene.dag.depends(row);
+    let alike = |n: NodeId| !row.iter().any(|r| deps[n as usize].contains(r));
+    let all = levels.iter().map(|level| level.iter().filter_map(|n| Reduced::one(&scene.dag, *n)).collect());
+    let mut all: Vec<Vec<Reduced>> = all.collect();
+    for i in 1..all.len() {
+        let (before, after) = all.split_at_mut(i);
+        let (before, after) = (&mut before[i - 1], &mut after[0]);
+        after.retain(|second| {
+            let pair = |first: &Reduced| {
+                let (Reduced::One { node: first, .. }, Reduced::One { node: second, .. }) = (first, second) else {
+                    return None;
+                };
+                let sums = Exponentials::of(&scene.dag, *first, *second).filter(|e| alike(e.shift)).map(Reduced::Exponentials);
+                sums.or_else(|| Moments::of(&scene.dag, *first, *second, len).map(Reduced::Moments))
+            };
+            let found = before.iter().enumerate().find_map(|(n, first)| Some((n, pair(first)?)));
+            found.map(|(n, pair)| before[n] = pair).is_none()
+        });
+    }
+    all.retain(|level| !level.is_empty());
+    all
+}
+
+impl RowLoop<'_> {
+    /// Types of an accumulator's values, across chunks and parts. The host accumulates f32 sums in f64, so that they are
+    /// as exact as those of one chunk, whatever the number of chunks.
+    pub(super) fn carried(&self, r: &Reduced) -> Vec<DType> {
+        let Reduced::One { op, body, .. } = *r else { return vec![DType::F32; 2] };
+        let dtype = self.scene.dag.node(body).dtype.compute();
+        let wide = op == ReduceOp::Sum && dtype == DType::F32 && self.sums_chunks();
+        let value = if wide { DType::F64 } else { dtype };
+        if is_arg(op) { vec![value, DType::I32] } else { vec![value] }
+    }
+    /// The accumulator of no elements.
+    pub(super) fn start(&self, f: &mut Frame, r: &Reduced, shape: &[usize]) -> Vec<Value> {
+        let mut start = vec![];
+        for (i, dtype) in self.carried(r).into_iter().enumerate() {
+            let v = self.nothing(f, r, i, math::held(dtype));
+            start.push(f.b.broadcast_to(v, shape));
+        }
+        start
+    }
+    /// Value number `i` of the accumulator of no elements.
+    pub(super) fn nothing(&self, f: &mut Frame, r: &Reduced, i: usize, elem: Elem) -> Value {
+        match r {
+            Reduced::One { .. } if i > 0 => f.b.i32(NOWHERE),
+            _ if i > 0 => math::float(&mut f.b, elem, 0.0),
+            _ => math::identity(&mut f.b, r.op(), elem),
+        }
+    }
+    /// An accumulator of the values that these begin with.
+    pub(super) fn read(&self, f: &mut Frame, r: &Reduced, values: &mut impl Iterator<Item = Value>) -> Acc {
+        let value = next_of(&mut f.b, values);
+        Acc { value, other: r.two().then(|| next_of(&mut f.b, values)) }
+    }
+
+    /// One pass over the row for a level of reductions. `lane`: the lanes of a chunk.
+    pub(super) fn accumulate(&self, f: &mut Frame, level: &[Reduced], lane: Option<Value>) -> Vec<Acc> {
+        let roots: Vec<NodeId> = level.iter().map(Reduced::body).collect();
+        self.hoist(f, &roots);
+        let shape = self.sum_shape();
+        let few = self.few_lanes(&roots);
+        let to = |r: &Reduced| few.as_ref().filter(|_| !is_arg(r.op())).unwrap_or(&shape);
+        let start: Vec<Value> = level.iter().flat_map(|r| self.start(f, r, to(r))).collect();
+        let counts = level.iter().any(|r| matches!(r, Reduced::Moments(_)));
+        let end = self.over_chunks(f, lane, counts, &start, |f, lanes, now| {
+            let mut now = now.iter().copied();
+            let mut next = vec![];
+            for r in level {
+                let acc = self.read(f, r, &mut now);
+                let acc = self.add_chunk(f, r, acc, lanes, to(r));
+                next.extend([Some(acc.value), acc.other].into_iter().flatten());
+            }
+            next
+        });
+        let mut end = end.into_iter();
+        level.iter().map(|r| self.read(f, r, &mut end)).collect()
+    }
+    /// The accumulator with a chunk of the row.
+    fn add_chunk(&self, f: &mut Frame, r: &Reduced, acc: Acc, lanes: Lanes, to: &[usize]) -> Acc {
+        let v = f.em.value(&mut f.b, r.body());
+        match r {
+            Reduced::One { op, .. } if is_arg(*op) => {
+                let shape = self.sum_shape();
+                let v = f.b.broadcast_to(v, &shape);
+                let position = self.position(f, &shape);
+                acc::take(&mut f.b, *op, acc, v, position, lanes.mask)
+            }
+            Reduced::One { op, .. } => {
+                let mut v = f.em.fill_outside(&mut f.b, *op, v, lanes);
+                if self.sums_chunks() {
+                    v = f.em.reduce_axis(&mut f.b, *op, v, self.tile_row());
+                }
+                let elem = math::elem(&mut f.b, acc.value);
+                let v = f.b.cast(v, elem);
+                let v = f.b.broadcast_to(v, &self.sum_shape());
+                let v = over_groups(&mut f.b, *op, v, to);
+                Acc { value: math::combine(&mut f.b, *op, acc.value, v), other: None }
+            }
+            Reduced::Exponentials(e) => {
+                let v = f.em.fill_outside(&mut f.b, ReduceOp::Max, v, lanes);
+                let v = f.b.broadcast_to(v, &self.tile_shape());
+                e.add(&mut f.b, acc, v, to)
+            }
+            Reduced::Moments(m) => self.add_moments(f, m, acc, (v, lanes), to),
+        }
+    }
+    /// Combines two accumulators, of these numbers of elements.
+    pub(super) fn both(&self, f: &mut Frame, r: &Reduced, [x, y]: [Acc; 2], counts: [Value; 2]) -> Acc {
+        match r {
+            Reduced::One { op, .. } => match y.other {
+                Some(position) => acc::take(&mut f.b, *op, x, y.value, position, None),
+                None => {
+                    let elem = math::elem(&mut f.b, x.value);
+                    let y = f.b.cast(y.value, elem);
+                    Acc { value: math::combine(&mut f.b, *op, x.value, y), other: None }
+                }
+            },
+            Reduced::Exponentials(e) => e.joined(&mut f.b, x, y),
+            Reduced::Moments(m) => m.joined(&mut f.b, [x, y], counts),
+        }
+    }
+    /// Reduces the lanes of an accumulator to one, keeping the axis of tiles of rank 2. `count`: elements of each lane.
+    pub(super) fn folded(&self, f: &mut Frame, r: &Reduced, acc: Acc, row: TileRow, count: Option<Value>) -> Acc {
+        match r {
+            Reduced::One { op, .. } => fold(f, *op, acc, Some(row)),
+            Reduced::Exponentials(e) => e.folded(f, acc, row),
+            Reduced::Moments(m) => m.folded(f, acc, row, count),
+        }
+    }
+    /// Sets the nodes that an accumulator gives, in their compute types.
+    pub(super) fn settle(&self, f: &mut Frame, r: &Reduced, acc: Acc) {
+        match (r, acc.other) {
+            (Reduced::One { node, op, .. }, Some(at)) if is_arg(*op) => {
+                let v = f.b.cast(at, Elem::I64);
+                f.em.set(*node, v);
+            }
+            (Reduced::One { node, body, .. }, _) => {
+                let v = f.b.cast(acc.value, math::held(self.scene.dag.node(*body).dtype));
+                f.em.set(*node, v);
+            }
+            (Reduced::Exponentials(e), Some(sum)) => e.settle(f, acc.value, sum),
+            (Reduced::Moments(m), Some(squares)) => {
+                f.em.set(m.sum, acc.value);
+                f.em.set(m.squares, squares);
+            }
+            (_, None) => _ = f.b.broken("a pair of reductions has one value"),
+        }
+    }
+    /// Elements of the row that each lane of an accumulator of this shape has of the `there` that this instance has from the start of one of
+    /// its chunks on.
+    pub(super) fn count_in_lanes(&self, f: &mut Frame, there: Value, shape: &[usize]) -> Value {
+        let row = self.tile_row();
+        let lanes = shape.get(row.axis).copied().unwrap_or(1);
+        let mut lane = f.b.iota(lanes.max(1));
+        for axis in (0..row.rank).filter(|a| *a != row.axis) {
+            lane = f.b.expand_dims(lane, axis);
+        }
+        let lane = f.b.cast(lane, Elem::I32);
+        let last = f.b.i32(lanes as i64 - 1);
+        let before = f.b.binary(B::Sub, last, lane);
+        let all = f.b.binary(B::Add, there, before);
+        let n = f.b.i32(lanes as i64);
+        let count = f.b.binary(B::Div, all, n);
+        f.b.cast(count, Elem::F32)
+    }
+}
