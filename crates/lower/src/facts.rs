@@ -1,12 +1,12 @@
 //! What the cost model and the proposer of schedules know of a nest.
-use crate::dag::{NodeId, NodeOp, Scene};
+use crate::dag::{Guard, NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::nest::Nest;
 use crate::row_loop::reduced;
 use kiln_graph::{BinaryOp, DType, Op};
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One access to memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,6 +28,8 @@ pub struct Access {
     pub held: bool,
     /// Its index is read from memory.
     pub gathered: bool,
+    /// It is within bounds that not all points are in.
+    pub guarded: bool,
 }
 
 /// A nest in numbers.
@@ -52,6 +54,8 @@ pub struct Facts {
     pub after: f64,
     /// Quotients and remainders in index expressions.
     pub quotients: usize,
+    /// Different bounds within which accesses are.
+    pub guards: usize,
     /// Bytes that are read and written once.
     pub bytes: u64,
 }
@@ -133,6 +137,7 @@ impl Facts {
         let phases = phases(scene, &levels);
         let early = |n: NodeId| phases[n as usize].0 > 0;
         let mut accesses = vec![];
+        let mut bounds: BTreeSet<&Guard> = BTreeSet::new();
         let mut access = |slot, dtype: DType, at: &Expr, guarded: bool, node: Option<NodeId>| {
             let (strides, bytes) = (strides(at), dtype.bytes());
             let used = space.coords.iter().zip(&strides).filter(|(_, s)| **s != Some(0));
@@ -146,14 +151,16 @@ impl Facts {
             let (before, after) = node.map_or((0, true), |n| phases[n as usize]);
             let (store, late) = (node.is_none(), before == 0);
             let held = before + usize::from(after) > 1;
-            accesses.push(Access { slot, bytes, store, strides, offset, share, late, held, gathered });
+            accesses.push(Access { slot, bytes, store, strides, offset, share, late, held, gathered, guarded });
         };
         for n in &live {
             if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
+                bounds.extend(guards);
                 access(*slot, dag.node(*n).dtype, at, !guards.is_empty(), Some(*n));
             }
         }
         for s in &scene.stores {
+            bounds.extend(&s.guards);
             access(s.slot, s.dtype, &s.at, !s.guards.is_empty(), None);
         }
         let mut quotients = 0;
@@ -182,7 +189,22 @@ impl Facts {
         let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
         let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
         let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
-        Facts { coords, accesses, levels, passes, kept, reductions, scans, ordered, before, after, quotients, bytes }
+        let guards = bounds.len();
+        Facts {
+            coords,
+            accesses,
+            levels,
+            passes,
+            kept,
+            reductions,
+            scans,
+            ordered,
+            before,
+            after,
+            quotients,
+            guards,
+            bytes,
+        }
     }
 }
 

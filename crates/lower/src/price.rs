@@ -9,12 +9,11 @@ use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 use std::collections::BTreeMap;
 
-/// Registers that ptxas saves by computing values again before it keeps them in memory.
-const AGAIN: f64 = 4.0;
 /// Threads of a warp.
 const WARP: f64 = 32.0;
-/// Bytes of a sector of the L2 cache.
+/// Bytes of a sector of the L2 cache, and of a cache line.
 const SECTOR: f64 = 32.0;
+const LINE: usize = 128;
 
 /// Predicted microseconds, and where they go. The longest of memory, cache and issue counts, and of the others what resident instances do not
 /// hide; latency, what is exposed, and launches add up.
@@ -26,7 +25,7 @@ pub struct Price {
     pub launch: f64,
     /// Bytes from and to memory, over its bandwidth.
     pub memory: f64,
-    /// Sectors from and to the L2 cache.
+    /// Sectors from and to the L2 cache, or lines of the L1 caches, whichever take longer.
     pub cache: f64,
     /// Instructions of all warps.
     pub issue: f64,
@@ -79,13 +78,19 @@ pub struct Work {
     accesses: [f64; 4],
     /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it needs after them.
     pub words: f64,
+    /// The words without those beside others.
+    pub first: f64,
     own: f64,
     late: f64,
     /// Elements that move between threads, and those read at an index that is no affine form.
     moved: f64,
-    /// Bytes of sectors of an instance, and spans of memory.
+    /// Bytes of sectors of an instance, spans of memory, and cache lines that its warps' accesses touch, each time.
     sectors: f64,
     spans: f64,
+    lines: f64,
+    /// Quotients that give a thread the coordinates of its elements, and elements of a thread that have bounds of their own.
+    indices: f64,
+    apart: f64,
 }
 
 /// One access as a tile sees it.
@@ -101,12 +106,36 @@ struct Seen<'a> {
     vector: usize,
     /// Share of the tiles' elements that are in the nest.
     valid: f64,
+    /// Cache lines that a warp's access touches.
+    lines: f64,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
 }
 
 fn log2(n: usize) -> u32 {
     n.max(1).next_power_of_two().ilog2()
+}
+
+/// Cache lines in which the lanes of a warp start. `splits`: coordinates of each split axis, the last one fastest. An access at a computed position is taken to be at the next element.
+fn lines(access: &Access, facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> f64 {
+    let mut touched = [0i64; 32];
+    let all = 1usize << lanes.len().min(5);
+    for (lane, line) in touched.iter_mut().enumerate().take(all) {
+        let mut at = 0;
+        for (n, coords) in splits.iter().enumerate() {
+            let of_axis = lanes.iter().enumerate().filter(|(i, bit)| bit.0 == n && lane >> i & 1 == 1);
+            let mut index: usize = of_axis.map(|(_, bit)| 1usize << bit.1).sum();
+            for (digit, i) in coords.iter().enumerate().rev() {
+                let extent = if digit == 0 { usize::MAX } else { facts.coords[*i].0 };
+                at += access.strides[*i].unwrap_or(1) * (index % extent) as i64;
+                index /= extent;
+            }
+        }
+        *line = (at * access.bytes as i64).div_euclid(LINE as i64);
+    }
+    let touched = &mut touched[..all];
+    touched.sort_unstable();
+    1.0 + touched.windows(2).filter(|w| w[0] != w[1]).count() as f64
 }
 
 impl Work {
@@ -186,7 +215,7 @@ impl Work {
         }
         let threads = 32 * warps;
         let width = |wish: usize| if tile >= threads { wish.min(tile / threads).max(1) } else { 1 };
-        let seen: Vec<Seen> = facts
+        let mut seen: Vec<Seen> = facts
             .accesses
             .iter()
             .enumerate()
@@ -211,13 +240,30 @@ impl Work {
                 let valid = valid.product();
                 let mut align = 16;
                 for i in 0..facts.coords.len() {
-                    let bytes = match stride(i).map(|s| s.unsigned_abs() as usize) {
+                    // A fused axis may go on where its last coordinate starts again.
+                    let mut at = i;
+                    for pair in axes.values().flat_map(|c| c.windows(2)).filter(|c| c[0] >= i) {
+                        let whole = stride(pair[1]).map(|s| s * facts.coords[pair[1]].0 as i64);
+                        at = if pair[0] == at && whole == stride(at) { pair[1] } else { at };
+                    }
+                    let bytes = match stride(at).map(|s| s.unsigned_abs() as usize) {
                         None => access.bytes,
                         Some(0) => 16,
-                        Some(1) if inner.contains_key(&i) => 16,
+                        Some(1) if inner.contains_key(&at) => 16,
                         Some(s) => 1 << (s * access.bytes).trailing_zeros(),
                     };
                     align = align.min(bytes);
+                }
+                let extents: Vec<usize> = facts.coords.iter().map(|c| c.0).collect();
+                let before = &facts.accesses[..at];
+                let again = !access.store
+                    && before
+                        .iter()
+                        .any(|a| access.in_lines_of(a, &extents) || near && a.slot == access.slot && a.gathered);
+                // What others load beside it is taken out of their vectors.
+                let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
+                if offset > 0 {
+                    align = align.min(1 << offset.trailing_zeros().min(4));
                 }
                 let along_row = along.is_some_and(|n| splits[n].0 == Axis::Row);
                 if peel > 0 && along_row {
@@ -227,21 +273,30 @@ impl Work {
                 if runs && along_row {
                     align = 16;
                 }
-                let vector = if along.is_some() { (align / access.bytes).min(run as usize).max(1) } else { 1 };
-                let extents: Vec<usize> = facts.coords.iter().map(|c| c.0).collect();
-                let before = &facts.accesses[..at];
-                let again = !access.store
-                    && before
-                        .iter()
-                        .any(|a| access.in_lines_of(a, &extents) || near && a.slot == access.slot && a.gathered);
-                Seen { access, along, elements, spans, length, align, vector: 1 << vector.ilog2(), valid, again }
+                let mut vector = if along.is_some() { (align / access.bytes).min(run as usize).max(1) } else { 1 };
+                // Vectors end where the last coordinate of a fused axis starts again, unless memory goes on there without bounds.
+                let of_axis = along.and_then(|n| axes.get(&splits[n].0)).map_or(&[][..], |c| &c[..]);
+                if let [.., before, last] = of_axis {
+                    let extent = facts.coords[*last].0;
+                    let goes_on = stride(*before) == stride(*last).map(|s| s * extent as i64);
+                    vector = if goes_on && !access.guarded {
+                        vector
+                    } else {
+                        vector.min(1 << extent.trailing_zeros().min(4))
+                    };
+                }
+                let vector = 1 << vector.ilog2();
+                Seen { access, along, elements, spans, length, align, vector, valid, lines: 0.0, again }
             })
             .collect();
         // The largest contiguous access gives the layout.
         let weight = |s: &Seen| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
-        let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).and_then(|s| s.along);
-        let fastest = largest.or(splits.len().checked_sub(1));
-        let mut vector = seen.iter().filter(|s| s.along == fastest).map(|s| width(s.vector)).max().unwrap_or(1);
+        let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).filter(|s| s.along.is_some());
+        let fastest = largest.and_then(|s| s.along).or(splits.len().checked_sub(1));
+        // Blocks of fewer elements have layouts of their own.
+        let full = largest.map_or(0.0, |s| s.elements);
+        let alike = seen.iter().filter(|s| s.along == fastest && s.elements >= full);
+        let mut vector = alike.map(|s| width(s.vector)).max().unwrap_or(1);
         let row_at = splits.iter().position(|s| s.0 == Axis::Row);
         let reduced = row_at.filter(|_| facts.levels > 0 || facts.scans > 0);
         if let (Some(f), Some(r)) = (fastest, reduced)
@@ -295,12 +350,21 @@ impl Work {
         };
         w.each = f64::from(1u32 << registers.len().min(31));
         w.each = (w.each * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
+        // A vector that crosses the end of an axis has other coordinates in each element.
+        let of_vector = fastest.map_or(&[][..], |f| axes.get(&splits[f].0).map_or(&[][..], |c| &c[..]));
+        let crosses =
+            of_vector.len() > 1 && of_vector.last().is_some_and(|i| !facts.coords[*i].0.is_multiple_of(1 << first));
+        let digits: usize = splits.iter().map(|(a, _)| axes.get(a).map_or(0, |c| c.len().saturating_sub(1))).sum();
+        w.apart = if crosses { w.each } else { (w.each / f64::from(1u32 << first)).max(1.0) };
+        w.indices = digits as f64 * w.apart;
         let on_row = |b: &Bit| Some(b.0) == row_at && row_at.is_some();
         let own = (log2(warps) - log2(blocks)) as usize;
         w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
         w.across_warps = of_warps[..own].iter().flatten().filter(|b| on_row(b)).count() as u32;
         w.across_blocks = of_warps[own..].iter().flatten().filter(|b| on_row(b)).count() as u32;
         w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
+        let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
+        seen.iter_mut().for_each(|s| s.lines = lines(s.access, facts, &coords, &lanes));
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
         }
@@ -334,7 +398,18 @@ impl Work {
             4 => 2,
             _ => 3,
         };
-        self.accesses[class] += each / vector as f64 * times * self.warps / idle;
+        let accesses = each / vector as f64 * times * self.warps / idle;
+        self.accesses[class] += accesses;
+        // Bulk copies of persistent kernels touch each line once.
+        let of_warp = WARP * (vector * s.access.bytes) as f64;
+        let contiguous = |bytes: f64| (bytes / LINE as f64).max(1.0);
+        let lines = match s.along {
+            Some(_) if converted || run => {
+                (of_warp / (s.length * bytes)).max(1.0) * contiguous((s.length * bytes).min(of_warp))
+            }
+            _ => s.lines,
+        };
+        self.lines += if self.persist > 0.0 && !store { 0.0 } else { accesses * lines.min(WARP) };
         // What several accesses read of one buffer at computed positions is mostly the same.
         let spans = if s.again { 0.0 } else { s.spans * s.valid * s.access.share };
         let length = s.length * bytes;
@@ -352,6 +427,7 @@ impl Work {
         if !store && self.persist == 0.0 {
             let words = each * bytes / 4.0 * s.access.share;
             self.words += words;
+            self.first += if s.again { 0.0 } else { words };
             self.own += if s.access.held { words } else { 0.0 };
             self.late += if s.access.late { words } else { 0.0 };
         }
@@ -368,7 +444,8 @@ impl Work {
             return 10.0 + 3.0 * w.each;
         }
         match facts.coords.iter().any(|c| c.1) {
-            false => 20.4 + 0.76 * w.words,
+            // Whether the elements are in bounds is computed before they are loaded.
+            false => 20.4 + 0.76 * w.words + facts.guards as f64 * w.apart,
             true if w.persist > 0.0 => 35.8 + 1.4 * w.each + 3.2 * w.results,
             true if w.whole => {
                 // Half types are computed with in f32.
@@ -380,6 +457,27 @@ impl Work {
         }
     }
 
+    /// The register file of a multiprocessor, registers of a thread without a limit, and the limit.
+    fn allocated(&self, facts: &Facts, machine: &Hardware) -> (f64, f64, f64) {
+        let (w, limits) = (self, &machine.limits);
+        let of_block = (w.warps / w.blocks).max(1.0);
+        let threads = WARP * of_block;
+        let file = limits.registers_per_multiprocessor as f64;
+        let mut most =
+            if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
+        let slots: std::collections::BTreeSet<_> = facts.accesses.iter().map(|a| a.slot).collect();
+        let halves = facts.accesses.iter().any(|a| a.bytes == 2);
+        if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
+            most = file / 1024.0;
+        }
+        (file, w.registers(facts), most)
+    }
+    /// Registers that a thread keeps in memory.
+    pub fn spilled(&self, facts: &Facts, machine: &Hardware) -> f64 {
+        let (_, registers, most) = self.allocated(facts, machine);
+        (registers - most).max(0.0)
+    }
+
     /// The price, term by term.
     pub fn price(&self, facts: &Facts, machine: &Hardware) -> Price {
         let (w, m, units, limits) = (self, &machine.nests, &machine.units, &machine.limits);
@@ -389,18 +487,9 @@ impl Work {
         let threads = WARP * of_block;
         let steps = w.passes * w.trips;
         let (scans, levels) = (facts.scans as f64, facts.levels as f64);
-        // Registers of a thread, and blocks that fit a multiprocessor.
-        let registers = w.registers(facts);
-        let file = limits.registers_per_multiprocessor as f64;
-        let mut most =
-            if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
-        let slots: std::collections::BTreeSet<_> = facts.accesses.iter().map(|a| a.slot).collect();
-        let halves = facts.accesses.iter().any(|a| a.bytes == 2);
-        if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
-            most = file / 1024.0;
-        }
-        // The assembler computes some values again instead.
-        let spilled = (registers - most - AGAIN).max(0.0);
+        // Blocks that fit a multiprocessor.
+        let (file, registers, most) = w.allocated(facts, machine);
+        let spilled = w.spilled(facts, machine);
         let by_threads = (limits.warps_per_multiprocessor as f64 / of_block).floor();
         let mut resident = (file / (registers.min(most) * threads)).floor();
         resident = resident.min(by_threads).min(limits.blocks_per_multiprocessor as f64).max(1.0);
@@ -417,6 +506,7 @@ impl Work {
             * steps
             * w.warps
             * (m.element + m.operation * (facts.before + facts.after) + m.quotient * facts.quotients as f64 / w.passes);
+        issued += steps * w.warps * (m.quotient * w.indices / w.passes + m.guard * facts.guards as f64 * w.apart);
         issued += w.accesses.iter().zip(m.access).map(|(n, cost)| n * cost).sum::<f64>();
         issued += w.warps * w.moved * m.moved;
         issued += if w.peeled && w.tile > w.chunk { w.each * w.warps * m.peeled } else { 0.0 };
@@ -468,6 +558,7 @@ impl Work {
         let few = (multiprocessors / (used * m.pull)).max(1.0);
         let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * few;
         let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6) * few;
+        let cache = cache.max(w.lines * w.instances * m.line / (used * cycles));
         let dispatch = m.dispatch * w.instances * w.blocks;
         // What is most busy takes its whole time; of the others the more is hidden, the more instances are resident that need not wait for
         // each other, or warps. A persistent kernel loads rows ahead.

@@ -53,15 +53,13 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
                 columns(&wide, &facts, (n / count, k), &mut all);
                 all.retain(|s| s.steps.iter().any(|s| matches!(s, Step::SplitReduce(..))));
                 let widen = |s: Schedule| std::iter::once(Step::Widen(axis, count)).chain(s.steps).collect();
-                priced.extend(
-                    self::priced(&wide, &facts, all).into_iter().map(|(s, price, holds)| (widen(s), price, holds)),
-                );
+                priced
+                    .extend(self::priced(&wide, &facts, all).into_iter().map(|(s, price, fit)| (widen(s), price, fit)));
             }
         }
     }
-    // Nests of few bytes leave most of a machine idle whatever a thread holds.
-    let some = priced.iter().any(|p| p.2);
-    priced.retain(|p| p.2 || !some);
+    let best = priced.iter().map(|p| p.2).min();
+    priced.retain(|p| Some(p.2) == best);
     priced.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then_with(|| a.0.cmp(&b.0)));
     let least = priced.first().map_or(0.0, |p| p.1.us);
     let close = priced.iter().take_while(|p| p.1.us * CLOSE <= least).count();
@@ -124,17 +122,28 @@ fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts
     of
 }
 
+/// How much of a tile a thread holds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// As much as it should.
+    Good,
+    /// Less, or more, but its registers hold it.
+    Poor,
+    /// More than that, or there are more partial results than are worth their traffic.
+    Spills,
+}
+
 /// Each schedule once, with its price, and whether its threads hold as much as they should.
-fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<(Schedule, Price, bool)> {
+fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<(Schedule, Price, Fit)> {
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|s| seen.insert(s.clone()));
     (all.into_iter())
         .map(|s| {
-            let (price, holds) = price(facts, &s, nest.machine);
+            let (price, fit) = price(facts, &s, nest.machine);
             let columns = s.steps.iter().any(|s| matches!(s, Step::Split(Axis::Kept(_), n) if *n > 1));
             let most = SLICES * nest.machine.units.multiprocessors;
             let many = s.steps.iter().any(|s| matches!(s, Step::SplitReduce(_, n) if *n > most));
-            (s, price, holds && !(columns && many))
+            (s, price, if columns && many { Fit::Spills } else { fit })
         })
         .collect()
 }
@@ -151,13 +160,15 @@ pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price
 }
 
 /// The price of a schedule, and whether its threads hold as much as they should.
-fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, bool) {
+fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit) {
     let many = (machine.contract.batch_invariant && facts.coords.iter().any(|c| c.1))
         .then(|| of_any_batch(facts, schedule, machine));
     let facts = many.as_ref().unwrap_or(facts);
     let work = Work::of(facts, schedule);
-    let held = work.words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
     let rows = facts.coords.iter().any(|c| c.1);
+    // Points are computed as their operands arrive: of a window's elements few are held at a time.
+    let words = if rows { work.words } else { work.first };
+    let held = words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
     let (mut least, mut most) = match (rows, work.whole) {
         (false, _) => POINTS,
         (true, true) => ROWS,
@@ -172,7 +183,13 @@ fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, bool
     if work.persist > 0.0 {
         (least, most) = PERSISTENT;
     }
-    (work.price(facts, machine), (least..=most).contains(&held))
+    let spills = work.spilled(facts, machine) > 0.0;
+    let fit = match (least..=most).contains(&held) {
+        true if rows || !spills => Fit::Good,
+        false if !spills => Fit::Poor,
+        _ => Fit::Spills,
+    };
+    (work.price(facts, machine), fit)
 }
 
 /// Bytes of the widest element along the row, or of a point.

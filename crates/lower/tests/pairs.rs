@@ -11,10 +11,8 @@ const GPU: Arch = Arch::Sm90a;
 /// Lowers by this schedule and compares on random inputs and on rows with infinities and NaN; gives the number of programs.
 fn computes(graph: &str, schedule: &str) -> usize {
     let body: Graph = graph.parse().unwrap_or_else(|e| panic!("{e}\n{graph}"));
-    let k = Kernel {
-        schedule: Some(schedule.parse().expect("a schedule")),
-        ..kernel(KernelKind::Reduction, body.clone())
-    };
+    let k =
+        Kernel { schedule: Some(schedule.parse().expect("a schedule")), ..kernel(KernelKind::Reduction, body.clone()) };
     let mut inputs = random::inputs(&body, 7);
     for special in [false, true] {
         if special {

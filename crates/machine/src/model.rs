@@ -39,6 +39,8 @@ pub struct Nests {
     pub persistent: f64,
     /// Microseconds from the total of a chunk to that of the next one.
     pub look_back: f64,
+    /// Cycles of a cache line that a warp's access touches.
+    pub line: f64,
     /// Cycles of an access of a warp with 16, 8, 4 and fewer bytes for each thread.
     pub access: [f64; 4],
     /// Cycles for an element of each thread: in any case.
@@ -47,6 +49,8 @@ pub struct Nests {
     pub operation: f64,
     /// For each quotient in an index.
     pub quotient: f64,
+    /// For a bound of elements that are apart in a thread.
+    pub guard: f64,
     /// Moved to another thread through shared memory.
     pub moved: f64,
     /// Bytes of traffic for a word that is kept in memory for want of registers.

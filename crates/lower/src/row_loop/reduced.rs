@@ -83,7 +83,8 @@ pub fn in_passes(scene: &Scene, levels: &[Vec<NodeId>], row: &[CoordId], len: us
                 let (Reduced::One { node: first, .. }, Reduced::One { node: second, .. }) = (first, second) else {
                     return None;
                 };
-                let sums = Exponentials::of(&scene.dag, *first, *second).filter(|e| alike(e.shift)).map(Reduced::Exponentials);
+                let sums =
+                    Exponentials::of(&scene.dag, *first, *second).filter(|e| alike(e.shift)).map(Reduced::Exponentials);
                 sums.or_else(|| Moments::of(&scene.dag, *first, *second, len).map(Reduced::Moments))
             };
             let found = before.iter().enumerate().find_map(|(n, first)| Some((n, pair(first)?)));
