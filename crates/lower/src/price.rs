@@ -116,26 +116,34 @@ fn log2(n: usize) -> u32 {
     n.max(1).next_power_of_two().ilog2()
 }
 
-/// Cache lines in which the lanes of a warp start. `splits`: coordinates of each split axis, the last one fastest. An access at a computed position is taken to be at the next element.
-fn lines(access: &Access, facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> f64 {
-    let mut touched = [0i64; 32];
-    let all = 1usize << lanes.len().min(5);
-    for (lane, line) in touched.iter_mut().enumerate().take(all) {
-        let mut at = 0;
+/// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one fastest.
+fn places(facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
+    let place = |lane: usize| {
+        let mut at = vec![0; facts.coords.len()];
         for (n, coords) in splits.iter().enumerate() {
             let of_axis = lanes.iter().enumerate().filter(|(i, bit)| bit.0 == n && lane >> i & 1 == 1);
             let mut index: usize = of_axis.map(|(_, bit)| 1usize << bit.1).sum();
             for (digit, i) in coords.iter().enumerate().rev() {
                 let extent = if digit == 0 { usize::MAX } else { facts.coords[*i].0 };
-                at += access.strides[*i].unwrap_or(1) * (index % extent) as i64;
+                at[*i] = (index % extent) as i64;
                 index /= extent;
             }
         }
-        *line = (at * access.bytes as i64).div_euclid(LINE as i64);
-    }
-    let touched = &mut touched[..all];
+        at
+    };
+    (0..1usize << lanes.len().min(5)).map(place).collect()
+}
+
+/// Cache lines in which these places are. An access at a computed position is taken to be at the next element.
+fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
+    let line = |at: &Vec<i64>| {
+        let element: i64 = at.iter().zip(&access.strides).map(|(n, s)| n * s.unwrap_or(1)).sum();
+        (element * access.bytes as i64).div_euclid(LINE as i64)
+    };
+    let mut touched: Vec<i64> = places.iter().map(line).collect();
     touched.sort_unstable();
-    1.0 + touched.windows(2).filter(|w| w[0] != w[1]).count() as f64
+    touched.dedup();
+    touched.len() as f64
 }
 
 impl Work {
@@ -364,7 +372,14 @@ impl Work {
         w.across_blocks = of_warps[own..].iter().flatten().filter(|b| on_row(b)).count() as u32;
         w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
         let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
-        seen.iter_mut().for_each(|s| s.lines = lines(s.access, facts, &coords, &lanes));
+        let places = places(facts, &coords, &lanes);
+        // Windows have many accesses that are alike.
+        for n in 0..seen.len() {
+            let alike =
+                |s: &&Seen| s.access.bytes == seen[n].access.bytes && s.access.strides == seen[n].access.strides;
+            let known = seen[..n].iter().find(alike).map(|s| s.lines);
+            seen[n].lines = known.unwrap_or_else(|| lines(seen[n].access, &places));
+        }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
         }
