@@ -7,13 +7,15 @@
 use crate::facts::{Access, Facts};
 use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
+use lanes::{lines, places};
 use std::collections::BTreeMap;
+
+mod lanes;
 
 /// Threads of a warp.
 const WARP: f64 = 32.0;
-/// Bytes of a sector of the L2 cache, and of a cache line.
+/// Bytes of a sector of the L2 cache.
 const SECTOR: f64 = 32.0;
-const LINE: usize = 128;
 
 /// Predicted microseconds, and where they go. The longest of memory, cache and issue counts, and of the others what resident instances do not
 /// hide; latency, what is exposed, and launches add up.
@@ -114,36 +116,6 @@ struct Seen<'a> {
 
 fn log2(n: usize) -> u32 {
     n.max(1).next_power_of_two().ilog2()
-}
-
-/// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one fastest.
-fn places(facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
-    let place = |lane: usize| {
-        let mut at = vec![0; facts.coords.len()];
-        for (n, coords) in splits.iter().enumerate() {
-            let of_axis = lanes.iter().enumerate().filter(|(i, bit)| bit.0 == n && lane >> i & 1 == 1);
-            let mut index: usize = of_axis.map(|(_, bit)| 1usize << bit.1).sum();
-            for (digit, i) in coords.iter().enumerate().rev() {
-                let extent = if digit == 0 { usize::MAX } else { facts.coords[*i].0 };
-                at[*i] = (index % extent) as i64;
-                index /= extent;
-            }
-        }
-        at
-    };
-    (0..1usize << lanes.len().min(5)).map(place).collect()
-}
-
-/// Cache lines in which these places are. An access at a computed position is taken to be at the next element.
-fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
-    let line = |at: &Vec<i64>| {
-        let element: i64 = at.iter().zip(&access.strides).map(|(n, s)| n * s.unwrap_or(1)).sum();
-        (element * access.bytes as i64).div_euclid(LINE as i64)
-    };
-    let mut touched: Vec<i64> = places.iter().map(line).collect();
-    touched.sort_unstable();
-    touched.dedup();
-    touched.len() as f64
 }
 
 impl Work {
@@ -417,7 +389,7 @@ impl Work {
         self.accesses[class] += accesses;
         // Bulk copies of persistent kernels touch each line once.
         let of_warp = WARP * (vector * s.access.bytes) as f64;
-        let contiguous = |bytes: f64| (bytes / LINE as f64).max(1.0);
+        let contiguous = |bytes: f64| (bytes / lanes::LINE as f64).max(1.0);
         let lines = match s.along {
             Some(_) if converted || run => {
                 (of_warp / (s.length * bytes)).max(1.0) * contiguous((s.length * bytes).min(of_warp))

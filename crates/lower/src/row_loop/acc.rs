@@ -12,6 +12,13 @@ pub struct Acc {
     pub other: Option<Value>,
 }
 
+impl Acc {
+    /// The second value of a pair's accumulator.
+    pub fn second(self, b: &mut Builder) -> Value {
+        self.other.unwrap_or_else(|| b.broken("a pair of reductions has one value"))
+    }
+}
+
 /// Greater than any position.
 pub const NOWHERE: i64 = i32::MAX as i64;
 

@@ -79,7 +79,7 @@ fn term(b: &mut Builder, x: Value, y: Value) -> Value {
 /// An accumulator's sum for another shift. Nothing is in a lane whose maximum is minus infinity: its factor is 0.
 fn scaled(b: &mut Builder, acc: Acc, shift: Value) -> Value {
     let factor = term(b, acc.value, shift);
-    let sum = acc.other.unwrap_or(factor);
+    let sum = acc.second(b);
     b.binary(B::Mul, sum, factor)
 }
 /// A maximum that may be subtracted: 0 where it is infinite.

@@ -41,15 +41,15 @@ impl Moments {
         (float && same).then_some(Moments { sum, squares, body })
     }
     pub(super) fn joined(&self, b: &mut Builder, [x, y]: [Acc; 2], counts: [Value; 2]) -> Acc {
-        let of = |acc: Acc, count| Of { count, sum: acc.value, squares: acc.other.unwrap_or(acc.value) };
-        let all = joined(b, of(x, counts[0]), of(y, counts[1]));
+        let x = Of { count: counts[0], sum: x.value, squares: x.second(b) };
+        let y = Of { count: counts[1], sum: y.value, squares: y.second(b) };
+        let all = joined(b, x, y);
         Acc { value: all.sum, other: Some(all.squares) }
     }
     /// Reduces lanes of these numbers of elements to one.
     pub(super) fn folded(&self, f: &mut Frame, acc: Acc, row: TileRow, count: Option<Value>) -> Acc {
-        let (Some(count), Some(squares)) = (count, acc.other) else {
-            return Acc { value: f.b.broken("moments without a number of elements"), other: Some(acc.value) };
-        };
+        let squares = acc.second(&mut f.b);
+        let count = count.unwrap_or_else(|| f.b.broken("moments without a number of elements"));
         // Numbers are the same for all columns.
         let count = f.b.broadcast_to(count, &f.b.shape(acc.value));
         let all = f.em.reduce_axis(&mut f.b, ReduceOp::Sum, count, row);

@@ -204,21 +204,23 @@ impl RowLoop<'_> {
     }
     /// Sets the nodes that an accumulator gives, in their compute types.
     pub(super) fn settle(&self, f: &mut Frame, r: &Reduced, acc: Acc) {
-        match (r, acc.other) {
-            (Reduced::One { node, op, .. }, Some(at)) if is_arg(*op) => {
-                let v = f.b.cast(at, Elem::I64);
+        match r {
+            Reduced::One { node, body, .. } => {
+                let v = match acc.other {
+                    Some(at) => f.b.cast(at, Elem::I64),
+                    None => f.b.cast(acc.value, math::held(self.scene.dag.node(*body).dtype)),
+                };
                 f.em.set(*node, v);
             }
-            (Reduced::One { node, body, .. }, _) => {
-                let v = f.b.cast(acc.value, math::held(self.scene.dag.node(*body).dtype));
-                f.em.set(*node, v);
+            Reduced::Exponentials(e) => {
+                let sum = acc.second(&mut f.b);
+                e.settle(f, acc.value, sum);
             }
-            (Reduced::Exponentials(e), Some(sum)) => e.settle(f, acc.value, sum),
-            (Reduced::Moments(m), Some(squares)) => {
+            Reduced::Moments(m) => {
+                let squares = acc.second(&mut f.b);
                 f.em.set(m.sum, acc.value);
                 f.em.set(m.squares, squares);
             }
-            (_, None) => _ = f.b.broken("a pair of reductions has one value"),
         }
     }
     /// Elements of the row that each lane of an accumulator of this shape has of the `there` that this instance has from the start of one of
