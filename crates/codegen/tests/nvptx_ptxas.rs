@@ -138,6 +138,9 @@ fn a_tail_that_no_vector_divides() {
     let masked = check(&programs::gelu(1000));
     assert_eq!(count(&masked, "ld.global.v4"), 2, "one predicate per vector:\n{}", masked.text);
     assert_eq!(count(&masked, "ld.global.b32"), 0, "{}", masked.text);
+    let uneven = check(&programs::gelu(1002));
+    assert_eq!(count(&uneven, "st.global.v4"), 2, "whole vectors but for the last one:\n{}", uneven.text);
+    assert_eq!(count(&uneven, "st.global.v2"), 0, "{}", uneven.text);
 }
 
 #[test]

@@ -39,6 +39,8 @@ const OF_SHORT: f64 = 0.3;
 /// Kernels from which on a choice matters most, in microseconds, and their weight.
 const LONG: f64 = 100.0;
 const OF_LONG: f64 = 2.0;
+/// How much worse figures may become in a move of the fit, at first.
+const HEAT: f64 = 0.002;
 /// Errors from which on larger ones count linearly.
 const LARGE: f64 = 0.2;
 
@@ -222,8 +224,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
+    let mut best = (least, machine.clone());
     for n in 0..moves {
-        let width = 0.4 * (0.05f64).powf(n as f64 / moves as f64);
+        let done = n as f64 / moves as f64;
+        let width = 0.4 * (0.05f64).powf(done);
         let mut values = serde_json::to_value(&machine.nests)?;
         for _ in 0..1 + (drawn() * 3.0) as usize {
             let value = figure(&mut values, &names[(drawn() * names.len() as f64) as usize]);
@@ -234,13 +238,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let tried = Machine { nests: serde_json::from_value(values)?, ..machine.clone() };
         let found = under(&tried, &fitted);
-        if found < least {
+        // Simulated annealing: what is a little worse is left behind less and less.
+        if found < least - HEAT * (1.0 - done).powi(3) * drawn().max(1e-9).ln() {
             (least, machine) = (found, tried);
+        }
+        if least < best.0 {
+            best = (least, machine.clone());
         }
         if (n + 1) % (moves / 8).max(1) == 0 {
             println!("{} moves: loss {least:.4}, kept out {:.4}", n + 1, under(&machine, &out_of));
         }
     }
+    machine = best.1;
     let hardware = Hardware { machine: &machine, contract: Contract::default() };
     println!("\nfitted:\n");
     report(&fitted, &hardware, listed);

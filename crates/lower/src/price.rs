@@ -7,15 +7,14 @@
 use crate::facts::{Access, Facts};
 use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
-use lanes::{lines, places};
+use lanes::{SECTOR, lines, of_run, places, sectors};
 use std::collections::BTreeMap;
 
 mod lanes;
+mod registers;
 
 /// Threads of a warp.
 const WARP: f64 = 32.0;
-/// Bytes of a sector of the L2 cache.
-const SECTOR: f64 = 32.0;
 
 /// Predicted microseconds, and where they go. The longest of memory, cache and issue counts, and of the others what resident instances do not
 /// hide; latency, what is exposed, and launches add up.
@@ -93,6 +92,8 @@ pub struct Work {
     /// Quotients that give a thread the coordinates of its elements, and elements of a thread that have bounds of their own.
     indices: f64,
     apart: f64,
+    /// Bytes of sectors that an instance shares with one that starts so many instances later.
+    shared: Vec<(f64, f64)>,
 }
 
 /// One access as a tile sees it.
@@ -108,10 +109,13 @@ struct Seen<'a> {
     vector: usize,
     /// Share of the tiles' elements that are in the nest.
     valid: f64,
-    /// Cache lines that a warp's access touches.
+    /// Cache lines that a warp's access touches, and sectors of a store.
     lines: f64,
+    sectors: f64,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
+    /// Instances from one to the next along what is contiguous in memory.
+    next: f64,
 }
 
 fn log2(n: usize) -> u32 {
@@ -218,7 +222,7 @@ impl Work {
                     if uses(access, coords) { there.min(1.0) } else { 1.0 }
                 });
                 let valid = valid.product();
-                let mut align = 16;
+                let mut align = SECTOR;
                 for i in 0..facts.coords.len() {
                     // A fused axis may go on where its last coordinate starts again.
                     let mut at = i;
@@ -228,8 +232,8 @@ impl Work {
                     }
                     let bytes = match stride(at).map(|s| s.unsigned_abs() as usize) {
                         None => access.bytes,
-                        Some(0) => 16,
-                        Some(1) if inner.contains_key(&at) => 16,
+                        Some(0) => SECTOR,
+                        Some(1) if inner.contains_key(&at) => SECTOR,
                         Some(s) => 1 << (s * access.bytes).trailing_zeros(),
                     };
                     align = align.min(bytes);
@@ -243,7 +247,7 @@ impl Work {
                 // What others load beside it is taken out of their vectors.
                 let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
                 if offset > 0 {
-                    align = align.min(1 << offset.trailing_zeros().min(4));
+                    align = align.min(1 << offset.trailing_zeros().min(5));
                 }
                 let along_row = along.is_some_and(|n| splits[n].0 == Axis::Row);
                 if peel > 0 && along_row {
@@ -253,7 +257,8 @@ impl Work {
                 if runs && along_row {
                     align = 16;
                 }
-                let mut vector = if along.is_some() { (align / access.bytes).min(run as usize).max(1) } else { 1 };
+                let mut vector =
+                    if along.is_some() { (align.min(16) / access.bytes).min(run as usize).max(1) } else { 1 };
                 // Vectors end where the last coordinate of a fused axis starts again, unless memory goes on there without bounds.
                 let of_axis = along.and_then(|n| axes.get(&splits[n].0)).map_or(&[][..], |c| &c[..]);
                 if let [.., before, last] = of_axis {
@@ -266,7 +271,29 @@ impl Work {
                     };
                 }
                 let vector = 1 << vector.ilog2();
-                Seen { access, along, elements, spans, length, align, vector, valid, lines: 0.0, again }
+                // The last axis is the fastest one of the grid.
+                let neighbour = axes.iter().find(|a| a.1.iter().any(|i| stride(*i) == Some(1)));
+                let later = axes.iter().filter(|a| *a.0 != Axis::Row && neighbour.is_some_and(|n| a.0 > n.0));
+                let next = match neighbour {
+                    Some((Axis::Kept(_), _)) => {
+                        later.map(|(a, _)| extent(a).div_ceil(block_of(a).unwrap_or(1)) as f64).product()
+                    }
+                    _ => 0.0,
+                };
+                Seen {
+                    access,
+                    along,
+                    elements,
+                    spans,
+                    length,
+                    align,
+                    vector,
+                    valid,
+                    lines: 0.0,
+                    sectors: 0.0,
+                    again,
+                    next,
+                }
             })
             .collect();
         // The largest contiguous access gives the layout.
@@ -351,6 +378,10 @@ impl Work {
                 |s: &&Seen| s.access.bytes == seen[n].access.bytes && s.access.strides == seen[n].access.strides;
             let known = seen[..n].iter().find(alike).map(|s| s.lines);
             seen[n].lines = known.unwrap_or_else(|| lines(seen[n].access, &places));
+            if seen[n].access.store {
+                let vector = if seen[n].along == fastest { seen[n].vector.min(1 << first) } else { 1 };
+                seen[n].sectors = sectors(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
+            }
         }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
@@ -371,7 +402,9 @@ impl Work {
         if s.elements == 1.0 {
             (each, vector) = (1.0, 1);
         }
-        let converted = s.along.is_some() && s.along != fastest && s.elements >= self.tile;
+        let small = s.elements * bytes <= 1024.0;
+        let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
+        let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
         if converted {
             vector = s.vector.min(16 / s.access.bytes.max(1)).max(1);
         }
@@ -400,15 +433,23 @@ impl Work {
         // What several accesses read of one buffer at computed positions is mostly the same.
         let spans = if s.again { 0.0 } else { s.spans * s.valid * s.access.share };
         let length = s.length * bytes;
-        let unaligned = s.align < SECTOR as usize;
-        let split = if !unaligned {
-            0.0
-        } else if length >= SECTOR {
-            0.9
-        } else {
-            0.2
-        };
-        self.sectors += spans * ((length / SECTOR).ceil() + split) * SECTOR * times;
+        let mut touched = spans * of_run(length as usize, s.align);
+        if store {
+            // No cache of a multiprocessor combines them.
+            let of_warp = WARP * (vector * s.access.bytes) as f64;
+            let each = if converted || run {
+                let length = length.min(of_warp);
+                of_warp / length * of_run(length as usize, s.align)
+            } else {
+                s.sectors
+            };
+            touched = touched.max(accesses / times * each * s.valid * s.access.share);
+        }
+        self.sectors += touched * SECTOR as f64 * times;
+        let beside = spans * (of_run(length as usize, s.align) * SECTOR as f64 - length);
+        if beside > 0.0 && s.next > 0.0 {
+            self.shared.push((beside, s.next));
+        }
         self.spans += spans * times;
         // A persistent kernel has rows in shared memory.
         if !store && self.persist == 0.0 {
@@ -418,51 +459,6 @@ impl Work {
             self.own += if s.access.held { words } else { 0.0 };
             self.late += if s.access.late { words } else { 0.0 };
         }
-    }
-
-    /// Registers of a thread as ptxas allocates them without a limit: fitted to 5,000 programs, half of them within 6, nine in ten within 20.
-    fn registers(&self, facts: &Facts) -> f64 {
-        let w = self;
-        if facts.scans > 0 {
-            return 20.7 + 0.86 * w.words + 0.37 * w.each;
-        }
-        if facts.ordered > 0 {
-            // The position of an element beside it.
-            return 10.0 + 3.0 * w.each;
-        }
-        match facts.coords.iter().any(|c| c.1) {
-            // Whether the elements are in bounds is computed before they are loaded.
-            false => 20.4 + 0.76 * w.words + facts.guards as f64 * w.apart,
-            true if w.persist > 0.0 => 35.8 + 1.4 * w.each + 3.2 * w.results,
-            true if w.whole => {
-                // Half types are computed with in f32.
-                let (wide, peeled) = if w.halves { (0.46 * w.each, 23.0) } else { (0.0, 13.0) };
-                let held = w.own.max(w.each * facts.kept as f64);
-                16.5 + held + wide + 1.1 * w.late + 2.2 * w.results + if w.peeled { peeled } else { 0.0 }
-            }
-            true => 34.0 + 0.41 * w.each + 0.74 * w.late + 0.5 * w.results,
-        }
-    }
-
-    /// The register file of a multiprocessor, registers of a thread without a limit, and the limit.
-    fn allocated(&self, facts: &Facts, machine: &Hardware) -> (f64, f64, f64) {
-        let (w, limits) = (self, &machine.limits);
-        let of_block = (w.warps / w.blocks).max(1.0);
-        let threads = WARP * of_block;
-        let file = limits.registers_per_multiprocessor as f64;
-        let mut most =
-            if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
-        let slots: std::collections::BTreeSet<_> = facts.accesses.iter().map(|a| a.slot).collect();
-        let halves = facts.accesses.iter().any(|a| a.bytes == 2);
-        if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
-            most = file / 1024.0;
-        }
-        (file, w.registers(facts), most)
-    }
-    /// Registers that a thread keeps in memory.
-    pub fn spilled(&self, facts: &Facts, machine: &Hardware) -> f64 {
-        let (_, registers, most) = self.allocated(facts, machine);
-        (registers - most).max(0.0)
     }
 
     /// The price, term by term.
@@ -509,9 +505,6 @@ impl Work {
         if w.across_warps > 0 {
             issued += reductions * w.warps * m.exchange * left * (1.0 + 2f64.powi(w.across_warps as i32) / 4.0);
         }
-        if w.across_blocks > 0 {
-            issued += reductions * w.warps * m.remote * left * w.blocks;
-        }
         let barriers = levels + scans * w.trips;
         let waits = if w.across_blocks > 0 { barriers * m.cluster } else { 0.0 };
         // Multiprocessors that have work.
@@ -523,11 +516,10 @@ impl Work {
         let issue = issued * w.instances / (used * 4.0 * cycles);
         // One instance, without the time that it shares with others.
         let own = issued / w.warps / cycles * m.warp;
-        let staged = if w.moved > 0.0 { m.staged } else { 0.0 };
         let one = if w.persist > 0.0 {
-            m.latency / per + m.persistent + waits + own
+            m.latency / per + waits + own
         } else {
-            m.latency * if w.prefetch { 0.0 } else { steps } + waits + own + staged
+            m.latency * if w.prefetch { 0.0 } else { steps } + waits + own
         };
         let counted = if rounds < 4.0 { (rounds - 1e-9).ceil() } else { rounds + 0.5 }.max(1.0);
         let times = if w.persist > 0.0 { per } else { 1.0 };
@@ -537,31 +529,36 @@ impl Work {
         // Memory.
         let bytes = facts.bytes as f64;
         let mut moved = bytes + m.page * w.spans * w.instances;
+        // What is needed again is in the L2 cache if not too much else was meanwhile.
+        let of_instance = bytes / w.instances.max(1.0);
+        let lost =
+            |instances: f64| 1.0 / (1.0 + (m.again * units.l2 as f64 / (instances * of_instance).max(1.0)).powi(2));
         if w.passes > 1.0 {
-            let live = (at_once.min(launched) * bytes / w.instances.max(1.0)).max(1.0);
-            moved *= 1.0 + (w.passes - 1.0) * 0.5 / (1.0 + (m.again * units.l2 as f64 / live).powi(2));
+            moved *= 1.0 + (w.passes - 1.0) * 0.5 * lost(at_once.min(launched));
         }
+        moved += w.shared.iter().map(|(bytes, next)| bytes * lost(*next)).sum::<f64>() * w.instances;
         let warm = 1.0 + m.warm / (1.0 + (bytes / (m.resident * units.l2 as f64)).powi(6));
         let few = (multiprocessors / (used * m.pull)).max(1.0);
         let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * few;
         let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6) * few;
         let cache = cache.max(w.lines * w.instances * m.line / (used * cycles));
         let dispatch = m.dispatch * w.instances * w.blocks;
-        // What is most busy takes its whole time; of the others the more is hidden, the more instances are resident that need not wait for
-        // each other, or warps. A persistent kernel loads rows ahead.
-        let beside =
-            resident.min((launched * w.blocks / used).max(1.0)) * of_block / f64::from(1u32 << w.across_warps.min(31));
+        // Each block of a cluster sends its partial results to all.
+        let sent = if w.across_blocks > 0 { reductions * w.tile / w.chunk * w.blocks * w.blocks } else { 0.0 };
+        let remote = sent * w.instances * m.remote / (used * cycles);
+        // What is most busy takes its whole time; of the others the more is hidden, the more blocks are resident. A persistent kernel loads rows
+        // ahead.
+        let beside = resident.min((launched * w.blocks / used).max(1.0));
         // Words that do not fit registers go to the L2 cache and back.
         let spills = spilled * m.spilled * WARP * w.warps * w.instances * (1.0 + levels) * steps;
         // An instance that looks back reads the totals of half its row's chunks: numbers and flags.
         let totals = if w.look_back { w.instances * w.parts / 2.0 * (w.tile / w.chunk) * 8.0 } else { 0.0 };
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
-        let shared = [stream, issue, dispatch, chain];
+        let shared = [stream, issue, dispatch, chain, remote];
         let longest = shared.iter().copied().fold(0.0, f64::max);
         let hidden = if w.persist > 0.0 { 0.0 } else { 1.0 / beside.max(1.0) };
         let others = (shared.iter().sum::<f64>() - longest) * hidden;
-        let uneven = if rounds > 1.0 { counted / rounds - 1.0 } else { 0.0 };
-        let busy = longest * (1.0 + m.uneven * uneven) + latency + others;
+        let busy = longest + latency + others;
         let exposed = m.exposed * one;
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };

@@ -31,12 +31,8 @@ pub struct Nests {
     pub again: f64,
     /// Microseconds of a load.
     pub latency: f64,
-    /// Microseconds of a conversion between layouts.
-    pub staged: f64,
     /// Microseconds of a reduction across the blocks of a cluster.
     pub cluster: f64,
-    /// Microseconds of an iteration of a persistent kernel.
-    pub persistent: f64,
     /// Microseconds from the total of a chunk to that of the next one.
     pub look_back: f64,
     /// Cycles of a cache line that a warp's access touches.
@@ -63,7 +59,7 @@ pub struct Nests {
     pub shuffle: f64,
     /// A step between warps.
     pub exchange: f64,
-    /// The same for each block of a cluster.
+    /// Cycles of a multiprocessor for a number that a block sends to one of its cluster.
     pub remote: f64,
     /// Time of a warp's instructions, relative to those of one that has the scheduler for itself.
     pub warp: f64,
@@ -73,8 +69,6 @@ pub struct Nests {
     pub page: f64,
     /// Share of an instance's time that others do not hide.
     pub exposed: f64,
-    /// Share of an uneven last round that is lost.
-    pub uneven: f64,
     /// Microseconds of a further launch.
     pub second: f64,
 }

@@ -402,8 +402,8 @@ pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>
     if alike(n) {
         return Split::Groups(n);
     }
-    // Half a vector, or a pair, is not worth a branch.
-    if n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
+    // A load of half a vector, or of a pair, is not worth a branch. A store of half a vector is: it writes half of each sector.
+    if load && n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
         return Split::Groups(n / 2);
     }
     Split::Groups(if n * elem.bytes() <= 4 { 1 } else { n })

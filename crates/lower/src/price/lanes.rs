@@ -2,6 +2,8 @@
 use super::Bit;
 use crate::facts::{Access, Facts};
 
+/// Bytes of a sector of the L2 cache.
+pub(super) const SECTOR: usize = 32;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 128;
 
@@ -23,14 +25,78 @@ pub(super) fn places(facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> Vec<V
     (0..1usize << lanes.len().min(5)).map(place).collect()
 }
 
-/// Cache lines in which these places are. An access at a computed position is taken to be at the next element.
-pub(super) fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
-    let line = |at: &Vec<i64>| {
+/// Bytes from the base of a buffer where each of these places is, in order. An access at a computed position is taken to be at the next
+/// element.
+fn starts(access: &Access, places: &[Vec<i64>]) -> Vec<i64> {
+    let start = |at: &Vec<i64>| {
         let element: i64 = at.iter().zip(&access.strides).map(|(n, s)| n * s.unwrap_or(1)).sum();
-        (element * access.bytes as i64).div_euclid(LINE as i64)
+        element * access.bytes as i64
     };
-    let mut touched: Vec<i64> = places.iter().map(line).collect();
-    touched.sort_unstable();
+    let mut all: Vec<i64> = places.iter().map(start).collect();
+    all.sort_unstable();
+    all
+}
+
+/// Cache lines in which these places are.
+pub(super) fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
+    let mut touched: Vec<i64> = starts(access, places).iter().map(|at| at.div_euclid(LINE as i64)).collect();
     touched.dedup();
     touched.len() as f64
+}
+
+/// Sectors that a store of so many bytes at each of these places touches, where addresses are multiples of `align`.
+pub(super) fn sectors(access: &Access, places: &[Vec<i64>], bytes: usize, align: usize) -> f64 {
+    let starts = starts(access, places);
+    let near = |pair: &[i64]| pair[1] < pair[0] + bytes as i64 + SECTOR as i64;
+    let count = |run: &[i64]| of_run((run[run.len() - 1] - run[0]) as usize + bytes, align);
+    let mut from = 0;
+    let mut sum = 0.0;
+    for at in 1..=starts.len() {
+        if at == starts.len() || !near(&starts[at - 1..=at]) {
+            sum += count(&starts[from..at]);
+            from = at;
+        }
+    }
+    sum
+}
+
+/// Sectors of so many bytes in a row that start at any multiple of `align`.
+pub(super) fn of_run(bytes: usize, align: usize) -> f64 {
+    1.0 + (bytes as f64 - align as f64).max(0.0) / SECTOR as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_plan::exec::Slot;
+
+    /// 32 lanes, so many elements from each other.
+    fn lanes(apart: i64) -> Vec<Vec<i64>> {
+        (0..32).map(|lane| vec![lane * apart]).collect()
+    }
+
+    #[test]
+    fn lines_and_sectors_of_a_warp() {
+        let access = Access {
+            slot: Slot::Output(0),
+            bytes: 2,
+            store: true,
+            strides: vec![Some(1)],
+            offset: 0,
+            share: 1.0,
+            late: true,
+            held: false,
+            gathered: false,
+            guarded: false,
+        };
+        assert_eq!(sectors(&access, &lanes(8), 16, 32), 16.0, "vectors of 16 bytes");
+        assert_eq!(sectors(&access, &lanes(1), 2, 32), 2.0, "neighbouring elements");
+        assert_eq!(sectors(&access, &lanes(1), 2, 2), 1.0 + 62.0 / 32.0, "at any even address");
+        assert_eq!(sectors(&access, &lanes(8), 2, 32), 1.0 + (31.0 * 16.0 + 2.0 - 32.0) / 32.0, "one of 8 elements");
+        assert_eq!(sectors(&access, &lanes(1000), 2, 32), 32.0);
+        assert_eq!(
+            (lines(&access, &lanes(8)), lines(&access, &lanes(1)), lines(&access, &lanes(1000))),
+            (4.0, 1.0, 32.0)
+        );
+    }
 }

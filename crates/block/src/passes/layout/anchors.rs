@@ -128,20 +128,23 @@ impl Access {
         Flat::scanned(shape, &self.order(shape.len()), vector, warp_bits(k), axis)
     }
     /// Whether a store in this layout writes fewer than 8 bytes at a time although the thread holds more neighbouring
-    /// elements.
+    /// elements, so that each access writes a part of many sectors.
     pub fn scatters(&self, flat: &Flat, shape: &[usize]) -> bool {
-        if self.run <= self.vector || self.vector * self.bytes >= 8 {
+        if self.run <= self.vector || self.vector * self.bytes >= 8 || self.is_small(shape) {
             return false;
         }
         let axis = axis_bits(shape, self.axis);
         let own = flat.registers.iter().zip(axis).take_while(|(r, b)| **r == *b).count();
         1 << own > self.vector
     }
+    /// Whether it does not matter how a block of this shape is accessed.
+    fn is_small(&self, shape: &[usize]) -> bool {
+        shape.iter().product::<usize>() * self.bytes <= 1024
+    }
     /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
     /// or the block is so small that it does not matter.
     pub fn suits(&self, flat: &Flat, shape: &[usize]) -> bool {
-        let elements: usize = shape.iter().product();
-        if self.run == 1 || elements * self.bytes <= 1024 {
+        if self.run == 1 || self.is_small(shape) {
             return true;
         }
         let axis = axis_bits(shape, self.axis);

@@ -8,11 +8,8 @@ use crate::{Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> Kernel {
-    let (mut defs, mut scans) = (vec![None; k.values.len()], false);
-    k.walk(&mut |i, data| {
-        data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i));
-        scans |= matches!(data.op, Op::Scan { .. });
-    });
+    let mut defs = vec![None; k.values.len()];
+    k.walk(&mut |i, data| data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i)));
     let mut r = Rebuild {
         old: k,
         new: k.clone(),
@@ -20,7 +17,6 @@ pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Ve
         groups,
         natural,
         defs,
-        scans,
         depth: vec![0; k.values.len()],
         out: vec![],
         made: vec![],
@@ -50,7 +46,6 @@ struct Rebuild<'k> {
     natural: Vec<Option<Flat>>,
     defs: Vec<Option<Inst>>,
     /// The program has a scan, so threads hold consecutive elements whatever layout stores prefer.
-    scans: bool,
     /// Region depth at which each value is defined.
     depth: Vec<usize>,
     /// Instructions of the open regions, outermost first.
@@ -224,7 +219,7 @@ impl Rebuild<'_> {
     }
     fn store(&mut self, i: Inst, data: &InstData) {
         let flat = match self.natural[data.args[1].0 as usize].clone() {
-            Some(natural) if self.scans && self.scatters(data.args[0], &natural) => self.preferred(data.args[0]),
+            Some(natural) if self.scatters(data.args[0], &natural) => self.preferred(data.args[0]),
             Some(natural) => self.access_layout(data.args[0], natural),
             // Of a constant or position: where addresses are computed from what is in registers, as that lies.
             None => match self.natural[data.args[0].0 as usize].clone() {

@@ -85,3 +85,30 @@ fn short_columns_stay_with_their_thread() {
     let load = layout_of(&k, |op| *op == Op::Load);
     assert_eq!(load, vec![Flat::blocked(&[8, 64], &[1, 0], 2, 0, &[0])], "two columns a thread, all of their rows");
 }
+
+/// Loads of aligned rows take 16 bytes a thread; rows of an odd length are stored element by element, by neighbouring lanes.
+#[test]
+fn scattered_stores_are_converted() {
+    let copy = |stored: i32| {
+        let mut b = Builder::new("copy", [1, 1, 1], 2);
+        let (x, y) = (b.param("x", Elem::Bf16, true), b.param("y", Elem::Bf16, false));
+        let (i, j) = (b.iota(8), b.iota(128));
+        let mut at = |width: i32| {
+            let width = b.i32(width.into());
+            let rows = b.binary(BinaryOp::Mul, i, width);
+            let rows = b.expand_dims(rows, 1);
+            let rows = b.broadcast_to(rows, &[8, 128]);
+            b.binary(BinaryOp::Add, rows, j)
+        };
+        let (from, to) = (at(128), at(stored));
+        let (xs, ys) = (b.ptr_add(x, from), b.ptr_add(y, to));
+        let x = b.load(xs, None, None);
+        b.store(ys, x, None);
+        assign(&b.finish())
+    };
+    assert_eq!(count(&copy(256), |op| *op == Op::ConvertLayout), 0);
+    let odd = copy(129);
+    assert_eq!(layout_of(&odd, |op| *op == Op::Load), vec![Flat::blocked(&[8, 128], &[1, 0], 8, 1, &[])]);
+    assert_eq!(layout_of(&odd, |op| *op == Op::Store), vec![Flat::blocked(&[8, 128], &[1, 0], 1, 1, &[])]);
+    assert_eq!(count(&odd, |op| *op == Op::ConvertLayout), 1);
+}
