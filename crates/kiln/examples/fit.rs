@@ -46,13 +46,18 @@ const LARGE: f64 = 0.2;
 
 fn read(path: &str) -> Result<Vec<Measured>, Box<dyn std::error::Error>> {
     let mut all = vec![];
-    for line in std::fs::read_to_string(path)?.lines() {
-        let mut of: Value = serde_json::from_str(line)?;
+    for (n, line) in std::fs::read_to_string(path)?.lines().enumerate() {
+        let broken = |e: serde_json::Error| format!("{path}, line {}: {e}", n + 1);
+        let mut of: Value = serde_json::from_str(line).map_err(broken)?;
         let kernel = &mut of["kernel"];
-        let Ok(facts) = serde_json::from_value::<Facts>(kernel["nest"].take()) else { continue };
-        let measured: Vec<(String, f64)> = serde_json::from_value(kernel["measured"].take())?;
+        // Kernels that are no nests: matmuls, attention.
+        let Some(facts) = serde_json::from_value::<Option<Facts>>(kernel["nest"].take()).map_err(broken)? else {
+            continue;
+        };
+        // A schedule that did not run has no time.
+        let measured: Vec<(String, Option<f64>)> = serde_json::from_value(kernel["measured"].take()).map_err(broken)?;
         let mut samples: Vec<Sample> = vec![];
-        for (text, us) in measured {
+        for (text, us) in measured.into_iter().filter_map(|(text, us)| Some((text, us?))) {
             let schedule: Schedule = text.parse()?;
             // The nest of widened rows is another one.
             let widened = matches!(schedule.steps.first(), Some(Step::Widen(..)));
@@ -210,6 +215,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--listed" => listed = args.next().ok_or(usage)?.parse()?,
             _ => nests.extend(read(&arg)?),
         }
+    }
+    if nests.is_empty() {
+        return Err("no nest with two measured schedules in the files: measure with `--example schedules`".into());
     }
     let out_of: Vec<&Measured> = nests.iter().skip(3).step_by(4).collect();
     let fitted: Vec<&Measured> = nests.iter().enumerate().filter(|n| n.0 % 4 != 3).map(|n| n.1).collect();

@@ -61,7 +61,7 @@ pub struct Facts {
 }
 
 /// Bytes of a sector of the L2 cache.
-const SECTOR: usize = 32;
+pub const SECTOR: usize = 32;
 /// Share of the points for which an access is taken whose buffer's size is not known.
 const GUARDED: f64 = 0.6;
 

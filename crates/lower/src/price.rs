@@ -4,10 +4,11 @@
 //! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
-use crate::facts::{Access, Facts};
+use crate::facts::{Access, Facts, SECTOR};
+use kiln_block::passes::layout::SMALL;
 use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
-use lanes::{SECTOR, lines, of_run, places, sectors};
+use lanes::{lines, of_run, places, sectors};
 use std::collections::BTreeMap;
 
 mod lanes;
@@ -402,7 +403,7 @@ impl Work {
         if s.elements == 1.0 {
             (each, vector) = (1.0, 1);
         }
-        let small = s.elements * bytes <= 1024.0;
+        let small = s.elements * bytes <= SMALL as f64;
         let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
         let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
         if converted {

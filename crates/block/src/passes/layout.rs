@@ -20,6 +20,9 @@ mod spread;
 use crate::Kernel;
 use crate::analysis::analyse;
 
+/// Bytes of a block up to which it does not matter how it is accessed.
+pub const SMALL: usize = 1024;
+
 /// The kernel with layouts.
 pub fn assign(kernel: &Kernel) -> Kernel {
     let facts = analyse(kernel);

@@ -1,9 +1,7 @@
-//! Where the lanes of a warp are in a nest, and the cache lines that their accesses touch.
+//! Where the lanes of a warp are in a nest, and the cache lines and sectors that their accesses touch.
 use super::Bit;
-use crate::facts::{Access, Facts};
+use crate::facts::{Access, Facts, SECTOR};
 
-/// Bytes of a sector of the L2 cache.
-pub(super) const SECTOR: usize = 32;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 128;
 

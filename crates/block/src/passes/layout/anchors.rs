@@ -1,4 +1,5 @@
 //! The layouts that ops prefer: those of memory accesses and of matmuls.
+use super::SMALL;
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
 use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
@@ -139,7 +140,7 @@ impl Access {
     }
     /// Whether it does not matter how a block of this shape is accessed.
     fn is_small(&self, shape: &[usize]) -> bool {
-        shape.iter().product::<usize>() * self.bytes <= 1024
+        shape.iter().product::<usize>() * self.bytes <= SMALL
     }
     /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
     /// or the block is so small that it does not matter.
