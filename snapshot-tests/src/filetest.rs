@@ -3,6 +3,7 @@
 //! ```text
 //! # What the mechanism is for.
 //! ; lower sm_90a
+//! ; schedule split i0 8; split r 1024; bind warp 8
 //! ; only for, async_*
 //! graph NAME(…) { … }
 //! ; gives
@@ -10,11 +11,13 @@
 //! ```
 //!
 //! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of instructions, with a
-//! count where one repeats), `plan MACHINE`. `only` keeps the lines that contain one of its words (`tma_*`: any word that begins so) and
+//! count where one repeats), `plan MACHINE`. `schedule` is that of the kernel of the graph's first result, for a mechanism that a cost model would
+//! choose today and not tomorrow. `only` keeps the lines that contain one of its words (`tma_*`: any word that begins so) and
 //! the blocks that enclose them; values are then renumbered, so that changes in other lines do not show. The text below `gives` is what
 //! [`FileTest::difference`] compares and [`FileTest::blessed`] writes.
 mod text;
 
+use kiln::constraints::{Constraints, ScheduleText};
 use kiln::{CompileOptions, Compiled, Error, Model, Target, compile::CompiledCode, snapshot, stages};
 use similar::TextDiff;
 
@@ -25,6 +28,8 @@ pub struct FileTest {
     /// The file up to its expected text.
     head: String,
     run: Run,
+    /// The schedule of the kernel of the first result, if it is not the cheapest.
+    schedule: Option<String>,
     /// Words that select the lines to show; if empty, all lines are shown.
     only: Vec<String>,
     expected: String,
@@ -43,13 +48,15 @@ impl FileTest {
         let (head, expected) = text.split_once(GIVES).unwrap_or((text, ""));
         let mut lines = head.lines().filter_map(|l| l.strip_prefix("; "));
         let run = lines.next().ok_or("the file does not say what to run; add `; lower sm_90a`")?;
-        let mut only = vec![];
+        let (mut only, mut schedule) = (vec![], None);
         for line in lines {
-            let words =
-                line.strip_prefix("only ").ok_or_else(|| format!("`; {line}` is not known; write `; only WORDS`"))?;
-            only.extend(words.split(',').map(|w| w.trim().to_string()));
+            match line.split_once(' ') {
+                Some(("only", words)) => only.extend(words.split(',').map(|w| w.trim().to_string())),
+                Some(("schedule", steps)) => schedule = Some(steps.to_string()),
+                _ => return Err(format!("`; {line}` is not known; write `; only WORDS` or `; schedule STEPS`")),
+            }
         }
-        Ok(FileTest { head: head.into(), run: Run::parse(run)?, only, expected: expected.trim().into() })
+        Ok(FileTest { head: head.into(), run: Run::parse(run)?, schedule, only, expected: expected.trim().into() })
     }
 
     /// The stage's output, reduced to the lines that the file shows.
@@ -58,7 +65,14 @@ impl FileTest {
         let graph: Vec<&str> = self.head.lines().filter(|l| !l.starts_with(';')).collect();
         let graph: kiln::Graph = graph.join("\n").parse().map_err(|e| format!("the graph does not parse: {e}"))?;
         let model = Model::from_graph(graph).map_err(said)?;
-        let compile = |target| kiln::compile(&model, &CompileOptions { target, ..CompileOptions::default() });
+        let mut constraints = Constraints::default();
+        if let (Some(schedule), Some(result)) = (&self.schedule, model.graph.outputs.first()) {
+            constraints.use_schedule.push(ScheduleText { at: result.to_string(), schedule: schedule.clone() });
+        }
+        let compile = |target| {
+            let constraints = constraints.clone();
+            kiln::compile(&model, &CompileOptions { target, constraints, ..CompileOptions::default() })
+        };
         let whole = match &self.run {
             Run::Plan(machine) => snapshot::plan_text_of(&model, machine).map_err(said)?,
             Run::Lower(target) => lowered(&compile(*target).map_err(said)?).map_err(said)?,

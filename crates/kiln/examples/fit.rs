@@ -1,10 +1,11 @@
 //! Fits the figures of points, rows and scans in a machine's description ([`kiln_machine::Nests`]) to measured schedules.
 //!
-//!     cargo run --release -p kiln --example fit -- MACHINE OUT.json [--moves N] [--listed N] MEASURED…
+//!     cargo run --release -p kiln --example fit -- MACHINE OUT.json [--moves N] [--listed N] [--only FIGURE,…] MEASURED…
 //!
-//! MACHINE is a built-in description or a file; MEASURED is what `--example schedules` wrote on that machine. A few figures at a time, drawn at random, are made
-//! larger or smaller where the loss falls: the relative errors of prices, and how much longer the cheapest schedule of a nest takes than the
-//! best measured one. Every fourth nest is kept out of the fit. Writes the figures; prints the errors before and after.
+//! MACHINE is a built-in description or a file; MEASURED is what `--example schedules` wrote on that machine. A few figures at a time, drawn at
+//! random, are made larger or smaller where the loss falls: the relative errors of prices, and how much longer the cheapest schedule of a nest
+//! takes than the best measured one. `--only`: those of a memory, say, where another description has those of the chip. Every fourth nest is kept
+//! out of the fit. Writes the figures; prints the errors before and after.
 use kiln_lower::facts::Facts;
 use kiln_lower::price::Work;
 use kiln_machine::Machine;
@@ -118,21 +119,9 @@ fn loss(nests: &[&Measured], machine: &Hardware) -> f64 {
     nests.iter().map(of).sum::<f64>() / nests.iter().map(part).sum::<f64>()
 }
 
-/// The figures as numbers with their paths.
-fn figures(of: &Value) -> Vec<(String, Option<usize>)> {
-    let Value::Object(map) = of else { return vec![] };
-    let each = |(name, v): (&String, &Value)| match v {
-        Value::Array(all) => (0..all.len()).map(|i| (name.clone(), Some(i))).collect(),
-        _ => vec![(name.clone(), None)],
-    };
-    map.iter().flat_map(each).collect()
-}
-
-fn figure<'a>(of: &'a mut Value, (name, at): &(String, Option<usize>)) -> &'a mut Value {
-    match at {
-        Some(i) => &mut of[name][*i],
-        None => &mut of[name],
-    }
+/// The names of the figures.
+fn figures(of: &Value) -> Vec<String> {
+    of.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect()
 }
 
 fn quantile(all: &mut [f64], q: f64) -> f64 {
@@ -202,16 +191,17 @@ fn report(nests: &[&Measured], machine: &Hardware, listed: usize) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let usage = "usage: fit MACHINE OUT.json [--moves N] [--listed N] MEASURED…";
+    let usage = "usage: fit MACHINE OUT.json [--moves N] [--listed N] [--only FIGURE,…] MEASURED…";
     let (name, out) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
     let mut machine: Machine = match kiln_machine::machine(&name) {
         Some(built_in) => built_in.clone(),
         None => Machine::parse(&std::fs::read_to_string(&name)?)?,
     };
-    let (mut moves, mut listed, mut nests) = (20000usize, 0usize, vec![]);
+    let (mut moves, mut listed, mut nests, mut only) = (20000usize, 0usize, vec![], None);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--moves" => moves = args.next().ok_or(usage)?.parse()?,
+            "--only" => only = Some(args.next().ok_or(usage)?),
             "--listed" => listed = args.next().ok_or(usage)?.parse()?,
             _ => nests.extend(read(&arg)?),
         }
@@ -225,7 +215,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         |machine: &Machine, nests: &[&Measured]| loss(nests, &Hardware { machine, contract: Contract::default() });
     let mut least = under(&machine, &fitted);
     println!("loss {least:.4}, kept out {:.4}", under(&machine, &out_of));
-    let names = figures(&serde_json::to_value(&machine.nests)?);
+    let mut names = figures(&serde_json::to_value(&machine.nests)?);
+    if let Some(only) = &only {
+        let wanted: Vec<&str> = only.split(',').collect();
+        if let Some(other) = wanted.iter().find(|w| !names.iter().any(|n| n == *w)) {
+            return Err(format!("no figure is called `{other}`; they are {}", names.join(", ")).into());
+        }
+        names.retain(|n| wanted.contains(&n.as_str()));
+    }
     let mut state = 1u64;
     let mut drawn = move || {
         // Knuth's MMIX generator.
@@ -238,7 +235,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let width = 0.4 * (0.05f64).powf(done);
         let mut values = serde_json::to_value(&machine.nests)?;
         for _ in 0..1 + (drawn() * 3.0) as usize {
-            let value = figure(&mut values, &names[(drawn() * names.len() as f64) as usize]);
+            let value = &mut values[&names[(drawn() * names.len() as f64) as usize]];
             // From 0 on, not only from what it is.
             let least = 0.003 * drawn();
             let next = value.as_f64().unwrap_or(0.0).max(least) * (width * (drawn() + drawn() - 1.0)).exp();

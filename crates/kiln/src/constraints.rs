@@ -113,9 +113,14 @@ impl Constraints {
             k.schedule = Some(schedule(text)?);
         }
         for u in &self.use_schedule {
-            let (wanted, schedule) = (select(&u.at, graph, None)?, schedule(&u.schedule)?);
+            let (wanted, schedule) = (select(&u.at, graph, Some(plan))?, schedule(&u.schedule)?);
             let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
-            let computes = |k: &Kernel| k.reason.origins.iter().any(|o| o.names.iter().any(|n| names.contains(n)));
+            // A kernel's name means that kernel, not others that compute its values too.
+            let named = plan.kernels.iter().any(|k| k.name == u.at);
+            let computes = |k: &Kernel| match named {
+                true => k.name == u.at,
+                false => k.reason.origins.iter().any(|o| o.names.iter().any(|n| names.contains(n))),
+            };
             let all: Vec<&mut Kernel> = plan.kernels.iter_mut().filter(|k| computes(k)).collect();
             // The value may be computed beside a matmul, and without one.
             let nests = all.iter().any(|k| takes_schedule(k) && !multiplies(k));

@@ -18,11 +18,16 @@ pub fn select(text: &str, graph: &Graph, plan: Option<&Plan>) -> Result<BTreeSet
     match found {
         Some(f) if !f.is_empty() => Ok(f),
         Some(_) => Err(Error::usage(format!("nothing in {} matches all of `{text}`", graph.name), "leave out a word")),
-        None => Err(Error::usage("an empty name", GIVE)),
+        None => Err(Error::usage("an empty name", give(plan))),
     }
 }
 
-const GIVE: &str = "give a value (%12), a module path, a source line (file.py:12), op:NAME, or a kernel of the plan";
+fn give(plan: Option<&Plan>) -> &'static str {
+    match plan {
+        Some(_) => "give a value (%12), a module path, a source line (file.py:12), op:NAME, or a kernel of the plan",
+        None => "give a value (%12), a module path, a source line (file.py:12) or op:NAME",
+    }
+}
 
 /// `None` if nothing has that name.
 fn values(word: &str, graph: &Graph, plan: Option<&Plan>) -> Option<BTreeSet<ValueId>> {
@@ -92,7 +97,7 @@ fn unknown(word: &str, graph: &Graph, plan: Option<&Plan>) -> Error {
     }
     names.extend(plan.iter().flat_map(|p| &p.kernels).map(|k| k.name.clone()));
     names.remove("");
-    let help = suggest(word, names.iter().map(String::as_str)).unwrap_or_else(|| GIVE.to_string());
+    let help = suggest(word, names.iter().map(String::as_str)).unwrap_or_else(|| give(plan).to_string());
     let count = match word.strip_prefix('%') {
         Some(_) => format!("; it has {}", kiln_graph::count(graph.len(), "value")),
         None => String::new(),

@@ -200,6 +200,41 @@ fn a_schedule_without_code_is_replaced() {
     }
 }
 
+/// `use_schedule` takes a kernel's name, and means no other kernel that computes the same value.
+#[test]
+fn a_schedule_for_a_kernel_by_its_name() {
+    let text = "graph g(%x: f32[512,768], %y: f32[512,768]) {
+        %a = add %x, %y
+        %b = softmax %a axis=1
+        %c = transpose %a perm=[1,0]
+        %d = softmax %c axis=1
+        return %b, %d
+    }"
+    .replace("transpose %a perm", "permute %a perm");
+    let model = Model::from_graph(text.parse().expect("parses")).expect("a model");
+    let options = CompileOptions { target: Target::Sm90a, ..CompileOptions::default() };
+    let plan = kiln::compile::plan(&model, &options).expect("a plan");
+    assert!(plan.kernels.len() > 1, "{plan}");
+    let wanted = "split i0 2; split r 1024; bind warp 8";
+    let named =
+        plan.kernels.iter().find(|k| kiln_lower::fits(k, options.machine(), &wanted.parse().expect("parses")).is_ok());
+    let name = &named.expect("a kernel of rows").name;
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let write = |at: &str| {
+        std::fs::write(file.path(), format!("[[use_schedule]]\nat = \"{at}\"\nschedule = \"{wanted}\"\n"))
+            .expect("writes");
+        let constraints = kiln::constraints::Constraints::read(file.path()).expect("reads");
+        kiln::compile::plan(&model, &CompileOptions { constraints, ..options.clone() })
+    };
+    let follows = |plan: &kiln::Plan| -> Vec<String> {
+        let of = |k: &&kiln_plan::Kernel| k.schedule.as_ref().is_some_and(|s| s.to_string() == wanted);
+        plan.kernels.iter().filter(of).map(|k| k.name.clone()).collect()
+    };
+    assert_eq!(follows(&write(name).expect("a plan")), std::slice::from_ref(name));
+    let missing = write("softmax_99").expect_err("no such kernel").to_string();
+    assert!(missing.contains("softmax_99"), "{missing}");
+}
+
 /// A plan's schedule is followed to the letter: its steps are those that lowering chooses without one.
 #[test]
 fn recorded_schedules_are_what_lowering_chooses() {

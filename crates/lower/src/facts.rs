@@ -1,12 +1,14 @@
 //! What the cost model and the proposer of schedules know of a nest.
 use crate::dag::{Guard, NodeId, NodeOp, Scene};
-use crate::expr::Expr;
+use crate::expr::{Atom, Expr};
 use crate::nest::Nest;
 use crate::row_loop::reduced;
-use kiln_graph::{BinaryOp, DType, Op};
+use kiln_graph::DType;
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+pub mod instructions;
 
 /// One access to memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,6 +34,14 @@ pub struct Access {
     pub guarded: bool,
 }
 
+/// Instructions of values that depend on the same coordinates of the nest: a thread executes them once for elements that differ in others alone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Instructions {
+    /// The coordinates, ascending.
+    pub of: Vec<usize>,
+    pub count: f64,
+}
+
 /// A nest in numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Facts {
@@ -49,11 +59,10 @@ pub struct Facts {
     pub scans: usize,
     /// Reductions and scans that combine a row in its order.
     pub ordered: usize,
-    /// Weight of the arithmetic for each element of a row (or each point), before and after the reductions.
-    pub before: f64,
-    pub after: f64,
-    /// Quotients and remainders in index expressions.
-    pub quotients: usize,
+    /// Arithmetic, which every element needs.
+    pub arithmetic: Vec<Instructions>,
+    /// Quotients in index expressions and bounds, which every vector needs.
+    pub indices: Vec<Instructions>,
     /// Different bounds within which accesses are.
     pub guards: usize,
     /// Bytes that are read and written once.
@@ -81,6 +90,12 @@ impl Access {
     /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
     /// from the start to the end of one.
     pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
+        let (apart, length) = self.run(extents, gap);
+        (apart.iter().map(|(_, extent)| *extent as f64).product(), length as f64)
+    }
+    /// The same: elements from one span to the next along each coordinate, with its extent (`u64::MAX` where that is not known), and the
+    /// elements of a span.
+    pub fn run(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (Vec<(u64, usize)>, u64) {
         let mut used: Vec<(u64, usize)> = vec![];
         for (i, s) in self.strides.iter().enumerate() {
             if *s != Some(0) && extents(i) > 1 {
@@ -88,15 +103,15 @@ impl Access {
             }
         }
         used.sort_unstable();
-        let (mut spans, mut length) = (1.0, 1u64);
+        let (mut apart, mut length) = (vec![], 1u64);
         for (stride, extent) in used {
             if stride < length + gap as u64 {
                 length += stride * (extent as u64 - 1);
             } else {
-                spans *= extent as f64;
+                apart.push((stride, extent));
             }
         }
-        (spans, length as f64)
+        (apart, length)
     }
     /// Elements that end a span: those of a sector.
     pub fn gap(&self) -> usize {
@@ -135,7 +150,6 @@ impl Facts {
         }
         let levels = scene.levels();
         let phases = phases(scene, &levels);
-        let early = |n: NodeId| phases[n as usize].0 > 0;
         let mut accesses = vec![];
         let mut bounds: BTreeSet<&Guard> = BTreeSet::new();
         let mut access = |slot, dtype: DType, at: &Expr, guarded: bool, node: Option<NodeId>| {
@@ -163,21 +177,44 @@ impl Facts {
             bounds.extend(&s.guards);
             access(s.slot, s.dtype, &s.at, !s.guards.is_empty(), None);
         }
-        let mut quotients = 0;
-        scene.exprs(&mut |e| e.walk(&mut |inner| quotients += usize::from(!std::ptr::eq(inner, e))));
+        let mut different: BTreeSet<(&Expr, i64)> = BTreeSet::new();
+        scene.exprs(&mut |e| {
+            e.walk(&mut |e| {
+                different.extend(e.terms.iter().filter_map(|(a, _)| match a {
+                    Atom::Div(x, k) | Atom::Mod(x, k) => Some((&**x, *k)),
+                    _ => None,
+                }))
+            })
+        });
+        let coords_of = |e: &Expr| {
+            let mut ids = vec![];
+            e.coords(&mut |c| ids.push(c));
+            e.nodes(&mut |n| ids.extend(&deps[n as usize]));
+            space.among(&ids)
+        };
+        let mut indices: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
+        for (x, k) in different {
+            *indices.entry(coords_of(x)).or_default() += instructions::quotient(k.unsigned_abs() as usize);
+        }
+        for g in &bounds {
+            *indices.entry(coords_of(&g.expr)).or_default() += instructions::BOUND;
+        }
         let row = space.row_ids();
         let passes = reduced::in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
         let levels = levels.len();
         let deps = dag.depends(&row);
         let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
-        let (mut before, mut after, mut kept) = (0.0, 0.0, 0);
-        for &n in &live {
-            let weight = weight(&dag.node(n).op);
-            if along(n) || row.is_empty() {
-                *if early(n) { &mut before } else { &mut after } += weight;
-                let (before, after) = phases[n as usize];
-                kept += usize::from(weight >= SPECIAL && before + usize::from(after) > 1);
-            }
+        let mut arithmetic: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
+        let mut kept = 0;
+        for (n, count) in instructions::arithmetic(dag, &live) {
+            // A reduction adds up every element of its row.
+            let of = match dag.node(n).op {
+                NodeOp::Reduce { body, .. } => body,
+                _ => n,
+            };
+            *arithmetic.entry(space.among(&deps[of as usize])).or_default() += count;
+            let (before, after) = phases[n as usize];
+            kept += usize::from(along(n) && count >= instructions::SPECIAL && before + usize::from(after) > 1);
         }
         let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
         for (at, a) in accesses.iter().enumerate() {
@@ -199,9 +236,8 @@ impl Facts {
             reductions,
             scans,
             ordered,
-            before,
-            after,
-            quotients,
+            arithmetic: instructions::list(arithmetic),
+            indices: instructions::list(indices),
             guards,
             bytes,
         }
@@ -220,18 +256,4 @@ fn phases(scene: &Scene, levels: &[Vec<NodeId>]) -> Vec<(usize, bool)> {
     let results: Vec<NodeId> = scene.stores.iter().map(|s| s.value).collect();
     dag.reach_until(&results, reduces).into_iter().for_each(|n| found[n as usize].1 = true);
     found
-}
-
-/// Least weight of a special function.
-const SPECIAL: f64 = 4.0;
-
-/// Instructions of a node, roughly.
-pub fn weight(op: &NodeOp) -> f64 {
-    match op {
-        NodeOp::Unary(op, _) => Op::Unary(*op).weight(),
-        NodeOp::Binary(op @ (BinaryOp::Div | BinaryOp::Pow), ..) => Op::Binary(*op).weight(),
-        NodeOp::Binary(..) | NodeOp::Compare(..) | NodeOp::Select(..) | NodeOp::Cast(_) => 1.0,
-        NodeOp::TanhApprox(_) => 2.0,
-        _ => 0.0,
-    }
 }

@@ -4,21 +4,24 @@
 //! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
-use crate::facts::{Access, Facts, SECTOR};
+use crate::facts::instructions::quotient;
+use crate::facts::{Access, Facts, Instructions, SECTOR};
 use kiln_block::passes::layout::SMALL;
 use kiln_machine::Nests;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 use lanes::{lines, of_run, places, sectors};
 use std::collections::BTreeMap;
 
+mod instructions;
 mod lanes;
 mod registers;
+mod windows;
 
 /// Threads of a warp.
 const WARP: f64 = 32.0;
 
-/// Predicted microseconds, and where they go. The longest of memory, cache and issue counts, and of the others what resident instances do not
-/// hide; latency, what is exposed, and launches add up.
+/// Predicted microseconds, and where they go. Memory, cache and issue overlap: they take the root of the sum of their squares. Of the latency counts
+/// what resident blocks do not hide of each other's; it, what is exposed, and launches add up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Price {
     /// All of it; 0 where there is no model, on the host.
@@ -71,13 +74,15 @@ pub struct Work {
     /// The row's elements are needed more than once.
     pub again: bool,
     stored_along: bool,
+    /// Arrays of whole rows that are stored.
+    stores: f64,
     /// Partial results of a reduction in a thread; bits of the row along lanes, warps of a block, and blocks.
     results: f64,
     lanes: u32,
     across_warps: u32,
     across_blocks: u32,
-    /// Accesses of an instance's warps by bytes of a thread's access: 16, 8, 4, fewer.
-    accesses: [f64; 4],
+    /// Accesses of an instance's warps.
+    accesses: f64,
     /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it needs after them.
     pub words: f64,
     /// The words without those beside others.
@@ -90,8 +95,12 @@ pub struct Work {
     sectors: f64,
     spans: f64,
     lines: f64,
-    /// Quotients that give a thread the coordinates of its elements, and elements of a thread that have bounds of their own.
+    /// Instructions of a thread: arithmetic; quotients and bounds, also those that give it coordinates of fused axes.
+    arithmetic: f64,
     indices: f64,
+    /// Vectors of a fused axis go on where its last coordinate starts again, so that each element has its own address.
+    crosses: bool,
+    /// Elements of a thread that have bounds of their own.
     apart: f64,
     /// Bytes of sectors that an instance shares with one that starts so many instances later.
     shared: Vec<(f64, f64)>,
@@ -115,6 +124,8 @@ struct Seen<'a> {
     sectors: f64,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
+    /// Loads of a thread for one of its elements, of a window whose accesses share them.
+    loads: Option<f64>,
     /// Instances from one to the next along what is contiguous in memory.
     next: f64,
 }
@@ -181,6 +192,7 @@ impl Work {
         let uses = |a: &Access, coords: &[usize]| coords.iter().any(|i| a.strides[*i] != Some(0));
         w.halves = facts.accesses.iter().all(|a| a.bytes <= 2);
         w.stored_along = facts.accesses.iter().any(|a| a.store && (rows.is_empty() || uses(a, &rows)));
+        w.stores = facts.accesses.iter().filter(|a| a.store && uses(a, &rows)).count() as f64;
         w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
@@ -293,10 +305,12 @@ impl Work {
                     lines: 0.0,
                     sectors: 0.0,
                     again,
+                    loads: None,
                     next,
                 }
             })
             .collect();
+        windows::share_sectors(&mut seen, |i| inner.get(&i).copied().unwrap_or(1));
         // The largest contiguous access gives the layout.
         let weight = |s: &Seen| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
         let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).filter(|s| s.along.is_some());
@@ -362,9 +376,33 @@ impl Work {
         let of_vector = fastest.map_or(&[][..], |f| axes.get(&splits[f].0).map_or(&[][..], |c| &c[..]));
         let crosses =
             of_vector.len() > 1 && of_vector.last().is_some_and(|i| !facts.coords[*i].0.is_multiple_of(1 << first));
-        let digits: usize = splits.iter().map(|(a, _)| axes.get(a).map_or(0, |c| c.len().saturating_sub(1))).sum();
+        w.crosses = crosses;
         w.apart = if crosses { w.each } else { (w.each / f64::from(1u32 << first)).max(1.0) };
-        w.indices = digits as f64 * w.apart;
+        let of = |axis: &Axis| axes.get(axis).map_or(&[][..], |c| &c[..]);
+        // Elements of a thread along an axis of the tile; what gives them their places is the same for those of a vector, unless it crosses the
+        // end of an axis.
+        let elements = |n: usize| {
+            let own = registers.iter().filter(|b| b.0 == n).count();
+            (f64::from(1u32 << own.min(31)) * there((n, &splits[n]))).max(1.0)
+        };
+        let vectors = |n: usize| match Some(n) == fastest && !crosses {
+            true => (elements(n) / f64::from(1u32 << first)).max(1.0),
+            false => elements(n),
+        };
+        let times = |moves: &dyn Fn(&Axis) -> bool, each: &dyn Fn(usize) -> f64| {
+            let own: f64 = (0..splits.len()).filter(|n| moves(&splits[*n].0)).map(each).product();
+            own * if moves(&Axis::Row) { w.trips * w.passes } else { 1.0 }
+        };
+        let all = |list: &[Instructions], each: &dyn Fn(usize) -> f64| -> f64 {
+            let one = |i: &Instructions| i.count * times(&|axis| of(axis).iter().any(|c| i.of.contains(c)), each);
+            list.iter().map(one).sum()
+        };
+        let digits = |axis: &Axis| -> f64 {
+            let fused = of(axis).iter().skip(1);
+            fused.map(|i| quotient(facts.coords[*i].0)).sum::<f64>() * times(&|other| other == axis, &vectors)
+        };
+        (w.arithmetic, w.indices) = (all(&facts.arithmetic, &elements), all(&facts.indices, &vectors));
+        w.indices += splits.iter().map(|(axis, _)| digits(axis)).sum::<f64>();
         let on_row = |b: &Bit| Some(b.0) == row_at && row_at.is_some();
         let own = (log2(warps) - log2(blocks)) as usize;
         w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
@@ -383,6 +421,9 @@ impl Work {
                 let vector = if seen[n].along == fastest { seen[n].vector.min(1 << first) } else { 1 };
                 seen[n].sectors = sectors(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
             }
+        }
+        if let Some(last) = fastest.and_then(|f| axes.get(&splits[f].0)?.last().copied()) {
+            windows::share_loads(&mut seen, last, if crosses { 1 } else { 1 << first });
         }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
@@ -403,6 +444,10 @@ impl Work {
         if s.elements == 1.0 {
             (each, vector) = (1.0, 1);
         }
+        // Rows of a tile that are aligned differently read what they share at places of their own.
+        if self.peeled && self.tile > self.chunk && rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
+            each = self.each;
+        }
         let small = s.elements * bytes <= SMALL as f64;
         let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
         let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
@@ -412,15 +457,10 @@ impl Work {
         if converted || run {
             self.moved += each * times;
         }
-        let wide = (vector * s.access.bytes).min(16);
-        let class = match 1 << wide.max(1).ilog2() {
-            16 => 0,
-            8 => 1,
-            4 => 2,
-            _ => 3,
-        };
-        let accesses = each / vector as f64 * times * self.warps / idle;
-        self.accesses[class] += accesses;
+        // An access takes 16 bytes.
+        let vector = vector.min(16 / s.access.bytes.max(1)).max(1);
+        let accesses = s.loads.map_or(each / vector as f64, |loads| each * loads) * times * self.warps / idle;
+        self.accesses += accesses;
         // Bulk copies of persistent kernels touch each line once.
         let of_warp = WARP * (vector * s.access.bytes) as f64;
         let contiguous = |bytes: f64| (bytes / lanes::LINE as f64).max(1.0);
@@ -485,27 +525,7 @@ impl Work {
         let launched = if w.persist > 0.0 { w.persist } else { w.instances };
         let per = w.instances / launched;
         let rounds = launched / at_once;
-        // Instructions.
-        let mut issued = w.each
-            * steps
-            * w.warps
-            * (m.element + m.operation * (facts.before + facts.after) + m.quotient * facts.quotients as f64 / w.passes);
-        issued += steps * w.warps * (m.quotient * w.indices / w.passes + m.guard * facts.guards as f64 * w.apart);
-        issued += w.accesses.iter().zip(m.access).map(|(n, cost)| n * cost).sum::<f64>();
-        issued += w.warps * w.moved * m.moved;
-        issued += if w.peeled && w.tile > w.chunk { w.each * w.warps * m.peeled } else { 0.0 };
-        issued += scans * w.each * steps * w.warps * m.scanned;
-        // What reductions exchange.
         let reductions = facts.reductions as f64 + scans * w.trips;
-        let crosses = w.across_warps + w.across_blocks > 0;
-        let lanes = f64::from(w.lanes);
-        let shuffles =
-            if crosses && w.results > 1.0 { w.results * (1.0 - 0.5f64.powf(lanes)) } else { lanes * w.results };
-        issued += reductions * w.warps * m.shuffle * shuffles;
-        let left = (w.results / 2f64.powf(lanes)).max(1.0);
-        if w.across_warps > 0 {
-            issued += reductions * w.warps * m.exchange * left * (1.0 + 2f64.powi(w.across_warps as i32) / 4.0);
-        }
         let barriers = levels + scans * w.trips;
         let waits = if w.across_blocks > 0 { barriers * m.cluster } else { 0.0 };
         // Multiprocessors that have work.
@@ -514,9 +534,10 @@ impl Work {
         } else {
             multiprocessors
         });
-        let issue = issued * w.instances / (used * 4.0 * cycles);
+        let instructions = w.instructions(facts);
+        let issue = instructions * m.issue * w.instances / (used * 4.0 * cycles);
         // One instance, without the time that it shares with others.
-        let own = issued / w.warps / cycles * m.warp;
+        let own = instructions / w.warps / cycles * m.warp;
         let one = if w.persist > 0.0 {
             m.latency / per + waits + own
         } else {
@@ -539,16 +560,13 @@ impl Work {
         }
         moved += w.shared.iter().map(|(bytes, next)| bytes * lost(*next)).sum::<f64>() * w.instances;
         let warm = 1.0 + m.warm / (1.0 + (bytes / (m.resident * units.l2 as f64)).powi(6));
-        let few = (multiprocessors / (used * m.pull)).max(1.0);
-        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * few;
-        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6) * few;
+        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm;
+        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6);
         let cache = cache.max(w.lines * w.instances * m.line / (used * cycles));
         let dispatch = m.dispatch * w.instances * w.blocks;
         // Each block of a cluster sends its partial results to all.
         let sent = if w.across_blocks > 0 { reductions * w.tile / w.chunk * w.blocks * w.blocks } else { 0.0 };
         let remote = sent * w.instances * m.remote / (used * cycles);
-        // What is most busy takes its whole time; of the others the more is hidden, the more blocks are resident. A persistent kernel loads rows
-        // ahead.
         let beside = resident.min((launched * w.blocks / used).max(1.0));
         // Words that do not fit registers go to the L2 cache and back.
         let spills = spilled * m.spilled * WARP * w.warps * w.instances * (1.0 + levels) * steps;
@@ -556,10 +574,8 @@ impl Work {
         let totals = if w.look_back { w.instances * w.parts / 2.0 * (w.tile / w.chunk) * 8.0 } else { 0.0 };
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
         let shared = [stream, issue, dispatch, chain, remote];
-        let longest = shared.iter().copied().fold(0.0, f64::max);
-        let hidden = if w.persist > 0.0 { 0.0 } else { 1.0 / beside.max(1.0) };
-        let others = (shared.iter().sum::<f64>() - longest) * hidden;
-        let busy = longest + latency + others;
+        // What takes longest hides most of the rest, as the root of the sum of squares; of the latency of a round, resident blocks hide each other's.
+        let busy = shared.iter().map(|t| t * t).sum::<f64>().sqrt() + latency / beside.max(1.0);
         let exposed = m.exposed * one;
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };

@@ -57,6 +57,10 @@ impl Space {
     pub fn row_ids(&self) -> Vec<CoordId> {
         self.coords.iter().filter(|c| c.row).map(|c| c.id).collect()
     }
+    /// Positions of these coordinates in the list of all.
+    pub fn among(&self, ids: &[CoordId]) -> Vec<usize> {
+        (0..self.coords.len()).filter(|i| ids.contains(&self.coords[*i].id)).collect()
+    }
     /// Number of points.
     pub fn count(&self) -> usize {
         self.coords.iter().map(|c| c.extent).product()

@@ -111,3 +111,18 @@ fn schedules_do_not_depend_on_the_batch() {
         }
     }
 }
+
+/// A thread computes what depends on some coordinates once for elements that differ in others alone; a sum of products takes no more than they do.
+#[test]
+fn instructions_by_the_coordinates_that_they_depend_on() {
+    let graph = "graph k(%a: f32[8,64], %w: f32[64]) { %s = sigmoid %w\n %m = mul %a, %s\n %y = reduce.sum %m axes=[1]\n return %y }";
+    let k = kernel(KernelKind::Reduction, graph.parse::<Graph>().expect("parses"));
+    let facts = scheduled(&k, Arch::Sm90a.machine()).expect("lowers").expect("a nest").facts;
+    let found: Vec<(Vec<usize>, f64)> = facts.arithmetic.iter().map(|i| (i.of.clone(), i.count)).collect();
+    assert_eq!(found, [(vec![0, 1], 1.0), (vec![1], 25.0)]);
+    assert!(facts.indices.is_empty());
+    let graph = "graph k(%a: bf16[33,29], %b: bf16[33,7]) { %y = concat %a, %b axis=1\n return %y }";
+    let k = kernel(KernelKind::Pointwise, graph.parse::<Graph>().expect("parses"));
+    let facts = scheduled(&k, Arch::Sm90a.machine()).expect("lowers").expect("a nest").facts;
+    assert_eq!(facts.indices.iter().map(|i| i.of.clone()).collect::<Vec<_>>(), [[1]], "bounds of the columns");
+}

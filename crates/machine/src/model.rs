@@ -37,34 +37,14 @@ pub struct Nests {
     pub look_back: f64,
     /// Cycles of a cache line that a warp's access touches.
     pub line: f64,
-    /// Cycles of an access of a warp with 16, 8, 4 and fewer bytes for each thread.
-    pub access: [f64; 4],
-    /// Cycles for an element of each thread: in any case.
-    pub element: f64,
-    /// For each unit of weight of the arithmetic.
-    pub operation: f64,
-    /// For each quotient in an index.
-    pub quotient: f64,
-    /// For a bound of elements that are apart in a thread.
-    pub guard: f64,
-    /// Moved to another thread through shared memory.
-    pub moved: f64,
+    /// Cycles of a scheduler for an instruction.
+    pub issue: f64,
     /// Bytes of traffic for a word that is kept in memory for want of registers.
     pub spilled: f64,
-    /// In peeled rows, several of which are a tile.
-    pub peeled: f64,
-    /// Scanned.
-    pub scanned: f64,
-    /// For a partial result of each thread: a step between lanes.
-    pub shuffle: f64,
-    /// A step between warps.
-    pub exchange: f64,
     /// Cycles of a multiprocessor for a number that a block sends to one of its cluster.
     pub remote: f64,
-    /// Time of a warp's instructions, relative to those of one that has the scheduler for itself.
+    /// Cycles of an instruction of a warp alone.
     pub warp: f64,
-    /// Memory bandwidth that a multiprocessor can use, relative to its share.
-    pub pull: f64,
     /// Bytes that the start of a span of memory costs.
     pub page: f64,
     /// Share of an instance's time that others do not hide.
