@@ -56,7 +56,11 @@ impl FileTest {
                 _ => return Err(format!("`; {line}` is not known; write `; only WORDS` or `; schedule STEPS`")),
             }
         }
-        Ok(FileTest { head: head.into(), run: Run::parse(run)?, schedule, only, expected: expected.trim().into() })
+        let run = Run::parse(run)?;
+        if matches!(run, Run::Plan(_)) && schedule.is_some() {
+            return Err("`; schedule` is for lower and ptx: a plan shows the schedules that it chooses".into());
+        }
+        Ok(FileTest { head: head.into(), run, schedule, only, expected: expected.trim().into() })
     }
 
     /// The stage's output, reduced to the lines that the file shows.

@@ -62,6 +62,7 @@ fn headers_that_say_nothing_are_refused() {
         ("; fly sm_90a\n", "nothing to run"),
         ("; lower sm_1\n", "no target"),
         ("; lower cpu\n; check x\n", "not known"),
+        ("; plan h200\n; schedule split i0 8\n", "is for lower and ptx"),
     ] {
         let e = FileTest::parse(text).expect_err(text);
         assert!(e.contains(why), "{e}");

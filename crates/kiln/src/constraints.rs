@@ -21,7 +21,11 @@ use kiln_machine::Arch;
 use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage};
 use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
-use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::Path,
+};
 
 /// The content of a constraints file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -113,10 +117,11 @@ impl Constraints {
             k.schedule = Some(schedule(text)?);
         }
         for u in &self.use_schedule {
-            let (wanted, schedule) = (select(&u.at, graph, Some(plan))?, schedule(&u.schedule)?);
-            let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
-            // A kernel's name means that kernel, not others that compute its values too.
+            let schedule = schedule(&u.schedule)?;
+            // A kernel's name means that kernel, not others that compute its values too; these may be values that rules made.
             let named = plan.kernels.iter().any(|k| k.name == u.at);
+            let wanted = if named { BTreeSet::new() } else { select(&u.at, graph, Some(plan))? };
+            let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
             let computes = |k: &Kernel| match named {
                 true => k.name == u.at,
                 false => k.reason.origins.iter().any(|o| o.names.iter().any(|n| names.contains(n))),

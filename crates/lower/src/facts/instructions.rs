@@ -1,10 +1,10 @@
 //! Instructions that values of a nest take on a GPU.
 //!
 //! Figures of functions are those of programs of one function that `ptxas` 13.0 assembled for sm_90a; those of f32 include branches that few
-//! numbers take.
+//! numbers take. A function without one takes its weight in the registry of ops.
 use super::Instructions;
 use crate::dag::{Dag, NodeId, NodeOp};
-use kiln_graph::{BinaryOp, ReduceOp, UnaryOp};
+use kiln_graph::{BinaryOp, Op, ReduceOp, UnaryOp};
 use std::collections::BTreeMap;
 
 /// Of a comparison with a bound, and of what joins it to others.
@@ -75,7 +75,7 @@ fn unary(op: UnaryOp, half: bool) -> f64 {
         Erfinv => (207.0, 207.0),
         Lgamma => (490.0, 490.0),
         Digamma => (282.0, 282.0),
-        _ => (1.0, 1.0),
+        _ => return Op::Unary(op).weight(),
     };
     if half { of_half } else { f32 }
 }
@@ -90,6 +90,6 @@ fn binary(op: BinaryOp, half: bool) -> f64 {
         Atan2 => 125.0,
         Fmod | Remainder => 150.0,
         FloorDiv => 190.0,
-        _ => 1.0,
+        _ => Op::Binary(op).weight(),
     }
 }

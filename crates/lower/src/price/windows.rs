@@ -29,15 +29,16 @@ pub(super) fn share_sectors(seen: &mut [Seen], inside: impl Fn(usize) -> usize) 
 /// Counts a window's loads of a thread, which has so many neighbours along coordinate `last`.
 pub(super) fn share_loads(seen: &mut [Seen], last: usize, neighbours: usize) {
     for n in 0..seen.len() {
-        let loads = |s: &Seen| !s.access.store && s.access.strides[last].is_some();
-        let Some(all) = alike(seen, n, loads).filter(|all| all.len() >= WINDOW) else { continue };
-        let (access, stride) = (seen[n].access, seen[n].access.strides[last].unwrap_or(0));
+        let access = seen[n].access;
+        let Some(stride) = access.strides[last] else { continue };
+        let Some(all) = alike(seen, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
         let own = if stride == 0 { 1 } else { neighbours };
+        // Along a coordinate without a stride, any element may follow.
         let others = access.strides.iter().enumerate().filter(|(i, _)| *i != last).map(|(_, s)| s.unwrap_or(1));
         let bytes = |stride: i64| stride.unsigned_abs() as usize * access.bytes;
         let apart = others.chain([stride * own as i64]).filter(|s| *s != 0);
-        let align = apart.map(|s| bytes(s).trailing_zeros()).min().unwrap_or(0);
-        let vector = ((1usize << align.min(4)) / access.bytes.max(1)).max(1) as i64;
+        let align = apart.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
+        let vector = ((1usize << align) / access.bytes.max(1)).max(1) as i64;
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
         let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
         all.into_iter().for_each(|m| seen[m].loads = Some(each));
