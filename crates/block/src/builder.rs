@@ -328,6 +328,10 @@ impl Builder {
     pub fn set_cluster(&mut self, blocks: usize) {
         self.kernel.cluster = blocks;
     }
+    /// Most registers of a thread.
+    pub fn set_registers(&mut self, most: Option<usize>) {
+        self.kernel.registers = most;
+    }
     pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
         self.kernel.arithmetic = arithmetic;
     }

@@ -109,6 +109,12 @@ pub struct Kernel {
     pub blocks: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
+    /// Most registers of a thread: values that need more are kept in memory, so that blocks of several instances fit a multiprocessor.
+    #[serde(default)]
+    pub registers: Option<usize>,
+    /// Launched before the kernel ahead of it in the stream has ended, for whose end it then waits (programmatic dependent launch).
+    #[serde(default)]
+    pub dependent: bool,
     #[serde(default)]
     pub arithmetic: Arithmetic,
     pub values: Vec<ValueData>,

@@ -131,6 +131,9 @@ fn header(k: &Kernel) -> Rule {
             k.blocks
         )
     })?;
+    rules::ensure(k.registers.is_none_or(|n| (16..=255).contains(&n) && !roles), || {
+        format!("{} registers of a thread; from 16 to 255, without roles", k.registers.unwrap_or_default())
+    })?;
     rules::ensure(k.cluster.is_power_of_two() && k.cluster <= 16 && k.grid[0].is_multiple_of(k.cluster), || {
         format!("a cluster of {}; a power of two up to 16 that divides the grid's {}", k.cluster, k.grid[0])
     })?;

@@ -80,14 +80,14 @@ fn the_report_travels_with_the_artifact() {
     let file = write(dir.path(), "report.json", &report);
     assert_eq!(report, json(&file, &[]));
     let value: serde_json::Value = serde_json::from_str(&report).expect("JSON");
-    assert_eq!(value["schema"], 2);
+    assert_eq!(value["schema"], 3);
     for key in ["kernels", "fallback", "nodes", "lower_bound_us", "predicted_us"] {
         assert!(!value[key].is_null(), "{key}");
     }
     for key in ["name", "kind", "nodes", "bytes_read", "bytes_written", "flops", "predicted_us", "reason"] {
         assert!(!value["kernels"][0][key].is_null(), "{key}");
     }
-    let old = write(dir.path(), "old.json", &report.replace("\"schema\": 2", "\"schema\": 1"));
+    let old = write(dir.path(), "old.json", &report.replace("\"schema\": 3", "\"schema\": 1"));
     let e = complains(1, &["explain", &old]);
     assert!(e.contains("schema 1") && e.contains("make it again"), "{e}");
     assert!(complains(1, &["explain", &write(dir.path(), "x.json", "{}")]).contains("not a Kiln report"));

@@ -16,8 +16,11 @@ fn ptxas() -> PathBuf {
 }
 
 /// For the machine that represents the target.
+/// Programs of few blocks are launched before the one ahead has ended, as lowering has it.
 fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
-    nvptx::compile(kernel, arch.machine())
+    let (machine, blocks) = (arch.machine(), kernel.grid.iter().product::<usize>() * kernel.blocks);
+    let few = blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors;
+    nvptx::compile(&Kernel { dependent: arch.has_dependent_launch() && few, ..kernel.clone() }, machine)
 }
 
 /// Registers per thread according to `ptxas`; fails on spills and warnings.

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::Target;
 
-    /// Times are predictions for another, hidden machine; the fit must find the rates of that machine.
+    /// Times are rooflines of another, hidden machine; the fit must find the rates of that machine.
     #[test]
     fn finds_the_machine_that_was_timed() {
         for target in [Target::Cpu, Target::Sm90a] {
@@ -192,7 +192,7 @@ mod tests {
             let options = CompileOptions { target, machine: Some(hidden.clone()), ..CompileOptions::default() };
             let fitted = fit(base, |g| {
                 let plan = compile::plan(&Model::from_graph(g.clone())?, &options)?;
-                Ok(Seen::new(&plan, plan.predicted_us() * 1e-6))
+                Ok(Seen::new(&plan, plan.roofline_us() * 1e-6))
             })
             .expect("fits");
             let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.03, "{fitted:#?}, hidden {hidden:#?}");

@@ -214,25 +214,32 @@ pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Pla
     }
     Ok(plan)
 }
-/// Records the schedule of every kernel that multiplies or has one nest.
+/// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
 pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
     // Layers repeat: kernels with equal bodies have equal schedules.
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (i, k) in plan.kernels.iter().enumerate().filter(|(_, k)| k.schedule.is_none()) {
-        let body = kiln_graph::text::print(&k.body.bare());
-        alike.entry(format!("{} {:?} {:?} {body}", k.kind.name(), k.rounding, k.precision)).or_default().push(i);
+    for (i, k) in plan.kernels.iter().enumerate() {
+        let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
+        alike
+            .entry(format!("{} {:?} {:?} {asked:?} {body}", k.kind.name(), k.rounding, k.precision))
+            .or_default()
+            .push(i);
     }
     let alike: Vec<Vec<usize>> = alike.into_values().collect();
-    let found = workers::map(&alike, |all| kiln_lower::default_schedule(&plan.kernels[all[0]], machine));
+    let found = workers::map(&alike, |all| kiln_lower::chosen(&plan.kernels[all[0]], machine));
     for (all, found) in alike.into_iter().zip(found) {
         match found {
-            Ok(schedule) => all.into_iter().for_each(|i| plan.kernels[i].schedule = schedule.clone()),
+            Ok(chosen) => all.into_iter().for_each(|i| take(&mut plan.kernels[i], chosen.clone())),
             // Lowering refuses it with the same reason.
             Err(LowerError::Unsupported { .. }) => {}
             Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
     Ok(())
+}
+fn take(kernel: &mut kiln_plan::Kernel, chosen: kiln_lower::Chosen) {
+    kernel.schedule = chosen.schedule;
+    kernel.cost.us = chosen.us.map(|us| (us * 1e4).round() / 1e4).or(kernel.cost.roofline_us);
 }
 /// The error for a requested schedule that does not fit its kernel.
 fn no_schedule(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
@@ -311,10 +318,12 @@ pub(crate) fn from_plan_with(
         }
     }
     let others = without_code.into_iter().map(|i| Ok((i, another(&plan.kernels[i], options.machine(), codes)?)));
-    let others: Vec<(usize, Option<Schedule>)> = others.collect::<Result<_, Error>>()?;
+    let others: Vec<(usize, Option<kiln_lower::Chosen>)> = others.collect::<Result<_, Error>>()?;
     if others.iter().any(|o| o.1.is_some()) {
-        for (i, schedule) in others.into_iter().filter(|o| o.1.is_some()) {
-            plan.kernels[i].schedule = schedule;
+        for (i, other) in others {
+            if let Some(other) = other {
+                take(&mut plan.kernels[i], other);
+            }
         }
         return from_plan_with(model, plan, options, codes);
     }
@@ -342,12 +351,12 @@ pub(crate) fn from_plan_with(
 }
 
 /// The cheapest other schedule of a kernel that code generation supports, if there is one.
-fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Result<Option<Schedule>, Error> {
+fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Result<Option<kiln_lower::Chosen>, Error> {
     /// Most schedules that are tried.
     const MOST: usize = 64;
     let Some(refused) = &kernel.schedule else { return Ok(None) };
     let all = kiln_lower::schedules(kernel, machine).map_err(not_lowered)?;
-    for (schedule, _) in all.into_iter().take(MOST) {
+    for (schedule, price) in all.into_iter().take(MOST) {
         if schedule == *refused || kiln_lower::fits(kernel, machine, &schedule).is_err() {
             continue;
         }
@@ -356,7 +365,7 @@ fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Resu
         let steps = lower(&scheduled, machine)?.map(|p| Ok::<_, Error>(programs.add(p)))?;
         programs.canonicalise()?;
         if codes.generate(&programs, &used(std::slice::from_ref(&steps)), machine)?.failed.is_empty() {
-            return Ok(scheduled.schedule);
+            return Ok(Some(kiln_lower::Chosen { schedule: scheduled.schedule, us: Some(price.us) }));
         }
     }
     Ok(None)

@@ -30,7 +30,7 @@ pub fn left_out(unpriced: usize) -> String {
 }
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// Most kernels listed for a value or a buffer, since the lists of n kernels that read one value would have n² entries.
 pub const LISTED: usize = 16;
@@ -58,10 +58,12 @@ pub struct Report {
     pub fallback: Vec<String>,
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
-    /// Microseconds that no plan can beat: the time to move inputs, weights and results once, or of matmuls at peak rate.
+    /// Microseconds that no plan can beat by the roofline: the time to move inputs, weights and results once, or of matmuls at peak rate.
     pub lower_bound_us: f64,
     /// Sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
+    /// The same by the roofline, which chooses kernels.
+    pub roofline_us: f64,
     /// Number of kernels of a run whose time is unknown, because libtorch runs them.
     #[serde(default)]
     pub unpriced: usize,
@@ -97,11 +99,13 @@ pub struct KernelReport {
     pub bytes_written: u64,
     /// Floating-point operations, predicted.
     pub flops: u64,
-    /// `null` for fallbacks, which libtorch runs.
+    /// By the kernel's schedule; `null` for fallbacks, which libtorch runs.
     pub predicted_us: Option<f64>,
+    /// By the roofline, with which the alternative and the stops compare.
+    pub roofline_us: Option<f64>,
     /// Why the kernel is as it is, in one line.
     pub reason: String,
-    /// The terms of the predicted time.
+    /// The terms of the roofline.
     pub terms: Terms,
     /// The ops in order, with where they come from.
     pub ops: Vec<OpReport>,

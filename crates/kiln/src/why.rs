@@ -27,6 +27,8 @@ pub struct Answer {
     pub b: Side,
     /// Predicted time of the plan: the sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
+    /// The same by the roofline, which decides.
+    pub roofline_us: f64,
     /// Number of kernels whose time is unknown.
     pub unpriced: usize,
     /// Number of kernels of the plan.
@@ -58,6 +60,8 @@ pub struct Overturned {
     pub forbidden: Option<String>,
     /// Predicted time of the whole new plan in microseconds; `None` if it is impossible.
     pub predicted_us: Option<f64>,
+    /// The same by the roofline.
+    pub roofline_us: Option<f64>,
     /// Kernels that only the original plan has, with their times.
     pub gone: Vec<Priced>,
     /// Kernels that only the new plan has, with their times.
@@ -104,6 +108,7 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
         a: side(a, &left, &ka),
         b: side(b, &right, &kb),
         predicted_us: plan.predicted_us(),
+        roofline_us: plan.roofline_us(),
         unpriced: plan.unpriced(),
         kernels: run(&plan).count(),
         shared: shared.iter().map(|k| k.name.clone()).collect(),
@@ -209,10 +214,13 @@ fn overturn(
     forced: &kiln_rewrite::Constraints,
 ) -> Result<Overturned, Error> {
     let names = kernels.iter().map(|k| k.name.clone()).collect();
-    let mut out = Overturned { kernels: names, forbidden: None, predicted_us: None, gone: vec![], new: vec![] };
+    let (forbidden, predicted_us, roofline_us) = (None, None, None);
+    let mut out = Overturned { kernels: names, forbidden, predicted_us, roofline_us, gone: vec![], new: vec![] };
     match compile::plan_under(model, options, forced) {
-        Ok(other) => {
+        Ok(mut other) => {
+            compile::schedule(&mut other, options.machine())?;
             out.predicted_us = Some(other.predicted_us());
+            out.roofline_us = Some(other.roofline_us());
             out.gone = only_in(plan, &other);
             out.new = only_in(&other, plan);
         }
@@ -264,16 +272,22 @@ impl Answer {
         let forced = if self.shared.is_empty() { "together" } else { "apart" };
         let pair = u.kernels.join(" and ");
         let mut t = String::new();
-        match (&u.forbidden, u.predicted_us) {
+        match (&u.forbidden, u.predicted_us.zip(u.roofline_us)) {
             (Some(why), _) => t += &wrapped("  ", &format!("{pair} cannot be forced {forced}: {why}."), width),
-            (None, Some(us)) => {
-                let more = us - self.predicted_us;
-                let percent = 100. * more / self.predicted_us.max(1e-12);
-                let than = format!(
-                    "Forced {forced}, the plan takes {us:.2} us instead of {:.2} us ({more:+.2} us, {percent:+.1} %){}:",
-                    self.predicted_us,
+            (None, Some((us, roofline))) => {
+                let instead = |us: f64, of: f64| {
+                    let (more, percent) = (us - of, 100. * (us - of) / of.max(1e-12));
+                    format!("{us:.2} us instead of {of:.2} us ({more:+.2} us, {percent:+.1} %)")
+                };
+                let mut than = format!(
+                    "Forced {forced}, the plan takes {}{}",
+                    instead(us, self.predicted_us),
                     left_out(self.unpriced)
                 );
+                if (us, self.predicted_us) != (roofline, self.roofline_us) {
+                    than += &format!("; by the roofline, which decides, {}", instead(roofline, self.roofline_us));
+                }
+                than += ":";
                 t += &wrapped("  ", &than, width);
                 for (sign, list) in [("-", &u.gone), ("+", &u.new)] {
                     list.iter().take(SHOWN).for_each(|k| t += &format!("  {}", line(sign, k)));

@@ -54,7 +54,7 @@ fn a_report_reads_back_and_its_terms_add_up() {
         for k in report.kernels.iter().chain(&report.load_kernels) {
             let t = &k.terms;
             let sum = t.memory_us + t.arithmetic_us + t.launch_us + t.overlap_us;
-            let us = k.predicted_us.expect("only fallbacks have none");
+            let us = k.roofline_us.expect("only fallbacks have none");
             assert!((sum - us).abs() < 1e-3, "{name} {}: {sum} is not {us}", k.name);
             assert!(t.overlap_us <= 1e-3, "{name} {}: {t:?}", k.name);
             assert_eq!(k.nodes.len(), k.ops.len());

@@ -10,7 +10,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
-pub const PROGRAMS: u32 = 10;
+pub const PROGRAMS: u32 = 11;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {
@@ -20,23 +20,44 @@ pub struct Scheduled {
     pub schedules: Vec<(Schedule, Price)>,
 }
 
-/// The schedule that a kernel gets if its plan has none; `None` for a fallback, and for a kernel of several nests.
-pub fn default_schedule(kernel: &Kernel, machine: &Machine) -> Result<Option<Schedule>, LowerError> {
-    let kernel = &Kernel { schedule: None, ..kernel.clone() };
+/// How a kernel is lowered, and what it is predicted to take.
+#[derive(Clone, Default)]
+pub struct Chosen {
+    /// The schedule that it has, or else the cheapest; `None` for a fallback, and for a kernel of several nests.
+    pub schedule: Option<Schedule>,
+    /// Microseconds of all its launches; `None` where the model has no price.
+    pub us: Option<f64>,
+}
+
+/// The schedule of a kernel, the cheapest one if its plan has none, and its price.
+pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> {
+    if let Some(schedule) = &kernel.schedule {
+        let price = if machine.arch.is_gpu() { priced(kernel, machine, schedule)? } else { None };
+        return Ok(Chosen { schedule: Some(schedule.clone()), us: price.map(|p| p.us) });
+    }
     // One that lowering refuses would leave the kernel without a program.
     if multiplies(kernel, machine)?
-        && let Some((_, Some(made))) = if_taken(lowered(kernel, machine))?
+        && let Some(((_, Some(made)), us)) = if_taken(cheapest(kernel, machine, |_| true))?
     {
-        return Ok(Some(made.schedule()));
+        return Ok(Chosen { schedule: Some(made.schedule()), us });
     }
-    only_nest(kernel, machine, &schedule::default)
+    let first = |nest: &crate::nest::Nest| schedule::first(nest);
+    let nests: Vec<(Schedule, Price)> = each_nest(kernel, machine, &first)?;
+    let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.us).sum());
+    let schedule = if let [(only, _)] = &nests[..] { Some(only.clone()) } else { None };
+    Ok(Chosen { schedule, us })
 }
 
 /// Most schedules of one form, with one number of slices, that are tried.
 const TRIED: usize = 2;
 
-/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits; by those of its nests where none does.
-pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) -> bool) -> Result<Lowered, LowerError> {
+/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by those of its nests
+/// where none does.
+pub fn cheapest(
+    kernel: &Kernel,
+    machine: &Machine,
+    takes: impl Fn(&Multiply) -> bool,
+) -> Result<(Lowered, Option<f64>), LowerError> {
     let hardware = &under(machine, kernel);
     let mut all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
     if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
@@ -44,7 +65,7 @@ pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) ->
     }
     // What does not fit in one tile seldom fits in another.
     let mut refused: Vec<((Forms, bool), usize)> = vec![];
-    for (m, _) in all.into_iter().filter(|c| takes(&c.0)) {
+    for (m, us) in all.into_iter().filter(|c| takes(&c.0)) {
         let form = match &m {
             Multiply::Matmul(p) => Some((p.forms, p.tile.stages.is_some())),
             Multiply::Library | Multiply::Attention(_) => None,
@@ -55,7 +76,7 @@ pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) ->
         }
         let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
         if let Some(lowered) = if_taken(own(&kernel, hardware))? {
-            return Ok(lowered);
+            return Ok((lowered, Some(us)));
         }
         match (before, form) {
             (Some(at), _) => refused[at].1 += 1,
@@ -63,7 +84,7 @@ pub fn cheapest(kernel: &Kernel, machine: &Machine, takes: impl Fn(&Multiply) ->
             (None, None) => {}
         }
     }
-    own(kernel, hardware)
+    Ok((own(kernel, hardware)?, None))
 }
 
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
@@ -183,13 +204,23 @@ fn only_nest<T>(
     machine: &Machine,
     say: &dyn Fn(&crate::nest::Nest) -> Result<T, LowerError>,
 ) -> Result<Option<T>, LowerError> {
+    let mut all = each_nest(kernel, machine, say)?;
+    Ok(if all.len() == 1 { all.pop() } else { None })
+}
+
+/// What `say` says of each nest of a kernel.
+fn each_nest<T>(
+    kernel: &Kernel,
+    machine: &Machine,
+    say: &dyn Fn(&crate::nest::Nest) -> Result<T, LowerError>,
+) -> Result<Vec<T>, LowerError> {
     with(kernel, machine, |of| {
         let mut found = vec![];
         nests(kernel, of, of.machine, &mut |nest| {
             found.push(say(nest)?);
             Ok(())
         })?;
-        Ok(if found.len() == 1 { found.pop() } else { None })
+        Ok(found)
     })
 }
 

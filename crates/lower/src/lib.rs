@@ -1,7 +1,7 @@
 //! Lowers kernels of a plan to block programs, one module per kernel family.
 //!
 //! Takes: a kernel of a plan. Gives: its steps, which are block programs and library calls.
-//! Never decides which kernels exist (the plan does), nor registers and threads (code generation does).
+//! Never decides which kernels exist (the plan does), nor layouts of registers and threads (code generation does).
 //!
 //! A body first becomes a *scalar program* ([`resolve`]): how one element of each output is computed, with every view
 //! folded into index expressions ([`expr`]). Its iteration space is split and merged until index expressions are affine
@@ -52,7 +52,7 @@ mod warpgroup;
 mod wide_rows;
 mod window;
 
-pub use candidates::{PROGRAMS, Scheduled, default_schedule, fits, neighbours, priced, scheduled, schedules};
+pub use candidates::{Chosen, PROGRAMS, Scheduled, chosen, fits, neighbours, priced, scheduled, schedules};
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
@@ -147,13 +147,13 @@ fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     let by = |schedule| Kernel { schedule, ..kernel.clone() };
     let (steps, made) = match &kernel.schedule {
         Some(_) => own(kernel, &under(machine, kernel))?,
-        None => candidates::cheapest(kernel, machine, |_| true)?,
+        None => candidates::cheapest(kernel, machine, |_| true)?.0,
     };
     if !machine.arch.is_gpu() || made != Some(Multiply::Library) {
         return Ok((steps, made));
     }
     let without = candidates::cheapest(&by(None), machine, |m| *m != Multiply::Library);
-    Ok((Steps { otherwise: if_taken(without)?.map(|own| Box::new(own.0)), ..steps }, made))
+    Ok((Steps { otherwise: if_taken(without)?.map(|own| Box::new(own.0.0)), ..steps }, made))
 }
 
 /// The machine, under the contract of a kernel.
@@ -210,16 +210,23 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     {
         return Err(unsupported(&why));
     }
-    if kernel.rounding == Rounding::PerOp {
-        for step in &mut steps {
-            if let Work::Block { code, .. } = step {
+    for step in &mut steps {
+        if let Work::Block { code, .. } = step {
+            if kernel.rounding == Rounding::PerOp {
                 code.arithmetic = Arithmetic::Ieee;
             }
+            code.dependent = is_dependent(code, machine);
         }
     }
     check(name, &steps)?;
     let copied = if kernel.kind == KernelKind::Scatter { scatter::copied(body, &steps) } else { None };
     Ok((Steps { scratch, steps, otherwise: None, copied }, made))
+}
+
+/// Whether a program is launched before the one ahead of it has ended: if it has few blocks.
+fn is_dependent(code: &kiln_block::Kernel, machine: &Machine) -> bool {
+    let blocks = code.grid.iter().product::<usize>() * code.blocks;
+    machine.arch.has_dependent_launch() && blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors
 }
 
 /// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.

@@ -51,6 +51,8 @@ pub struct Work {
     instances: f64,
     pub blocks: f64,
     pub warps: f64,
+    /// Most registers of a thread.
+    limit: Option<f64>,
     /// Elements of the tile, and of a thread.
     tile: f64,
     pub each: f64,
@@ -158,6 +160,7 @@ impl Work {
                 Step::Split(axis, block) => splits.push((*axis, *block)),
                 Step::Warps(n) => warps = *n,
                 Step::Cluster(n) => blocks = *n,
+                Step::Registers(n) => w.limit = Some(*n as f64),
                 Step::SplitReduce(_, n) => parts = *n,
                 Step::LookBack(_) => w.look_back = true,
                 Step::Peel(_, n) => (peel, w.peeled) = (*n, true),

@@ -31,6 +31,8 @@ const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
 const SECTOR: usize = 32;
+/// Warps that are resident in clusters whose registers are limited.
+const RESIDENT: usize = 32;
 /// Most instances that share columns, for each multiprocessor.
 const SLICES: usize = 1;
 
@@ -53,23 +55,29 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
                 columns(&wide, &facts, (n / count, k), &mut all);
                 all.retain(|s| s.steps.iter().any(|s| matches!(s, Step::SplitReduce(..))));
                 let widen = |s: Schedule| std::iter::once(Step::Widen(axis, count)).chain(s.steps).collect();
-                priced
-                    .extend(self::priced(&wide, &facts, all).into_iter().map(|(s, price, fit)| (widen(s), price, fit)));
+                let of_wide = self::priced(&wide, &facts, all).into_iter();
+                priced.extend(of_wide.map(|p| Priced { schedule: widen(p.schedule), ..p }));
             }
         }
     }
-    let best = priced.iter().map(|p| p.2).min();
-    priced.retain(|p| Some(p.2) == best);
-    priced.sort_by(|a, b| a.1.us.total_cmp(&b.1.us).then_with(|| a.0.cmp(&b.0)));
-    let least = priced.first().map_or(0.0, |p| p.1.us);
-    let close = priced.iter().take_while(|p| p.1.us * CLOSE <= least).count();
-    priced[..close].sort_by_key(|p| elements(&p.0));
-    Ok(priced.into_iter().map(|(s, price, _)| (s, price)).collect())
+    let best = priced.iter().map(|p| p.fit).min();
+    priced.retain(|p| Some(p.fit) == best);
+    // Of equals those come first that do not limit registers.
+    let order = |p: &Priced| (limits_registers(&p.schedule), p.schedule.clone());
+    priced.sort_by(|a, b| a.rank.total_cmp(&b.rank).then_with(|| order(a).cmp(&order(b))));
+    let least = priced.first().map_or(0.0, |p| p.rank);
+    let close = priced.iter().take_while(|p| p.rank * CLOSE <= least).count();
+    priced[..close].sort_by_key(|p| elements(&p.schedule));
+    Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
 }
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one with the smallest tile is taken, whose
 /// instances wait for each other least.
 const CLOSE: f64 = 0.99;
+
+fn limits_registers(schedule: &Schedule) -> bool {
+    schedule.steps.iter().any(|s| matches!(s, Step::Registers(_)))
+}
 
 /// Elements of a tile.
 fn elements(schedule: &Schedule) -> usize {
@@ -133,17 +141,34 @@ enum Fit {
     Spills,
 }
 
+/// A schedule with its price.
+struct Priced {
+    schedule: Schedule,
+    price: Price,
+    /// Microseconds by which schedules are ordered: those of the price, but under a batch-invariant contract those of a large batch.
+    rank: f64,
+    fit: Fit,
+}
+
 /// Each schedule once, with its price, and whether its threads hold as much as they should.
-fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<(Schedule, Price, Fit)> {
+fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|s| seen.insert(s.clone()));
     (all.into_iter())
-        .map(|s| {
-            let (price, fit) = price(facts, &s, nest.machine);
+        .map(|schedule| {
+            let s = &schedule;
+            let many = (nest.machine.contract.batch_invariant && facts.coords.iter().any(|c| c.1))
+                .then(|| of_any_batch(facts, s, nest.machine));
+            let (mut price, fit) = price(many.as_ref().unwrap_or(facts), s, nest.machine);
+            let rank = price.us;
+            if many.is_some() {
+                price = self::price(facts, s, nest.machine).0;
+            }
             let columns = s.steps.iter().any(|s| matches!(s, Step::Split(Axis::Kept(_), n) if *n > 1));
             let most = SLICES * nest.machine.units.multiprocessors;
-            let many = s.steps.iter().any(|s| matches!(s, Step::SplitReduce(_, n) if *n > most));
-            (s, price, if columns && many { Fit::Spills } else { fit })
+            let slices = s.steps.iter().any(|s| matches!(s, Step::SplitReduce(_, n) if *n > most));
+            let fit = if columns && slices { Fit::Spills } else { fit };
+            Priced { schedule, price, rank, fit }
         })
         .collect()
 }
@@ -161,9 +186,6 @@ pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price
 
 /// The price of a schedule, and whether its threads hold as much as they should.
 fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit) {
-    let many = (machine.contract.batch_invariant && facts.coords.iter().any(|c| c.1))
-        .then(|| of_any_batch(facts, schedule, machine));
-    let facts = many.as_ref().unwrap_or(facts);
     let work = Work::of(facts, schedule);
     let rows = facts.coords.iter().any(|c| c.1);
     // Points are computed as their operands arrive: of a window's elements few are held at a time.
@@ -254,7 +276,7 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
                 steps.extend((high > 1).then_some(Step::Split(Axis::Kept(0), high)));
                 steps.push(Step::Split(Axis::Row, wide));
                 steps.extend(bind(warps, cluster));
-                variants(nest, facts, Schedule { steps }, all);
+                clustered(nest, facts, Schedule { steps }, all);
             }
         }
         for warps in [4, 8, 16] {
@@ -328,7 +350,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
         for (cluster, warps) in sizes.filter(|c| *c > 1 && bytes <= 4).flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
             if each(wide * strip, warps * cluster, bytes) && facts.scans == 0 {
                 let split = [Step::Split(Axis::Row, wide), Step::Split(Axis::Kept(k as u8), strip)];
-                variants(nest, facts, split.into_iter().chain(bind(warps, cluster)).collect(), all);
+                clustered(nest, facts, split.into_iter().chain(bind(warps, cluster)).collect(), all);
             }
         }
     }
@@ -356,6 +378,13 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
     shared || halves && plan.row.extent == plan.row.block
 }
 
+/// A schedule of clusters, and the same with so few registers that several of its blocks are resident.
+fn clustered(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
+    let most = nest.machine.limits.registers_per_multiprocessor / (32 * RESIDENT);
+    variants(nest, facts, base.clone().then(Step::Registers(most)), all);
+    variants(nest, facts, base, all);
+}
+
 /// A schedule that holds whole rows, and what else it may do.
 fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
     let fits = |s: &Schedule| fitting(nest, s);
@@ -378,7 +407,10 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
             let most = nest.machine.limits.clusters_of(plan.blocks);
             // Rows start at the same place between two vectors after so many.
             let most = most - most % plan.unaligned.as_ref().map_or(1, |u| u.vector);
-            let persists = plan.warps == persistent_rows::WARPS * plan.blocks && plan.blocks > 1 && gains(facts, &plan);
+            let persists = !limits_registers(&s)
+                && plan.warps == persistent_rows::WARPS * plan.blocks
+                && plan.blocks > 1
+                && gains(facts, &plan);
             if persists && most > 0 && plan.shape(1).instances() > 2 * most {
                 let persistent = s.clone().then(Step::Persist(most));
                 all.extend(Some(persistent).filter(|s| schedule::run(nest, s, 0).is_ok()));

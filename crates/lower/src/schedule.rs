@@ -23,6 +23,8 @@ const RANK: usize = 2;
 const TILE: usize = 1 << 20;
 /// Most warps of a block.
 const WARPS: usize = 32;
+/// Fewest registers of a thread that ptxas takes.
+const LEAST_REGISTERS: usize = 16;
 
 /// A nest whose axes are fused and split.
 pub struct Tiled {
@@ -36,6 +38,8 @@ pub struct Tiled {
     /// Warps of an instance, and the blocks that share it.
     pub warps: usize,
     pub blocks: usize,
+    /// Most registers of a thread.
+    pub registers: Option<usize>,
 }
 
 impl Tiled {
@@ -54,7 +58,7 @@ pub fn refusal(nest: &Nest, step: &Step, why: impl std::fmt::Display) -> LowerEr
 pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
     let (mut space, mut names) = nest.named();
     let mut split: Vec<(Axis, usize)> = vec![];
-    let (mut warps, mut cluster) = (1, 1);
+    let (mut warps, mut cluster, mut registers) = (1, 1, None);
     for step in &schedule.steps {
         let refuse = |why: String| refusal(nest, step, why);
         let find = |names: &[(Axis, CoordId)], axis: Axis| {
@@ -98,6 +102,13 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                     if sizes.is_empty() { "no clusters".into() } else { format!("clusters of {}", sizes.join(", ")) };
                 return Err(refuse(format!("the machine has {sizes}")));
             }
+            Step::Registers(n) => {
+                let most = nest.machine.limits.registers_per_thread;
+                if *n < LEAST_REGISTERS || *n > most {
+                    return Err(refuse(format!("a thread has {LEAST_REGISTERS} to {most} registers")));
+                }
+                registers = Some(*n);
+            }
             _ => {}
         }
     }
@@ -119,7 +130,7 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
         }
     }
     let scene = nest.scene_in(&space)?;
-    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster })
+    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster, registers })
 }
 
 fn no_axis(nest: &Nest, axis: Axis) -> String {
@@ -186,7 +197,7 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 }
                 plan.copies = true;
             }
-            Step::Fuse(_) | Step::Widen(..) | Step::Split(..) | Step::Warps(_) | Step::Cluster(_) => {}
+            _ if shapes(step) => {}
             _ => return Err(refusal(nest, step, "the kernel does not multiply")),
         }
     }
@@ -213,15 +224,14 @@ pub fn all<'b>(
 pub fn lowered(nest: &Nest, asked: Option<&Schedule>, scratch: u32) -> Result<Emitted, LowerError> {
     match asked {
         Some(schedule) => run(nest, schedule, scratch),
-        None => run(nest, &default(nest)?, scratch),
+        None => run(nest, &first(nest)?.0, scratch),
     }
 }
 
-/// The schedule that a nest gets.
-pub fn default(nest: &Nest) -> Result<Schedule, LowerError> {
-    let first = all_of(nest)?.into_iter().next();
+/// The schedule that a nest gets, with its price.
+pub fn first(nest: &Nest) -> Result<(Schedule, Price), LowerError> {
     let without = || LowerError::Unsupported { kernel: nest.name.to_string(), why: "no schedule fits it".into() };
-    first.map(|s| s.0).ok_or_else(without)
+    all_of(nest)?.into_iter().next().ok_or_else(without)
 }
 
 /// Schedules of a nest with their prices, the cheapest first. On the host there is one, without a price.
@@ -244,14 +254,17 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     }
     let mut tiled = tile(nest, schedule)?;
     if nest.row().is_none() {
-        let of_rows = |s: &&Step| !matches!(s, Step::Fuse(_) | Step::Split(..) | Step::Warps(_) | Step::Cluster(_));
-        if let Some(step) = schedule.steps.iter().find(of_rows) {
+        if let Some(step) = schedule.steps.iter().find(|s| !shapes(s) || matches!(s, Step::Widen(..))) {
             return Err(refusal(nest, step, "the nest has no row"));
         }
+        let registers = tiled.registers;
         let (scene, shape) = tiled.points();
-        return Ok(Emitted::step(points(nest.name, &scene, &shape)?));
+        let mut step = points(nest.name, &scene, &shape)?;
+        limit_registers(&mut step, registers);
+        return Ok(Emitted::step(step));
     }
     let plan = row_plan(nest, schedule, &mut tiled)?;
+    let registers = tiled.registers;
     let mut scene = tiled.scene;
     let mut out = replicate::copied(nest.name, &plan, &mut scene, scratch);
     let alone = nest.machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
@@ -260,9 +273,22 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     if alone {
         emitted.steps.iter_mut().for_each(|step| forget_alignment(step, row));
     }
+    emitted.steps.iter_mut().for_each(|step| limit_registers(step, registers));
     out.scratch.extend(emitted.scratch);
     out.steps.extend(emitted.steps);
     Ok(out)
+}
+
+/// Whether a step shapes the tile, or the block that computes it.
+fn shapes(step: &Step) -> bool {
+    use Step::{Cluster, Fuse, Registers, Split, Warps, Widen};
+    matches!(step, Fuse(_) | Widen(..) | Split(..) | Warps(_) | Cluster(_) | Registers(_))
+}
+
+fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {
+    if let Work::Block { code, .. } = step {
+        code.registers = most;
+    }
 }
 
 fn points(name: &str, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::Kernel>, LowerError> {

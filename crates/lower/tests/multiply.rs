@@ -3,7 +3,7 @@
 use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, default_schedule, lower, neighbours, schedules};
+use kiln_lower::{LowerError, chosen, lower, neighbours, schedules};
 use kiln_machine::{Arch, Library, Machine};
 use kiln_plan::{
     Kernel, KernelKind, Schedule, Step,
@@ -237,7 +237,7 @@ fn residuals_are_read_through_the_buffers_of_the_result() {
     }
     // Which it does by default where shared memory has room.
     let graph = residual("bf16", "8192,768", [8192, 768, 3072], last);
-    let chosen = default_schedule(&matmul(&graph, None), GPU.machine()).expect("lowers").expect("one matmul");
+    let chosen = chosen(&matmul(&graph, None), GPU.machine()).expect("lowers").schedule.expect("one matmul");
     assert!(chosen.to_string().contains("stage c shared"), "{chosen}");
 }
 
@@ -399,7 +399,7 @@ fn kind(schedule: Result<Option<Schedule>, LowerError>) -> &'static str {
 }
 /// How a kernel multiplies on the H200.
 fn way(k: &Kernel) -> &'static str {
-    kind(default_schedule(k, GPU.machine()))
+    kind(chosen(k, GPU.machine()).map(|c| c.schedule))
 }
 
 /// Lowers `graph` by the schedule `wanted`, checks the results, and returns the steps.
@@ -682,7 +682,7 @@ fn the_library_is_the_default_where_it_was_measured_to_be_faster() {
         let mut k = kernel(KernelKind::Gemm, text.parse().expect("a graph"));
         k.precision = if tf32 { kiln_plan::Precision::Tf32 } else { kiln_plan::Precision::Exact };
         let steps = lower(&k, arch).unwrap_or_else(|e| panic!("{e}\n{text}"));
-        assert_eq!(kind(default_schedule(&k, arch.machine())), wanted, "{text}");
+        assert_eq!(kind(chosen(&k, arch.machine()).map(|c| c.schedule)), wanted, "{text}");
         assert_eq!(steps.otherwise.is_some(), wanted == "library", "{text}");
         let all = schedules(&k, arch.machine()).expect("schedules");
         assert_eq!(kind(Ok(Some(all[0].0.clone()))), wanted, "{text}");
@@ -698,7 +698,7 @@ fn the_library_is_taken_at_its_price() {
     let family = |share: f64| {
         let h200 = GPU.machine().clone();
         let machine = Machine { library: Library { share, ..h200.library }, ..h200 };
-        kind(default_schedule(&k, &machine))
+        kind(chosen(&k, &machine).map(|c| c.schedule))
     };
     assert_eq!(family(0.9), "library");
     assert_eq!(family(1.02), "warpgroup");

@@ -102,7 +102,7 @@ fn schedules_do_not_depend_on_the_batch() {
                 let text = format!("graph k(%x: {d}[{rows},{n}]) {{ %y = {op}\n return %y }}");
                 let k = kernel(KernelKind::Reduction, text.parse().expect("a graph"));
                 let k = kiln_plan::Kernel { batch_invariant: true, ..k };
-                kiln_lower::default_schedule(&k, Arch::Sm90a.machine()).expect("lowers").expect("a schedule")
+                kiln_lower::chosen(&k, Arch::Sm90a.machine()).expect("lowers").schedule.expect("a schedule")
             };
             let many = of(100_000);
             for rows in [2, 7, 640, 4096] {

@@ -79,6 +79,10 @@ pub struct Templates {
     /// Operand types for which there are dual GEMMs: one kernel for two matmuls that share their left operand, with two accumulator tiles.
     #[serde(default)]
     pub dual_gemm: Vec<String>,
+    /// Blocks for each multiprocessor up to which a kernel is launched before the one ahead of it has ended; 0: none is. Long kernels gain
+    /// nothing, and a kernel that waits reads without the cache of constant data.
+    #[serde(default)]
+    pub dependent_blocks: usize,
 }
 
 /// Size and clock of a GPU.

@@ -109,8 +109,12 @@ pub struct Cost {
     pub matrix_flops: u64,
     /// Other arithmetic, weighted (a transcendental counts as 8).
     pub other_flops: u64,
-    /// Predicted microseconds; `None` if libtorch runs the kernel, whose time is unknown.
+    /// Predicted microseconds, by the schedule that the kernel has; `None` if libtorch runs it, whose time is unknown.
     pub us: Option<f64>,
+    /// Microseconds by the roofline, which chose the kernel before any had a schedule: alternatives and stops compare with it. The same as
+    /// `us` where schedules have no prices.
+    #[serde(default)]
+    pub roofline_us: Option<f64>,
 }
 impl Cost {
     /// Bytes read plus bytes written.
@@ -123,7 +127,7 @@ impl Cost {
     }
 }
 
-/// Where a kernel's predicted time comes from, in microseconds; the terms add up to it.
+/// The terms of a roofline in microseconds, which add up to it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Terms {
     /// Bytes moved over the machine's bandwidth.
@@ -143,7 +147,7 @@ pub struct Terms {
 pub struct Reason {
     /// Rewrite rules whose result is part of the body, by name, sorted.
     pub rules: Vec<String>,
-    /// The next best way to compute the same outputs, and its predicted microseconds.
+    /// The next best way to compute the same outputs.
     pub alternative: Option<Alternative>,
     /// Neighbours that the kernel was not merged with, and the named legality fact or the cost that prevented it.
     pub stops: Vec<Stop>,
@@ -188,7 +192,7 @@ pub struct Origin {
 pub struct Alternative {
     /// As `cut after linear %25 f32[64,768] (2 kernels)`.
     pub what: String,
-    /// Predicted microseconds.
+    /// Microseconds by the roofline.
     pub us: f64,
 }
 /// Why a kernel was not merged with a neighbour.
@@ -278,7 +282,7 @@ pub struct Plan {
     pub outputs: Vec<BufferId>,
     /// How the plan was found.
     pub search: Search,
-    /// A lower bound in microseconds of the predicted time of any plan of these forms on this machine.
+    /// A lower bound in microseconds of the roofline of any plan of these forms on this machine.
     pub lower_bound_us: f64,
 }
 
@@ -289,10 +293,18 @@ impl Plan {
     }
     /// Predicted microseconds of a run: the sum over its kernels, without fallbacks, whose time is unknown.
     pub fn predicted_us(&self) -> f64 {
-        self.kernels.iter().filter(|k| k.stage == Stage::Run).filter_map(|k| k.cost.us).sum()
+        self.run().filter_map(|k| k.cost.us).sum()
+    }
+    /// The same by the roofline; never below [`Plan::lower_bound_us`].
+    pub fn roofline_us(&self) -> f64 {
+        self.run().filter_map(|k| k.cost.roofline_us).sum()
+    }
+    /// The kernels of a run.
+    fn run(&self) -> impl Iterator<Item = &Kernel> {
+        self.kernels.iter().filter(|k| k.stage == Stage::Run)
     }
     /// Number of kernels of a run whose time is unknown (fallbacks), which [`Plan::predicted_us`] leaves out.
     pub fn unpriced(&self) -> usize {
-        self.kernels.iter().filter(|k| k.stage == Stage::Run && k.cost.us.is_none()).count()
+        self.run().filter(|k| k.cost.us.is_none()).count()
     }
 }

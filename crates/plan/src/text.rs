@@ -7,7 +7,7 @@
 //!   b1: f32[16] = param @0
 //!   b2: f32[8,16] = temp
 //!   kernel "add_relu_0" pointwise run (b0, b1) -> (b2) {
-//!     cost read=576 written=512 matrix=0 other=256 us=2.0003
+//!     cost read=576 written=512 matrix=0 other=256 us=1.1024 roofline=2.0003
 //!     rules "relu"
 //!     alternative "one kernel per op (2 kernels)" us=4.1
 //!     stop "gemm_1" "arithmetic before a matmul"
@@ -94,7 +94,7 @@ mod tests {
                 body,
                 inputs: vec![BufferId(0), BufferId(1)],
                 outputs: vec![BufferId(2)],
-                cost: Cost { us: Some(2.125), bytes_read: 160, ..Cost::default() },
+                cost: Cost { us: Some(2.125), roofline_us: Some(1.5), bytes_read: 160, ..Cost::default() },
                 precision: Precision::Tf32x3,
                 rounding: Rounding::PerOp,
                 batch_invariant: true,

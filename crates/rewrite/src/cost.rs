@@ -36,13 +36,14 @@ impl Price {
             matrix_flops: self.matrix.round() as u64,
             other_flops: self.other.round() as u64,
             us: Some(microseconds(self.seconds)),
+            roofline_us: Some(microseconds(self.seconds)),
         }
     }
 }
 
 /// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; all zero where the time is unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
-    let Some(us) = c.us else { return Terms::default() };
+    let Some(us) = c.roofline_us else { return Terms::default() };
     let memory = c.bytes() as f64 / m.rates.bandwidth;
     let arithmetic = c.matrix_flops as f64 / matrix_rate + c.other_flops as f64 / m.rates.alu;
     let (memory_us, arithmetic_us, launch_us) =

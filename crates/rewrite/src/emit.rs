@@ -165,7 +165,7 @@ impl Emitter<'_> {
             inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
             cost: match kind(dag, &k.members) {
-                KernelKind::Fallback => Cost { us: None, ..k.price.cost() },
+                KernelKind::Fallback => Cost { us: None, roofline_us: None, ..k.price.cost() },
                 _ => k.price.cost(),
             },
             precision,

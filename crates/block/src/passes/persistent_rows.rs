@@ -44,6 +44,7 @@ pub fn run(k: &Kernel, instances: usize) -> Result<Kernel, Refusal> {
     let mut b = Builder::new(&k.name, [instances, 1, 1], k.warps);
     b.set_arithmetic(k.arithmetic);
     b.set_blocks(k.blocks);
+    b.set_registers(k.registers);
     let mut w = Writer { k, names: HashMap::new() };
     for p in &k.params {
         let v = b.param_like(p, k.ty(p.value).clone());

@@ -141,6 +141,10 @@ impl Parser {
         if self.eat_word("cluster") {
             self.k.cluster = self.integer("the size of the cluster")?;
         }
+        if self.eat_word("registers") {
+            self.k.registers = Some(self.integer("the registers of a thread")?);
+        }
+        self.k.dependent = self.eat_word("dependent");
         if self.eat_word("ieee") {
             self.k.arithmetic = Arithmetic::Ieee;
         }

@@ -24,6 +24,12 @@ pub fn print(k: &Kernel) -> String {
     if k.cluster != 1 {
         p.put(&format!(" cluster {}", k.cluster));
     }
+    if let Some(n) = k.registers {
+        p.put(&format!(" registers {n}"));
+    }
+    if k.dependent {
+        p.put(" dependent");
+    }
     if k.arithmetic == Arithmetic::Ieee {
         p.put(" ieee");
     }

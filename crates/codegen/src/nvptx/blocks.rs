@@ -12,14 +12,8 @@ use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
 use kiln_block::layout::axis_bits;
 use kiln_block::passes::persistent_rows;
-use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
+use kiln_block::{Elem, InstData, Kernel, Op, ReduceOp, Region};
 use kiln_machine::{Machine, isa};
-
-/// Warps of a block of few warps, and of one that leaves room for another beside it.
-const WARPS: usize = 8;
-const MANY: usize = 16;
-/// Warps that a multiprocessor's registers must suffice for at the same time.
-const RESIDENT: usize = 32;
 
 /// The number of blocks that share an instance.
 pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
@@ -27,6 +21,9 @@ pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
     let fits = blocks == 1 || m.arch.has_clusters() && blocks <= m.limits.cluster();
     if !fits || !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
         return Err(Fail::Unsupported(format!("an instance of {warps} warps in {blocks} blocks")));
+    }
+    if k.dependent && !m.arch.has_dependent_launch() {
+        return Err(Fail::Unsupported("a launch before the kernel ahead has ended".into()));
     }
     Ok(blocks)
 }
@@ -58,15 +55,6 @@ impl<'c> Blocks<'c> {
             e.invoke("llvm.nvvm.barrier.cluster.arrive.relaxed.aligned", &[], &[])?;
         }
         Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0, turn: None, exchanged: 0 })
-    }
-    /// Limit of registers per thread, so that blocks of several instances run on one multiprocessor; `None` where the
-    /// code generator needs no more by itself. Half types are kept two per register.
-    pub fn registers(k: &Kernel, m: &Machine, count: usize) -> Option<usize> {
-        let warps = k.warps / count;
-        let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
-        let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
-        let each = m.limits.registers_per_multiprocessor / (RESIDENT * isa::WARP);
-        (count > 1 && warps <= MANY && many && !persistent_rows::is_persistent(k)).then_some(each)
     }
     /// Shared memory that is not scratch.
     pub fn kept(k: &Kernel, count: usize) -> usize {

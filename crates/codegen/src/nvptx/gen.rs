@@ -38,8 +38,6 @@ pub(super) struct Gen<'c, 'k> {
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
     pub blocks: Blocks<'c>,
-    /// The kernel begins by waiting for earlier kernels.
-    pub waits: bool,
     /// Values that are 1 + exp(…): at least 1, or NaN.
     pub above_one: HashSet<Value>,
     /// Offsets of shared tiles and barriers, and hardware arrivals per arrival at each barrier.
@@ -89,7 +87,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     let places = Places::of(k, if persistent { kept } else { 0 }, blocks);
     let tiled = if persistent { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
-    let function = head::declare(&e, k, m, blocks)?;
+    let function = head::declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
     e.b.position_at_end(entry);
     let at_entry = cx.create_builder();
@@ -97,7 +95,6 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     let groups = roles(k).map_or(1, |r| r.iter().map(|r| r.copies).sum());
     let threads = Threads::new(&e, at_entry, warp_bits(k), blocks, groups)?;
     e.b.position_at_end(body);
-    let waits = head::waits(k, m, blocks);
     let blocks = Blocks::enter(&e, blocks)?;
     let mut g = Gen {
         e,
@@ -109,7 +106,6 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         scratch: Scratch::behind(kept, tiled),
         wrote: false,
         blocks,
-        waits,
         above_one: above_one(k),
         places,
         arrivals: tiles::arrivals(k)?,

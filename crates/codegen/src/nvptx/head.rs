@@ -1,10 +1,9 @@
 //! The head of a kernel: its name, parameters and attributes, and the wait for earlier kernels.
 //!
-//! Programmatic dependent launch: on `sm_90` a kernel of few blocks is launched before the kernel ahead of it has
-//! ended, and begins by waiting for that end. Such a kernel does without `ld.global.nc`, which the assembler would move
+//! Programmatic dependent launch: a kernel that is launched before the kernel ahead of it has ended begins by waiting for that end. Such a
+//! kernel does without `ld.global.nc`, which the assembler would move
 //! ahead of the wait. A kernel does not trigger the next one before its own end: the next one's blocks would crowd on
 //! the multiprocessors that are free first.
-use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg, memory_type};
@@ -15,12 +14,10 @@ use inkwell::values::FunctionValue;
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, Kernel, Type};
-use kiln_machine::{Machine, isa};
+use kiln_machine::isa;
 
 /// LLVM's number of the calling convention of PTX entry points.
 const PTX_KERNEL: u32 = 71;
-/// Blocks per multiprocessor up to which a kernel waits for earlier ones: as many as fit at once.
-const MOST_WAITING: usize = 8;
 /// A tensor map as the driver encodes it.
 const TENSOR_MAP_BYTES: u32 = 128;
 
@@ -32,7 +29,7 @@ pub(super) fn entry_name(k: &Kernel) -> String {
     if fits { plain } else { format!("k{plain}") }
 }
 
-pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) -> Res<FunctionValue<'c>> {
+pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
     let mut types = vec![];
     for p in &k.params {
         types.push(match k.ty(p.value) {
@@ -49,7 +46,7 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) 
     f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
     f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
     f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * isa::WARP).to_string()));
-    if let Some(n) = Blocks::registers(k, m, blocks) {
+    if let Some(n) = k.registers {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
     }
     if roles(k).is_some() || persistent_rows::is_persistent(k) {
@@ -78,17 +75,9 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) 
     Ok(f)
 }
 
-/// Whether a kernel may be launched before earlier ones have ended, and waits for their end itself (programmatic
-/// dependent launch): if it has few blocks. Long kernels gain nothing, and read through `ld.global.nc`, which needs
-/// memory without writers.
-pub(super) fn waits(k: &Kernel, m: &Machine, blocks: usize) -> bool {
-    let most = MOST_WAITING * m.units.multiprocessors;
-    m.arch.has_dependent_launch() && k.grid.iter().product::<usize>() * blocks <= most
-}
-
 impl<'c> Gen<'c, '_> {
     pub fn params(&mut self) -> Res<()> {
-        let args = if self.waits { self.after_kernels_before()? } else { self.function.get_params() };
+        let args = if self.k.dependent { self.after_kernels_before()? } else { self.function.get_params() };
         for (i, p) in self.k.params.iter().enumerate() {
             let arg = *args.get(i).ok_or_else(|| mistyped("a parameter"))?;
             let reg = match (self.k.ty(p.value), arg) {

@@ -193,7 +193,7 @@ impl<'c> Gen<'c, '_> {
         let bytes = w.words * w.bits / 8;
         // Not `ld.global.nc` while an earlier kernel may still write, nor where loads must stay in order: the assembler
         // moves it.
-        let constant = ptr.readonly && !self.waits && !self.in_turns;
+        let constant = ptr.readonly && !self.k.dependent && !self.in_turns;
         let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
             let v = self.e.load(ty, ptr.value(&self.e)?, bytes, constant)?;

@@ -82,6 +82,7 @@ impl Report {
             fallback_why,
             lower_bound_us: c.plan.lower_bound_us,
             predicted_us: c.plan.predicted_us(),
+            roofline_us: c.plan.roofline_us(),
             unpriced,
             search: c.plan.search.clone(),
         }
@@ -149,6 +150,7 @@ impl<'a> Facts<'a> {
             bytes_written: k.cost.bytes_written,
             flops: k.cost.flops(),
             predicted_us: k.cost.us,
+            roofline_us: k.cost.roofline_us,
             reason: reason(k),
             terms: terms.unwrap_or_default(),
             ops: ops(&k.body).map(|v| self.op(k, v)).collect(),

@@ -101,7 +101,7 @@ impl KernelReport {
     }
     fn time_text(&self, t: &mut String, width: usize) {
         let m = &self.terms;
-        let Some(us) = self.predicted_us else { return };
+        let Some(us) = self.roofline_us else { return };
         let sum = format!(
             "{:.2} us = {:.2} memory + {:.2} arithmetic + {:.2} launch - {:.2} overlap; {:.1} Mflop, {}",
             us,
@@ -113,7 +113,7 @@ impl KernelReport {
             megabytes(self.bytes_read + self.bytes_written)
         );
         *t += "\n";
-        *t += &wrapped("time        ", &sum, width);
+        *t += &wrapped("roofline    ", &sum, width);
     }
     fn reasons_text(&self, t: &mut String, width: usize) {
         if let Some(schedule) = &self.schedule {
@@ -144,9 +144,10 @@ impl KernelReport {
             let text = format!("{} in place of {} ({})", r.made, listed(&r.replaced, r.replaced.len()), r.numerics);
             *t += &wrapped("rule        ", &format!("{}: {text}", r.rule), width);
         }
-        if let (Some(a), Some(us)) = (&self.alternative, self.predicted_us) {
+        if let (Some(a), Some(us)) = (&self.alternative, self.roofline_us) {
             let more = 100. * (a.us - us) / us.max(1e-12);
-            *t += &wrapped("next best   ", &format!("{}: {:.2} us, {more:+.1} %", a.what, a.us), width);
+            let text = format!("{}: {:.2} us by the roofline, {more:+.1} %", a.what, a.us);
+            *t += &wrapped("next best   ", &text, width);
         }
         for s in &self.stops {
             let means = if s.means.is_empty() { String::new() } else { format!(" ({})", s.means) };

@@ -35,14 +35,18 @@ impl Report {
                 self.target
             ),
         );
-        let gap = percent(self.predicted_us - self.lower_bound_us, self.lower_bound_us);
-        let predicted = match self.unpriced {
-            0 => {
-                format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us)
-            }
-            n => format!("{:.1} us{}", self.predicted_us, left_out(n)),
+        let gap = percent(self.roofline_us - self.lower_bound_us, self.lower_bound_us);
+        let bound = match self.unpriced {
+            0 => format!("; lower bound {:.1} us ({gap:.0} % above it)", self.lower_bound_us),
+            _ => String::new(),
         };
-        row("predicted", predicted);
+        let predicted = format!("{:.1} us{}", self.predicted_us, left_out(self.unpriced));
+        if self.predicted_us == self.roofline_us {
+            row("predicted", predicted + &bound);
+        } else {
+            row("predicted", predicted);
+            row("roofline", format!("{:.1} us, by which kernels are chosen{bound}", self.roofline_us));
+        }
         if let Some(text) = crate::calibrate::general_processor(&self.machine, self.target == crate::Target::Cpu.name())
         {
             row("", text);
@@ -59,7 +63,7 @@ impl Report {
             let found = format!(
                 "greedy {:.1} us, extracted {:.1} us; {} planned, {} priced",
                 s.greedy_us,
-                self.predicted_us,
+                self.roofline_us,
                 count(s.tried, "program"),
                 count(s.candidates, "region")
             );

@@ -34,13 +34,8 @@ impl Work {
         let of_block = (w.warps / w.blocks).max(1.0);
         let threads = WARP * of_block;
         let file = limits.registers_per_multiprocessor as f64;
-        let mut most =
-            if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { limits.registers_per_thread as f64 };
-        let slots: std::collections::BTreeSet<_> = facts.accesses.iter().map(|a| a.slot).collect();
-        let halves = facts.accesses.iter().any(|a| a.bytes == 2);
-        if w.blocks > 1.0 && w.persist == 0.0 && (of_block > 8.0 || slots.len() > 3 || halves) {
-            most = file / 1024.0;
-        }
+        let block = if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { f64::INFINITY };
+        let most = block.min(limits.registers_per_thread as f64).min(w.limit.unwrap_or(f64::INFINITY));
         (file, w.registers(facts), most)
     }
 

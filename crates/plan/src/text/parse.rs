@@ -13,7 +13,7 @@ pub fn parse(text: &str) -> Result<Plan, PlanError> {
     plan(&mut lines).map_err(|what| PlanError::Parse { line: lines.at, what })
 }
 
-/// The value of `us=`: `unknown` for what libtorch runs.
+/// Microseconds: `unknown` for what libtorch runs.
 fn known(word: &str) -> Parsed<Option<f64>> {
     match word {
         "unknown" => Ok(None),
@@ -118,7 +118,11 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     matrix_flops: w.keyed("matrix")?,
                     other_flops: w.keyed("other")?,
                     us: known(&w.keyed::<String>("us")?)?,
-                }
+                    roofline_us: None,
+                };
+                // Plans of older versions have the roofline alone.
+                let given = w.peek().is_some();
+                cost.roofline_us = if given { known(&w.keyed::<String>("roofline")?)? } else { cost.us };
             }
             "precision" => {
                 let name = w.word()?;

@@ -9,6 +9,10 @@ fn list(ids: &[BufferId]) -> String {
     ids.iter().map(BufferId::to_string).collect::<Vec<_>>().join(", ")
 }
 
+fn known(us: Option<f64>) -> String {
+    us.map_or("unknown".to_string(), |us| us.to_string())
+}
+
 /// The canonical text. Parsing it gives an equal plan.
 pub fn print(p: &Plan) -> String {
     let mut out = String::new();
@@ -49,12 +53,13 @@ fn kernel(out: &mut String, k: &Kernel) {
     let c = &k.cost;
     let _ = writeln!(
         out,
-        "    cost read={} written={} matrix={} other={} us={}",
+        "    cost read={} written={} matrix={} other={} us={} roofline={}",
         c.bytes_read,
         c.bytes_written,
         c.matrix_flops,
         c.other_flops,
-        c.us.map_or("unknown".to_string(), |us| us.to_string())
+        known(c.us),
+        known(c.roofline_us)
     );
     if k.batch_invariant {
         let _ = writeln!(out, "    batch_invariant");
