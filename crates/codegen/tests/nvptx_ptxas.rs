@@ -473,6 +473,27 @@ fn waits_for_kernels_before() {
     assert_eq!((count(&many, "griddepcontrol.wait"), count(&many, "ld.global.nc.v4")), (0, 4), "{}", many.text);
 }
 
+/// A thread of several flags waits for all that its mask names; those that it leaves out are never loaded, and must not stay unset.
+#[test]
+fn several_flags_of_a_thread() {
+    let text = "kernel @k(%flags: ptr<i32>) grid [2, 1, 1] warps 1 {
+          v0 = program_id 0 : i32
+          v1 = ptr_add %flags, v0 : ptr<i32>
+          publish v1
+          v2 = iota : i32[64]
+          v3 = splat v0 : i32[64]
+          v4 = cmp lt v2, v3 : bool[64]
+          v5 = splat %flags : ptr<i32>[64]
+          v6 = ptr_add v5, v2 : ptr<i32>[64]
+          await v6, v4
+        }";
+    let ptx = check(&kiln_block::text::parse(text).unwrap());
+    let waiting = ptx.text.split("WAIT:").nth(1).and_then(|t| t.split("bra WAIT").next()).unwrap();
+    assert_eq!(waiting.matches("ld.relaxed.gpu.global.u32").count(), 2, "{}", ptx.text);
+    // The least of them is found anew each time.
+    assert!(waiting.contains("mov.b32 %all, 1; min.u32 %all, %all, %f0; min.u32 %all, %all, %f1;"), "{}", ptx.text);
+}
+
 /// Vectors of f32 where the target has them; other types one element at a time. A value that several threads hold is added once.
 #[test]
 fn atomic_updates() {

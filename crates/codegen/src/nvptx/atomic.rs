@@ -58,7 +58,7 @@ impl<'c> Gen<'c, '_> {
         let pointers = self.pointers(data)?;
         let n = pointers.len();
         let flags: Vec<String> = (0..n).map(|i| format!("%f{i}")).collect();
-        let mut text = format!("{{ .reg .pred %some; .reg .b32 {};", flags.join(", "));
+        let mut text = format!("{{ .reg .pred %some; .reg .b32 %all, {};", flags.join(", "));
         text += &flags.iter().map(|f| format!(" mov.b32 {f}, 1;")).collect::<String>();
         text += " WAIT:";
         // All are in flight at once.
@@ -66,8 +66,10 @@ impl<'c> Gen<'c, '_> {
             let guard = if masks.is_some() { format!("@${} ", n + i) } else { String::new() };
             text += &format!(" {guard}ld.relaxed.gpu.global.u32 %f{i}, [${i} + {}];", 4 * ptr.off);
         }
-        text += &flags[1..].iter().map(|f| format!(" min.u32 %f0, %f0, {f};")).collect::<String>();
-        text += " setp.eq.u32 %some, %f0, 0; @%some bra WAIT; fence.acq_rel.gpu; }";
+        // Flags that are not waited for stay 1.
+        text += " mov.b32 %all, 1;";
+        text += &flags.iter().map(|f| format!(" min.u32 %all, %all, {f};")).collect::<String>();
+        text += " setp.eq.u32 %some, %all, 0; @%some bra WAIT; fence.acq_rel.gpu; }";
         let constraints = [vec!["l"; n], vec!["b"; masks.as_ref().map_or(0, Vec::len)], vec!["~{memory}"]].concat();
         let mut args: Vec<Val<'c>> = pointers.iter().map(|p| p.base.into()).collect();
         args.extend(masks.into_iter().flatten().map(Val::from));
