@@ -197,6 +197,7 @@ class Report:
             "nodes": sum(plan.get("nodes", 0) for plan in plans),
             "lower_bound_us": sum(plan.get("lower_bound_us") or 0 for plan in plans),
             "predicted_us": sum(plan.get("predicted_us") or 0 for plan in plans),
+            "roofline_us": sum(plan.get("roofline_us") or 0 for plan in plans),
             "pieces": described,
             "graph_breaks": [{"source": s, "reason": r} for s, r in self.graph_breaks],
         }

@@ -141,13 +141,14 @@ fn escape(s: &str) -> String {
 fn summary(r: &Report) -> String {
     let mut lines = vec![
         format!(
-            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>{}, lower bound {:.1} µs. Numerics: {}.",
+            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>{}; by the roofline {:.1} µs, lower bound {:.1} µs. Numerics: {}.",
             r.nodes,
             plural(r.nodes, "op"),
             r.kernels.len(),
             plural(r.kernels.len(), "kernel"),
             r.predicted_us,
             left_out(r.unpriced),
+            r.roofline_us,
             r.lower_bound_us,
             escape(&r.numerics)
         ),
@@ -158,7 +159,7 @@ fn summary(r: &Report) -> String {
             count(r.search.iterations, "iteration"),
             escape(&r.search.stopped),
             r.search.greedy_us,
-            r.predicted_us,
+            r.roofline_us,
             count(r.search.tried, "program"),
             count(r.search.candidates, "region")
         ),
