@@ -365,7 +365,9 @@ fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Resu
         let steps = lower(&scheduled, machine)?.map(|p| Ok::<_, Error>(programs.add(p)))?;
         programs.canonicalise()?;
         if codes.generate(&programs, &used(std::slice::from_ref(&steps)), machine)?.failed.is_empty() {
-            return Ok(Some(kiln_lower::Chosen { schedule: scheduled.schedule, us: Some(price.us) }));
+            // A schedule without a price, as on the host, has 0.
+            let us = (price.us > 0.0).then_some(price.us);
+            return Ok(Some(kiln_lower::Chosen { schedule: scheduled.schedule, us }));
         }
     }
     Ok(None)

@@ -104,6 +104,9 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
             }
             Step::Registers(n) => {
                 let most = nest.machine.limits.registers_per_thread;
+                if most == 0 {
+                    return Err(refuse("only threads of a GPU have registers to limit".into()));
+                }
                 if *n < LEAST_REGISTERS || *n > most {
                     return Err(refuse(format!("a thread has {LEAST_REGISTERS} to {most} registers")));
                 }
