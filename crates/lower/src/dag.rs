@@ -3,7 +3,7 @@
 //!
 //! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the
 //! graph says `cast` and where they are stored. Under per-op rounding every op is followed by a `cast`.
-use crate::expr::{CoordId, Expr};
+use crate::expr::{Atom, CoordId, Expr};
 use kiln_block::AtomicOp;
 use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp, ValueId};
 use kiln_plan::exec::Slot;
@@ -17,6 +17,39 @@ pub struct Guard {
     pub expr: Expr,
     pub lo: i64,
     pub hi: i64,
+}
+
+impl Guard {
+    /// The term that moves the expression most, with least and greatest value of the others together.
+    fn most(&self) -> Option<(&Atom, i64, (i64, i64))> {
+        let moves = |(a, c): &(Atom, i64)| {
+            let (lo, hi) = a.range();
+            (hi - lo).saturating_mul(c.abs())
+        };
+        let most = (0..self.expr.terms.len()).max_by_key(|n| moves(&self.expr.terms[*n]))?;
+        let mut others = self.expr.clone();
+        let (atom, c) = others.terms.remove(most);
+        Some((&self.expr.terms[most].0, c, others.range())).filter(|_| moves(&(atom, c)) > 0)
+    }
+    /// Share of the points that are within it, if terms are independent and take each value in their range as often. Of all but the term that
+    /// moves the expression most, the mean counts.
+    pub fn share(&self) -> f64 {
+        let (lo, hi) = (self.lo as f64, self.hi as f64 - 1.0);
+        let Some((atom, c, others)) = self.most() else {
+            return f64::from(u8::from(self.expr.constant >= self.lo && self.expr.constant < self.hi));
+        };
+        let (c, mean) = (c as f64, (others.0 as f64 + others.1 as f64) / 2.0);
+        let (least, greatest) = atom.range();
+        let (a, b) = ((lo - mean) / c, (hi - mean) / c);
+        let within = a.max(b).floor().min(greatest as f64) - a.min(b).ceil().max(least as f64) + 1.0;
+        (within / (greatest - least + 1) as f64).clamp(0.0, 1.0)
+    }
+    /// The coordinate that moves the expression most, and how many of its values may be within.
+    pub fn bounds(&self) -> Option<(CoordId, usize)> {
+        let (Atom::Coord { id, extent }, c, others) = self.most()? else { return None };
+        let width = (self.hi - self.lo).saturating_add(others.1 - others.0) as usize;
+        Some((*id, width.div_ceil(c.unsigned_abs() as usize).clamp(1, *extent)))
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -300,7 +300,8 @@ impl Expr {
 }
 
 impl Atom {
-    fn range(&self) -> (i64, i64) {
+    /// Least and greatest value.
+    pub fn range(&self) -> (i64, i64) {
         match self {
             Atom::Coord { extent, .. } | Atom::Value { extent, .. } => (0, (*extent as i64 - 1).max(0)),
             Atom::Div(x, k) => {

@@ -22,8 +22,10 @@ pub struct Access {
     pub strides: Vec<Option<i64>>,
     /// Elements from the start of the buffer, where all coordinates are 0.
     pub offset: i64,
-    /// Share of the points that access it.
+    /// Share of the points that are within its bounds.
     pub share: f64,
+    /// How many values of each coordinate may be within them; `usize::MAX` without bounds.
+    pub within: Vec<usize>,
     /// Needed after the reductions alone.
     pub late: bool,
     /// Needed for several levels of reductions, or for one and after it.
@@ -71,8 +73,6 @@ pub struct Facts {
 
 /// Bytes of a sector of the L2 cache.
 pub const SECTOR: usize = 32;
-/// Share of the points for which an access is taken whose buffer's size is not known.
-const GUARDED: f64 = 0.6;
 
 impl Access {
     /// Whether all its elements are in the sectors of those of another access.
@@ -90,16 +90,19 @@ impl Access {
     /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
     /// from the start to the end of one.
     pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
-        let (apart, length) = self.run(extents, gap);
-        (apart.iter().map(|(_, extent)| *extent as f64).product(), length as f64)
+        let (apart, length) = self.run(&extents, gap);
+        let spans: f64 = apart.iter().map(|(_, extent)| *extent as f64).product();
+        let within = (0..self.within.len()).map(|i| extents(i) as f64 / extents(i).min(self.within[i]) as f64);
+        (spans * within.product::<f64>() * self.share, length as f64)
     }
-    /// The same: elements from one span to the next along each coordinate, with its extent (`u64::MAX` where that is not known), and the
-    /// elements of a span.
+    /// The same for one of several tiles that is within its bounds: elements from one span to the next along each coordinate, with its extent
+    /// (`u64::MAX` where that is not known), and the elements of a span.
     pub fn run(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (Vec<(u64, usize)>, u64) {
         let mut used: Vec<(u64, usize)> = vec![];
         for (i, s) in self.strides.iter().enumerate() {
-            if *s != Some(0) && extents(i) > 1 {
-                used.push((s.map_or(u64::MAX, i64::unsigned_abs), extents(i)));
+            let extent = extents(i).min(self.within[i]);
+            if *s != Some(0) && extent > 1 {
+                used.push((s.map_or(u64::MAX, i64::unsigned_abs), extent));
             }
         }
         used.sort_unstable();
@@ -120,7 +123,7 @@ impl Access {
     /// Bytes of the sectors that it touches.
     fn touched(&self, extents: &[usize]) -> f64 {
         let (spans, length) = self.spans(|i| extents[i], self.gap());
-        spans * length * self.bytes as f64 * self.share
+        spans * length * self.bytes as f64
     }
 }
 
@@ -152,30 +155,31 @@ impl Facts {
         let phases = phases(scene, &levels);
         let mut accesses = vec![];
         let mut bounds: BTreeSet<&Guard> = BTreeSet::new();
-        let mut access = |slot, dtype: DType, at: &Expr, guarded: bool, node: Option<NodeId>| {
+        let mut access = |slot, dtype: DType, at: &Expr, guards: &[Guard], node: Option<NodeId>| {
             let (strides, bytes) = (strides(at), dtype.bytes());
-            let used = space.coords.iter().zip(&strides).filter(|(_, s)| **s != Some(0));
-            let touched = used.map(|(c, _)| c.extent as f64).product::<f64>() * bytes as f64;
-            let share = match nest.size(slot) {
-                _ if !guarded => 1.0,
-                Some(size) => (size as f64 / touched).clamp(0.01, 1.0),
-                None => GUARDED,
-            };
+            let share = guards.iter().map(Guard::share).product();
+            let mut within = vec![usize::MAX; space.coords.len()];
+            for (id, most) in guards.iter().filter_map(Guard::bounds) {
+                for i in space.among(&[id]) {
+                    within[i] = within[i].min(most);
+                }
+            }
             let (offset, gathered) = (at.constant, gathered(at));
             let (before, after) = node.map_or((0, true), |n| phases[n as usize]);
             let (store, late) = (node.is_none(), before == 0);
             let held = before + usize::from(after) > 1;
-            accesses.push(Access { slot, bytes, store, strides, offset, share, late, held, gathered, guarded });
+            let guarded = !guards.is_empty();
+            accesses.push(Access { slot, bytes, store, strides, offset, share, within, late, held, gathered, guarded });
         };
         for n in &live {
             if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
                 bounds.extend(guards);
-                access(*slot, dag.node(*n).dtype, at, !guards.is_empty(), Some(*n));
+                access(*slot, dag.node(*n).dtype, at, guards, Some(*n));
             }
         }
         for s in &scene.stores {
             bounds.extend(&s.guards);
-            access(s.slot, s.dtype, &s.at, !s.guards.is_empty(), None);
+            access(s.slot, s.dtype, &s.at, &s.guards, None);
         }
         let mut different: BTreeSet<(&Expr, i64)> = BTreeSet::new();
         scene.exprs(&mut |e| {

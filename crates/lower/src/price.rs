@@ -230,7 +230,7 @@ impl Work {
                 let run = access.spans(inside, 1).1;
                 // Elements at computed positions are taken to be near each other, as in an image that is resampled.
                 let near = along.is_none() && access.gathered;
-                let (spans, length) = if near { (1.0, elements) } else { access.spans(inside, access.gap()) };
+                let (spans, length) = if near { (access.share, elements) } else { access.spans(inside, access.gap()) };
                 let valid = splits.iter().map(|(axis, block)| {
                     let coords = axes.get(axis).map_or(&[][..], |c| &c[..]);
                     let count = if *axis == Axis::Row { parts * trips } else { extent(axis).div_ceil(*block) };
@@ -475,7 +475,7 @@ impl Work {
         };
         self.lines += if self.persist > 0.0 && !store { 0.0 } else { accesses * lines.min(WARP) };
         // What several accesses read of one buffer at computed positions is mostly the same.
-        let spans = if s.again { 0.0 } else { s.spans * s.valid * s.access.share };
+        let spans = if s.again { 0.0 } else { s.spans * s.valid };
         let length = s.length * bytes;
         let mut touched = spans * of_run(length as usize, s.align);
         if store {

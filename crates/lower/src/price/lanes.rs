@@ -82,6 +82,7 @@ mod tests {
             strides: vec![Some(1)],
             offset: 0,
             share: 1.0,
+            within: vec![32],
             late: true,
             held: false,
             gathered: false,
