@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp,
-    Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, LoadMode, Op, Param,
+    ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 
 /// The program of a role; it receives the number of its copy if there are several.
@@ -195,13 +195,16 @@ impl Builder {
         self.one(Op::PtrAdd, &[p, offset], ty)
     }
     pub fn load(&mut self, p: Value, mask: Option<Value>, other: Option<Value>) -> Value {
+        self.load_by(LoadMode::Vectors, p, mask, other)
+    }
+    pub fn load_by(&mut self, mode: LoadMode, p: Value, mask: Option<Value>, other: Option<Value>) -> Value {
         let shape = self.shape(p);
         let mut args = vec![p];
         for v in [mask, other].into_iter().flatten() {
             args.push(self.broadcast_to(v, &shape));
         }
         let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
-        self.one(Op::Load, &args, ty)
+        self.one(Op::Load(mode), &args, ty)
     }
     /// Prefetches bytes from a scalar pointer on, which another instance will read soon.
     pub fn prefetch(&mut self, p: Value, bytes: usize) {

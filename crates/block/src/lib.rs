@@ -22,5 +22,5 @@ pub use error::BlockError;
 pub use ir::{Arithmetic, Array, Inst, InstData, Kernel, Param, Region, Value, ValueData};
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
-pub use ops::{AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};
+pub use ops::{AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, LoadMode, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};
 pub use types::{Elem, Swizzle, Type};

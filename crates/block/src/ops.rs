@@ -128,6 +128,18 @@ pub enum ScanOp {
     Max,
 }
 
+/// How a thread reads elements that are neighbours in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadMode {
+    /// In vectors; in an unaligned one as the two aligned ones that contain it, and a shift.
+    Vectors,
+    /// In aligned vectors or one by one: where most threads read nothing, as in the parts of a concatenation.
+    Apart,
+    /// In aligned vectors that other loads of the buffer read as well, or one by one: for windows. The layout pass finds them.
+    Window,
+}
+
 /// How an atomic update combines an element of memory with a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -229,7 +241,7 @@ pub enum Op {
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
     /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
-    Load,
+    Load(LoadMode),
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
     /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes between. Elements and
@@ -283,9 +295,6 @@ pub enum Op {
     // ---- Lower level: how ----
     /// The same block in the result's layout.
     ConvertLayout,
-    /// The same block, opaque to optimisation: what is computed from the result is not shared with what was computed
-    /// from the operand.
-    Keep,
     /// Pointer to bytes that another instance will read soon. Only a hint.
     Prefetch {
         bytes: u32,

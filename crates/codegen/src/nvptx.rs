@@ -35,7 +35,6 @@ mod collect;
 mod control;
 mod dot;
 mod emit;
-mod ends;
 mod exchange;
 mod f8;
 mod gathered;

@@ -104,6 +104,35 @@ fn integers_wrap() {
     assert_eq!((count(&ptx, "abs.s32"), count(&ptx, "abs.s16")), (2, 0), "{}", ptx.text);
 }
 
+/// Eight unaligned neighbours of a thread: two aligned vectors and a shift, or one by one, as the program says.
+#[test]
+fn unaligned_vectors() {
+    let loads = |load: &str| {
+        let text = format!(
+            "kernel @shift(%x: ptr<f16> readonly align 16, %y: ptr<f16> align 16) grid [8, 1, 1] warps 1 {{
+  v0 = iota : i32[256]
+  v1 = program_id 0 : i32
+  v8 = const 1001 : i32
+  v9 = mul v1, v8 : i32
+  v10 = splat v9 : i32[256]
+  v2 = add v0, v10 : i32[256]
+  v3 = splat %x : ptr<f16>[256]
+  v4 = ptr_add v3, v2 : ptr<f16>[256]
+  v5 = {load} v4 : f16[256]
+  v6 = splat %y : ptr<f16>[256]
+  v7 = ptr_add v6, v0 : ptr<f16>[256]
+  store v7, v5
+}}"
+        );
+        let kernel = kiln_block::text::parse(&text).unwrap();
+        kiln_block::verify::verify(&kernel).unwrap();
+        let ptx = check(&kernel);
+        ["ld.global.v4.b32", "ld.global.b16", "prmt.b32.f4e"].map(|op| count(&ptx, op))
+    };
+    assert_eq!(loads("load"), [2, 0, 4]);
+    assert_eq!(loads("load_apart"), [0, 8, 0]);
+}
+
 /// One predicated store per thread, after everything that is read, and no branch for it.
 #[test]
 fn indices_are_checked() {

@@ -6,7 +6,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
 use crate::multi_row::Run;
-use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, LoadMode, Type, Value};
 use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
 use rustc_hash::FxHashMap;
@@ -336,7 +336,9 @@ impl<'a> Emitter<'a> {
             }
             None => p,
         };
-        b.load(p, mask, None)
+        // Of the parts of a concatenation a thread reads one.
+        let mode = if guards.is_empty() { LoadMode::Vectors } else { LoadMode::Apart };
+        b.load_by(mode, p, mask, None)
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {
         // Every slot of the program has a parameter before emission.

@@ -49,7 +49,7 @@ fn is_silent(op: &Op) -> bool {
     is_pure(op)
         || matches!(
             op,
-            Op::Load
+            Op::Load(_)
                 | Op::TileLoad
                 | Op::SharedLoad
                 | Op::AllocShared

@@ -8,14 +8,14 @@
 //!    preference ([`spread`]).
 //! 3. The program is rebuilt ([`rebuild`]): what depends on thread numbers alone (indices, masks, pointers, constants)
 //!    is rematerialised in whatever layout a use needs; the rest is converted.
-//! 4. Long rows of half types are kept as they were loaded ([`narrow`]).
+//! 4. Loads of windows are marked as such ([`windows`]).
 //!
 //! Never fails on a verified kernel; ops of the lower level pass through unchanged.
 pub mod anchors;
 mod groups;
-mod narrow;
 mod rebuild;
 mod spread;
+mod windows;
 
 use crate::Kernel;
 use crate::analysis::analyse;
@@ -29,7 +29,7 @@ pub fn assign(kernel: &Kernel) -> Kernel {
     let groups = groups::Groups::of(kernel);
     let natural = spread::natural(kernel, &facts, &groups);
     let mut placed = rebuild::rebuild(kernel, &facts, &groups, natural);
-    narrow::run(&mut placed);
+    windows::mark(&mut placed);
     placed
 }
 

@@ -56,7 +56,7 @@ pub fn run(k: &Kernel, instances: usize) -> Result<Kernel, Refusal> {
 
 fn is_straight(op: &Op) -> bool {
     is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. })
-        || matches!(op, Op::Load | Op::Store | Op::Check { .. } | Op::Prefetch { .. })
+        || matches!(op, Op::Load(_) | Op::Store | Op::Check { .. } | Op::Prefetch { .. })
 }
 
 /// By how much each value grows per iteration, that is over `instances` positions of the grid; values without constant
@@ -91,7 +91,7 @@ fn growth(k: &Kernel, facts: &Analysis, instances: usize) -> HashMap<Value, i64>
 /// Whether a load takes at least one vector per thread, from addresses that indices alone determine. One that `moves`
 /// (changes per iteration) must be aligned, too.
 fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
-    let (Op::Load, args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
+    let (Op::Load(_), args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
     let (ty, bytes) = (k.ty(*ptr), k.ty(*ptr).elem().map_or(1, Elem::bytes));
     let Some(last) = ty.shape().len().checked_sub(1) else { return false };
     let (run, align) = facts.alignment(*ptr, last);

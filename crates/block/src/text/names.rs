@@ -1,5 +1,5 @@
 //! Names of ops in the text form, for both directions.
-use crate::{AtomicOp, BinaryOp, CmpOp, Op, ReduceOp, ScanOp, Terms, UnaryOp};
+use crate::{AtomicOp, BinaryOp, CmpOp, LoadMode, Op, ReduceOp, ScanOp, Terms, UnaryOp};
 
 pub const UNARY: &[(&str, UnaryOp)] = &[
     ("neg", UnaryOp::Neg),
@@ -75,7 +75,9 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("reshape", Op::Reshape),
     ("select", Op::Select),
     ("ptr_add", Op::PtrAdd),
-    ("load", Op::Load),
+    ("load", Op::Load(LoadMode::Vectors)),
+    ("load_apart", Op::Load(LoadMode::Apart)),
+    ("load_window", Op::Load(LoadMode::Window)),
     ("store", Op::Store),
     ("atomic_add", Op::Atomic(AtomicOp::Add)),
     ("atomic_max", Op::Atomic(AtomicOp::Max)),
@@ -83,7 +85,6 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("tile_load", Op::TileLoad),
     ("tile_store", Op::TileStore),
     ("convert_layout", Op::ConvertLayout),
-    ("keep", Op::Keep),
     ("alloc_shared", Op::AllocShared),
     ("shared_store", Op::SharedStore),
     ("shared_load", Op::SharedLoad),

@@ -24,7 +24,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
     let cluster =
         |on: bool| ensure(!on || k.cluster > 1, || "multicast needs a cluster; set it or drop `multicast`".into());
     match &data.op {
-        Op::ConvertLayout | Op::Keep => {
+        Op::ConvertLayout => {
             arity(1, 1, 1)?;
             held("the operand", ty(0))?;
             same("the result", out(), ty(0))

@@ -16,7 +16,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&seen),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
-        Op::Load
+        Op::Load(_)
         | Op::Store
         | Op::Atomic(_)
         | Op::AtomicInc
@@ -206,7 +206,7 @@ fn pointwise(s: &Seen) -> Rule {
 /// Accesses through pointers and descriptors.
 fn memory(s: &Seen) -> Rule {
     match &s.data.op {
-        Op::Load => {
+        Op::Load(_) => {
             s.arity(1, 3, 1)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
             let loaded = Type::block(elem, shape);

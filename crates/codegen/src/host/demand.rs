@@ -33,7 +33,7 @@ const KEEP_COST: u32 = 8;
 fn own_cost(op: &Op) -> u32 {
     use kiln_block::BinaryOp as B;
     match op {
-        Op::Load => 2,
+        Op::Load(_) => 2,
         Op::Unary(u) => match u {
             UnaryOp::Exp | UnaryOp::Exp2 | UnaryOp::Exp2Approx => 16,
             UnaryOp::Expm1 | UnaryOp::Tanh | UnaryOp::TanhApprox => 20,
@@ -188,7 +188,7 @@ impl Demand {
     fn overwritten(&self, k: &Kernel, order: &[Inst]) -> BTreeSet<Value> {
         let at = |i: Inst| self.place.get(&i).map_or(0, |p| p.0);
         let mut found = BTreeSet::new();
-        for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load)) {
+        for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load(_))) {
             let Some(&p) = k.inst(l).args.first() else { continue };
             let root = self.root(p);
             if k.params.iter().any(|q| q.value == root && q.readonly) {

@@ -252,7 +252,7 @@ impl Emit<'_> {
                 let (p, o) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?);
                 self.advance(&p, &o)
             }
-            Op::Load => {
+            Op::Load(_) => {
                 let p = self.eval(arg(0)?, at)?;
                 let Form::Ptr(root, off) = &p.form else {
                     return Err("a load from something other than a pointer".into());

@@ -420,6 +420,6 @@ fn upper(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::PtrAdd
-            | Op::Load
+            | Op::Load(_)
     )
 }

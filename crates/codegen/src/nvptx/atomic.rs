@@ -21,7 +21,7 @@ impl<'c> Gen<'c, '_> {
         };
         let (pointers, values, masks) = self.written(data)?;
         let masks = masks.as_deref();
-        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks, false);
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks, None);
         let n = if self.m.arch.has_vector_atomics() && ty == ("add", "f32") { n } else { 1 };
         for (i, group) in pointers.chunks(n).enumerate() {
             let values = &values[i * n..(i + 1) * n];

@@ -2,16 +2,14 @@
 //! element, one that several registers read. Each vector is read once, and its elements are distributed to the
 //! registers.
 //!
-//! Windows are read in the same way: three or more loads of one buffer, each of which reads the neighbours of what the
-//! others read.
+//! Windows ([`kiln_block::LoadMode::Window`]) are read in the same way.
 use super::emit::{Res, Val};
 use super::r#gen::Gen;
 use super::index::Pointer;
 use super::words::Words;
 use inkwell::values::IntValue;
-use kiln_block::{Elem, Kernel, Op, Value};
+use kiln_block::Elem;
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 
 /// A load by aligned vectors.
 #[derive(Debug, PartialEq)]
@@ -69,25 +67,6 @@ impl<'c> Gathered<'c> {
         }
         Some(g)
     }
-}
-
-/// Least number of loads from one buffer that make a window.
-const WINDOW: usize = 3;
-
-/// Loads of windows, by their results.
-pub(super) fn windows(k: &Kernel) -> HashSet<Value> {
-    let mut roots: HashMap<Value, Value> = HashMap::new();
-    let mut loads: HashMap<Value, Vec<Value>> = HashMap::new();
-    k.walk(&mut |_, d| {
-        let (Some(&from), Some(&to)) = (d.args.first(), d.results.first()) else { return };
-        let root = roots.get(&from).copied().unwrap_or(from);
-        match d.op {
-            Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) => _ = roots.insert(to, root),
-            Op::Load => loads.entry(root).or_default().push(to),
-            _ => {}
-        }
-    });
-    loads.into_values().filter(|l| l.len() >= WINDOW).flatten().collect()
 }
 
 impl<'c> Gen<'c, '_> {

@@ -2,10 +2,8 @@
 use super::batched_loads;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
-use super::ends::Conditions;
 use super::exchange;
 use super::exchange::Scratch;
-use super::gathered;
 use super::halves::{self, Half};
 use super::head;
 use super::index::{Index, Memo, Pointer, Reg};
@@ -50,11 +48,9 @@ pub(super) struct Gen<'c, 'k> {
     /// Inside a role: its warps.
     pub group: Option<Group<'c>>,
     pub function: FunctionValue<'c>,
-    pub conditions: Conditions<'c>,
     /// Threads have several rows, whose loads the assembler must not serialise.
     pub in_turns: bool,
     /// Loads that are part of a window.
-    pub windows: HashSet<Value>,
     /// The last loads of loops that sum what they read, and the index of the current iteration.
     pub batched: HashSet<Value>,
     pub turn: Option<Val<'c>>,
@@ -113,9 +109,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         halves: halves::of(k),
         group: None,
         function,
-        conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
-        windows: gathered::windows(k),
         batched: batched_loads::last(k),
         turn: None,
         fenced: false,
@@ -292,8 +286,7 @@ impl<'c> Gen<'c, '_> {
             Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => self.view(data)?,
             Op::Unpack { row } => self.unpack_rows(data, *row as usize)?,
             Op::Pack { row } => self.pack_rows(data, *row as usize)?,
-            Op::Keep => self.keep(data)?,
-            Op::Load => self.load(data)?,
+            Op::Load(_) => self.load(data)?,
             Op::AtomicInc => vec![self.atomic_inc(data)?],
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,

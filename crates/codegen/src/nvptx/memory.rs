@@ -10,7 +10,7 @@ use super::index::{Pointer, Reg};
 use super::words::Words;
 use inkwell::types::{BasicType, BasicTypeEnum, IntType};
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{Elem, InstData};
+use kiln_block::{Elem, InstData, LoadMode, Op};
 
 /// When the elements of one access are inside the mask.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +61,9 @@ impl<'c> Gen<'c, '_> {
             Some(o) => Some(self.plain(*o)?),
             None => None,
         };
-        let window = self.windows.contains(&data.results[0]);
-        let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, window)?;
-        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks.as_deref(), true);
+        let Op::Load(mode) = data.op else { return Err(mistyped("a load")) };
+        let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, mode)?;
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks.as_deref(), Some(mode));
         if n * elem.bytes() >= 4 {
             self.batch_loads(data.results[0], pointers.len() / n)?;
         }
@@ -112,15 +112,14 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         others: Option<&[Val<'c>]>,
         elem: Elem,
-        window: bool,
+        mode: LoadMode,
     ) -> Res<Vec<Val<'c>>> {
-        let split = split(pointers, masks, true);
+        let split = split(pointers, masks, Some(mode));
         let (Split::Groups(n) | Split::Unaligned(n)) = split;
-        let unaligned = matches!(split, Split::Unaligned(_));
-        let count = || accesses(pointers, masks, n) * if unaligned { 2 } else { 1 };
-        if (n * elem.bytes() < 16 || unaligned && window)
+        let count = || accesses(pointers, masks, n);
+        if n * elem.bytes() < 16
             && others.is_none()
-            && let Some(gathered) = Gathered::fewer(pointers, masks, count(), window)
+            && let Some(gathered) = Gathered::fewer(pointers, masks, count(), mode == LoadMode::Window)
         {
             return self.load_gathered(&gathered, elem);
         }
@@ -178,13 +177,43 @@ impl<'c> Gen<'c, '_> {
                 self.in_part(end, values, |g, values| {
                     let mut chosen = vec![];
                     for (i, v) in values.iter().enumerate() {
-                        let (inside, zero) = (g.made_here(masks[i])?, v.get_type().const_zero());
-                        chosen.push(g.e.select(inside, *v, other.map_or(zero, |o| o[i]))?);
+                        let zero = v.get_type().const_zero();
+                        chosen.push(g.e.select(masks[i], *v, other.map_or(zero, |o| o[i]))?);
                     }
                     Ok(chosen)
                 })
             }
         }
+    }
+    /// The values, or those that `make` gives where `when` holds, which it does in few threads.
+    pub fn in_part(
+        &mut self,
+        when: IntValue<'c>,
+        values: Vec<Val<'c>>,
+        make: impl FnOnce(&mut Self, &[Val<'c>]) -> Res<Vec<Val<'c>>>,
+    ) -> Res<Vec<Val<'c>>> {
+        let before = self.block()?;
+        let (part, join) = (self.new_block("part"), self.new_block("join"));
+        self.e.b.build_conditional_branch(when, part, join)?;
+        self.e.b.position_at_end(part);
+        let made = make(self, &values)?;
+        let part = self.block()?;
+        self.e.b.build_unconditional_branch(join)?;
+        self.e.b.position_at_end(join);
+        let joined = values.iter().zip(&made).map(|(whole, made)| {
+            let phi = self.e.b.build_phi(whole.get_type(), "")?;
+            phi.add_incoming(&[(whole, before), (made, part)]);
+            Ok(phi.as_basic_value())
+        });
+        joined.collect()
+    }
+    /// Whether one of the conditions holds.
+    pub fn any(&self, all: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        all.iter().try_fold(self.e.bool(false), |any, m| self.e.or(any, *m))
+    }
+    /// Whether all of them do.
+    pub fn all(&self, all: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        all.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m))
     }
     /// The words at `ptr` in one access, zeros where `mask` does not hold.
     pub fn load_words(&mut self, ptr: Pointer<'c>, mask: Option<IntValue<'c>>, w: Words) -> Res<Vec<Val<'c>>> {
@@ -233,7 +262,7 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         elem: Elem,
     ) -> Res<()> {
-        let (Split::Groups(n) | Split::Unaligned(n)) = split(pointers, masks, false);
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(pointers, masks, None);
         for (i, group) in pointers.chunks(n).enumerate() {
             let (ptr, values) = (group[0], &values[i * n..(i + 1) * n]);
             match When::of(masks.map(|m| &m[i * n..(i + 1) * n])) {
@@ -254,8 +283,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.build_conditional_branch(some, part, join)?;
         self.e.b.position_at_end(part);
         for ((ptr, value), mask) in group.iter().zip(values).zip(masks) {
-            let mask = self.made_here(*mask)?;
-            self.store_group(*ptr, &[*value], Some(mask), elem)?;
+            self.store_group(*ptr, &[*value], Some(*mask), elem)?;
         }
         self.e.b.build_unconditional_branch(join)?;
         self.e.b.position_at_end(join);
@@ -375,11 +403,11 @@ fn accesses<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, n: usi
 
 /// Whether registers lie in groups of `per` that are one aligned access each.
 pub(super) fn in_vectors(pointers: &[Pointer], per: usize) -> bool {
-    pointers.len().is_multiple_of(per) && split(pointers, None, false) == Split::Groups(per)
+    pointers.len().is_multiple_of(per) && split(pointers, None, None) == Split::Groups(per)
 }
 
 /// The largest groups that are one access each, and whose masks, where they differ, are worth a branch.
-pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: bool) -> Split {
+pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: Option<LoadMode>) -> Split {
     let Some(elem) = pointers.first().map(|p| p.elem) else { return Split::Groups(1) };
     let run =
         |c: &[Pointer<'c>]| c.iter().enumerate().all(|(i, p)| p.base == c[0].base && p.off == c[0].off + i as i64);
@@ -393,8 +421,12 @@ pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>
     while n < most && pointers.len().is_multiple_of(n * 2) && together(n * 2) {
         n *= 2;
     }
-    // Two aligned accesses and a shift cost less than one access per element.
-    if load && 2 * n < most && pointers.len().is_multiple_of(most) && pointers.chunks(most).all(run) {
+    // Two aligned accesses and a shift cost less than one access per element, if most elements are inside.
+    if load == Some(LoadMode::Vectors)
+        && 2 * n < most
+        && pointers.len().is_multiple_of(most)
+        && pointers.chunks(most).all(run)
+    {
         return Split::Unaligned(most);
     }
     let Some(masks) = masks else { return Split::Groups(n) };
@@ -403,7 +435,7 @@ pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>
         return Split::Groups(n);
     }
     // A load of half a vector, or of a pair, is not worth a branch. A store of half a vector is: it writes half of each sector.
-    if load && n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
+    if load.is_some() && n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
         return Split::Groups(n / 2);
     }
     Split::Groups(if n * elem.bytes() <= 4 { 1 } else { n })

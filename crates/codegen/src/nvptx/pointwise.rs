@@ -33,9 +33,6 @@ impl<'c> Gen<'c, '_> {
                 return self.by_reciprocals(&args, Self::reciprocal);
             }
         }
-        if let Some(chosen) = self.select_at_ends(data, &args)? {
-            return Ok(chosen);
-        }
         // Registers that hold the same operands (replicas along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
         let mut out = vec![];
@@ -65,7 +62,6 @@ impl<'c> Gen<'c, '_> {
             };
             out.push(reg);
         }
-        self.learn(data, &args, &out)?;
         Ok(out)
     }
     /// Quotients as products with reciprocals, each made once. `make` gives the factor for a divisor, and a second one

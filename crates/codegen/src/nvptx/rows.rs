@@ -4,7 +4,6 @@ use super::emit::{Fail, Res, Val};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
-use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::{CmpOp, Elem, InstData, Kernel, Op, Value};
@@ -31,22 +30,6 @@ impl<'c> Gen<'c, '_> {
         self.filled()?;
         let values = self.gather(&b, &flat, start, elem)?;
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
-    }
-    /// The same registers, half types two per register, opaque to LLVM.
-    pub fn keep(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
-        let elem = self.elem(data.args[0])?;
-        let values = self.plain(data.args[0])?;
-        let per = (4 / elem.bytes()).max(1);
-        if elem.bytes() > 4 || !values.len().is_multiple_of(per) {
-            return self.regs(data.args[0]);
-        }
-        let w = Words { words: values.len() / per, bits: 32 };
-        let mut words = vec![];
-        for word in self.pack(&values, elem, w)? {
-            let kept = self.e.asm("", "=r,0", Some(self.e.i32().into()), &[word], true, false)?;
-            words.push(kept.ok_or_else(shape)?);
-        }
-        Ok(self.unpack(&words, elem)?.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
     fn places_in_a_row(&self, v: Value) -> Res<Placement> {
         let [all] = self.k.ty(v).shape() else { return Err(shape()) };

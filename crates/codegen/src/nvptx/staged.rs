@@ -6,7 +6,7 @@ use super::index::{Pointer, Reg};
 use super::memory::{When, in_vectors};
 use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{Elem, InstData, Op, Value};
+use kiln_block::{Elem, InstData, LoadMode, Op, Value};
 
 /// Bytes of one copy.
 const VECTOR: usize = 16;
@@ -55,7 +55,7 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         elem: Elem,
     ) -> Res<()> {
-        let values = self.load_all(pointers, masks, None, elem, false)?;
+        let values = self.load_all(pointers, masks, None, elem, LoadMode::Vectors)?;
         for (n, vector) in values.chunks(VECTOR / elem.bytes()).enumerate() {
             let to = self.own_vector(tile, n)?;
             self.shared_store(to, vector, elem)?;

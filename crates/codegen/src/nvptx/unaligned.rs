@@ -55,8 +55,7 @@ impl<'c> Gen<'c, '_> {
             let one = Words::of(elem.bytes(), elem);
             let mut out = vec![];
             for (i, mask) in masks.iter().enumerate() {
-                let mask = g.made_here(*mask)?;
-                let word = g.load_words(Pointer { off: ptr.off + i as i64, ..ptr }, Some(mask), one)?;
+                let word = g.load_words(Pointer { off: ptr.off + i as i64, ..ptr }, Some(*mask), one)?;
                 out.extend(g.unpack(&word, elem)?);
             }
             Ok(out)

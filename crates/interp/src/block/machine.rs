@@ -243,7 +243,7 @@ impl<'a> Machine<'a, '_> {
             Op::Splat => shape::splat(&*arg(0)?, &to),
             Op::Broadcast => shape::broadcast(&*arg(0)?, &to),
             Op::WgmmaWait { .. } if data.results.is_empty() => return Ok(Next::On),
-            Op::ExpandDims(_) | Op::Reshape | Op::ConvertLayout | Op::Keep | Op::WgmmaWait { .. } => {
+            Op::ExpandDims(_) | Op::Reshape | Op::ConvertLayout | Op::WgmmaWait { .. } => {
                 Block { shape: to, ..(*arg(0)?).clone() }
             }
             Op::Part { axis, at } => shape::part(&*arg(0)?, *axis as usize, *at as usize, &to),
@@ -261,7 +261,7 @@ impl<'a> Machine<'a, '_> {
                 let all = p.pointers().iter().zip(by.ints()).map(moved).collect();
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
-            Op::Load => self.load(flow, &data.args, elem, &to)?,
+            Op::Load(_) => self.load(flow, &data.args, elem, &to)?,
             Op::AtomicInc => self.atomic_inc(flow, &data.args)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),

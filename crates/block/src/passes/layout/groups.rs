@@ -100,11 +100,10 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::PtrAdd
-            | Op::Load
+            | Op::Load(_)
             | Op::Store
             | Op::Atomic(_)
             | Op::Check { .. }
-            | Op::Keep
             | Op::Scan { .. }
     )
 }

@@ -85,7 +85,7 @@ impl Rebuild<'_> {
         let depth = self.out.len() - 1;
         data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
         match &data.op {
-            Op::Load => self.load(i, data),
+            Op::Load(_) => self.load(i, data),
             Op::Store | Op::Atomic(_) => self.store(i, data),
             Op::Check { .. } => {
                 // In the index's layout: a check is not worth a conversion.

@@ -32,7 +32,7 @@ fn vector_add_takes_sixteen_bytes_a_thread() {
     b.store(z, sum, None);
     let k = assign(&b.finish());
     let expected = Flat::blocked(&[1024], &[0], 4, 2, &[]);
-    assert_eq!(layout_of(&k, |op| *op == Op::Load), vec![expected.clone(), expected]);
+    assert_eq!(layout_of(&k, |op| matches!(op, Op::Load(_))), vec![expected.clone(), expected]);
     assert_eq!(count(&k, |op| *op == Op::ConvertLayout), 0);
     // Every used value has a layout that covers it.
     k.walk(&mut |_, d| {
@@ -41,6 +41,31 @@ fn vector_add_takes_sixteen_bytes_a_thread() {
             assert!(data.layout.as_ref().is_some_and(|l| l.flat(data.ty.shape()).is_some()), "{v} in {d:?}");
         }
     });
+}
+
+#[test]
+fn loads_of_windows_are_marked() {
+    let loads = |near: i64| {
+        let mut b = Builder::new("window", [1, 1, 1], 1);
+        let (x, y, far) = (b.param("x", Elem::F16, true), b.param("y", Elem::F16, false), b.param("f", Elem::F16, true));
+        let i = b.iota(256);
+        let mut sum = None;
+        for n in 0..near {
+            let n = b.i32(n);
+            let at = b.binary(BinaryOp::Add, i, n);
+            let p = b.ptr_add(x, at);
+            let v = b.load(p, None, None);
+            sum = Some(sum.map_or(v, |s| b.binary(BinaryOp::Add, s, v)));
+        }
+        let (p, at) = (b.ptr_add(far, i), b.ptr_add(y, i));
+        let v = b.load(p, None, None);
+        let sum = sum.map_or(v, |s| b.binary(BinaryOp::Add, s, v));
+        b.store(at, sum, None);
+        let text = crate::text::print(&assign(&b.finish()));
+        [" = load ", " = load_window "].map(|op| text.matches(op).count())
+    };
+    assert_eq!(loads(2), [3, 0], "two neighbours and another buffer");
+    assert_eq!(loads(3), [1, 3], "three neighbours are a window");
 }
 
 #[test]
@@ -63,7 +88,7 @@ fn a_row_statistic_comes_back_without_conversion() {
     b.store(ys, centred, None);
     let k = assign(&b.finish());
     assert_eq!(count(&k, |op| *op == Op::ConvertLayout), 0);
-    let load = layout_of(&k, |op| *op == Op::Load);
+    let load = layout_of(&k, |op| matches!(op, Op::Load(_)));
     assert_eq!(load[0].warps, vec![Some(8), Some(9)], "one row a warp");
 }
 
@@ -82,7 +107,7 @@ fn short_columns_stay_with_their_thread() {
     let ys = b.ptr_add(y, j);
     b.store(ys, sum, None);
     let k = assign(&b.finish());
-    let load = layout_of(&k, |op| *op == Op::Load);
+    let load = layout_of(&k, |op| matches!(op, Op::Load(_)));
     assert_eq!(load, vec![Flat::blocked(&[8, 64], &[1, 0], 2, 0, &[0])], "two columns a thread, all of their rows");
 }
 
@@ -108,7 +133,7 @@ fn scattered_stores_are_converted() {
     };
     assert_eq!(count(&copy(256), |op| *op == Op::ConvertLayout), 0);
     let odd = copy(129);
-    assert_eq!(layout_of(&odd, |op| *op == Op::Load), vec![Flat::blocked(&[8, 128], &[1, 0], 8, 1, &[])]);
+    assert_eq!(layout_of(&odd, |op| matches!(op, Op::Load(_))), vec![Flat::blocked(&[8, 128], &[1, 0], 8, 1, &[])]);
     assert_eq!(layout_of(&odd, |op| *op == Op::Store), vec![Flat::blocked(&[8, 128], &[1, 0], 1, 1, &[])]);
     assert_eq!(count(&odd, |op| *op == Op::ConvertLayout), 1);
 }

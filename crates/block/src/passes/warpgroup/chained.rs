@@ -260,7 +260,7 @@ fn pass(k: &Kernel, inst: Inst, before: &HashMap<Value, (Inst, bool)>) -> Result
             {
                 dots.push(data)
             }
-            Op::TileLoad | Op::Load => {}
+            Op::TileLoad | Op::Load(_) => {}
             Op::Yield => yielded = &data.args,
             op if is_pure(op) && !matches!(op, Op::Dot { .. }) => {}
             _ => {

@@ -173,8 +173,11 @@ impl Form {
                 op if is_pure(op) => {}
                 op => {
                     let name = crate::text::print_inst(k, i);
-                    let more =
-                        if *op == Op::Load { "; a tensor map needs rows that are multiples of 16 bytes" } else { "" };
+                    let more = if matches!(op, Op::Load(_)) {
+                        "; a tensor map needs rows that are multiples of 16 bytes"
+                    } else {
+                        ""
+                    };
                     return refuse(format!("`{name}` in the loop over K is neither a tile load nor a matmul{more}"));
                 }
             }

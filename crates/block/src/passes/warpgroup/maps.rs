@@ -63,7 +63,7 @@ fn accesses(k: &Kernel) -> Vec<Inst> {
     });
     let mut all = vec![];
     k.walk(&mut |i, d| match d.op {
-        Op::Load if operands.contains(&d.results[0]) => all.push(i),
+        Op::Load(_) if operands.contains(&d.results[0]) => all.push(i),
         Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
         _ => {}
     });
@@ -82,7 +82,7 @@ fn beside(k: &Kernel, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
             d.regions.iter().for_each(|r| k.walk_region(r, &mut |i, _| _ = inside.insert(i)));
         }
         match d.op {
-            Op::Load if sizes.contains(k.ty(d.args[0]).shape()) => loads.push(i),
+            Op::Load(_) if sizes.contains(k.ty(d.args[0]).shape()) => loads.push(i),
             Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => stores.push(i),
             _ => {}
         }
@@ -99,7 +99,7 @@ fn uses(k: &Kernel, facts: &Analysis) -> HashMap<Value, usize> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut unknown = 0;
     k.walk(&mut |_, d| {
-        if matches!(d.op, Op::Load | Op::Store) {
+        if matches!(d.op, Op::Load(_) | Op::Store) {
             match facts.affine(d.args[0]).and_then(|f| f.root) {
                 Some(root) => *all.entry(root).or_default() += 1,
                 None => unknown += 1,
@@ -114,7 +114,7 @@ fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> 
     let data = k.inst(i);
     let ptr = data.args[0];
     let (mask, other) = match data.op {
-        Op::Load => (data.args.get(1), data.args.get(2)),
+        Op::Load(_) => (data.args.get(1), data.args.get(2)),
         _ => (data.args.get(2), None),
     };
     let form = facts.affine(ptr)?;
@@ -124,7 +124,7 @@ fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> 
     let (&[_, _], &[c0, c1]) = (k.ty(ptr).shape(), &form.coeffs[..]) else { return None };
     let (swapped, pitch) = match (c0, c1) {
         (p, 1) if p > 1 => (false, p),
-        (1, p) if p > 1 && data.op == Op::Load => (true, p),
+        (1, p) if p > 1 && matches!(data.op, Op::Load(_)) => (true, p),
         _ => return None,
     };
     if !aligned || other.is_some() || !(pitch as usize * elem.bytes()).is_multiple_of(16) || pitch >= 1 << 36 {

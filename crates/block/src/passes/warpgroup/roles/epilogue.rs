@@ -271,7 +271,7 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
             Op::Check { .. } if after && fits(k.ty(data.args[2]).shape()) => all.push(i),
             Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push(i),
             // The draw of the next tile is the producer's.
-            Op::Load | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
+            Op::Load(_) | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
             op if crate::passes::is_pure(op) => {}
             _ => {
                 let name = crate::text::print_inst(k, i);
