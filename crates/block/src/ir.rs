@@ -112,6 +112,9 @@ pub struct Kernel {
     /// Most registers of a thread: values that need more are kept in memory, so that blocks of several instances fit a multiprocessor.
     #[serde(default)]
     pub registers: Option<usize>,
+    /// Neighbours along the contiguous axis of its accesses that a thread holds at least; by their alignment otherwise.
+    #[serde(default)]
+    pub vector: Option<usize>,
     /// Launched before the kernel ahead of it in the stream has ended, for whose end it then waits (programmatic dependent launch).
     #[serde(default)]
     pub dependent: bool,

@@ -12,6 +12,10 @@ use kiln_plan::exec::Slot;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
+/// Share of the points within bounds from which on what they guard is loaded by vectors: below it, as for the parts of a concatenation, most
+/// threads would shift vectors that they did not read.
+const MOSTLY: f64 = 0.75;
+
 /// The values of a coordinate in a program instance.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lanes {
@@ -336,8 +340,8 @@ impl<'a> Emitter<'a> {
             }
             None => p,
         };
-        // Of the parts of a concatenation a thread reads one.
-        let mode = if guards.is_empty() { LoadMode::Vectors } else { LoadMode::Apart };
+        let within: f64 = guards.iter().map(Guard::share).product();
+        let mode = if within < MOSTLY { LoadMode::Apart } else { LoadMode::Vectors };
         b.load_by(mode, p, mask, None)
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {

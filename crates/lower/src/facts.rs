@@ -127,7 +127,15 @@ impl Access {
     }
 }
 
+/// Least number of loads that differ in their offsets alone and make a window.
+pub const WINDOW: usize = 3;
+
 impl Facts {
+    /// Whether several loads are those of a window.
+    pub fn has_window(&self) -> bool {
+        let alike = |a: &Access, b: &&Access| !b.store && b.slot == a.slot && b.strides == a.strides;
+        self.accesses.iter().any(|a| !a.store && self.accesses.iter().filter(|b| alike(a, b)).count() >= WINDOW)
+    }
     pub fn of(nest: &Nest) -> Facts {
         let (scene, space) = (&nest.scene, &nest.space);
         let dag = &scene.dag;

@@ -148,7 +148,7 @@ impl Work {
         }
         let mut splits: Vec<(Axis, usize)> = vec![];
         let (mut warps, mut blocks, mut parts) = (1usize, 1usize, 1usize);
-        let (mut peel, mut runs) = (0usize, false);
+        let (mut peel, mut runs, mut bound) = (0usize, false, 1usize);
         let mut w = Work::default();
         for step in &schedule.steps {
             match step {
@@ -160,6 +160,7 @@ impl Work {
                 Step::Split(axis, block) => splits.push((*axis, *block)),
                 Step::Warps(n) => warps = *n,
                 Step::Cluster(n) => blocks = *n,
+                Step::Vector(n) => bound = *n,
                 Step::Registers(n) => w.limit = Some(*n as f64),
                 Step::SplitReduce(_, n) => parts = *n,
                 Step::LookBack(_) => w.look_back = true,
@@ -321,7 +322,7 @@ impl Work {
         // Blocks of fewer elements have layouts of their own.
         let full = largest.map_or(0.0, |s| s.elements);
         let alike = seen.iter().filter(|s| s.along == fastest && s.elements >= full);
-        let mut vector = alike.map(|s| width(s.vector)).max().unwrap_or(1);
+        let mut vector = alike.map(|s| width(s.vector)).max().unwrap_or(1).max(width(bound));
         let row_at = splits.iter().position(|s| s.0 == Axis::Row);
         let reduced = row_at.filter(|_| facts.levels > 0 || facts.scans > 0);
         if let (Some(f), Some(r)) = (fastest, reduced)

@@ -8,6 +8,7 @@ use crate::nest::Nest;
 use crate::price::{Price, Work};
 use crate::rows::RowPlan;
 use crate::{schedule, wide_rows};
+use kiln_block::passes::layout::SMALL;
 use kiln_block::passes::persistent_rows;
 use kiln_machine::Machine;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
@@ -19,20 +20,21 @@ const EACH: std::ops::RangeInclusive<usize> = 8..=256;
 /// Elements of a tile that one block holds at most.
 const TILE: usize = 16384;
 
-/// 32-bit words of a tile that a thread holds: fewer leave memory idle, more do not fit its registers.
-const POINTS: (f64, f64) = (2.0, 32.0);
-const ROWS: (f64, f64) = (8.0, 128.0);
-const CHUNKS: (f64, f64) = (8.0, 64.0);
-const PERSISTENT: (f64, f64) = (16.0, 64.0);
-/// Most words where a block has 16 warps.
-const MANY_WARPS: f64 = 64.0;
+/// 32-bit words of a tile that a thread holds at least, since fewer leave memory idle, and the share of its registers that they take at
+/// most.
+const POINTS: (f64, f64) = (2.0, 0.125);
+const ROWS: (f64, f64) = (8.0, 0.5);
+const CHUNKS: (f64, f64) = (8.0, 0.25);
+const PERSISTENT: (f64, f64) = (16.0, 0.25);
+/// The same share where warps of a block leave a thread fewer registers than an instruction can name.
+const OF_FILE: f64 = 0.5;
 /// Elements from which on an axis is a side of a tile by itself.
 const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
 const SECTOR: usize = 32;
-/// Warps that are resident in clusters whose registers are limited.
-const RESIDENT: usize = 32;
+/// Share of the warps of a multiprocessor that are resident in clusters whose registers are limited.
+const RESIDENT: f64 = 0.5;
 /// Most instances that share columns, for each multiprocessor.
 const SLICES: usize = 1;
 
@@ -191,20 +193,19 @@ fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit)
     // Points are computed as their operands arrive: of a window's elements few are held at a time.
     let words = if rows { work.words } else { work.first };
     let held = words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
-    let (mut least, mut most) = match (rows, work.whole) {
+    let (mut least, share) = match (rows, work.whole) {
+        _ if work.persist > 0.0 => PERSISTENT,
         (false, _) => POINTS,
         (true, true) => ROWS,
         (true, false) => CHUNKS,
     };
-    if facts.bytes <= (machine.units.l2 / 2) as u64 {
+    if work.persist == 0.0 && facts.bytes <= (machine.units.l2 / 2) as u64 {
         least = 1.0;
     }
-    if work.warps / work.blocks >= 16.0 {
-        most = most.min(MANY_WARPS);
-    }
-    if work.persist > 0.0 {
-        (least, most) = PERSISTENT;
-    }
+    let limits = &machine.limits;
+    let of_file = limits.registers_per_multiprocessor as f64 * work.blocks / (32.0 * work.warps);
+    let most = (limits.registers_per_thread as f64 + 1.0) * share;
+    let most = if work.persist > 0.0 { most } else { most.min(of_file * OF_FILE) };
     let spills = work.spilled(facts, machine) > 0.0;
     let fit = match (least..=most).contains(&held) {
         true if rows || !spills => Fit::Good,
@@ -380,7 +381,9 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
 
 /// A schedule of clusters, and the same with so few registers that several of its blocks are resident.
 fn clustered(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
-    let most = nest.machine.limits.registers_per_multiprocessor / (32 * RESIDENT);
+    let limits = &nest.machine.limits;
+    let warps = (limits.warps_per_multiprocessor as f64 * RESIDENT) as usize;
+    let most = limits.registers_per_multiprocessor / (32 * warps.max(1));
     variants(nest, facts, base.clone().then(Step::Registers(most)), all);
     variants(nest, facts, base, all);
 }
@@ -476,5 +479,16 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
                 }
             }
         }
+    }
+    if facts.has_window() {
+        // Neighbours of a window read the same elements: a thread may hold all of a short row. Rows of several accesses move between
+        // threads first, but for those of small tiles.
+        let bound = |s: &Schedule| {
+            let row = s.steps.iter().rev().find_map(|s| if let Step::Split(_, n) = s { Some(*n) } else { None })?;
+            let stays = row * bytes <= 16 || elements(s) * bytes <= SMALL;
+            Some(s.clone().then(Step::Vector(row))).filter(|s| stays && schedule::tile(nest, s).is_ok())
+        };
+        let bound: Vec<Schedule> = all.iter().filter_map(bound).collect();
+        all.extend(bound);
     }
 }

@@ -23,6 +23,8 @@ const RANK: usize = 2;
 const TILE: usize = 1 << 20;
 /// Most warps of a block.
 const WARPS: usize = 32;
+/// Most neighbours of a thread.
+const VECTOR: usize = 16;
 /// Fewest registers of a thread that ptxas takes.
 const LEAST_REGISTERS: usize = 16;
 
@@ -38,7 +40,8 @@ pub struct Tiled {
     /// Warps of an instance, and the blocks that share it.
     pub warps: usize,
     pub blocks: usize,
-    /// Most registers of a thread.
+    /// Neighbours along the last axis that a thread holds, and its most registers.
+    pub vector: Option<usize>,
     pub registers: Option<usize>,
 }
 
@@ -58,7 +61,7 @@ pub fn refusal(nest: &Nest, step: &Step, why: impl std::fmt::Display) -> LowerEr
 pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
     let (mut space, mut names) = nest.named();
     let mut split: Vec<(Axis, usize)> = vec![];
-    let (mut warps, mut cluster, mut registers) = (1, 1, None);
+    let (mut warps, mut cluster, mut vector, mut registers) = (1, 1, None, None);
     for step in &schedule.steps {
         let refuse = |why: String| refusal(nest, step, why);
         let find = |names: &[(Axis, CoordId)], axis: Axis| {
@@ -102,6 +105,21 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                     if sizes.is_empty() { "no clusters".into() } else { format!("clusters of {}", sizes.join(", ")) };
                 return Err(refuse(format!("the machine has {sizes}")));
             }
+            Step::Vector(_) if nest.row().is_some() => {
+                return Err(refuse("a nest with a row has the vectors of its accesses".into()));
+            }
+            Step::Vector(n) if n.is_power_of_two() && *n <= VECTOR && nest.machine.arch.is_gpu() => {
+                let last = split.last().map_or(1, |s| s.1);
+                if last < *n {
+                    return Err(refuse(format!("the last axis of the tile has {last} positions")));
+                }
+                let own = split.iter().map(|s| s.1).product::<usize>() / (32 * warps * cluster);
+                if own < *n {
+                    return Err(refuse(format!("a thread has {own} elements of the tile")));
+                }
+                vector = Some(*n);
+            }
+            Step::Vector(_) => return Err(refuse(format!("a thread of a GPU holds 1 to {VECTOR}, a power of two"))),
             Step::Registers(n) => {
                 let most = nest.machine.limits.registers_per_thread;
                 if most == 0 {
@@ -133,7 +151,7 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
         }
     }
     let scene = nest.scene_in(&space)?;
-    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster, registers })
+    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster, vector, registers })
 }
 
 fn no_axis(nest: &Nest, axis: Axis) -> String {
@@ -260,10 +278,13 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
         if let Some(step) = schedule.steps.iter().find(|s| !shapes(s) || matches!(s, Step::Widen(..))) {
             return Err(refusal(nest, step, "the nest has no row"));
         }
-        let registers = tiled.registers;
+        let (vector, registers) = (tiled.vector, tiled.registers);
         let (scene, shape) = tiled.points();
         let mut step = points(nest.name, &scene, &shape)?;
         limit_registers(&mut step, registers);
+        if let Work::Block { code, .. } = &mut step {
+            code.vector = vector;
+        }
         return Ok(Emitted::step(step));
     }
     let plan = row_plan(nest, schedule, &mut tiled)?;
@@ -284,8 +305,8 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
 
 /// Whether a step shapes the tile, or the block that computes it.
 fn shapes(step: &Step) -> bool {
-    use Step::{Cluster, Fuse, Registers, Split, Warps, Widen};
-    matches!(step, Fuse(_) | Widen(..) | Split(..) | Warps(_) | Cluster(_) | Registers(_))
+    use Step::{Cluster, Fuse, Registers, Split, Vector, Warps, Widen};
+    matches!(step, Fuse(_) | Widen(..) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Registers(_))
 }
 
 fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {

@@ -93,6 +93,93 @@ fn scans_look_back() {
     assert!(e.contains("`split-reduce i0 4` does not fit: it is for the row, r"), "{e}");
 }
 
+/// Threads that hold a whole row of a window's results: results, ends of rows, and what does not fit.
+#[test]
+fn threads_hold_rows_of_windows() {
+    let conv = |d: &str, dims: &str, how: &str| {
+        let c = dims.split(',').nth(1).unwrap_or("1");
+        format!(
+            "graph k(%a: {d}[{dims}], %w: {d}[{c},1,3,3]) {{ %y = conv %a, %w {how} groups={c}\n %z = relu %y\n return %z }}"
+        )
+    };
+    for (graph, kind) in [
+        (conv("bf16", "5,3,7,7", "stride=[1,1] padding=[1,1]"), KernelKind::Conv),
+        (conv("f16", "9,5,14,14", "stride=[1,1] padding=[1,1]"), KernelKind::Conv),
+        (conv("f32", "4,6,9,13", "stride=[1,2] padding=[0,2]"), KernelKind::Conv),
+    ] {
+        let mut k = kernel(kind, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+        let machine = Arch::Sm90a.machine();
+        let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}")).expect("a nest");
+        let holds = |s: &kiln_plan::Schedule| s.steps.iter().any(|s| matches!(s, kiln_plan::Step::Vector(_)));
+        let inputs = random::inputs(&k.body, 7);
+        let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
+        let mut count = 0;
+        for (schedule, _) in found.schedules.iter().filter(|s| holds(&s.0)).step_by(5) {
+            k.schedule = Some(schedule.clone());
+            let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}\n{}", text(&steps)));
+            count += 1;
+        }
+        assert!(count > 0, "{graph}");
+    }
+    let points = "graph k(%a: f32[64,64], %b: f32[64]) { %y = add %a, %b\n return %y }";
+    let rows = "graph k(%a: f32[64,64]) { %y = softmax %a axis=1\n return %y }";
+    for (graph, kind, arch, schedule, why) in [
+        (
+            points,
+            KernelKind::Pointwise,
+            Arch::Sm90a,
+            "split i0 64; split i1 8; bind warp 1; bind vector 16",
+            "the last axis of the tile has 8",
+        ),
+        (
+            points,
+            KernelKind::Pointwise,
+            Arch::Sm90a,
+            "split i1 64; bind warp 1; bind vector 4",
+            "a thread has 2 elements",
+        ),
+        (
+            points,
+            KernelKind::Pointwise,
+            Arch::Sm90a,
+            "split i0 8; split i1 64; bind warp 1; bind vector 6",
+            "a power of two",
+        ),
+        (points, KernelKind::Pointwise, Arch::Cpu, "split i1 64; bind vector 4", "of a GPU"),
+        (
+            rows,
+            KernelKind::Reduction,
+            Arch::Sm90a,
+            "split i0 8; split r 64; bind warp 1; bind vector 4",
+            "a nest with a row",
+        ),
+    ] {
+        let mut k = kernel(kind, graph.parse::<Graph>().expect("a graph"));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let e = lower_at(&k, arch.machine()).expect_err(schedule).to_string();
+        assert!(e.contains("`bind vector ") && e.contains(why), "{schedule}: {e}");
+    }
+}
+
+/// Each part of a concatenation is read once, and an image behind its padding as well.
+#[test]
+fn bytes_within_bounds() {
+    let bytes = |graph: &str| {
+        let k = kernel(KernelKind::Pointwise, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+        scheduled(&k, Arch::Sm90a.machine()).expect("lowers").expect("a nest").facts
+    };
+    let facts = bytes(
+        "graph k(%a: bf16[512,64], %b: bf16[512,128], %c: bf16[512,64]) { %y = concat %a, %b, %c axis=1\n return %y }",
+    );
+    assert_eq!(facts.bytes, 2 * 2 * 512 * 256);
+    let shares: Vec<(f64, usize)> = facts.accesses.iter().map(|a| (a.share, a.within[1])).collect();
+    assert_eq!(shares, [(0.25, 64), (0.5, 128), (0.25, 64), (1.0, usize::MAX)]);
+    let facts = bytes("graph k(%a: f32[100,30]) { %y = pad %a, 0.5 lo=[0,10] hi=[0,20]\n return %y }");
+    assert_eq!((facts.bytes, facts.accesses[0].share), (4 * 100 * (30 + 60), 0.5));
+}
+
 /// A row is reduced in the same order whatever the number of rows: under a batch-invariant contract all have one schedule.
 #[test]
 fn schedules_do_not_depend_on_the_batch() {

@@ -128,6 +128,8 @@ pub enum Step {
     Warps(usize),
     /// `bind cluster 4`: blocks that share an instance.
     Cluster(usize),
+    /// `bind vector 8`: a thread holds 8 neighbours along the axis that is contiguous in memory, where alignment alone would give it fewer.
+    Vector(usize),
     /// `registers 64`: most registers of a thread, so that blocks of several instances are resident; what does not fit is kept in memory.
     Registers(usize),
     /// `split-reduce r 16`: so many instances share a row; a second launch combines their partial results.
@@ -183,6 +185,7 @@ impl fmt::Display for Step {
             Step::Split(axis, n) => write!(f, "split {axis} {n}"),
             Step::Warps(n) => write!(f, "bind warp {n}"),
             Step::Cluster(n) => write!(f, "bind cluster {n}"),
+            Step::Vector(n) => write!(f, "bind vector {n}"),
             Step::Registers(n) => write!(f, "registers {n}"),
             Step::SplitReduce(axis, n) => write!(f, "split-reduce {axis} {n}"),
             Step::LookBack(axis) => write!(f, "look-back {axis}"),
@@ -210,7 +213,7 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; registers N; split-reduce AXIS N; look-back r; peel r N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; peel r N; \
                      tail r N; stage rows shared; stage operands global; persist N; prefetch N; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library";
@@ -247,6 +250,7 @@ impl FromStr for Step {
             ["split", axis, n] => on(Step::Split, axis, n),
             ["bind", "warp", n] => Ok(Step::Warps(number(n)?)),
             ["bind", "cluster", n] => Ok(Step::Cluster(number(n)?)),
+            ["bind", "vector", n] => Ok(Step::Vector(number(n)?)),
             ["registers", n] => Ok(Step::Registers(number(n)?)),
             ["split-reduce", axis, n] => on(Step::SplitReduce, axis, n),
             ["look-back", axis] => Ok(Step::LookBack(axis.parse()?)),
@@ -345,6 +349,7 @@ mod tests {
             "widen i0 32; split r 64; split i0 128; bind warp 4; split-reduce r 20",
             "split r 131072; bind warp 16; bind cluster 16; stage operands global; persist 7; prefetch 12",
             "stage rows shared",
+            "fuse i0,i1; split i0 64; split i2 8; bind warp 2; bind vector 8",
             "split r 8192; bind warp 8; bind cluster 4; registers 64",
             "split r 8192; bind warp 8; look-back r",
             "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",

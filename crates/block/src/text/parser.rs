@@ -141,6 +141,9 @@ impl Parser {
         if self.eat_word("cluster") {
             self.k.cluster = self.integer("the size of the cluster")?;
         }
+        if self.eat_word("vector") {
+            self.k.vector = Some(self.integer("the neighbours that a thread holds")?);
+        }
         if self.eat_word("registers") {
             self.k.registers = Some(self.integer("the registers of a thread")?);
         }

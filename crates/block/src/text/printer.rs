@@ -24,6 +24,9 @@ pub fn print(k: &Kernel) -> String {
     if k.cluster != 1 {
         p.put(&format!(" cluster {}", k.cluster));
     }
+    if let Some(n) = k.vector {
+        p.put(&format!(" vector {n}"));
+    }
     if let Some(n) = k.registers {
         p.put(&format!(" registers {n}"));
     }

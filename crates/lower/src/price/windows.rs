@@ -1,9 +1,7 @@
 //! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors, serve several of them.
 use super::Seen;
-use crate::facts::SECTOR;
+use crate::facts::{SECTOR, WINDOW};
 
-/// Least number of loads from one buffer that make a window.
-const WINDOW: usize = 3;
 /// Most spans of memory that are compared with each other.
 const SPANS: usize = 2048;
 

@@ -71,7 +71,7 @@ pub(super) fn left_operand(k: &Kernel, v: Value) -> Flat {
 }
 
 /// `wish`, reduced so that every thread gets an element.
-fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
+pub(super) fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();
     wish.min(elements / (32 << warp_bits(k))).max(1)
 }

@@ -1,5 +1,5 @@
 //! Propagates layouts from anchors to every value.
-use super::anchors::{Access, accumulator, default_layout};
+use super::anchors::{Access, accumulator, default_layout, width};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
@@ -36,6 +36,8 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
             (None, Some((_, access))) => {
                 let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
                 let vector = along.map(|a| a.vector).max().unwrap_or(access.vector);
+                let asked = k.vector.filter(|n| access.run >= *n).map_or(1, |n| width(k, shape, n));
+                let vector = vector.max(asked);
                 match wish.scanned {
                     Some(axis) => access.scanned(k, shape, vector, axis),
                     None => access.layout(k, shape, vector, &wish.reduced),

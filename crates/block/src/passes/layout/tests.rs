@@ -47,7 +47,8 @@ fn vector_add_takes_sixteen_bytes_a_thread() {
 fn loads_of_windows_are_marked() {
     let loads = |near: i64| {
         let mut b = Builder::new("window", [1, 1, 1], 1);
-        let (x, y, far) = (b.param("x", Elem::F16, true), b.param("y", Elem::F16, false), b.param("f", Elem::F16, true));
+        let (x, y, far) =
+            (b.param("x", Elem::F16, true), b.param("y", Elem::F16, false), b.param("f", Elem::F16, true));
         let i = b.iota(256);
         let mut sum = None;
         for n in 0..near {
