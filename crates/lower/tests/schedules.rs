@@ -4,14 +4,15 @@ use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, scheduled};
 use kiln_machine::Arch;
-use kiln_plan::KernelKind;
+use kiln_plan::{KernelKind, Step};
 
-/// Interprets every `step`-th schedule proposed for a graph; gives how many were proposed.
-fn all_compute(graph: &str, kind: KernelKind, arch: Arch, step: usize) -> usize {
+/// Interprets every `step`-th schedule proposed for a graph that is `of` a kind; gives how many these were.
+fn compute(graph: &str, kind: KernelKind, arch: Arch, of: impl Fn(&Step) -> bool, step: usize) -> usize {
     let mut k = kernel(kind, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
     let machine = arch.machine();
     let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}"));
-    let schedules = found.unwrap_or_else(|| panic!("no nest\n{graph}")).schedules;
+    let mut schedules = found.unwrap_or_else(|| panic!("no nest\n{graph}")).schedules;
+    schedules.retain(|s| s.0.steps.iter().any(&of));
     let inputs = random::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     for (schedule, _) in schedules.iter().step_by(step) {
@@ -49,7 +50,7 @@ fn every_proposed_schedule_computes_the_same() {
         (KernelKind::Scan, "graph k(%a: bf16[3,700,20]) { %y = scan.sum %a axis=1\n return %y }"),
     ];
     for (kind, graph) in graphs {
-        let counts = TARGETS.map(|arch| all_compute(graph, kind, arch, 3));
+        let counts = TARGETS.map(|arch| compute(graph, kind, arch, |_| true, 3));
         println!("{counts:?} {graph}");
     }
 }
@@ -65,21 +66,8 @@ fn scans_look_back() {
         "graph k(%a: f32[1,6000], %b: f32[1,6000]) { %c = const 0.01 : f32[]\n %d = mul %a, %c\n %o = const 1.0 : f32[]\n %e = add %d, %o\n \
          %y = scan.prod %e axis=1\n %s = scan.sum %b axis=1\n %z = add %y, %s\n return %z }",
     ] {
-        let mut k = kernel(KernelKind::Scan, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
-        let machine = Arch::Sm90a.machine();
-        let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}")).expect("a nest");
-        let back = |s: &kiln_plan::Schedule| s.steps.iter().any(|s| matches!(s, kiln_plan::Step::LookBack(_)));
-        let inputs = random::inputs(&k.body, 7);
-        let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
-        let mut count = 0;
-        for (schedule, _) in found.schedules.iter().filter(|s| back(&s.0)).step_by(2) {
-            k.schedule = Some(schedule.clone());
-            let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
-            let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
-            difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}\n{}", text(&steps)));
-            count += 1;
-        }
-        assert!(count > 1, "{graph}: {count}");
+        let count = compute(graph, KernelKind::Scan, Arch::Sm90a, |s| matches!(s, Step::LookBack(_)), 2);
+        assert!(count > 2, "{graph}: {count}");
     }
     let mut k = kernel(
         KernelKind::Reduction,
@@ -102,25 +90,13 @@ fn threads_hold_rows_of_windows() {
             "graph k(%a: {d}[{dims}], %w: {d}[{c},1,3,3]) {{ %y = conv %a, %w {how} groups={c}\n %z = relu %y\n return %z }}"
         )
     };
-    for (graph, kind) in [
-        (conv("bf16", "5,3,7,7", "stride=[1,1] padding=[1,1]"), KernelKind::Conv),
-        (conv("f16", "9,5,14,14", "stride=[1,1] padding=[1,1]"), KernelKind::Conv),
-        (conv("f32", "4,6,9,13", "stride=[1,2] padding=[0,2]"), KernelKind::Conv),
+    for (d, dims, how) in [
+        ("bf16", "5,3,7,7", "stride=[1,1] padding=[1,1]"),
+        ("f16", "9,5,14,14", "stride=[1,1] padding=[1,1]"),
+        ("f32", "4,6,9,13", "stride=[1,2] padding=[0,2]"),
     ] {
-        let mut k = kernel(kind, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
-        let machine = Arch::Sm90a.machine();
-        let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}")).expect("a nest");
-        let holds = |s: &kiln_plan::Schedule| s.steps.iter().any(|s| matches!(s, kiln_plan::Step::Vector(_)));
-        let inputs = random::inputs(&k.body, 7);
-        let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
-        let mut count = 0;
-        for (schedule, _) in found.schedules.iter().filter(|s| holds(&s.0)).step_by(5) {
-            k.schedule = Some(schedule.clone());
-            let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
-            let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
-            difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}\n{}", text(&steps)));
-            count += 1;
-        }
+        let graph = conv(d, dims, how);
+        let count = compute(&graph, KernelKind::Conv, Arch::Sm90a, |s| matches!(s, Step::Vector(_)), 5);
         assert!(count > 0, "{graph}");
     }
     let points = "graph k(%a: f32[64,64], %b: f32[64]) { %y = add %a, %b\n return %y }";
