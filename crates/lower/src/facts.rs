@@ -3,6 +3,7 @@ use crate::dag::{Guard, NodeId, NodeOp, Scene};
 use crate::expr::{Atom, Expr};
 use crate::nest::Nest;
 use crate::row_loop::reduced;
+use kiln_block::passes::layout::WINDOW;
 use kiln_graph::DType;
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
@@ -126,9 +127,6 @@ impl Access {
         spans * length * self.bytes as f64
     }
 }
-
-/// Least number of loads that differ in their offsets alone and make a window.
-pub const WINDOW: usize = 3;
 
 impl Facts {
     /// Whether several loads are those of a window.

@@ -17,6 +17,8 @@ mod rebuild;
 mod spread;
 mod windows;
 
+pub use windows::WINDOW;
+
 use crate::Kernel;
 use crate::analysis::analyse;
 

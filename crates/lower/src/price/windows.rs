@@ -1,6 +1,7 @@
 //! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors, serve several of them.
 use super::Seen;
-use crate::facts::{SECTOR, WINDOW};
+use crate::facts::SECTOR;
+use kiln_block::passes::layout::WINDOW;
 
 /// Most spans of memory that are compared with each other.
 const SPANS: usize = 2048;

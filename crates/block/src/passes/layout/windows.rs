@@ -3,7 +3,7 @@ use crate::{Kernel, LoadMode, Op, Value};
 use std::collections::HashMap;
 
 /// Least number of loads from one buffer that make a window.
-const WINDOW: usize = 3;
+pub const WINDOW: usize = 3;
 
 /// Marks them [`LoadMode::Window`].
 pub(super) fn mark(k: &mut Kernel) {
