@@ -10,7 +10,6 @@
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`staged`]: asynchronous copies to shared memory while the program computes;
 //! - [`batched_loads`]: all loads of an iteration in flight before its sums;
-//! - [`ends`]: masks at the ends of rows;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`], [`shared_dot`]: the lower level's ops, which programs with roles use;
 //! - [`check`]: indices out of range;
 //! - [`pointwise`], [`math`], [`f8`], [`memory`], [`unaligned`], [`gathered`], [`exchange`], [`rows`], [`reduce`],
