@@ -8,4 +8,5 @@ mod host_ops;
 mod host_random;
 mod nvptx_common;
 mod nvptx_ptxas;
+mod nvptx_run;
 mod support;

@@ -1,3 +1,4 @@
-//! Slow, obvious interpreters of graphs ([`graph`]) and of block programs ([`block`]): the oracle that compiled code must match.
+//! Slow, obvious interpreters of graphs ([`graph`]), of block programs ([`block`]) and of PTX ([`ptx`]): the oracle that compiled code must match.
 pub mod block;
 pub mod graph;
+pub mod ptx;

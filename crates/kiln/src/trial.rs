@@ -232,26 +232,35 @@ pub fn schedules(
     let expected = Expected::sampled(&model, inputs, ways, SAMPLES + MORE_SAMPLES).map_err(Fault::Reference)?;
     let mut tried = Tried::default();
     for seed in draws {
-        let mut plan = compile::plan(&model, options).map_err(Fault::Refused)?;
-        let mut state = seed;
-        for k in plan.kernels.iter_mut().filter(|k| k.schedule.is_some()) {
-            let mut proposed =
-                kiln_lower::schedules(k, options.machine()).map_err(|e| Fault::Refused(compile::not_lowered(e)))?;
-            // Of kernels that multiply, not all of them fit.
-            while !proposed.is_empty() {
-                let schedule = proposed.swap_remove(drawn(&mut state, proposed.len())).0;
-                if !schedule.multiplies() || kiln_lower::fits(k, options.machine(), &schedule).is_ok() {
-                    k.schedule = Some(schedule);
-                    break;
-                }
-            }
-        }
-        let names: Vec<String> =
-            plan.kernels.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?))).collect();
-        let compiled = compile::from_plan(&model, plan, options).map_err(Fault::Refused)?;
-        run(&compiled, inputs, &expected, device, &names.join("; "), &mut tried)?;
+        let compiled = scheduled(&model, options, seed).map_err(Fault::Refused)?;
+        run(&compiled, inputs, &expected, device, &schedules_of(&compiled), &mut tried)?;
     }
     Ok(tried)
+}
+
+/// A model whose kernels have schedules drawn at random from those proposed.
+pub fn scheduled(model: &Model, options: &CompileOptions, seed: u64) -> Result<Compiled, Error> {
+    let mut plan = compile::plan(model, options)?;
+    let mut state = seed;
+    for k in plan.kernels.iter_mut().filter(|k| k.schedule.is_some()) {
+        let mut proposed = kiln_lower::schedules(k, options.machine()).map_err(compile::not_lowered)?;
+        // Of kernels that multiply, not all of them fit.
+        while !proposed.is_empty() {
+            let schedule = proposed.swap_remove(drawn(&mut state, proposed.len())).0;
+            if !schedule.multiplies() || kiln_lower::fits(k, options.machine(), &schedule).is_ok() {
+                k.schedule = Some(schedule);
+                break;
+            }
+        }
+    }
+    compile::from_plan(model, plan, options)
+}
+
+/// The kernels' schedules, by name.
+pub fn schedules_of(compiled: &Compiled) -> String {
+    let kernels = compiled.plan.kernels.iter();
+    let names = kernels.filter_map(|k| Some(format!("{}: {}", k.name, k.schedule.as_ref()?)));
+    names.collect::<Vec<_>>().join("; ")
 }
 
 /// Tests a graph: computes the reference, compiles it in each way, runs and compares.

@@ -12,6 +12,7 @@ mod lengths;
 mod machine_code;
 mod opened;
 mod ops;
+mod ptx;
 mod random;
 mod reference;
 mod state;

@@ -126,7 +126,10 @@ fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts
         }
         None => {
             of.coords.push((many, false));
-            of.accesses.iter_mut().for_each(|a| a.strides.push(Some(1 << 20)));
+            for a in &mut of.accesses {
+                a.strides.push(Some(1 << 20));
+                a.within.push(usize::MAX);
+            }
         }
     }
     of

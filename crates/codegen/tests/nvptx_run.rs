@@ -1,0 +1,46 @@
+//! Generated PTX, run by an interpreter of PTX, against the interpreter of block programs.
+use crate::host_random::program;
+use crate::support::*;
+use kiln_block::*;
+use kiln_codegen::nvptx;
+use kiln_interp::{block as interp, ptx};
+use kiln_machine::Arch;
+
+/// Random programs, bit for bit: integers, and floats without sums or functions.
+#[test]
+fn random_programs() {
+    let shapes = [[4, 16], [16, 4], [8, 64], [1, 128], [64, 2], [32, 32], [2, 64]];
+    let mut refused = 0;
+    for seed in 1..=105u64 {
+        let shape = shapes[seed as usize % shapes.len()];
+        let e = [Elem::I32, Elem::F32, Elem::I64, Elem::Bf16, Elem::F16][seed as usize % 5];
+        let arch = [Arch::Sm90a, Arch::Sm80][seed as usize % 2];
+        let size = [shape[0] + seed as usize % 3, shape[1] * 2 - seed as usize % 2];
+        let k = program(seed * 7919, e, shape, size);
+        let about = || format!("seed {seed}, {arch}\n{}", text::print(&k));
+        let n = size[0] * size[1];
+        let mut r = Random(seed + 5);
+        let filled = [encode_all(e, &r.values(e, n)), encode_all(e, &r.values(e, n))];
+        let inputs: Vec<Vec<u8>> = filled.into_iter().chain([vec![0; n * e.bytes()], vec![0; n * e.bytes()]]).collect();
+        let compiled = match nvptx::compile(&k, arch.machine()) {
+            Ok(p) => p,
+            Err(kiln_codegen::CodegenError::Unsupported { .. }) => {
+                refused += 1;
+                continue;
+            }
+            Err(other) => panic!("{other}\n{}", about()),
+        };
+        let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+        let mut got = inputs.clone();
+        ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}\n{}", about(), compiled.text));
+        let mut want: Vec<interp::Buffer> = inputs.iter().map(|b| interp::Buffer::new(e, &[n], b.clone())).collect();
+        interp::run(&k, &mut want).unwrap_or_else(|e| panic!("{e}\n{}", about()));
+        for i in 2..4 {
+            let (got, want) = (decode_all(e, &got[i]), decode_all(e, &want[i].bytes));
+            for (j, (g, w)) in got.iter().zip(&want).enumerate() {
+                assert!(near(e, *g, *w, 0.0), "output {i}, element {j}: {g:?}, expected {w:?}\n{}", about());
+            }
+        }
+    }
+    assert!(refused < 10, "{refused} programs have no code");
+}
