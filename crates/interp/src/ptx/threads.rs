@@ -134,22 +134,20 @@ impl Block<'_> {
             ("bar" | "barrier", _) => active.iter().for_each(|t| self.states[*t] = State::Waits(at + 1)),
             // What one block alone need not wait for, and hints.
             ("griddepcontrol" | "membar" | "fence" | "prefetch", _) => {}
-            ("cp", args) if op[1] == "async" => match args {
-                [to, from, Arg::Imm(count), ..] => {
-                    for &t in active {
-                        // Fewer bytes may be read than written; the others are zero.
-                        let read = args.get(3).map_or(*count, |a| self.value(a, t)) as usize;
-                        let mut bytes = vec![0; *count as usize];
-                        let source = self.place(from, t);
-                        let of = self.memory.at(source, read, false).map(|b| b.to_vec());
-                        let of = of.map_err(|what| self.failed(i, t, what))?;
-                        bytes[..read].copy_from_slice(&of);
-                        let target = self.place(to, t);
-                        self.bytes("shared", target, bytes.len(), true, i, t)?.copy_from_slice(&bytes);
-                    }
+            // Copies are there at once; commits and waits do nothing.
+            ("cp", [to, from, Arg::Imm(count), rest @ ..]) if op[1] == "async" => {
+                for &t in active {
+                    // Fewer bytes may be read than written; the others are zero.
+                    let read = rest.first().map_or(*count, |a| self.value(a, t)) as usize;
+                    let mut bytes = vec![0; *count as usize];
+                    let source = self.place(from, t);
+                    let found = self.memory.at(source, read, false).map(|b| b.to_vec());
+                    bytes[..read].copy_from_slice(&found.map_err(|what| self.failed(i, t, what))?);
+                    let target = self.place(to, t);
+                    self.bytes("shared", target, bytes.len(), true, i, t)?.copy_from_slice(&bytes);
                 }
-                _ => {}
-            },
+            }
+            ("cp", _) if op[1] == "async" => {}
             ("atom", [to, place, by]) => self.update(i, active, Some(to), place, by)?,
             ("red", [place, by]) => self.update(i, active, None, place, by)?,
             ("shfl", [to, value, lane, ..]) => self.shuffle(i, active, (op[2], to, value, lane))?,
