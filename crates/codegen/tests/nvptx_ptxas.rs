@@ -120,7 +120,11 @@ fn unaligned_vectors() {
   v4 = ptr_add v3, v2 : ptr<f16>[256]
   v5 = {load} v4 : f16[256]
   v6 = splat %y : ptr<f16>[256]
-  v7 = ptr_add v6, v0 : ptr<f16>[256]
+  v11 = const 1024 : i32
+  v12 = mul v1, v11 : i32
+  v13 = splat v12 : i32[256]
+  v14 = add v0, v13 : i32[256]
+  v7 = ptr_add v6, v14 : ptr<f16>[256]
   store v7, v5
 }}"
         );

@@ -156,7 +156,7 @@ pub fn compare(by: &str, ty: &str, a: u64, b: u64) -> Option<bool> {
         "equ" | "neu" | "ltu" | "leu" | "gtu" | "geu" => (&by[..2], true),
         _ => (by, false),
     };
-    let Some(o) = order else { return Some(unordered || by == "ne" && !is_float(ty)) };
+    let Some(o) = order else { return Some(unordered) };
     Some(match by {
         "eq" => o.is_eq(),
         "ne" => o.is_ne(),

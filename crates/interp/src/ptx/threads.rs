@@ -176,6 +176,11 @@ impl Block<'_> {
                     self.bytes(space, place, values.len(), true, i, t)?.copy_from_slice(&values);
                 }
             }
+            (_, [_, args @ ..])
+                if args.iter().any(|a| !matches!(a, Arg::Reg(_) | Arg::Imm(_) | Arg::Special(_) | Arg::Vector(_))) =>
+            {
+                return Err(unknown(i));
+            }
             (_, [to, args @ ..]) => {
                 for &t in active {
                     let x: Vec<u64> = args.iter().map(|a| self.whole(a, t, i)).collect();
@@ -257,6 +262,10 @@ impl Block<'_> {
             "tf32" => ("f32", 1),
             _ => return Err(unknown(i)),
         };
+        let registers = [d, a, b, c].map(|of| elements(of).len());
+        if registers != [4, k / (2 * per), k / (4 * per), 4] {
+            return Err(unknown(i));
+        }
         let bits = 32 / per as u32;
         let read = |b: &Self, of: &Arg, t: usize, element: usize| -> f64 {
             let word = elements(of).get(element / per).map_or(0, |r| b.value(r, t));
