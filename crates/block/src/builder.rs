@@ -218,18 +218,23 @@ impl Builder {
         }
         self.inst(Op::Store, &args, &[], vec![]);
     }
-    /// Sets a scalar to 1 after all stores so far ([`Op::Publish`]).
-    pub fn publish(&mut self, p: Value) {
-        self.inst(Op::Publish, &[p], &[], vec![]);
+    /// Shows values to other instances ([`Op::Publish`]).
+    pub fn publish(&mut self, p: Value, v: Value, mask: Option<Value>) {
+        let shape = self.shape(p);
+        let mut args = vec![p, self.broadcast_to(v, &shape)];
+        if let Some(m) = mask {
+            args.push(self.broadcast_to(m, &shape));
+        }
+        self.inst(Op::Publish, &args, &[], vec![]);
     }
-    /// Waits until other instances have published ([`Op::Await`]).
-    pub fn wait(&mut self, p: Value, mask: Option<Value>) {
+    /// What other instances have published ([`Op::Await`]).
+    pub fn wait(&mut self, p: Value, elem: Elem, mask: Option<Value>) -> Value {
         let shape = self.shape(p);
         let mut args = vec![p];
         if let Some(m) = mask {
             args.push(self.broadcast_to(m, &shape));
         }
-        self.inst(Op::Await, &args, &[], vec![]);
+        self.one(Op::Await, &args, Type::Block { elem, shape })
     }
     /// Combines values with the elements at their pointers ([`Op::Atomic`]).
     pub fn atomic(&mut self, op: AtomicOp, p: Value, v: Value, mask: Option<Value>) {

@@ -253,10 +253,12 @@ pub enum Op {
     Check {
         site: u32,
     },
-    /// Pointer to an i32 (a scalar): sets it to 1 once all stores of the instance before are visible to other instances.
+    /// Pointers to i64, values of 4 or 8 bytes, then mask: stores a value with the mark that it is there. One store writes both, so that no
+    /// fence comes between them. Each 4 bytes of a value take a word: their bits, and bit 32 as the mark; an 8-byte value has its low half at
+    /// the pointer, and its high half in the word after it.
     Publish,
-    /// Pointers to i32, then mask: waits until none of them is 0. Stores that were published by them are visible afterwards. Only for what
-    /// instances with lower numbers publish, which run or have run.
+    /// Pointers to i64, then mask: waits until the values there are published, and gives them; 0 where the mask is not set. Only for words
+    /// that were 0 when the kernel started, and for what instances with lower numbers publish, which run or have run.
     Await,
     /// Pointer to an i32 (a scalar), limit (i32): the number that is there, which becomes the next one, or 0 from the
     /// limit on. No two instances get the number of one increment.

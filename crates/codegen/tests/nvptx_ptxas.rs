@@ -506,25 +506,40 @@ fn waits_for_kernels_before() {
     assert_eq!((count(&many, "griddepcontrol.wait"), count(&many, "ld.global.nc.v4")), (0, 4), "{}", many.text);
 }
 
-/// A thread of several flags waits for all that its mask names; those that it leaves out are never loaded, and must not stay unset.
+/// A thread of several elements waits for all that its mask names; those that it leaves out are never loaded, and must not stay unset. A value
+/// of 8 bytes takes two words, each with its mark.
 #[test]
-fn several_flags_of_a_thread() {
-    let text = "kernel @k(%flags: ptr<i32>) grid [2, 1, 1] warps 1 {
-          v0 = program_id 0 : i32
-          v1 = ptr_add %flags, v0 : ptr<i32>
-          publish v1
-          v2 = iota : i32[64]
-          v3 = splat v0 : i32[64]
-          v4 = cmp lt v2, v3 : bool[64]
-          v5 = splat %flags : ptr<i32>[64]
-          v6 = ptr_add v5, v2 : ptr<i32>[64]
-          await v6, v4
-        }";
-    let ptx = check(&kiln_block::text::parse(text).unwrap());
-    let waiting = ptx.text.split("WAIT:").nth(1).and_then(|t| t.split("bra WAIT").next()).unwrap();
-    assert_eq!(waiting.matches("ld.relaxed.gpu.global.u32").count(), 2, "{}", ptx.text);
-    // The least of them is found anew each time.
-    assert!(waiting.contains("mov.b32 %all, 1; min.u32 %all, %all, %f0; min.u32 %all, %all, %f1;"), "{}", ptx.text);
+fn values_that_others_wait_for() {
+    for (elem, zero, words) in [("f32", "0.0", 1), ("i32", "0", 1), ("f64", "0.0", 2), ("i64", "0", 2)] {
+        let text = format!(
+            "kernel @k(%totals: ptr<i64>, %out: ptr<{elem}>) grid [2, 1, 1] warps 1 {{
+              v0 = program_id 0 : i32
+              v1 = const {words} : i32
+              v2 = mul v0, v1 : i32
+              v3 = ptr_add %totals, v2 : ptr<i64>
+              v4 = const {zero} : {elem}
+              publish v3, v4
+              v5 = iota : i32[64]
+              v6 = splat v0 : i32[64]
+              v7 = cmp lt v5, v6 : bool[64]
+              v8 = splat %totals : ptr<i64>[64]
+              v9 = splat v1 : i32[64]
+              v10 = mul v5, v9 : i32[64]
+              v11 = ptr_add v8, v10 : ptr<i64>[64]
+              v12 = await v11, v7 : {elem}[64]
+              v13 = reduce sum v12 axis 0 : {elem}
+              v14 = ptr_add %out, v0 : ptr<{elem}>
+              store v14, v13
+            }}"
+        );
+        let ptx = check(&kiln_block::text::parse(&text).unwrap());
+        assert_eq!(ptx.text.matches("st.relaxed.gpu.global.b64").count(), words, "{}", ptx.text);
+        let waiting = ptx.text.split("WAIT:").nth(1).and_then(|t| t.split("bra WAIT").next()).unwrap();
+        assert_eq!(waiting.matches("ld.relaxed.gpu.global.b64").count(), 2 * words, "{}", ptx.text);
+        assert_eq!(waiting.matches("and.b32 %all, %all, %mark").count(), 2 * words, "{}", ptx.text);
+        // No fence, and no barrier but those of the sum.
+        assert!(!ptx.text.contains("fence") && !ptx.text.contains("release"), "{}", ptx.text);
+    }
 }
 
 /// Vectors of f32 where the target has them; other types one element at a time. A value that several threads hold is added once.

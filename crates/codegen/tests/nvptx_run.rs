@@ -44,3 +44,50 @@ fn random_programs() {
     }
     assert!(refused < 10, "{refused} programs have no code");
 }
+
+/// Sums of what instances publish, by those after them: values of 4 and of 8 bytes.
+#[test]
+fn published_values() {
+    for elem in [Elem::F32, Elem::I32, Elem::F64, Elem::I64] {
+        let (n, words) = (40, elem.bytes() as i64 / 4);
+        let mut b = Builder::new("k", [n, 1, 1], 2);
+        let (from, totals) = (b.param("from", elem, true), b.param("totals", Elem::I64, false));
+        let to = b.param("to", elem, false);
+        let (own, words) = (b.program_id(0), b.i32(words));
+        let at = b.ptr_add(from, own);
+        let value = b.load(at, None, None);
+        let at = b.binary(BinaryOp::Mul, own, words);
+        let at = b.ptr_add(totals, at);
+        b.publish(at, value, None);
+        let lane = b.iota(256);
+        let before = b.cmp(CmpOp::Lt, lane, own);
+        let at = b.binary(BinaryOp::Mul, lane, words);
+        let at = b.ptr_add(totals, at);
+        let values = b.wait(at, elem, Some(before));
+        let sum = b.reduce(ReduceOp::Sum, values, 0);
+        let at = b.ptr_add(to, own);
+        b.store(at, sum, None);
+        let k = b.finish();
+        let given: Vec<Num> =
+            (0..n as i64).map(|i| if elem.is_float() { Num::F(i as f64 - 7.5) } else { Num::I(i - 7) }).collect();
+        let inputs = [encode_all(elem, &given), vec![0; n * 16], vec![0; n * elem.bytes()]];
+        for arch in [Arch::Sm90a, Arch::Sm80] {
+            let compiled = nvptx::compile(&k, arch.machine()).unwrap();
+            let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+            let mut got = inputs.to_vec();
+            ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}", compiled.text));
+            let types = [elem, Elem::I64, elem];
+            let buffer =
+                |(i, b): (usize, &Vec<u8>)| interp::Buffer::new(types[i], &[b.len() / types[i].bytes()], b.clone());
+            let mut want: Vec<interp::Buffer> = inputs.iter().enumerate().map(buffer).collect();
+            interp::run(&k, &mut want).unwrap();
+            for (i, e) in types.into_iter().enumerate() {
+                assert_eq!(got[i], want[i].bytes, "buffer {i} of {e}, {arch}");
+            }
+            let first = given[0].f();
+            let sums = (0..n).map(|i| (0..i).map(|j| first + j as f64).sum::<f64>());
+            let found = decode_all(elem, &got[2]).into_iter().map(Num::f);
+            assert!(found.eq(sums), "{elem} {arch}");
+        }
+    }
+}

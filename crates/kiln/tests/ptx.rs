@@ -111,6 +111,9 @@ fn nests() {
         "graph k(%a: bf16[3,1000], %g: bf16[1000]) { %y = rms_norm %a, %g eps=1e-6\n return %y }",
         "graph k(%a: f32[515,37]) { %y = softmax %a axis=0\n return %y }",
         "graph k(%a: f16[3,700]) { %y = scan.sum %a axis=1\n return %y }",
+        "graph k(%a: f32[12000]) { %y = scan.sum %a axis=0\n return %y }",
+        "graph k(%a: i64[2,5001]) { %y = scan.sum %a axis=1\n return %y }",
+        "graph k(%a: bf16[600,37]) { %y = scan.sum %a axis=0\n return %y }",
         "graph k(%a: f32[6,5,9,8]) { %y = reduce.mean %a axes=[0,2,3]\n return %y }",
     ];
     for text in graphs {

@@ -5,6 +5,7 @@
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
 use crate::facts::{Access, Facts};
+use crate::row_loop::look_back;
 use kiln_machine::Nests;
 use kiln_plan::Hardware;
 
@@ -159,7 +160,15 @@ impl Work {
         let rounds = launched / at_once;
         let reductions = facts.reductions as f64 + scans * w.trips;
         let barriers = levels + scans * w.trips;
-        let waits = if w.across_blocks > 0 { barriers * m.cluster } else { 0.0 };
+        let waits = if w.across_blocks > 0 {
+            barriers * m.cluster
+        } else if w.look_back {
+            // For the chunks just before, and for the reads of all others' totals.
+            let reads = w.parts / 2.0 / look_back::at_once(w.warps as usize, (w.tile / w.chunk) as usize) as f64;
+            m.look_back + m.totals * reads
+        } else {
+            0.0
+        };
         // Multiprocessors that have work.
         let used = multiprocessors.min(launched * w.blocks).min(if w.blocks > 1.0 {
             clusters * w.blocks
@@ -178,8 +187,6 @@ impl Work {
         let counted = if rounds < 4.0 { (rounds - 1e-9).ceil() } else { rounds + 0.5 }.max(1.0);
         let times = if w.persist > 0.0 { per } else { 1.0 };
         let latency = counted * one * times;
-        // One chunk of a row after another gets its total.
-        let chain = if w.look_back { m.look_back * w.parts } else { 0.0 };
         // Memory.
         let bytes = facts.bytes as f64;
         let mut moved = bytes + m.page * w.spans * w.instances;
@@ -202,18 +209,17 @@ impl Work {
         let beside = resident.min((launched * w.blocks / used).max(1.0));
         // Words that do not fit registers go to the L2 cache and back.
         let spills = spilled * m.spilled * WARP * w.warps * w.instances * (1.0 + levels) * steps;
-        // An instance that looks back reads the totals of half its row's chunks: numbers and flags.
+        // An instance that looks back reads the totals of half its row's chunks, each a word.
         let totals = if w.look_back { w.instances * w.parts / 2.0 * (w.tile / w.chunk) * 8.0 } else { 0.0 };
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
-        let shared = [stream, issue, dispatch, chain, remote];
+        let shared = [stream, issue, dispatch, remote];
         // What takes longest hides most of the rest, as the root of the sum of squares; of the latency of a round, resident blocks hide each other's.
         let busy = shared.iter().map(|t| t * t).sum::<f64>().sqrt() + latency / beside.max(1.0);
         let exposed = m.exposed * one;
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };
-        if w.look_back {
-            second += m.second;
-        } else if w.parts > 1.0 {
+        // The launch that clears what is waited for overlaps the one before it.
+        if !w.look_back && w.parts > 1.0 {
             second += self.joins(facts, m, machine);
         }
         let us = busy + exposed + launch + second;

@@ -284,7 +284,7 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
             }
         }
         for warps in [4, 8, 16] {
-            for per in [16, 32, 64, 128].map(|b| (b / bytes).max(1)) {
+            for per in [16, 32, 64, 128, 256].map(|b| (b / bytes).max(1)) {
                 let chunk = 32 * warps * per;
                 if chunk < n {
                     let base: Vec<Step> = [Step::Split(Axis::Row, chunk)].into_iter().chain(bind(warps, 1)).collect();

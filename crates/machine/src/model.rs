@@ -33,8 +33,10 @@ pub struct Nests {
     pub latency: f64,
     /// Microseconds of a reduction across the blocks of a cluster.
     pub cluster: f64,
-    /// Microseconds from the total of a chunk to that of the next one.
+    /// Microseconds that a chunk of a scanned row waits for those just before it.
     pub look_back: f64,
+    /// Microseconds of a read of the totals of chunks long before.
+    pub totals: f64,
     /// Cycles of a cache line that a warp's access touches.
     pub line: f64,
     /// Cycles of a scheduler for an instruction.

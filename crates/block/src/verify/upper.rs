@@ -233,13 +233,18 @@ fn memory(s: &Seen) -> Rule {
             })
         }
         op @ (Op::Publish | Op::Await) => {
-            s.arity(1, if *op == Op::Await { 2 } else { 1 }, 0)?;
-            let (elem, shape) = pointer("the first operand", s.ty(0))?;
-            ensure(elem == Elem::I32 && (*op == Op::Await || shape.is_empty()), || {
-                "an instance publishes one i32".into()
+            let gives = *op == Op::Await;
+            s.arity(if gives { 1 } else { 2 }, if gives { 2 } else { 3 }, usize::from(gives))?;
+            let (words, shape) = pointer("the first operand", s.ty(0))?;
+            let value = if gives { s.out() } else { s.ty(1) };
+            let (elem, own) = block("the value", value)?;
+            ensure(words == Elem::I64 && matches!(elem, Elem::F32 | Elem::I32 | Elem::F64 | Elem::I64), || {
+                "values of 4 or 8 bytes are published in words of i64".into()
             })?;
-            if s.data.args.len() > 1 {
-                same("the mask", s.ty(1), &Type::block(Elem::Bool, shape))?;
+            ensure(own == shape, || format!("the value is {value}, of another shape than the pointers"))?;
+            let mask = if gives { 1 } else { 2 };
+            if s.data.args.len() > mask {
+                same("the mask", s.ty(mask), &Type::block(Elem::Bool, shape))?;
             }
             ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
                 format!("parameter {} is readonly; drop that", s.facts.roots[&s.data.args[0]])

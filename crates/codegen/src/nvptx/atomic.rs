@@ -1,11 +1,14 @@
-//! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and flags that say what
-//! is there (`st.release`, `fence.acq_rel`).
-use super::emit::{Fail, Res, Val};
+//! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and values that others
+//! wait for (`st.relaxed`, `ld.relaxed`).
+use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
-use super::index::Pointer;
+use super::index::{Pointer, Reg};
 use super::memory::{Split, When, split};
 use inkwell::values::IntValue;
 use kiln_block::{AtomicOp, Elem, InstData};
+
+/// Elements that a thread polls at once.
+const AT_ONCE: usize = 8;
 
 impl<'c> Gen<'c, '_> {
     pub fn atomic(&mut self, op: AtomicOp, data: &InstData) -> Res<()> {
@@ -39,45 +42,84 @@ impl<'c> Gen<'c, '_> {
         self.wrote = true;
         Ok(())
     }
-    /// One thread sets a flag after the stores of all.
+    /// Each word of a value is one store, which others see whole.
     pub fn publish(&mut self, data: &InstData) -> Res<()> {
-        if self.blocks.count > 1 || self.group.is_some() {
-            return Err(Fail::Unsupported("a flag of an instance that several blocks or roles share".into()));
+        let elem = self.elem(data.args[1])?;
+        let (pointers, values, masks) = self.written(data)?;
+        for (i, (p, v)) in pointers.iter().zip(values).enumerate() {
+            let (guard, first) = if masks.is_some() { ("@$0 ", 1) } else { ("", 0) };
+            let ([to, from], at) = ([first, first + 1], 8 * p.off);
+            let store = |half: &str, at| {
+                format!("mov.b64 %word, {{{half}, %mark}}; {guard}st.relaxed.gpu.global.b64 [${to} + {at}], %word;")
+            };
+            let text = match elem.bytes() {
+                4 => store(&format!("${from}"), at),
+                _ => format!("mov.b64 {{%low, %high}}, ${from}; {} {}", store("%low", at), store("%high", at + 8)),
+            };
+            let text = format!("{{ .reg .b32 %low, %high, %mark; .reg .b64 %word; mov.b32 %mark, 1; {text} }}");
+            let constraints = [if masks.is_some() { "b,l," } else { "l," }, letter(elem), ",~{memory}"].concat();
+            let mask = masks.as_ref().map(|m| m[i].into());
+            let args: Vec<Val<'c>> = mask.into_iter().chain([p.base.into(), v]).collect();
+            self.e.asm(&text, &constraints, None, &args, true, false)?;
         }
-        let at = self.plain(data.args[0])?[0];
-        self.sync()?;
-        self.scratch.synced();
-        self.wrote = false;
-        self.once(|g| {
-            g.e.asm("st.release.gpu.global.u32 [$0], 1;", "l,~{memory}", None, &[at], true, false).map(|_| ())
-        })
+        self.wrote = true;
+        Ok(())
     }
-    /// Each thread polls flags of its own until all are set, then waits for all other threads.
-    pub fn wait_for(&mut self, data: &InstData) -> Res<()> {
+    /// Each thread polls the words of its elements, some at once, until all have their marks.
+    pub fn wait_for(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let elem = self.elem(data.results[0])?;
         let masks = self.masks(data.args.get(1).copied())?;
         let pointers = self.pointers(data)?;
-        let n = pointers.len();
-        let flags: Vec<String> = (0..n).map(|i| format!("%f{i}")).collect();
-        let mut text = format!("{{ .reg .pred %some; .reg .b32 %all, {};", flags.join(", "));
-        text += &flags.iter().map(|f| format!(" mov.b32 {f}, 1;")).collect::<String>();
-        text += " WAIT:";
-        // All are in flight at once.
-        for (i, ptr) in pointers.iter().enumerate() {
-            let guard = if masks.is_some() { format!("@${} ", n + i) } else { String::new() };
-            text += &format!(" {guard}ld.relaxed.gpu.global.u32 %f{i}, [${i} + {}];", 4 * ptr.off);
+        let mut found = vec![];
+        for (i, group) in pointers.chunks(AT_ONCE).enumerate() {
+            let masks = masks.as_ref().map(|m| &m[i * AT_ONCE..i * AT_ONCE + group.len()]);
+            found.extend(self.poll(group, masks, elem)?);
         }
-        // Flags that are not waited for stay 1.
+        Ok(found.into_iter().map(|v| Reg::of(v, elem)).collect())
+    }
+    fn poll(&self, pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, elem: Elem) -> Res<Vec<Val<'c>>> {
+        let (n, halves) = (pointers.len(), elem.bytes() / 4);
+        let words: Vec<(usize, usize)> = (0..n).flat_map(|i| (0..halves).map(move |half| (i, half))).collect();
+        let list =
+            |name: &str| words.iter().map(|(i, half)| format!("%{name}{i}_{half}")).collect::<Vec<_>>().join(", ");
+        let mut text = format!("{{ .reg .pred %none; .reg .b32 %all, {}, {};", list("value"), list("mark"));
+        text += &format!(" .reg .b64 {};", list("word"));
+        // What is not waited for has its mark, and the value 0.
+        text += &words.iter().map(|(i, half)| format!(" mov.b64 %word{i}_{half}, 0x100000000;")).collect::<String>();
+        text += " WAIT:";
+        for (i, half) in &words {
+            let guard = if masks.is_some() { format!("@${} ", 2 * n + i) } else { String::new() };
+            let at = 8 * (pointers[*i].off + *half as i64);
+            text += &format!(" {guard}ld.relaxed.gpu.global.b64 %word{i}_{half}, [${} + {at}];", n + i);
+        }
         text += " mov.b32 %all, 1;";
-        text += &flags.iter().map(|f| format!(" min.u32 %all, %all, {f};")).collect::<String>();
-        text += " setp.eq.u32 %some, %all, 0; @%some bra WAIT; fence.acq_rel.gpu; }";
-        let constraints = [vec!["l"; n], vec!["b"; masks.as_ref().map_or(0, Vec::len)], vec!["~{memory}"]].concat();
+        for (i, half) in &words {
+            text += &format!(" mov.b64 {{%value{i}_{half}, %mark{i}_{half}}}, %word{i}_{half};");
+            text += &format!(" and.b32 %all, %all, %mark{i}_{half};");
+        }
+        text += " setp.eq.u32 %none, %all, 0; @%none bra WAIT;";
+        for i in 0..n {
+            text += &match halves {
+                1 => format!(" mov.b32 ${i}, %value{i}_0;"),
+                _ => format!(" mov.b64 ${i}, {{%value{i}_0, %value{i}_1}};"),
+            };
+        }
+        text += " }";
+        let out = format!("=&{}", letter(elem));
+        let inputs = [vec!["l"; n], vec!["b"; masks.map_or(0, <[_]>::len)], vec!["~{memory}"]].concat();
+        let constraints = [vec![&out[..]; n], inputs].concat().join(",");
         let mut args: Vec<Val<'c>> = pointers.iter().map(|p| p.base.into()).collect();
-        args.extend(masks.into_iter().flatten().map(Val::from));
-        self.e.asm(&text, &constraints.join(","), None, &args, true, false)?;
-        self.sync()?;
-        self.scratch.synced();
-        self.wrote = false;
-        Ok(())
+        args.extend(masks.into_iter().flatten().map(|m| Val::from(*m)));
+        let one = self.e.elem(elem);
+        let ty = if n == 1 { one } else { self.e.cx.struct_type(&vec![one; n], false).into() };
+        let values = self.e.asm(&text, &constraints, Some(ty), &args, true, false)?;
+        self.e.fields(values.ok_or_else(|| mistyped("a wait"))?, n)
+    }
+    /// A value that is computed here. LLVM would move what is needed after a loop that waits behind it.
+    pub fn here(&self, v: Val<'c>, elem: Elem) -> Res<Val<'c>> {
+        let constraints = format!("={},0", letter(elem));
+        let same = self.e.asm("", &constraints, Some(v.get_type()), &[v], true, false)?;
+        same.ok_or_else(|| mistyped("a value"))
     }
     /// One instruction for the values at a pointer and after it.
     fn update(
@@ -87,12 +129,7 @@ impl<'c> Gen<'c, '_> {
         values: &[Val<'c>],
         mask: Option<IntValue<'c>>,
     ) -> Res<()> {
-        let (letter, offset) = match ptr.elem {
-            Elem::F32 => ('f', 4 * ptr.off),
-            Elem::F64 => ('d', 8 * ptr.off),
-            Elem::I64 => ('l', 8 * ptr.off),
-            _ => ('r', 4 * ptr.off),
-        };
+        let (letter, offset) = (letter(ptr.elem), ptr.elem.bytes() as i64 * ptr.off);
         let first = usize::from(mask.is_some());
         let names: Vec<String> = (0..values.len()).map(|i| format!("${}", first + 1 + i)).collect();
         let (vector, source) = match names.len() {
@@ -101,12 +138,22 @@ impl<'c> Gen<'c, '_> {
         };
         let guard = if mask.is_some() { "@$0 " } else { "" };
         let text = format!("{guard}red.global.{op}{vector}.{ty} [${first} + {offset}], {source};");
-        let letters = std::iter::repeat_n(letter, values.len()).map(String::from);
+        let letters = std::iter::repeat_n(letter.to_string(), values.len());
         let before = mask.map(|_| "b".to_string()).into_iter().chain(["l".to_string()]);
         let constraints: Vec<String> = before.chain(letters).chain(["~{memory}".into()]).collect();
         let mut args: Vec<Val<'c>> = mask.map(Into::into).into_iter().chain([ptr.base.into()]).collect();
         args.extend(values);
         self.e.asm(&text, &constraints.join(","), None, &args, true, false)?;
         Ok(())
+    }
+}
+
+/// The constraint of a register that holds such an element.
+fn letter(elem: Elem) -> &'static str {
+    match elem {
+        Elem::F32 => "f",
+        Elem::F64 => "d",
+        Elem::I64 => "l",
+        _ => "r",
     }
 }

@@ -50,6 +50,8 @@ pub(super) struct Gen<'c, 'k> {
     pub function: FunctionValue<'c>,
     /// Threads have several rows, whose loads the assembler must not serialise.
     pub in_turns: bool,
+    /// The instance waits for others.
+    pub waits: bool,
     /// Loads that are part of a window.
     /// The last loads of loops that sum what they read, and the index of the current iteration.
     pub batched: HashSet<Value>,
@@ -110,6 +112,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         group: None,
         function,
         in_turns: rows::in_turns(k),
+        waits: k.insts.iter().any(|i| i.op == Op::Await),
         batched: batched_loads::last(k),
         turn: None,
         fenced: false,
@@ -243,7 +246,6 @@ impl<'c> Gen<'c, '_> {
         let regs = match &data.op {
             Op::Store => return self.store(data),
             Op::Publish => return self.publish(data),
-            Op::Await => return self.wait_for(data),
             Op::Atomic(op) => return self.atomic(*op, data),
             Op::For => return self.for_loop(data),
             Op::While => return self.while_loop(data),
@@ -287,6 +289,7 @@ impl<'c> Gen<'c, '_> {
             Op::Unpack { row } => self.unpack_rows(data, *row as usize)?,
             Op::Pack { row } => self.pack_rows(data, *row as usize)?,
             Op::Load(_) => self.load(data)?,
+            Op::Await => self.wait_for(data)?,
             Op::AtomicInc => vec![self.atomic_inc(data)?],
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,

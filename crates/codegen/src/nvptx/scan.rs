@@ -58,6 +58,7 @@ impl<'c> Gen<'c, '_> {
                 Some(carry) => self.combine(op, &[scan.elem], &vec![*carry], &vec![*prefix])?[0],
                 None => *prefix,
             };
+            let v = if self.waits { self.here(v, scan.elem)? } else { v };
             out.push(match elem {
                 Elem::F16 | Elem::Bf16 => Reg::Plain(self.narrow(float(v)?, elem)?),
                 _ => Reg::of(v, elem),

@@ -15,6 +15,9 @@ struct Frame<'a> {
     counter: Option<[i64; 3]>,
 }
 
+/// Marks a word that is published.
+const MARK: u64 = 1 << 32;
+
 type Copies = Vec<(usize, usize, Rc<Block>)>;
 
 /// A thread of control: the whole instance, or one role of it.
@@ -262,6 +265,7 @@ impl<'a> Machine<'a, '_> {
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
             Op::Load(_) => self.load(flow, &data.args, elem, &to)?,
+            Op::Await => self.wait(flow, &data.args, elem, &to)?,
             Op::AtomicInc => self.atomic_inc(flow, &data.args)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
@@ -298,14 +302,7 @@ impl<'a> Machine<'a, '_> {
         let args = &data.args;
         match &data.op {
             Op::Store => self.store(flow, args)?,
-            Op::Publish => {
-                let Some(at) = flow.block(args[0])?.pointers().first().copied() else {
-                    return Err("no pointer".into());
-                };
-                let i = self.index(at)?;
-                self.buffers[at.param].write(i, Scalar::Int(1));
-            }
-            Op::Await => self.wait(flow, args)?,
+            Op::Publish => self.publish(flow, args)?,
             Op::Atomic(op) => self.atomic(flow, args, *op)?,
             Op::Check { site } => self.check(flow, args, *site)?,
             Op::TileStore => {
@@ -468,17 +465,51 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// Instances run one after the other, so what is awaited is there.
-    fn wait(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
-        let p = flow.block(args[0])?;
-        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
+    /// Writes the words of values, each with its mark.
+    fn publish(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
         for (i, a) in p.pointers().iter().enumerate() {
-            let there = |v: Scalar| !matches!(v, Scalar::Int(0));
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) && !there(self.buffers[a.param].read(self.index(*a)?)) {
-                return Err("an instance waits for one that comes after it".into());
+            if mask.as_ref().is_some_and(|m| m.ints()[i] == 0) {
+                continue;
+            }
+            let bits = match (v.elem, element(&v, i)) {
+                (Elem::F32, Scalar::Float(x)) => u64::from((x as f32).to_bits()),
+                (_, Scalar::Float(x)) => x.to_bits(),
+                (_, Scalar::Int(n)) => n as u64,
+            };
+            let at = self.index(*a)?;
+            for word in 0..v.elem.bytes() / 4 {
+                let half = bits >> (32 * word) & 0xffff_ffff;
+                self.buffers[a.param].write(at + word, Scalar::Int((half | MARK) as i64));
             }
         }
         Ok(())
+    }
+    /// Instances run one after the other, so what is awaited is there.
+    fn wait(&mut self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let p = flow.block(args[0])?;
+        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
+        let mut found = vec![];
+        for (i, a) in p.pointers().iter().enumerate() {
+            let mut bits = 0;
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                let at = self.index(*a)?;
+                for word in 0..elem.bytes() / 4 {
+                    match self.buffers[a.param].read(at + word) {
+                        Scalar::Int(n) if n as u64 & MARK != 0 => bits |= (n as u64 & 0xffff_ffff) << (32 * word),
+                        _ => return Err("an instance waits for one that comes after it".into()),
+                    }
+                }
+            }
+            found.push(match elem {
+                Elem::F32 => Scalar::Float(f64::from(f32::from_bits(bits as u32))),
+                Elem::F64 => Scalar::Float(f64::from_bits(bits)),
+                Elem::I32 => Scalar::Int(i64::from(bits as u32 as i32)),
+                _ => Scalar::Int(bits as i64),
+            });
+        }
+        Ok(collected(elem, shape, found.into_iter()))
     }
     fn atomic_inc(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
         let Some(to) = flow.block(args[0])?.pointers().first().copied() else { return Err("no pointer".into()) };

@@ -5,21 +5,21 @@
 //! Instances of earlier chunks have lower numbers. A GPU starts blocks in the order of their numbers, so that what is waited for runs.
 use super::RowLoop;
 use super::scans::as_reduction;
-use super::split_row::{JOINED, Partial, places};
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::joint;
 use crate::math;
 use crate::pointwise;
 use crate::rows::RowPlan;
-use crate::tile::{loads, open_with};
-use kiln_block::{BinaryOp as B, CmpOp, Kernel};
-use kiln_graph::{DType, Scalar};
+use crate::tile::{Frame, loads, looped, open_with};
+use kiln_block::{BinaryOp as B, CmpOp, Elem, Kernel, Value};
+use kiln_graph::{DType, ReduceOp, Scalar};
 use kiln_plan::exec::{Slot, Work};
 
 /// Most chunks of a row, whose totals each instance reads.
-const CHUNKS: usize = 4096;
-
+const CHUNKS: usize = 16384;
+/// Fewest chunks that an instance waits for at once.
+const LEAST: usize = 64;
 /// Whether the row can be scanned so, or why not.
 pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
     let live = scene.live();
@@ -27,7 +27,6 @@ pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
     let is_scan = |n: &u32| matches!(op(n), NodeOp::Scan { .. });
     let scans: Vec<NodeId> = live.iter().copied().filter(is_scan).collect();
     let chunks = plan.row.extent.div_ceil(plan.row.block);
-    let rows: usize = plan.kept.iter().map(|c| c.block).product();
     let nested = |n: &u32| match op(n) {
         NodeOp::Scan { body, .. } => scene.dag.reach(&[*body]).iter().any(is_scan),
         _ => false,
@@ -38,84 +37,125 @@ pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
     if scans.is_empty() || scans.iter().any(nested) || live.iter().any(|n| matches!(op(n), NodeOp::Reduce { .. })) {
         return Err("rows are not scanned, or also reduced".into());
     }
-    if !(2..=CHUNKS).contains(&chunks) || rows * chunks.next_power_of_two() > JOINED {
-        return Err(format!(
-            "a row has {chunks} chunks; 2 to {CHUNKS}, and {JOINED} totals of a tile, can be waited for"
-        ));
+    if !(2..=CHUNKS).contains(&chunks) {
+        return Err(format!("a row has {chunks} chunks; 2 to {CHUNKS} can be waited for"));
     }
     Ok(())
 }
 
 impl RowLoop<'_> {
-    /// A step that clears the flags, and the scan.
+    /// Steps that clear the words of totals, and the scan.
     pub(super) fn scan_looking_back(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
-        let totals = self.partials(&self.totals());
-        let shape = self.plan.shape(self.plan.parts);
-        let instances = shape.instances();
-        let flags = self.new_scratch(DType::I32, instances);
-        let cleared = |axes: &[crate::expr::Expr]| {
-            let mut dag = crate::dag::Dag::default();
-            let value = dag.add(NodeOp::Const(Scalar::Int(0)), DType::I32);
-            Ok(Scene { dag, stores: vec![Store::new(flags, DType::I32, axes[0].clone(), value)] })
-        };
-        let clear = pointwise::points(&format!("{}_clear", self.name), &[instances], &cleared, self.plan.machine)?;
-        Ok(vec![clear, self.scan_chunks(&totals, flags)?])
+        let (mut totals, mut steps) = (vec![], vec![]);
+        for (_, op, body) in self.scans() {
+            let elem = math::held(self.scene.dag.node(body).dtype);
+            let count = self.plan.parts * self.rows() * words(elem);
+            let slot = self.new_scratch(DType::I64, count);
+            totals.push(Total { op: as_reduction(op), slot, elem });
+            let cleared = |axes: &[crate::expr::Expr]| {
+                let mut dag = crate::dag::Dag::default();
+                let value = dag.add(NodeOp::Const(Scalar::Int(0)), DType::I64);
+                Ok(Scene { dag, stores: vec![Store::new(slot, DType::I64, axes[0].clone(), value)] })
+            };
+            steps.push(pointwise::points(&format!("{}_clear", self.name), &[count], &cleared, self.plan.machine)?);
+        }
+        steps.push(self.scan_chunks(&totals)?);
+        Ok(steps)
     }
-    fn scan_chunks(&self, totals: &[Partial], flags: Slot) -> Result<Work<Kernel>, LowerError> {
-        let shape = self.plan.shape(self.plan.parts);
+    fn scan_chunks(&self, totals: &[Total]) -> Result<Work<Kernel>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
-        used.extend(places(totals, false));
-        used.push((flags, DType::I32, false));
+        used.extend(totals.iter().map(|t| (t.slot, DType::I64, false)));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &shape, &used);
-        let lanes = f.lanes(self.plan.row, f.part);
+        let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used);
+        let Some(part) = f.part else {
+            return Err(LowerError::Invariant { kernel: self.name.to_string(), what: "a row has one chunk".into() });
+        };
+        let lanes = f.lanes(self.plan.row, Some(part));
         f.em.coords.insert(self.plan.row.id, lanes);
         let row = self.tile_row();
         let starts = self.scan_starts(&mut f);
         let mut inner = vec![];
-        for (((_, op, body), partial), start) in self.scans().into_iter().zip(totals).zip(&starts) {
+        for (((_, op, body), total), start) in self.scans().into_iter().zip(totals).zip(&starts) {
             let v = f.em.value(&mut f.b, body);
-            let v = f.b.cast(v, math::held(self.scene.dag.node(body).dtype));
+            let v = f.b.cast(v, total.elem);
             let v = f.b.broadcast_to(v, &joint(&f.b.shape(*start), &f.b.shape(v)));
-            let v = f.em.fill_outside(&mut f.b, as_reduction(op), v, lanes);
+            let v = f.em.fill_outside(&mut f.b, total.op, v, lanes);
             f.em.row = Some(row);
             inner.push(f.em.scan_lanes(&mut f.b, op, v));
-            let total = f.em.reduce_axis(&mut f.b, as_reduction(op), v, row);
+            let sum = f.em.reduce_axis(&mut f.b, total.op, v, row);
             f.em.row = None;
-            for &(slot, dtype) in &partial.places {
-                self.store_partial(&mut f, slot, dtype, total);
-            }
+            let (at, mask) = (self.total_at(&mut f, total, part), self.rows_there(&f));
+            f.b.publish(at, sum, mask);
         }
-        // Flags are in the order of instances, those of a row's chunks as far apart as there are tiles of rows.
-        let Some(flag) = f.em.params.get(&flags).copied() else {
-            return Err(LowerError::Invariant { kernel: self.name.to_string(), what: "flags have no buffer".into() });
-        };
-        let number = f.number();
-        let own = f.b.ptr_add(flag, number);
-        f.b.publish(own);
-        if let Some(part) = f.part {
-            let tiles = (shape.instances() / self.plan.parts) as i64;
-            let lane = f.b.iota(self.plan.parts.next_power_of_two());
-            let lane = f.b.cast(lane, f.em.index);
-            let tiles = f.em.int(&mut f.b, tiles);
-            let tile = f.b.binary(B::Rem, number, tiles);
-            let first = f.b.ptr_add(flag, tile);
-            let offset = f.b.binary(B::Mul, lane, tiles);
-            let first = f.b.broadcast_to(first, &f.b.shape(offset));
-            let each = f.b.ptr_add(first, offset);
-            let before = f.b.cmp(CmpOp::Lt, lane, part);
-            f.b.wait(each, Some(before));
-        }
-        for (((n, op, body), partial), inner) in self.scans().into_iter().zip(totals).zip(inner) {
-            let part = f.part;
-            let before = self.combine_lanes(&mut f, partial, part);
-            let held = math::held(self.scene.dag.node(body).dtype);
-            let before = f.b.cast(before.value, held);
-            let value = math::combine(&mut f.b, as_reduction(op), before, inner);
+        for (((n, ..), total), inner) in self.scans().into_iter().zip(totals).zip(inner) {
+            let before = self.totals_before(&mut f, total, part);
+            let value = math::combine(&mut f.b, total.op, before, inner);
             f.em.set(n, value);
         }
         self.scene.stores.iter().for_each(|s| f.store(s));
         f.finish()
     }
+    /// Where a chunk's totals of a tile's rows are.
+    fn total_at(&self, f: &mut Frame, total: &Total, chunk: Value) -> Value {
+        let p = f.em.address(&mut f.b, total.slot, &self.row_number().scale(words(total.elem) as i64));
+        let rows = f.em.int(&mut f.b, (self.rows() * words(total.elem)) as i64);
+        let offset = f.b.binary(B::Mul, chunk, rows);
+        let shape = joint(&f.b.shape(p), &f.b.shape(offset));
+        let (p, offset) = (f.b.broadcast_to(p, &shape), f.b.broadcast_to(offset, &shape));
+        f.b.ptr_add(p, offset)
+    }
+    /// Which rows of a tile there are; `None` if there are all.
+    fn rows_there(&self, f: &Frame) -> Option<Value> {
+        self.plan.kept.iter().find_map(|c| f.em.coords.get(&c.id)?.mask)
+    }
+    /// The totals of the chunks before this one combined: each thread waits for some, in order, and adds them up.
+    fn totals_before(&self, f: &mut Frame, total: &Total, own: Value) -> Value {
+        let row = self.parts_row();
+        let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
+        let at_once = at_once(self.plan.warps, rows);
+        let mut lane = f.b.iota(at_once);
+        for axis in (0..row.rank).filter(|a| *a != row.axis) {
+            lane = f.b.expand_dims(lane, axis);
+        }
+        let lane = f.b.cast(lane, f.em.index);
+        let there = self.rows_there(f);
+        let at = self.total_at(f, total, lane);
+        let nothing = math::identity(&mut f.b, total.op, total.elem);
+        let start = f.b.broadcast_to(nothing, &f.b.shape(at));
+        let until = f.b.cast(own, Elem::I32);
+        let bounds = [f.b.i32(0), until, f.b.i32(at_once as i64)];
+        let sums = looped(f, bounds, &[start], |f, first, now| {
+            let first = f.b.cast(first, f.em.index);
+            let chunk = f.b.binary(B::Add, first, lane);
+            let mut before = f.b.cmp(CmpOp::Lt, chunk, own);
+            if let Some(there) = there {
+                before = f.b.binary(B::And, before, there);
+            }
+            let stride = f.em.int(&mut f.b, (self.rows() * words(total.elem)) as i64);
+            let offset = f.b.binary(B::Mul, first, stride);
+            let at = f.b.ptr_add(at, offset);
+            let found = f.b.wait(at, total.elem, Some(before));
+            let found = f.b.select(before, found, nothing);
+            vec![math::combine(&mut f.b, total.op, now[0], found)]
+        });
+        f.em.reduce_axis(&mut f.b, total.op, sums[0], row)
+    }
+}
+
+/// The published totals of a scan.
+struct Total {
+    op: ReduceOp,
+    slot: Slot,
+    elem: Elem,
+}
+
+/// How many chunks an instance of so many warps, whose tile has so many rows, waits for at once.
+pub fn at_once(warps: usize, rows: usize) -> usize {
+    (32 * warps / rows).max(LEAST)
+}
+
+/// Words that a published total takes.
+fn words(elem: Elem) -> usize {
+    elem.bytes() / 4
 }

@@ -22,7 +22,7 @@ pub struct Partial {
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
 /// Most partial results that a block combines at a time, and the least columns that they are of.
-pub(super) const JOINED: usize = 16384;
+const JOINED: usize = 16384;
 const COLUMNS: usize = 4;
 /// Most parts that a thread combines by itself, one after the other.
 const FEW: usize = 16;
@@ -193,7 +193,7 @@ impl RowLoop<'_> {
         f.b.cast(count, Elem::F32)
     }
     /// The row of a tile whose lanes are parts.
-    fn parts_row(&self) -> TileRow {
+    pub(super) fn parts_row(&self) -> TileRow {
         let p = &self.plan;
         // Tiles of rank 2 take scalars as they are.
         let rank = if p.kept.iter().all(|c| c.block == 1) { 1 } else { p.rank };

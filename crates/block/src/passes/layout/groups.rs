@@ -103,6 +103,8 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Load(_)
             | Op::Store
             | Op::Atomic(_)
+            | Op::Publish
+            | Op::Await
             | Op::Check { .. }
             | Op::Scan { .. }
     )

@@ -85,21 +85,11 @@ impl Rebuild<'_> {
         let depth = self.out.len() - 1;
         data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
         match &data.op {
-            Op::Load(_) => self.load(i, data),
-            Op::Store | Op::Atomic(_) => self.store(i, data),
+            Op::Load(_) | Op::Await => self.load(i, data),
+            Op::Store | Op::Atomic(_) | Op::Publish => self.store(i, data),
             Op::Check { .. } => {
                 // In the index's layout: a check is not worth a conversion.
                 let flat = self.home(data.args[2]);
-                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
-                self.keep(i, args, vec![]);
-            }
-            Op::Publish => self.keep(i, data.args.clone(), vec![]),
-            Op::Await => {
-                let flat = if old.ty(data.args[0]).is_scalar() {
-                    Flat::scalar(warp_bits(old))
-                } else {
-                    self.preferred(data.args[0])
-                };
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
                 self.keep(i, args, vec![]);
             }

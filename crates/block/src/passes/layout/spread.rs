@@ -69,8 +69,8 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
     k.walk(&mut |_, data| {
         let (value, access) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
-            (Op::Load(_), [ptr, ..]) => (data.results[0], Some(*ptr)),
-            (Op::Store | Op::Atomic(_), [ptr, value, ..]) => (*value, Some(*ptr)),
+            (Op::Load(_) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),
+            (Op::Store | Op::Atomic(_) | Op::Publish, [ptr, value, ..]) => (*value, Some(*ptr)),
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
             (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => {
                 (data.results[0], None)
