@@ -64,7 +64,8 @@ impl Answer {
             return t + &wrapped("asked       ", why, width);
         }
         let (Some(chosen), Some(asked)) = (&self.chosen, &self.asked) else { return t };
-        let kept = if chosen.schedule == asked.schedule {
+        let main = |text: &str| text.parse().map(|s: Schedule| s.main());
+        let kept = if main(&chosen.schedule) == main(&asked.schedule) {
             "it is the schedule of the kernel"
         } else if chosen.us.is_none() || asked.us.is_none() {
             "the cost model has no time for one of them"

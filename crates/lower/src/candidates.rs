@@ -37,9 +37,10 @@ pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> 
     }
     // One that lowering refuses would leave the kernel without a program.
     if multiplies(kernel, machine)?
-        && let Some(((_, Some(made)), us)) = if_taken(cheapest(kernel, machine, |_| true))?
+        && let Some((lowered, us)) = if_taken(cheapest(kernel, machine, |_| true))?
+        && let Some(schedule) = lowered.schedule()
     {
-        return Ok(Chosen { schedule: Some(made.schedule()), us });
+        return Ok(Chosen { schedule: Some(schedule), us });
     }
     let first = |nest: &crate::nest::Nest| schedule::first(nest);
     let nests: Vec<(Schedule, Price)> = each_nest(kernel, machine, &first)?;
@@ -111,7 +112,7 @@ fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, Lower
 /// The nest of a kernel and its schedules; `None` for a kernel that multiplies, or has several nests.
 pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
-    if multiplies(kernel, machine)? && lowered(kernel, machine)?.1.is_some() {
+    if multiplies(kernel, machine)? && lowered(kernel, machine)?.made.is_some() {
         return Ok(None);
     }
     let of = |nest: &crate::nest::Nest| {
@@ -125,7 +126,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
 /// kernel that multiplies, not all of the others fit ([`fits`]).
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
-    let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.1 } else { None };
+    let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.made } else { None };
     let priced = |(m, us): (Multiply, f64)| (m.schedule(), Price { us, ..Price::default() });
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
@@ -175,7 +176,7 @@ pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result
 
 /// A schedule without what its price does not depend on, or follows from memory that is left.
 fn unstaged(schedule: &Schedule) -> Schedule {
-    let priced = |s: &&Step| !matches!(s, Step::Stage(..) | Step::Group(_) | Step::BlockMask);
+    let priced = |s: &&Step| !matches!(s, Step::Stage(..) | Step::Group(_) | Step::BlockMask | Step::Launch(..));
     schedule.steps.iter().filter(priced).cloned().collect()
 }
 

@@ -90,8 +90,7 @@ impl<'a> Host<'a> {
             let store = Store::new(slot, dtype, linear(axes, shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
-        let name = format!("{}_{what}", of.name);
-        self.out.steps.push(pointwise::points(&name, shape, &scene, of.machine)?);
+        self.out = std::mem::take(&mut self.out).then(pointwise::launch(&of, what, shape, &scene)?);
         Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
     }
     fn in_place<F>(&self, v: ValueId, shape: &[usize], read: &F) -> Result<Option<Operand>, LowerError>
@@ -160,9 +159,7 @@ impl<'a> Host<'a> {
         let name = format!("{}_epilogue", self.of.name);
         let of = Body { matmul: Some((v, Matmul::At(place.0, place.1))), name: &name, ..self.of };
         let rest = reduction::lower(&of, of.machine, self.out.scratch.len() as u32)?;
-        self.out.scratch.extend(rest.scratch);
-        self.out.steps.extend(rest.steps);
-        Ok(self.out)
+        Ok(self.out.then(rest))
     }
 }
 

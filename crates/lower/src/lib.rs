@@ -58,7 +58,7 @@ use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::{
-    Contract, Hardware, Kernel, KernelKind, Rounding,
+    Contract, Hardware, Kernel, KernelKind, Rounding, Schedule, Step,
     exec::{LibraryCall, Steps, Work},
 };
 use multiply::Multiply;
@@ -117,6 +117,7 @@ fn body<'a>(
         rounding: kernel.rounding,
         multiply,
         schedule: kernel.schedule.as_ref().filter(|_| multiply.is_none()),
+        kernel: (&kernel.name, kernel.schedule.as_ref()),
         bytes: kernel.cost.bytes(),
     })
 }
@@ -139,21 +140,21 @@ pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, L
 /// programs whose sizes follow from the machine. Steps that call a GPU's library come with alternative steps without it
 /// (`otherwise`).
 pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
-    lowered(kernel, machine).map(|found| found.0)
+    lowered(kernel, machine).map(|found| found.steps)
 }
 
 /// The same, with the schedule that the steps follow if they multiply.
 fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     let by = |schedule| Kernel { schedule, ..kernel.clone() };
-    let (steps, made) = match &kernel.schedule {
+    let mut found = match &kernel.schedule {
         Some(_) => own(kernel, &under(machine, kernel))?,
         None => candidates::cheapest(kernel, machine, |_| true)?.0,
     };
-    if !machine.arch.is_gpu() || made != Some(Multiply::Library) {
-        return Ok((steps, made));
+    if machine.arch.is_gpu() && found.made == Some(Multiply::Library) {
+        let without = candidates::cheapest(&by(None), machine, |m| *m != Multiply::Library);
+        found.steps.otherwise = if_taken(without)?.map(|own| Box::new(own.0.steps));
     }
-    let without = candidates::cheapest(&by(None), machine, |m| *m != Multiply::Library);
-    Ok((Steps { otherwise: if_taken(without)?.map(|own| Box::new(own.0.0)), ..steps }, made))
+    Ok(found)
 }
 
 /// The machine, under the contract of a kernel.
@@ -161,8 +162,23 @@ fn under<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> {
     Hardware { machine, contract: Contract { batch_invariant: kernel.batch_invariant, ..Contract::default() } }
 }
 
-/// Steps, and the schedule that they follow if they multiply.
-type Lowered = (Steps<kiln_block::Kernel>, Option<Multiply>);
+/// What a kernel is lowered to.
+struct Lowered {
+    steps: Steps<kiln_block::Kernel>,
+    /// The schedule that they follow if they multiply, and those of the launches beside.
+    made: Option<Multiply>,
+    launches: Vec<(String, Schedule)>,
+}
+impl Lowered {
+    fn new(steps: Vec<Work<kiln_block::Kernel>>) -> Lowered {
+        Lowered { steps: steps.into(), made: None, launches: vec![] }
+    }
+    /// The whole schedule of a kernel that multiplies.
+    fn schedule(&self) -> Option<Schedule> {
+        let launches = self.launches.iter().map(|(name, schedule)| Step::Launch(name.clone(), schedule.clone()));
+        Some(self.made?.schedule().steps.into_iter().chain(launches).collect())
+    }
+}
 
 /// Lowers one kernel by its schedule. Without one a kernel does not multiply by tiles: its nests have their cheapest schedules.
 fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
@@ -170,10 +186,10 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
         let call = library_call(body).ok_or_else(|| unsupported("libtorch runs it"))?;
-        return Ok((vec![Work::Fallback(call)].into(), None));
+        return Ok(Lowered::new(vec![Work::Fallback(call)]));
     }
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
-        return Ok((vec![].into(), None));
+        return Ok(Lowered::new(vec![]));
     }
     let decomposed = composite::Decomposed::of(name, body)?;
     let of = self::body(kernel, &decomposed, machine)?;
@@ -184,7 +200,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     if of.schedule.is_some() && kernel.kind == KernelKind::Attention {
         return Err(unsupported("the schedule has no step that multiplies"));
     }
-    let rows::Emitted { scratch, mut steps, made } = match kernel.kind {
+    let rows::Emitted { scratch, mut steps, made, launches } = match kernel.kind {
         KernelKind::Pool if machine.contract.batch_invariant || of.schedule.is_some() => {
             reduction::lower(&of, machine, 0)?
         }
@@ -210,6 +226,12 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     {
         return Err(unsupported(&why));
     }
+    let unknown = |asked: &&str| !launches.iter().any(|l| l.0 == *asked);
+    if let Some(name) = kernel.schedule.iter().flat_map(Schedule::launches).map(|l| l.0).find(unknown) {
+        let all: Vec<&str> = launches.iter().map(|l| l.0.as_str()).collect();
+        let all = if all.is_empty() { "none".to_string() } else { all.join(", ") };
+        return Err(unsupported(&format!("`launch {name}` names no launch beside the matmul; there are: {all}")));
+    }
     for step in &mut steps {
         if let Work::Block { code, .. } = step {
             if kernel.rounding == Rounding::PerOp {
@@ -220,7 +242,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     }
     check(name, &steps)?;
     let copied = if kernel.kind == KernelKind::Scatter { scatter::copied(body, &steps) } else { None };
-    Ok((Steps { scratch, steps, otherwise: None, copied }, made))
+    Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, made, launches })
 }
 
 /// Whether a program is launched before the one ahead of it has ended: if it has few blocks.

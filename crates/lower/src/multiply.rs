@@ -81,6 +81,7 @@ pub struct Attention {
 impl Multiply {
     /// Reads a schedule; `None` for that of a nest.
     pub fn of(schedule: &Schedule) -> Result<Option<Multiply>, String> {
+        let schedule = &schedule.main();
         if !schedule.multiplies() {
             return Ok(None);
         }

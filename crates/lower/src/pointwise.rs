@@ -6,6 +6,7 @@ use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
+use crate::rows::Emitted;
 use crate::schedule;
 use crate::space::Space;
 use kiln_block::Kernel;
@@ -50,13 +51,23 @@ fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result
     Ok(Scene { dag: r.dag, stores })
 }
 
-/// One step over the points of `shape`. `scene` gives the program at a point's coordinates.
+/// One step over the points of `shape`, by the cheapest schedule. `scene` gives the program at a point's coordinates.
 pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> Result<Work<Kernel>, LowerError>
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
     let at = |s: &Space| scene(&s.axes);
     let nest = Nest::new(name, Space::new(shape, &vec![false; shape.len()]), &at, machine)?;
-    let mut steps = schedule::lowered(&nest, None, 0)?.steps;
+    let mut steps = schedule::run(&nest, &schedule::first(&nest)?.0, 0)?.steps;
     steps.pop().ok_or_else(|| LowerError::Invariant { kernel: name.to_string(), what: "points without a step".into() })
+}
+
+/// A launch over the points of `shape` before a matmul, whose schedule may be part of the kernel's.
+pub fn launch<F>(of: &Body, what: &str, shape: &[usize], scene: &F) -> Result<Emitted, LowerError>
+where
+    F: Fn(&[Expr]) -> Result<Scene, LowerError>,
+{
+    let (name, at) = (format!("{}_{what}", of.name), |s: &Space| scene(&s.axes));
+    let nest = Nest::new(&name, Space::new(shape, &vec![false; shape.len()]), &at, of.machine)?;
+    schedule::lowered(of, &nest, 0)
 }

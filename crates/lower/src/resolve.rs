@@ -49,6 +49,8 @@ pub struct Body<'a> {
     pub multiply: Option<Multiply>,
     /// That of another kernel's nest.
     pub schedule: Option<&'a Schedule>,
+    /// The kernel, which may be of more launches than this body is lowered to, and all that the plan asks for.
+    pub kernel: (&'a str, Option<&'a Schedule>),
     /// Bytes that it reads and writes once, where the planner counted them; else 0.
     pub bytes: u64,
 }
@@ -59,6 +61,11 @@ impl<'a> Body<'a> {
             Some(Multiply::Matmul(p)) => Some(p),
             _ => None,
         }
+    }
+    /// How the plan calls a launch of this name.
+    pub fn launch(&self, name: &str) -> String {
+        let end = name.strip_prefix(self.kernel.0).unwrap_or(name).trim_start_matches('_');
+        if end.is_empty() { "main".into() } else { end.into() }
     }
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.decomposed, self.name);

@@ -220,6 +220,7 @@ mod tests {
             rounding: Rounding::AtStores,
             multiply: None,
             schedule: None,
+            kernel: ("k", None),
             bytes: 0,
         };
         let space = Space::new(&[4, 8], &[false, true]);

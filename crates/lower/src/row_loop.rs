@@ -70,7 +70,7 @@ impl<'a> RowLoop<'a> {
             }
             if self.plan.look_back {
                 let steps = self.scan_looking_back()?;
-                return Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps, made: None });
+                return Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps, ..Emitted::default() });
             }
             if !self.scans_in_parts() {
                 self.plan.parts = 1;
@@ -82,7 +82,7 @@ impl<'a> RowLoop<'a> {
             _ if has_scan => self.scan_parts()?,
             _ => self.in_parts()?,
         };
-        Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps, made: None })
+        Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps, ..Emitted::default() })
     }
 
     fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {

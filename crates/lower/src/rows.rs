@@ -4,8 +4,8 @@ use crate::tile::{Cut, Shape};
 use crate::unaligned::Unaligned;
 use kiln_block::{Elem, Kernel};
 use kiln_graph::Type;
-use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
+use kiln_plan::{Hardware, Schedule};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,8 @@ pub struct Emitted {
     pub steps: Vec<Work<Kernel>>,
     /// The schedule of the matmul or attention among them.
     pub made: Option<Multiply>,
+    /// The schedules of the nests among them, by the ends of their names.
+    pub launches: Vec<(String, Schedule)>,
 }
 
 impl Emitted {
@@ -22,6 +24,7 @@ impl Emitted {
         self.scratch.extend(rest.scratch);
         self.steps.extend(rest.steps);
         self.made = self.made.or(rest.made);
+        self.launches.extend(rest.launches);
         self
     }
     /// One step.

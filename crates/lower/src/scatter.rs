@@ -218,7 +218,7 @@ impl<'a> Scatter<'a> {
             steps.push(pointwise::points(&name("last"), &walked, &last, machine)?);
         }
         self.writes(target, machine, &mut |nest| {
-            steps.extend(schedule::lowered(nest, self.of.schedule, 0)?.steps);
+            steps.extend(schedule::lowered(self.of, nest, 0)?.steps);
             Ok(())
         })?;
         if let Target::Sums(dtype) = target {
@@ -231,7 +231,7 @@ impl<'a> Scatter<'a> {
             };
             steps.push(pointwise::points(&name("round"), &self.shape, &rounded, machine)?);
         }
-        Ok(Emitted { scratch, steps, made: None })
+        Ok(Emitted { scratch, steps, ..Emitted::default() })
     }
     /// Whether the last one of the elements that replace the same has to be found.
     fn finds_last(&self, target: Target) -> bool {

@@ -234,19 +234,26 @@ pub fn all<'b>(
     let mut out = Emitted::default();
     each(&mut |nest| {
         let next = scratch + out.scratch.len() as u32;
-        let steps = lowered(nest, of.schedule, next)?;
-        out = std::mem::take(&mut out).then(steps);
+        out = std::mem::take(&mut out).then(lowered(of, nest, next)?);
         Ok(())
     })?;
     Ok(out)
 }
 
-/// The steps of a nest by this schedule, or by the one with the least price.
-pub fn lowered(nest: &Nest, asked: Option<&Schedule>, scratch: u32) -> Result<Emitted, LowerError> {
-    match asked {
-        Some(schedule) => run(nest, schedule, scratch),
-        None => run(nest, &first(nest)?.0, scratch),
+/// The steps of a nest by the schedule that the plan asks for, or else by the one with the least price.
+pub fn lowered(of: &Body, nest: &Nest, scratch: u32) -> Result<Emitted, LowerError> {
+    if let Some(own) = of.schedule {
+        return run(nest, own, scratch);
     }
+    let name = of.launch(nest.name);
+    let asked = of.kernel.1.and_then(|all| all.launches().find(|l| l.0 == name)).map(|l| l.1.clone());
+    let schedule = match asked {
+        Some(schedule) => schedule,
+        None => first(nest)?.0,
+    };
+    let mut out = run(nest, &schedule, scratch)?;
+    out.launches.push((name, schedule));
+    Ok(out)
 }
 
 /// The schedule that a nest gets, with its price.
@@ -272,6 +279,9 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     if let Some(Step::Widen(axis, rows)) = schedule.steps.first() {
         let rest = schedule.steps[1..].iter().cloned().collect();
         return wide_rows::run(nest, (*axis, *rows), &rest, scratch);
+    }
+    if let Some(step) = schedule.steps.iter().find(|s| matches!(s, Step::Launch(..))) {
+        return Err(refusal(nest, step, "only kernels that multiply have launches beside"));
     }
     let mut tiled = tile(nest, schedule)?;
     if nest.row().is_none() {

@@ -78,7 +78,7 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
     let (step, slots) = before.first_level()?;
     let after = RowLoop::new(nest.name, &own.scene, RowPlan { parts: before.plan.parts * count, ..own_plan }, first);
     let last = after.joined(slots, count)?;
-    Ok(Emitted { scratch: before.into_scratch(), steps: vec![step, last], made: None })
+    Ok(Emitted { scratch: before.into_scratch(), steps: vec![step, last], ..Emitted::default() })
 }
 
 /// Whether rows are strided in memory (columns are reduced).

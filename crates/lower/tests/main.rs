@@ -7,6 +7,7 @@ mod epilogue;
 mod indices;
 mod key_blocks;
 mod large;
+mod launches;
 mod lengths;
 mod masks;
 mod matmul;

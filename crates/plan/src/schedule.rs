@@ -173,6 +173,9 @@ pub enum Step {
     BlockMask,
     /// `call library`: cuBLASLt on a GPU, Kiln's packed matmuls on the host.
     Call,
+    /// `launch left (split i0 512; bind warp 4)`: the schedule of a launch beside the matmul, by the end of its program's name: a copy of an
+    /// operand, the sum of slices, an epilogue of its own.
+    Launch(String, Schedule),
 }
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -208,6 +211,7 @@ impl fmt::Display for Step {
             Step::PingPong => f.write_str("ping-pong"),
             Step::BlockMask => f.write_str("block-mask"),
             Step::Call => f.write_str("call library"),
+            Step::Launch(name, schedule) => write!(f, "launch {name} ({schedule})"),
         }
     }
 }
@@ -216,13 +220,26 @@ impl fmt::Display for Step {
 const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; peel r N; \
                      tail r N; stage rows shared; stage operands global; persist N; prefetch N; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
-                     ping-pong; block-mask; call library";
+                     ping-pong; block-mask; call library; launch NAME (STEPS)";
 /// Largest number in a step.
 const MOST: usize = 1 << 30;
 
 impl FromStr for Step {
     type Err = String;
     fn from_str(text: &str) -> Result<Step, String> {
+        if let Some(rest) = text.strip_prefix("launch ") {
+            let parts =
+                rest.split_once('(').and_then(|(name, steps)| Some((name.trim(), steps.trim_end().strip_suffix(')')?)));
+            let is_name = |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            let Some((name, steps)) = parts.filter(|p| is_name(&p.0)) else {
+                return Err(format!("`{text}` is not `launch NAME (STEPS)`"));
+            };
+            let schedule: Schedule = steps.parse()?;
+            if let Some(step) = schedule.steps.iter().find(|s| matches!(s, Step::Launch(..))) {
+                return Err(format!("`{step}` is inside of another launch"));
+            }
+            return Ok(Step::Launch(name.into(), schedule));
+        }
         let words: Vec<&str> = text.split_whitespace().collect();
         let number = |word: &str| {
             let n = word.parse().ok().filter(|n| (1..=MOST).contains(n));
@@ -288,6 +305,18 @@ impl Schedule {
         self.steps.push(step);
         self
     }
+    /// Without the schedules of other launches.
+    #[must_use]
+    pub fn main(&self) -> Schedule {
+        self.steps.iter().filter(|s| !matches!(s, Step::Launch(..))).cloned().collect()
+    }
+    /// The schedules of other launches, by name.
+    pub fn launches(&self) -> impl Iterator<Item = (&str, &Schedule)> {
+        self.steps.iter().filter_map(|s| match s {
+            Step::Launch(name, schedule) => Some((name.as_str(), schedule)),
+            _ => None,
+        })
+    }
     /// Whether a matmul or attention has this schedule, and not the nest of another kernel.
     pub fn multiplies(&self) -> bool {
         self.steps.iter().any(|s| matches!(s, Step::Multiply(..) | Step::Call))
@@ -322,7 +351,13 @@ impl FromStr for Schedule {
         if text.trim().is_empty() {
             return Ok(Schedule::default());
         }
-        text.split(';').map(|step| step.trim().parse()).collect::<Result<Vec<Step>, _>>().map(Schedule::from_iter)
+        // Steps of a launch are in parentheses.
+        let mut depth = 0i32;
+        let ends = |c: char| {
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            c == ';' && depth == 0
+        };
+        text.split(ends).map(|step| step.trim().parse()).collect::<Result<Vec<Step>, _>>().map(Schedule::from_iter)
     }
 }
 impl TryFrom<String> for Schedule {
@@ -359,6 +394,8 @@ mod tests {
             "split-reduce keys 4; tensor-core mma 16x64; block-mask",
             "tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132",
             "call library",
+            "call library; launch epilogue (split i0 64; bind warp 2)",
+            "stage a global; tensor-core wgmma 64x64x64; stage a,b shared 5; launch left (fuse i0,i1; split i0 512; bind warp 4)",
         ] {
             assert_eq!(text.parse::<Schedule>().map(|s| s.to_string()).as_deref(), Ok(text));
         }
@@ -374,6 +411,11 @@ mod tests {
             ("fma", "`fma` is not a step"),
             ("tensor-core dmma 64x64x32", "is not a step"),
             ("stage a,w shared 4", "`a,w` in the step"),
+            ("launch left", "is not `launch NAME (STEPS)`"),
+            ("launch left (split i0 8", "is not `launch NAME (STEPS)`"),
+            ("launch a-b (split i0 8)", "is not `launch NAME (STEPS)`"),
+            ("launch left (split i0)", "`split i0` is not a step"),
+            ("launch left (launch right (bind warp 1))", "is inside of another launch"),
         ] {
             let e = wrong.parse::<Schedule>().expect_err(wrong);
             assert!(e.contains(why), "{wrong}: {e}");

@@ -20,13 +20,9 @@ use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side};
 use crate::{LowerError, pointwise};
-use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
-use kiln_plan::{
-    Precision, Step,
-    exec::{Slot, Work},
-};
+use kiln_plan::{Precision, Step, exec::Slot};
 
 /// Scratch buffers: the copy of the input, and the weight in the order of K.
 const INPUT: Slot = Slot::Scratch(0);
@@ -63,8 +59,8 @@ pub fn lower(
     asked: &Product,
 ) -> Result<Emitted, LowerError> {
     let lowered = with(of, c, by_patches, machine, &|w, matmul| {
-        let steps = vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?];
-        let before = Emitted { scratch: w.scratch().into(), steps, made: None };
+        let copies = w.copy_input(of)?.then(w.copy_weight(of)?);
+        let before = Emitted { scratch: w.scratch().into(), ..copies };
         matmul::with_operands(of, matmul, machine, asked, before)
     })?;
     let Some(out) = lowered else {
@@ -184,7 +180,7 @@ impl<'a> Windows<'a> {
     fn images(&self) -> Vec<usize> {
         [&self.c.x_shape[..1], &self.padded[..]].concat()
     }
-    fn copy_input(&self, of: &Body, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+    fn copy_input(&self, of: &Body) -> Result<Emitted, LowerError> {
         let (c, dims) = (self.c, self.padded.len());
         let space = [&[c.groups], &self.phases[..], &self.images(), &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -199,9 +195,9 @@ impl<'a> Windows<'a> {
             }
             self.copy(of, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
         };
-        pointwise::points(&format!("{}_input", of.name), &space, &scene, machine)
+        pointwise::launch(of, "input", &space, &scene)
     }
-    fn copy_weight(&self, of: &Body, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+    fn copy_weight(&self, of: &Body) -> Result<Emitted, LowerError> {
         let c = self.c;
         let space = [&[c.groups, c.cout], &c.w_shape[2..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -209,7 +205,7 @@ impl<'a> Windows<'a> {
             let ix = [&[axes[0].clone().scale(c.cout as i64).plus(&axes[1]), channel.clone()], point].concat();
             self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (WEIGHT, linear(axes, &space)))
         };
-        pointwise::points(&format!("{}_weight", of.name), &space, &scene, machine)
+        pointwise::launch(of, "weight", &space, &scene)
     }
     /// Stores what a value is at an index, or zero where that is out of bounds.
     fn copy(

@@ -19,13 +19,9 @@ use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side, Strided};
 use crate::{LowerError, pointwise};
-use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
 use kiln_plan::Hardware;
-use kiln_plan::{
-    Engine, Operand, Precision, Step,
-    exec::{Slot, Work},
-};
+use kiln_plan::{Engine, Operand, Precision, Step, exec::Slot};
 
 /// Bytes of rows from which on copies pad them to whole lines.
 const LONG: usize = 1024;
@@ -188,7 +184,7 @@ pub fn prepared<T>(
             )));
         };
         for (which, copy) in parts.iter_mut().enumerate() {
-            copy.put(of, p, which, machine, &mut out)?;
+            copy.put(of, p, which, &mut out)?;
         }
         let at = |which: usize, part: usize| {
             let copy = &parts[which];
@@ -202,7 +198,7 @@ pub fn prepared<T>(
     let mut copies = copied(of, p, machine, asked)?;
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
-            copy.put(of, p, which, machine, &mut out)?;
+            copy.put(of, p, which, &mut out)?;
         }
     }
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
@@ -276,21 +272,14 @@ impl Read {
 
 impl Copied {
     /// Adds a scratch buffer for the copy, and the step that fills it.
-    fn put(
-        &mut self,
-        of: &Body,
-        p: &Matmul,
-        which: usize,
-        machine: &Hardware,
-        out: &mut Emitted,
-    ) -> Result<(), LowerError> {
+    fn put(&mut self, of: &Body, p: &Matmul, which: usize, out: &mut Emitted) -> Result<(), LowerError> {
         self.slot = Slot::Scratch(out.scratch.len() as u32);
-        out.steps.push(self.step(of, p, which, machine)?);
+        *out = std::mem::take(out).then(self.step(of, p, which)?);
         out.scratch.push(Type::new(self.dtype, [self.parts * self.count()]));
         Ok(())
     }
-    /// The step that makes the copy.
-    fn step(&self, of: &Body, p: &Matmul, which: usize, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+    /// The launch that makes the copy.
+    fn step(&self, of: &Body, p: &Matmul, which: usize) -> Result<Emitted, LowerError> {
         // Batch axes that the copy does not have stay at 0.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
@@ -329,7 +318,7 @@ impl Copied {
             let stores = (0..self.parts).map(&mut store).collect();
             Ok(Scene { dag: r.dag, stores })
         };
-        pointwise::points(&format!("{}_{}", of.name, ["left", "right"][which]), &space, &scene, machine)
+        pointwise::launch(of, ["left", "right"][which], &space, &scene)
     }
 }
 

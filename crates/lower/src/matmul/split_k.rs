@@ -48,7 +48,7 @@ pub fn lower(
     let (step, made) = tiled(of, &piece, &dims, asked, machine, &scene)?;
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
-    let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made) };
+    let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made), ..Emitted::default() };
     let out = out.in_forms(|forms| forms.slices = parts);
     let name = format!("{}_sum", of.name);
     let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });

@@ -1,0 +1,95 @@
+//! Schedules of launches beside a matmul: copies of operands, sums of slices, epilogues of their own. They are part of the kernel's schedule,
+//! and followed.
+use crate::common::{difference, kernel, run_steps};
+use kiln_graph::{Graph, random};
+use kiln_interp::graph::{Precision, no_fallback, run_with};
+use kiln_lower::{LowerError, chosen, fits, lower, lower_at, priced};
+use kiln_machine::{Arch, machine};
+use kiln_plan::exec::{Steps, Work};
+use kiln_plan::{Kernel, KernelKind, Schedule};
+
+const ODD: &str = "graph k(%a: bf16[67,203], %b: bf16[203,130]) { %y = dot %a, %b\n %z = relu %y\n return %z }";
+
+fn by(graph: &str, schedule: &str) -> Kernel {
+    let mut k = kernel(KernelKind::Gemm, graph.parse::<Graph>().expect("a graph"));
+    k.schedule = (!schedule.is_empty()).then(|| schedule.parse().expect("a schedule"));
+    k
+}
+/// The block programs of all launches.
+fn text(steps: &Steps<kiln_block::Kernel>) -> String {
+    let program = |w: &Work<kiln_block::Kernel>| match w {
+        Work::Block { code, .. } => kiln_block::text::print(code) + "\n",
+        other => format!("{other:?}\n"),
+    };
+    steps.steps.iter().map(program).collect()
+}
+/// Interprets, compares, and gives the block programs.
+fn computes(k: &Kernel) -> String {
+    let steps = lower(k, Arch::Sm90a).unwrap_or_else(|e| panic!("{e}"));
+    let inputs = random::inputs(&k.body, 7);
+    let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
+    let got = run_steps(&k.body, &steps, &inputs).expect("runs");
+    difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{e}\n{}", text(&steps)));
+    text(&steps)
+}
+
+#[test]
+fn each_launch_follows_its_schedule() {
+    let main = "split-reduce k 2; tensor-core wgmma 64x64x64; stage a,b shared 3; stage a,b global";
+    let left = |warps: usize| format!("launch left (split i0 2; split i1 256; bind warp {warps})");
+    let right = "launch right (split i0 64; split i1 8; bind warp 2)";
+    let sum = "launch sum (split i0 64; bind warp 1)";
+    for warps in [2, 8] {
+        let programs = computes(&by(ODD, &format!("{main}; {}; {right}", left(warps))));
+        let copy = programs.lines().find(|l| l.starts_with("kernel @k_left")).expect("a copy of the left operand");
+        assert!(copy.contains(&format!("warps {warps} ")), "{copy}");
+    }
+    // A launch that the schedule does not name has its cheapest schedule.
+    let one = "split-reduce k 2; tensor-core wgmma 64x64x64; stage a,b global; stage a,b shared 3";
+    let (named, free) = (computes(&by(ODD, &format!("{one}; {sum}"))), computes(&by(ODD, one)));
+    let programs = |all: &str| all.lines().filter(|l| l.starts_with("kernel @")).count();
+    assert_eq!((programs(&named), programs(&free)), (4, 4), "two copies, slices, their sum: {free}");
+}
+
+#[test]
+fn what_is_chosen_names_all_launches() {
+    let copied = "graph k(%a: bf16[4096,4097], %b: bf16[4097,4096]) { %y = dot %a, %b\n return %y }";
+    for name in ["h200", "a100"] {
+        let machine = &machine(name).expect("a machine");
+        let free = by(copied, "");
+        let all = chosen(&free, machine).expect("chosen").schedule.expect("a schedule");
+        let pinned = Kernel { schedule: Some(all.clone()), ..free.clone() };
+        let programs = |k: &Kernel| text(&lower_at(k, machine).expect("lowers"));
+        assert_eq!(programs(&pinned), programs(&free), "{name}: {all}");
+        let price = |s: &Schedule| priced(&free, machine, s).expect("fits").map(|p| p.us);
+        assert_eq!(price(&all), price(&all.main()), "{name}: {all}");
+        assert_eq!(all.to_string().parse().as_ref(), Ok(&all));
+        if name == "h200" {
+            let names: Vec<&str> = all.launches().map(|l| l.0).collect();
+            assert!(names.contains(&"left"), "rows of 4097 elements are copied: {all}");
+        }
+    }
+}
+
+#[test]
+fn launches_that_do_not_fit_are_refused() {
+    let machine = Arch::Sm90a.machine();
+    for (graph, schedule, why) in [
+        (
+            ODD,
+            "stage a,b global; tensor-core wgmma 64x64x64; stage a,b shared 3; launch sum (bind warp 1)",
+            "`launch sum` names no launch beside the matmul; there are: left, right",
+        ),
+        (ODD, "tensor-core mma 64x64x32; bind warp 4; launch left (bind warp 1)", "there are: none"),
+        (
+            ODD,
+            "stage a,b global; tensor-core wgmma 64x64x64; stage a,b shared 3; launch left (split i7 8)",
+            "`split i7 8` does not fit: there is no axis i7",
+        ),
+        (ODD, "split r 256; bind warp 4; launch left (bind warp 1)", "only kernels that multiply have launches beside"),
+    ] {
+        let k = by(graph, "");
+        let e = fits(&k, machine, &schedule.parse().expect("a schedule")).map_err(LowerError::why).expect_err(schedule);
+        assert!(e.contains(why), "{schedule}: {e}");
+    }
+}
