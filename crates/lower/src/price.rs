@@ -70,7 +70,8 @@ pub struct Work {
     /// All elements are of half types.
     halves: bool,
     /// Instances wait for totals of those before them.
-    look_back: bool,
+    /// Chunks of a group whose sum is published too; 1 without.
+    pub look_back: Option<f64>,
     /// The row's elements are needed more than once.
     pub again: bool,
     stored_along: bool,
@@ -162,10 +163,11 @@ impl Work {
         let barriers = levels + scans * w.trips;
         let waits = if w.across_blocks > 0 {
             barriers * m.cluster
-        } else if w.look_back {
+        } else if let Some(group) = w.look_back {
             // For the chunks just before, and for the reads of all others' totals.
-            let reads = w.parts / 2.0 / look_back::at_once(w.warps as usize, (w.tile / w.chunk) as usize) as f64;
-            m.look_back + m.totals * reads
+            let at_once = look_back::at_once(w.warps as usize, (w.tile / w.chunk) as usize) as f64;
+            let groups = f64::from(u8::from(group > 1.0));
+            m.look_back * (1.0 + groups) + m.totals * (groups + w.looked_back(group) / at_once)
         } else {
             0.0
         };
@@ -209,8 +211,8 @@ impl Work {
         let beside = resident.min((launched * w.blocks / used).max(1.0));
         // Words that do not fit registers go to the L2 cache and back.
         let spills = spilled * m.spilled * WARP * w.warps * w.instances * (1.0 + levels) * steps;
-        // An instance that looks back reads the totals of half its row's chunks, each a word.
-        let totals = if w.look_back { w.instances * w.parts / 2.0 * (w.tile / w.chunk) * 8.0 } else { 0.0 };
+        // An instance that looks back reads the totals of half its row's chunks, or groups, each a word.
+        let totals = w.look_back.map_or(0.0, |group| w.instances * w.looked_back(group) * (w.tile / w.chunk) * 8.0);
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
         let shared = [stream, issue, dispatch, remote];
         // What takes longest hides most of the rest, as the root of the sum of squares; of the latency of a round, resident blocks hide each other's.
@@ -219,13 +221,17 @@ impl Work {
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };
         // The launch that clears what is waited for overlaps the one before it.
-        if !w.look_back && w.parts > 1.0 {
+        if w.look_back.is_none() && w.parts > 1.0 {
             second += self.joins(facts, m, machine);
         }
         let us = busy + exposed + launch + second;
         Price { us, launch, memory, cache, issue, latency, exposed, second }
     }
 
+    /// Totals of a row that an instance reads on average, where sums of so many chunks are published too.
+    fn looked_back(&self, group: f64) -> f64 {
+        if group > 1.0 { group / 2.0 + self.parts / (2.0 * group) } else { self.parts / 2.0 }
+    }
     /// The launches that combine partial results.
     fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
         let rows = self.tile / self.chunk;

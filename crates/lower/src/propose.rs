@@ -33,7 +33,9 @@ const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
 const SECTOR: usize = 32;
-/// Share of the warps of a multiprocessor that are resident in clusters whose registers are limited.
+/// Chunks of scanned columns whose sums are published: their totals are as many as columns.
+const GROUP: usize = 32;
+/// Share of the warps of a multiprocessor that are resident where registers are limited.
 const RESIDENT: f64 = 0.5;
 /// Most instances that share columns, for each multiprocessor.
 const SLICES: usize = 1;
@@ -100,7 +102,7 @@ fn strip(schedule: &Schedule) -> Option<Axis> {
 fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
     let strip = strip(schedule);
     let alone = |s: &Step| match s {
-        Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(_) | Step::Widen(..) => false,
+        Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(..) | Step::Widen(..) => false,
         // It changes no order, but whether there are rows to prefetch depends on their number, and with it what is cheapest.
         Step::Prefetch(_) => false,
         Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
@@ -199,8 +201,9 @@ fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit)
     let (mut least, share) = match (rows, work.whole) {
         _ if work.persist > 0.0 => PERSISTENT,
         (false, _) => POINTS,
-        (true, true) => ROWS,
-        (true, false) => CHUNKS,
+        // A chunk that looks back is held as a whole row is.
+        (true, whole) if whole || work.look_back.is_some() => ROWS,
+        (true, _) => CHUNKS,
     };
     if work.persist == 0.0 && facts.bytes <= (machine.units.l2 / 2) as u64 {
         least = 1.0;
@@ -292,7 +295,7 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
                     for parts in slices(rows, n, chunk, machine) {
                         all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
                     }
-                    looks_back(nest, facts, &base, all);
+                    looks_back(nest, facts, &base, &[1], all);
                 }
             }
         }
@@ -346,7 +349,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                 }
                 // Pieces of lines that instances read at different times are read more than once.
                 if strip * bytes >= LINE || strip >= kept[k] {
-                    looks_back(nest, facts, &base, all);
+                    looks_back(nest, facts, &base, &[1, GROUP], all);
                 }
             }
         }
@@ -367,10 +370,18 @@ fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Sce
     Some((plan, tiled.scene))
 }
 
-/// The same chunks, each an instance that waits for those before it.
-fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], all: &mut Vec<Schedule>) {
-    let schedule = base.iter().cloned().collect::<Schedule>().then(Step::LookBack(Axis::Row));
-    all.extend(Some(schedule).filter(|s| facts.scans > 0 && fitting(nest, s).is_some()));
+/// The same chunks, each an instance that waits for those before it; with sums of so many, and with so few registers that several blocks are
+/// resident.
+fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], groups: &[usize], all: &mut Vec<Schedule>) {
+    if facts.scans == 0 {
+        return;
+    }
+    for limit in [None, Some(Step::Registers(of_resident(nest.machine)))] {
+        for group in groups.iter().copied() {
+            let steps = base.iter().cloned().chain(limit.clone()).chain([Step::LookBack(Axis::Row, group)]);
+            all.extend(Some(steps.collect()).filter(|s| fitting(nest, s).is_some()));
+        }
+    }
 }
 
 /// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes in flight without
@@ -382,12 +393,15 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
     shared || halves && plan.row.extent == plan.row.block
 }
 
+/// Registers of a thread with which a share of a multiprocessor's warps is resident.
+fn of_resident(machine: &Machine) -> usize {
+    let warps = (machine.limits.warps_per_multiprocessor as f64 * RESIDENT) as usize;
+    machine.limits.registers_per_multiprocessor / (32 * warps.max(1))
+}
+
 /// A schedule of clusters, and the same with so few registers that several of its blocks are resident.
 fn clustered(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
-    let limits = &nest.machine.limits;
-    let warps = (limits.warps_per_multiprocessor as f64 * RESIDENT) as usize;
-    let most = limits.registers_per_multiprocessor / (32 * warps.max(1));
-    variants(nest, facts, base.clone().then(Step::Registers(most)), all);
+    variants(nest, facts, base.clone().then(Step::Registers(of_resident(nest.machine))), all);
     variants(nest, facts, base, all);
 }
 

@@ -68,8 +68,8 @@ impl<'a> RowLoop<'a> {
                 let why = "a reduction of a scan".to_string();
                 return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
             }
-            if self.plan.look_back {
-                let steps = self.scan_looking_back()?;
+            if let Some(group) = self.plan.look_back {
+                let steps = self.scan_looking_back(group)?;
                 return Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps, ..Emitted::default() });
             }
             if !self.scans_in_parts() {

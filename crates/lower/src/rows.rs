@@ -62,8 +62,8 @@ pub struct RowPlan<'m> {
     pub prefetch: Option<usize>,
     /// Operands that unaligned rows share are copied once for each alignment.
     pub copies: bool,
-    /// Each chunk of a scanned row is an instance ([`crate::row_loop::look_back`]).
-    pub look_back: bool,
+    /// Each chunk of a scanned row is an instance ([`crate::row_loop::look_back`]); sums of so many chunks are published too.
+    pub look_back: Option<usize>,
 }
 impl RowPlan<'_> {
     /// Whether one tile holds the whole row.

@@ -180,12 +180,12 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
         tail: None,
         prefetch: None,
         copies: false,
-        look_back: false,
+        look_back: None,
     };
     for step in &schedule.steps {
         let check = |found: Result<(), String>| found.map_err(|why| refusal(nest, step, why));
         match step {
-            Step::SplitReduce(axis, _) | Step::Peel(axis, _) | Step::Tail(axis, _) | Step::LookBack(axis)
+            Step::SplitReduce(axis, _) | Step::Peel(axis, _) | Step::Tail(axis, _) | Step::LookBack(axis, _)
                 if *axis != Axis::Row =>
             {
                 return Err(refusal(nest, step, "it is for the row, r"));
@@ -199,9 +199,9 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 check(crate::multi_row::packs(&plan, &tiled.scene))?;
                 plan.multi_row = true;
             }
-            Step::LookBack(_) => {
-                check(look_back::fits(&plan, &tiled.scene))?;
-                plan.look_back = true;
+            Step::LookBack(_, group) => {
+                check(look_back::fits(&plan, &tiled.scene, *group))?;
+                plan.look_back = Some(*group);
             }
             Step::Persist(_) if plan.blocks == 1 => {
                 return Err(refusal(nest, step, "only clusters stay resident; `bind cluster` before it"));

@@ -135,7 +135,8 @@ pub enum Step {
     /// `split-reduce r 16`: so many instances share a row; a second launch combines their partial results.
     SplitReduce(Axis, usize),
     /// `look-back r`: each chunk of a scanned row is an instance, which waits for the totals of those before it; the row is read once.
-    LookBack(Axis),
+    /// `look-back r 32`: sums of 32 chunks are published too, so that an instance waits for fewer; 1 is without them.
+    LookBack(Axis, usize),
     /// `peel r 8`: lanes are counted from the multiple of 8 before an unaligned row, so that vectors of 8 elements are aligned.
     Peel(Axis, usize),
     /// `tail r 32`: the last elements of a row, a little longer than a power of two, are a tile of 32 lanes of their own.
@@ -191,7 +192,8 @@ impl fmt::Display for Step {
             Step::Vector(n) => write!(f, "bind vector {n}"),
             Step::Registers(n) => write!(f, "registers {n}"),
             Step::SplitReduce(axis, n) => write!(f, "split-reduce {axis} {n}"),
-            Step::LookBack(axis) => write!(f, "look-back {axis}"),
+            Step::LookBack(axis, 1) => write!(f, "look-back {axis}"),
+            Step::LookBack(axis, n) => write!(f, "look-back {axis} {n}"),
             Step::Peel(axis, n) => write!(f, "peel {axis} {n}"),
             Step::Tail(axis, n) => write!(f, "tail {axis} {n}"),
             Step::StageRows => f.write_str("stage rows shared"),
@@ -217,7 +219,7 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; peel r N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
                      tail r N; stage rows shared; stage operands global; persist N; prefetch N; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
@@ -270,7 +272,8 @@ impl FromStr for Step {
             ["bind", "vector", n] => Ok(Step::Vector(number(n)?)),
             ["registers", n] => Ok(Step::Registers(number(n)?)),
             ["split-reduce", axis, n] => on(Step::SplitReduce, axis, n),
-            ["look-back", axis] => Ok(Step::LookBack(axis.parse()?)),
+            ["look-back", axis] => Ok(Step::LookBack(axis.parse()?, 1)),
+            ["look-back", axis, n] => on(Step::LookBack, axis, n),
             ["peel", axis, n] => on(Step::Peel, axis, n),
             ["tail", axis, n] => on(Step::Tail, axis, n),
             ["stage", "rows", "shared"] => Ok(Step::StageRows),
@@ -387,6 +390,7 @@ mod tests {
             "fuse i0,i1; split i0 64; split i2 8; bind warp 2; bind vector 8",
             "split r 8192; bind warp 8; bind cluster 4; registers 64",
             "split r 8192; bind warp 8; look-back r",
+            "split r 512; split i0 32; bind warp 16; registers 64; look-back r 32",
             "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
             "implicit-gemm; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
             "dual-gemm; fma 64x64x32; bind warp 4",

@@ -7,6 +7,21 @@ impl Work {
     /// Registers of a thread as ptxas allocates them without a limit: fitted to 5,000 programs, half of them within 6, nine in ten within 20.
     fn registers(&self, facts: &Facts) -> f64 {
         let w = self;
+        let long = facts.accesses.iter().any(|a| a.store && a.bytes > 4);
+        if w.look_back.is_some() {
+            // What is scanned stays in registers while others are waited for, in the type of the sums.
+            let columns = if w.tile > w.chunk { 20.0 + 0.19 * w.each } else { 0.0 };
+            return 20.0 + columns + if long { 4.1 } else { 1.26 } * w.each;
+        }
+        if facts.scans > 0 && !w.whole {
+            let (base, each) = match (w.tile > w.chunk, w.halves) {
+                (true, true) => (46.0, 2.0),
+                (true, false) => (46.0, 1.05),
+                (false, true) => (20.0, 1.38),
+                (false, false) => (20.0, 2.65),
+            };
+            return base + each * if long { 2.0 } else { 1.0 } * w.each;
+        }
         if facts.scans > 0 {
             return 20.7 + 0.86 * w.words + 0.37 * w.each;
         }

@@ -34,7 +34,7 @@ impl Work {
                 Step::Vector(n) => bound = *n,
                 Step::Registers(n) => w.limit = Some(*n as f64),
                 Step::SplitReduce(_, n) => parts = *n,
-                Step::LookBack(_) => w.look_back = true,
+                Step::LookBack(_, group) => w.look_back = Some(*group as f64),
                 Step::Peel(_, n) => (peel, w.peeled) = (*n, true),
                 Step::StageRows => runs = true,
                 Step::Tail(..) => w.tail = true,
@@ -49,7 +49,7 @@ impl Work {
         let row: usize = rows.iter().map(|i| facts.coords[*i].0).product();
         let block_of = |a: &Axis| splits.iter().find(|s| s.0 == *a).map(|s| s.1);
         let chunk = block_of(&Axis::Row).unwrap_or(1);
-        if w.look_back {
+        if w.look_back.is_some() {
             parts = row.div_ceil(chunk);
         }
         let trips = if rows.is_empty() { 1 } else { row.div_ceil(parts).div_ceil(chunk) };
@@ -71,7 +71,7 @@ impl Work {
         w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
-        let totals = usize::from(facts.scans > 0 && parts > 1 && !w.look_back);
+        let totals = usize::from(facts.scans > 0 && parts > 1 && w.look_back.is_none());
         let levels = if chunk > 1 { facts.passes } else { facts.levels };
         w.passes = if w.whole || rows.is_empty() { 1.0 } else { (levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.

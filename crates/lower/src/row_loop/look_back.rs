@@ -1,6 +1,7 @@
 //! Scans of rows that instances share and read once: each chunk of a row is an instance. It scans its chunk, publishes the total, waits for
 //! the totals of the chunks before it, and adds these to what it stores (decoupled look-back; Merrill and Garland, "Single-pass Parallel
-//! Prefix Scan with Decoupled Look-back", 2016). All totals are read, not the first prefix that is known, so that sums have one order.
+//! Prefix Scan with Decoupled Look-back", 2016). All totals are read, not the first prefix that is known, so that sums have one order;
+//! with groups, those of earlier groups, and of the chunks of its own.
 //!
 //! Instances of earlier chunks have lower numbers. A GPU starts blocks in the order of their numbers, so that what is waited for runs.
 use super::RowLoop;
@@ -18,10 +19,10 @@ use kiln_plan::exec::{Slot, Work};
 
 /// Most chunks of a row, whose totals each instance reads.
 const CHUNKS: usize = 16384;
-/// Fewest chunks that an instance waits for at once.
+/// Fewest chunks that an instance waits for at once, and most of a group.
 const LEAST: usize = 64;
 /// Whether the row can be scanned so, or why not.
-pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
+pub fn fits(plan: &RowPlan, scene: &Scene, group: usize) -> Result<(), String> {
     let live = scene.live();
     let op = |n: &u32| &scene.dag.node(*n).op;
     let is_scan = |n: &u32| matches!(op(n), NodeOp::Scan { .. });
@@ -40,17 +41,22 @@ pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
     if !(2..=CHUNKS).contains(&chunks) {
         return Err(format!("a row has {chunks} chunks; 2 to {CHUNKS} can be waited for"));
     }
+    if group > 1 && !(group.is_power_of_two() && group <= LEAST && group < chunks) {
+        return Err(format!("groups are of 2 to {LEAST} chunks, a power of two, and fewer than the {chunks} of a row"));
+    }
     Ok(())
 }
 
 impl RowLoop<'_> {
     /// Steps that clear the words of totals, and the scan.
-    pub(super) fn scan_looking_back(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
+    pub(super) fn scan_looking_back(&mut self, group: usize) -> Result<Vec<Work<Kernel>>, LowerError> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
         let (mut totals, mut steps) = (vec![], vec![]);
         for (_, op, body) in self.scans() {
             let elem = math::held(self.scene.dag.node(body).dtype);
-            let count = self.plan.parts * self.rows() * words(elem);
+            // The sums of groups are behind the totals of chunks.
+            let groups = if group > 1 { self.plan.parts / group } else { 0 };
+            let count = (self.plan.parts + groups) * self.rows() * words(elem);
             let slot = self.new_scratch(DType::I64, count);
             totals.push(Total { op: as_reduction(op), slot, elem });
             let cleared = |axes: &[crate::expr::Expr]| {
@@ -60,10 +66,10 @@ impl RowLoop<'_> {
             };
             steps.push(pointwise::points(&format!("{}_clear", self.name), &[count], &cleared, self.plan.machine)?);
         }
-        steps.push(self.scan_chunks(&totals)?);
+        steps.push(self.scan_chunks(&totals, group)?);
         Ok(steps)
     }
-    fn scan_chunks(&self, totals: &[Total]) -> Result<Work<Kernel>, LowerError> {
+    fn scan_chunks(&self, totals: &[Total], group: usize) -> Result<Work<Kernel>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(totals.iter().map(|t| (t.slot, DType::I64, false)));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
@@ -75,7 +81,7 @@ impl RowLoop<'_> {
         f.em.coords.insert(self.plan.row.id, lanes);
         let row = self.tile_row();
         let starts = self.scan_starts(&mut f);
-        let mut inner = vec![];
+        let (mut inner, mut sums) = (vec![], vec![]);
         for (((_, op, body), total), start) in self.scans().into_iter().zip(totals).zip(&starts) {
             let v = f.em.value(&mut f.b, body);
             let v = f.b.cast(v, total.elem);
@@ -87,9 +93,13 @@ impl RowLoop<'_> {
             f.em.row = None;
             let (at, mask) = (self.total_at(&mut f, total, part), self.rows_there(&f));
             f.b.publish(at, sum, mask);
+            sums.push(sum);
         }
-        for (((n, ..), total), inner) in self.scans().into_iter().zip(totals).zip(inner) {
-            let before = self.totals_before(&mut f, total, part);
+        for ((((n, ..), total), inner), sum) in self.scans().into_iter().zip(totals).zip(inner).zip(sums) {
+            let before = match group {
+                1 => self.totals_of(&mut f, total, (None, part), at_once(self.plan.warps, self.tile_rows())),
+                _ => self.totals_by_groups(&mut f, total, [part, sum], group),
+            };
             let value = math::combine(&mut f.b, total.op, before, inner);
             f.em.set(n, value);
         }
@@ -109,31 +119,53 @@ impl RowLoop<'_> {
     fn rows_there(&self, f: &Frame) -> Option<Value> {
         self.plan.kept.iter().find_map(|c| f.em.coords.get(&c.id)?.mask)
     }
-    /// The totals of the chunks before this one combined: each thread waits for some, in order, and adds them up.
-    fn totals_before(&self, f: &mut Frame, total: &Total, own: Value) -> Value {
+    /// Rows of a tile.
+    fn tile_rows(&self) -> usize {
+        self.plan.kept.iter().map(|c| c.block).product()
+    }
+    /// What comes before a chunk: the totals of those before it in its group, and of the groups before. The last chunk of a group publishes
+    /// the group's.
+    fn totals_by_groups(&self, f: &mut Frame, total: &Total, [part, sum]: [Value; 2], group: usize) -> Value {
+        let size = f.em.int(&mut f.b, group as i64);
+        let (above, within) = (f.b.binary(B::Div, part, size), f.b.binary(B::Rem, part, size));
+        let first = f.b.binary(B::Mul, above, size);
+        let own = self.totals_of(f, total, (Some(first), within), group);
+        let chunks = f.em.int(&mut f.b, self.plan.parts as i64);
+        let number = f.b.binary(B::Add, chunks, above);
+        let (at, last) = (self.total_at(f, total, number), f.em.int(&mut f.b, group as i64 - 1));
+        let mut mask = f.b.cmp(CmpOp::Eq, within, last);
+        if let Some(there) = self.rows_there(f) {
+            mask = f.b.binary(B::And, mask, there);
+        }
+        let whole = math::combine(&mut f.b, total.op, own, sum);
+        f.b.publish(at, whole, Some(mask));
+        let groups = self.totals_of(f, total, (Some(chunks), above), at_once(self.plan.warps, self.tile_rows()));
+        math::combine(&mut f.b, total.op, groups, own)
+    }
+    /// So many totals from the first on combined: each thread waits for some, in order, and adds them up.
+    fn totals_of(&self, f: &mut Frame, total: &Total, (first, count): (Option<Value>, Value), at_once: usize) -> Value {
         let row = self.parts_row();
-        let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
-        let at_once = at_once(self.plan.warps, rows);
         let mut lane = f.b.iota(at_once);
         for axis in (0..row.rank).filter(|a| *a != row.axis) {
             lane = f.b.expand_dims(lane, axis);
         }
         let lane = f.b.cast(lane, f.em.index);
+        let number = first.map_or(lane, |first| f.b.binary(B::Add, first, lane));
         let there = self.rows_there(f);
-        let at = self.total_at(f, total, lane);
+        let at = self.total_at(f, total, number);
         let nothing = math::identity(&mut f.b, total.op, total.elem);
         let start = f.b.broadcast_to(nothing, &f.b.shape(at));
-        let until = f.b.cast(own, Elem::I32);
+        let until = f.b.cast(count, Elem::I32);
         let bounds = [f.b.i32(0), until, f.b.i32(at_once as i64)];
-        let sums = looped(f, bounds, &[start], |f, first, now| {
-            let first = f.b.cast(first, f.em.index);
-            let chunk = f.b.binary(B::Add, first, lane);
-            let mut before = f.b.cmp(CmpOp::Lt, chunk, own);
+        let sums = looped(f, bounds, &[start], |f, from, now| {
+            let from = f.b.cast(from, f.em.index);
+            let lane = f.b.binary(B::Add, from, lane);
+            let mut before = f.b.cmp(CmpOp::Lt, lane, count);
             if let Some(there) = there {
                 before = f.b.binary(B::And, before, there);
             }
             let stride = f.em.int(&mut f.b, (self.rows() * words(total.elem)) as i64);
-            let offset = f.b.binary(B::Mul, first, stride);
+            let offset = f.b.binary(B::Mul, from, stride);
             let at = f.b.ptr_add(at, offset);
             let found = f.b.wait(at, total.elem, Some(before));
             let found = f.b.select(before, found, nothing);
