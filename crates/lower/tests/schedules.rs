@@ -55,6 +55,37 @@ fn every_proposed_schedule_computes_the_same() {
     }
 }
 
+/// Sums of groups of chunks: whole groups and the start of one, tiles of several columns, values of 4 and of 8 bytes.
+#[test]
+fn scans_look_back_at_groups() {
+    let scan = |ty: &str, axis: usize| format!("graph k(%a: {ty}) {{ %y = scan.sum %a axis={axis}\n return %y }}");
+    for (ty, axis, base) in [
+        ("f32[9001]", 0, "split r 256; bind warp 2"),
+        ("i64[3,5000]", 1, "split r 128; bind warp 1; registers 64"),
+        ("f32[700,37]", 0, "split r 16; split i0 32; bind warp 4"),
+        ("f64[2,300,9]", 1, "split r 8; split i1 8; bind warp 1"),
+        ("bf16[2000,5]", 0, "split r 32; split i0 8; bind warp 2"),
+    ] {
+        let graph: Graph = scan(ty, axis).parse().expect("a graph");
+        let inputs = random::inputs(&graph, 3);
+        let want = run_with(&graph, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
+        for group in [2, 8, 32] {
+            let mut k = kernel(KernelKind::Scan, graph.clone());
+            let schedule = format!("{base}; look-back r {group}");
+            k.schedule = Some(schedule.parse().expect("a schedule"));
+            let steps = lower_at(&k, Arch::Sm90a.machine()).unwrap_or_else(|e| panic!("{schedule}: {e}"));
+            let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{ty} {schedule}: {e}"));
+            difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{ty} {schedule}: {e}"));
+        }
+        for group in [3, 128] {
+            let mut k = kernel(KernelKind::Scan, graph.clone());
+            k.schedule = Some(format!("{base}; look-back r {group}").parse().expect("a schedule"));
+            let e = lower_at(&k, Arch::Sm90a.machine()).expect_err("a wrong group").to_string();
+            assert!(e.contains("groups are of 2 to 64 chunks, a power of two"), "{e}");
+        }
+    }
+}
+
 /// Chunks of a row as instances that wait for those before them: rows and columns, sums and products, ends of rows, several scans.
 #[test]
 fn scans_look_back() {
