@@ -65,11 +65,14 @@ fn scans_look_back_at_groups() {
         ("f32[700,37]", 0, "split r 16; split i0 32; bind warp 4"),
         ("f64[2,300,9]", 1, "split r 8; split i1 8; bind warp 1"),
         ("bf16[2000,5]", 0, "split r 32; split i0 8; bind warp 2"),
+        ("i16[9001]", 0, "split r 256; bind warp 2"),
+        ("u8[3,5000]", 1, "split r 128; bind warp 1"),
+        ("i8[700,37]", 0, "split r 16; split i0 32; bind warp 4"),
     ] {
         let graph: Graph = scan(ty, axis).parse().expect("a graph");
         let inputs = random::inputs(&graph, 3);
         let want = run_with(&graph, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
-        for group in [2, 8, 32] {
+        for group in [1, 2, 8, 32] {
             let mut k = kernel(KernelKind::Scan, graph.clone());
             let schedule = format!("{base}; look-back r {group}");
             k.schedule = Some(schedule.parse().expect("a schedule"));

@@ -53,7 +53,9 @@ impl RowLoop<'_> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
         let (mut totals, mut steps) = (vec![], vec![]);
         for (_, op, body) in self.scans() {
-            let elem = math::held(self.scene.dag.node(body).dtype);
+            let held = math::held(self.scene.dag.node(body).dtype);
+            // A word has 4 bytes of a value; narrower integers wrap around in it alike.
+            let elem = if held.bytes() < 4 { Elem::I32 } else { held };
             // The sums of groups are behind the totals of chunks.
             let groups = if group > 1 { self.plan.parts / group } else { 0 };
             let count = (self.plan.parts + groups) * self.rows() * words(elem);
@@ -84,22 +86,24 @@ impl RowLoop<'_> {
         let (mut inner, mut sums) = (vec![], vec![]);
         for (((_, op, body), total), start) in self.scans().into_iter().zip(totals).zip(&starts) {
             let v = f.em.value(&mut f.b, body);
-            let v = f.b.cast(v, total.elem);
+            let v = f.b.cast(v, math::held(self.scene.dag.node(body).dtype));
             let v = f.b.broadcast_to(v, &joint(&f.b.shape(*start), &f.b.shape(v)));
             let v = f.em.fill_outside(&mut f.b, total.op, v, lanes);
             f.em.row = Some(row);
             inner.push(f.em.scan_lanes(&mut f.b, op, v));
             let sum = f.em.reduce_axis(&mut f.b, total.op, v, row);
             f.em.row = None;
+            let sum = f.b.cast(sum, total.elem);
             let (at, mask) = (self.total_at(&mut f, total, part), self.rows_there(&f));
             f.b.publish(at, sum, mask);
             sums.push(sum);
         }
-        for ((((n, ..), total), inner), sum) in self.scans().into_iter().zip(totals).zip(inner).zip(sums) {
+        for ((((n, _, body), total), inner), sum) in self.scans().into_iter().zip(totals).zip(inner).zip(sums) {
             let before = match group {
                 1 => self.totals_of(&mut f, total, (None, part), at_once(self.plan.warps, self.tile_rows())),
                 _ => self.totals_by_groups(&mut f, total, [part, sum], group),
             };
+            let before = f.b.cast(before, math::held(self.scene.dag.node(body).dtype));
             let value = math::combine(&mut f.b, total.op, before, inner);
             f.em.set(n, value);
         }
