@@ -167,6 +167,8 @@ pub struct PriceReport {
     pub memory_us: f64,
     /// Sectors from and to the L2 cache.
     pub cache_us: f64,
+    /// Lines of the L1 caches.
+    pub l1_us: f64,
     /// Instructions of all warps.
     pub issue_us: f64,
     /// Rounds of resident instances, one after the other.
@@ -185,6 +187,7 @@ impl ScheduleReport {
         let terms = price.filter(|_| !schedule.multiplies()).map(|price| PriceReport {
             memory_us: rounded(price.memory),
             cache_us: rounded(price.cache),
+            l1_us: rounded(price.l1),
             issue_us: rounded(price.issue),
             latency_us: rounded(price.latency),
             exposed_us: rounded(price.exposed),
@@ -198,10 +201,11 @@ impl ScheduleReport {
     }
     /// The terms of the time.
     pub fn terms(&self) -> Option<String> {
-        let PriceReport { memory_us, cache_us, issue_us, latency_us, exposed_us, launch_us } = self.terms.as_ref()?;
+        let PriceReport { memory_us, cache_us, l1_us, issue_us, latency_us, exposed_us, launch_us } =
+            self.terms.as_ref()?;
         Some(format!(
-            "memory {memory_us:.2}, cache {cache_us:.2}, issue {issue_us:.2}, which overlap; latency {latency_us:.2}, exposed \
-             {exposed_us:.2}, launches {launch_us:.2}"
+            "memory {memory_us:.2}, L2 {cache_us:.2}, L1 {l1_us:.2}, issue {issue_us:.2}, which overlap; latency {latency_us:.2}, \
+             exposed {exposed_us:.2}, launches {launch_us:.2}"
         ))
     }
 }

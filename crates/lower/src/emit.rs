@@ -251,6 +251,8 @@ impl<'a> Emitter<'a> {
         };
         match lanes.mask {
             Some(mask) => {
+                let shape = joint(&b.shape(v), &b.shape(mask));
+                let v = b.broadcast_to(v, &shape);
                 let id = math::identity(b, op, elem);
                 b.select(mask, v, id)
             }

@@ -338,6 +338,16 @@ pub fn delinear(position: &Expr, shape: &[usize]) -> Vec<Expr> {
         .collect()
 }
 
+/// As `delinear`, without a remainder on the first axis: exact where the position is inside the shape.
+pub fn delinear_unbounded(position: &Expr, shape: &[usize]) -> Vec<Expr> {
+    let mut parts = delinear(position, shape);
+    let inner: usize = shape.iter().skip(1).product();
+    if let Some(first) = parts.first_mut() {
+        *first = position.clone().div(inner as i64);
+    }
+    parts
+}
+
 fn strides(shape: &[usize]) -> Vec<i64> {
     let mut strides = vec![1i64; shape.len()];
     for i in (1..shape.len()).rev() {

@@ -316,7 +316,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups)]);
     let of_queries = cut(s, rows, tiles.queries, 0);
     cuts.extend([of_queries, cut(e, z.e, z.e.next_power_of_two().max(16), 1)]);
-    let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps, blocks: 1 };
+    let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps, blocks: 1, reversed: false };
     let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().chain([sink]).flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));

@@ -1,7 +1,7 @@
 //! Inverts index expressions, solving them for their coordinates: which output element a position of a matmul (or a
 //! scan) goes to. `None` for expressions that are no mixed radix.
 use crate::dag::Guard;
-use crate::expr::{Atom, CoordId, Expr, delinear};
+use crate::expr::{Atom, CoordId, Expr, delinear_unbounded};
 
 /// Coordinates as expressions of a position, and for which positions there are any.
 pub struct Inverse {
@@ -54,16 +54,6 @@ pub fn invert(e: &Expr, position: &Expr) -> Option<Inverse> {
     };
     let gaps = coords.iter().zip(&parts).zip(&padded).filter_map(gap).collect();
     Some(Inverse { coords: coords.iter().map(|c| c.0).zip(parts).collect(), guard, gaps })
-}
-
-/// As `delinear`, without a remainder on the first axis: exact where the position is inside the shape.
-fn delinear_unbounded(position: &Expr, shape: &[usize]) -> Vec<Expr> {
-    let mut parts = delinear(position, shape);
-    let inner: usize = shape.iter().skip(1).product();
-    if let Some(first) = parts.first_mut() {
-        *first = position.clone().div(inner as i64);
-    }
-    parts
 }
 
 #[cfg(test)]

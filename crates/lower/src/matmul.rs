@@ -348,7 +348,7 @@ fn tiled(
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     cuts.extend([cut(ids.m, p.m, t.m, 0), cut(ids.n, p.n, t.n, 1)]);
-    let shape = Shape { cuts, rank: 2, parts: 1, warps: t.warps, blocks: 1 };
+    let shape = Shape { cuts, rank: 2, parts: 1, warps: t.warps, blocks: 1, reversed: false };
     let mut used = loads(&scene.dag, &[scene.roots(), vec![a], b.clone()].concat(), |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(name, &scene, &shape, &used);

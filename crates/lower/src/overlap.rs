@@ -129,7 +129,7 @@ impl Strips {
         if let Some(c) = self.space.coords.last().filter(|_| strip.vector > 1) {
             cuts.push(Cut { id: c.id, extent: strip.vector, block: strip.vector, axis: 1 });
         }
-        Shape { rank: cuts.len(), cuts, parts: 1, warps: BLOCK / 32, blocks: 1 }
+        Shape { rank: cuts.len(), cuts, parts: 1, warps: BLOCK / 32, blocks: 1, reversed: false }
     }
     /// The body at every row of a strip.
     fn scene(&self, of: &Body, pool: &Pool, strip: Strip) -> Result<Scene, LowerError> {

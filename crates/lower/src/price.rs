@@ -4,8 +4,9 @@
 //! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
-use crate::facts::{Access, Facts};
+use crate::facts::{Access, Facts, SECTOR};
 use crate::row_loop::look_back;
+use crate::wide_rows;
 use kiln_machine::Nests;
 use kiln_plan::Hardware;
 
@@ -18,8 +19,9 @@ mod work;
 /// Threads of a warp.
 const WARP: f64 = 32.0;
 
-/// Predicted microseconds, and where they go. Memory, cache and issue overlap: they take the root of the sum of their squares. Of the latency counts
-/// what resident blocks do not hide of each other's; it, what is exposed, and launches add up.
+/// Predicted microseconds, and where they go. Memory, caches and issue overlap: with many blocks on a multiprocessor they take the root of the
+/// sum of their squares, with fewer more, up to their sum. Of the latency counts what resident blocks do not hide of each other's; it, what is
+/// exposed, and launches add up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Price {
     /// All of it; 0 where there is no model, on the host.
@@ -28,8 +30,10 @@ pub struct Price {
     pub launch: f64,
     /// Bytes from and to memory, over its bandwidth.
     pub memory: f64,
-    /// Sectors from and to the L2 cache, or lines of the L1 caches, whichever take longer.
+    /// Sectors from and to the L2 cache.
     pub cache: f64,
+    /// Lines of the L1 caches.
+    pub l1: f64,
     /// Instructions of all warps.
     pub issue: f64,
     /// Rounds of resident instances, one after the other.
@@ -56,14 +60,18 @@ pub struct Work {
     pub each: f64,
     /// Chunks of a row that an instance processes, and how often it reads them.
     trips: f64,
-    passes: f64,
+    pub passes: f64,
     pub whole: bool,
+    /// Rows are so many of a matrix, whose results a launch of its own combines.
+    wide: Option<usize>,
     parts: f64,
     chunk: f64,
     /// Instances without shared rows.
     alone: f64,
     pub persist: f64,
     prefetch: bool,
+    /// The last pass begins with what the one before it read last.
+    reversed: bool,
     peeled: bool,
     copies: bool,
     tail: bool,
@@ -80,6 +88,8 @@ pub struct Work {
     /// Partial results of a reduction in a thread; bits of the row along lanes, warps of a block, and blocks.
     results: f64,
     lanes: u32,
+    /// Rows are contiguous in memory.
+    along: bool,
     across_warps: u32,
     across_blocks: u32,
     /// Accesses of an instance's warps.
@@ -197,13 +207,18 @@ impl Work {
         let lost =
             |instances: f64| 1.0 / (1.0 + (m.again * units.l2 as f64 / (instances * of_instance).max(1.0)).powi(2));
         if w.passes > 1.0 {
-            moved *= 1.0 + (w.passes - 1.0) * 0.5 * lost(at_once.min(launched));
+            let read = 0.5 * moved;
+            let kept = if w.reversed { (m.resident * units.l2 as f64 / read).min(1.0) } else { 0.0 };
+            moved += (w.passes - 1.0 - kept) * read * lost(at_once.min(launched));
         }
-        moved += w.shared.iter().map(|(bytes, next)| bytes * lost(*next)).sum::<f64>() * w.instances;
+        let twice = |next: f64| m.edges + (1.0 - m.edges) * lost(next);
+        moved += w.shared.iter().map(|(bytes, next)| bytes * twice(*next)).sum::<f64>() * w.instances;
         let warm = 1.0 + m.warm / (1.0 + (bytes / (m.resident * units.l2 as f64)).powi(6));
-        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm;
+        // In a last wave that is not full, memory is not either.
+        let wave = if rounds > 1.0 { 1.0 + m.wave * (rounds.ceil() / rounds - 1.0) } else { 1.0 };
+        let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * wave;
         let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6);
-        let cache = cache.max(w.lines * w.instances * m.line / (used * cycles));
+        let l1 = w.lines * w.instances * m.line / (used * cycles);
         let dispatch = m.dispatch * w.instances * w.blocks;
         // Each block of a cluster sends its partial results to all.
         let sent = if w.across_blocks > 0 { reductions * w.tile / w.chunk * w.blocks * w.blocks } else { 0.0 };
@@ -214,9 +229,13 @@ impl Work {
         // An instance that looks back reads the totals of half its row's chunks, or groups, each a word.
         let totals = w.look_back.map_or(0.0, |group| w.instances * w.looked_back(group) * (w.tile / w.chunk) * 8.0);
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
-        let shared = [stream, issue, dispatch, remote];
-        // What takes longest hides most of the rest, as the root of the sum of squares; of the latency of a round, resident blocks hide each other's.
-        let busy = shared.iter().map(|t| t * t).sum::<f64>().sqrt() + latency / beside.max(1.0);
+        // What takes longest hides most of the rest, the more so the more blocks there are; of the latency of a round, they hide each other's.
+        let beside = beside.max(1.0);
+        // Blocks that share a row wait for each other; what those that share columns exchange is counted by itself.
+        let apart = if w.along { (beside / w.blocks).max(1.0) } else { beside };
+        let power = 2.0 - m.alone / apart;
+        let kinds = [stream, l1, issue, dispatch, remote];
+        let busy = kinds.iter().map(|t| t.powf(power)).sum::<f64>().powf(1.0 / power) + latency / beside;
         let exposed = m.exposed * one;
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };
@@ -225,7 +244,7 @@ impl Work {
             second += self.joins(facts, m, machine);
         }
         let us = busy + exposed + launch + second;
-        Price { us, launch, memory, cache, issue, latency, exposed, second }
+        Price { us, launch, memory, cache, l1, issue, latency, exposed, second }
     }
 
     /// Totals of a row that an instance reads on average, where sums of so many chunks are published too.
@@ -235,9 +254,18 @@ impl Work {
     /// The launches that combine partial results.
     fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
         let rows = self.tile / self.chunk;
+        let bytes = self.parts * self.alone * rows * 4.0;
+        let rate = m.cache * machine.rates.bandwidth / 1e6;
+        if let Some(count) = self.wide {
+            let columns = wide_rows::together(self.parts as usize, count) as f64;
+            let blocks = self.alone * rows / count as f64 / columns;
+            let share = (blocks / machine.units.multiprocessors as f64).min(1.0);
+            let values = 1.0 + f64::from(u8::from(self.stored_along));
+            let sectors = (SECTOR as f64 / (4.0 * columns)).max(1.0);
+            return values * (m.second + bytes * sectors / (rate * share));
+        }
         let later = facts.passes.max(1) as f64;
         let each = if self.stored_along || facts.passes > 1 { self.parts } else { 1.0 };
-        let read = self.parts * self.alone * rows * 4.0 * each / (m.cache * machine.rates.bandwidth / 1e6);
-        later * (m.second + read)
+        later * (m.second + bytes * each / rate)
     }
 }

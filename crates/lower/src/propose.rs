@@ -48,19 +48,21 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
         Some(n) => rows(nest, facts, n, &mut all),
         None => points(nest, facts, &mut all),
     }
+    reversed(nest, facts, &mut all);
     let invariant = nest.machine.contract.batch_invariant && nest.row().is_some();
     all.retain(|s| !invariant || is_invariant(nest, s));
     let mut priced = priced(nest, facts, all);
     for k in 0..nest.kept().count() {
         for count in wide_rows::counts(nest, k).into_iter().filter(|_| !invariant) {
             let axis = Axis::Kept(k as u8);
-            if let (Some(wide), Some(n)) = (wide_rows::widened(nest, (axis, count))?, nest.row()) {
+            if let (Some((wide, _)), Some(n)) = (wide_rows::widened(nest, (axis, count))?, nest.row()) {
                 let (facts, mut all) = (Facts::of(&wide), vec![]);
-                columns(&wide, &facts, (n / count, k), &mut all);
-                all.retain(|s| s.steps.iter().any(|s| matches!(s, Step::SplitReduce(..))));
+                columns(&wide, &facts, (n.div_ceil(count), k), &mut all);
+                let joins = |s: &Step| matches!(s, Step::SplitReduce(_, n) if wide_rows::joins(*n, count));
+                all.retain(|s| s.steps.iter().any(joins) && !s.steps.contains(&Step::Split(Axis::Row, 1)));
+                reversed(&wide, &facts, &mut all);
                 let widen = |s: Schedule| std::iter::once(Step::Widen(axis, count)).chain(s.steps).collect();
-                let of_wide = self::priced(&wide, &facts, all).into_iter();
-                priced.extend(of_wide.map(|p| Priced { schedule: widen(p.schedule), ..p }));
+                priced.extend(self::priced(&wide, &facts, all.into_iter().map(widen).collect()));
             }
         }
     }
@@ -71,13 +73,13 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     priced.sort_by(|a, b| a.rank.total_cmp(&b.rank).then_with(|| order(a).cmp(&order(b))));
     let least = priced.first().map_or(0.0, |p| p.rank);
     let close = priced.iter().take_while(|p| p.rank * CLOSE <= least).count();
-    priced[..close].sort_by_key(|p| elements(&p.schedule));
+    priced[..close].sort_by(|a, b| of_warp(&a.schedule).total_cmp(&of_warp(&b.schedule)));
     Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
 }
 
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the one with the smallest tile is taken, whose
-/// instances wait for each other least.
-const CLOSE: f64 = 0.99;
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
+/// elements: the more of them there are, the better they hide each other's waits.
+const CLOSE: f64 = 0.98;
 
 fn limits_registers(schedule: &Schedule) -> bool {
     schedule.steps.iter().any(|s| matches!(s, Step::Registers(_)))
@@ -87,6 +89,12 @@ fn limits_registers(schedule: &Schedule) -> bool {
 fn elements(schedule: &Schedule) -> usize {
     let count = |s: &Step| if let Step::Split(_, n) = s { *n } else { 1 };
     schedule.steps.iter().map(count).product()
+}
+
+/// Elements of a tile for each of its warps.
+fn of_warp(schedule: &Schedule) -> f64 {
+    let count = |s: &Step| if let Step::Warps(n) | Step::Cluster(n) = s { *n } else { 1 };
+    elements(schedule) as f64 / schedule.steps.iter().map(count).product::<usize>() as f64
 }
 
 /// The axis along which an instance has several columns, each of a row.
@@ -183,10 +191,9 @@ fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
 /// The price of a schedule of a nest.
 pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price, LowerError> {
     if let Some(Step::Widen(axis, count)) = schedule.steps.first()
-        && let Some(wide) = wide_rows::widened(nest, (*axis, *count))?
+        && let Some((wide, _)) = wide_rows::widened(nest, (*axis, *count))?
     {
-        let rest = schedule.steps[1..].iter().cloned().collect();
-        return Ok(price(&Facts::of(&wide), &rest, nest.machine).0);
+        return Ok(price(&Facts::of(&wide), schedule, nest.machine).0);
     }
     Ok(price(facts, schedule, nest.machine).0)
 }
@@ -391,6 +398,21 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
     let shared = facts.accesses.iter().any(|a| !a.store && along(a, true) && !along(a, false));
     let halves = facts.accesses.iter().all(|a| a.bytes <= 2);
     shared || halves && plan.row.extent == plan.row.block
+}
+
+/// The same schedules with the last pass reversed, where there are several and the L2 cache has a part of what they read.
+fn reversed(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
+    let large = facts.bytes > nest.machine.units.l2 as u64;
+    let stores = facts
+        .accesses
+        .iter()
+        .any(|a| a.store && facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0)));
+    if !large || !stores || facts.levels == 0 || facts.scans > 0 {
+        return;
+    }
+    let several = |s: &&Schedule| Work::of(facts, s).passes > 1.0;
+    let found: Vec<Schedule> = all.iter().filter(several).map(|s| s.clone().then(Step::Reverse(Axis::Row))).collect();
+    all.extend(found);
 }
 
 /// Registers of a thread with which a share of a multiprocessor's warps is resident.

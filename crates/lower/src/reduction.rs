@@ -5,7 +5,7 @@
 //! Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the coordinates;
 //! those that no reduction depends on are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
-use crate::expr::{CoordId, Expr, delinear, linear};
+use crate::expr::{CoordId, Expr, delinear, delinear_unbounded, linear};
 use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
 use crate::row::Row;
@@ -69,7 +69,7 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
     let old_axes = space.axes[..shape.len()].to_vec();
     let across_shape: Vec<usize> = across.iter().map(|c| c.extent).collect();
     let driver_axes = |axes: &[Expr]| -> Vec<Expr> {
-        let parts = delinear(&axes[kept.len()], &across_shape);
+        let parts = delinear_unbounded(&axes[kept.len()], &across_shape);
         let of = |id: CoordId| {
             let in_kept = kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
             in_kept.or_else(|| across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
@@ -80,7 +80,10 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
     let all = |s: &Space| -> Result<Scene, LowerError> {
         let mut r = of.resolver();
         r.row = Some(Row::of(s, &s.axes[kept.len()], len));
-        let whole = linear(&driver_axes(&s.axes), &shape);
+        let axes = driver_axes(&s.axes);
+        let whole = linear(&axes, &shape);
+        // Positions of rows that are rounded up are beyond the end of an inner axis.
+        let beyond = axes.iter().zip(&shape).any(|(e, n)| e.range().1 >= *n as i64);
         let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
         let mut stores = vec![];
         for &i in &live {
@@ -96,7 +99,10 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
                     count(i)
                 )));
             };
-            let ix = delinear(position, body.shape(v));
+            let ix = match beyond && body.shape(v) == shape {
+                true => axes.clone(),
+                false => delinear(position, body.shape(v)),
+            };
             let value = r.at(v, &ix, &[])?;
             let at = linear(&ix, body.shape(v));
             stores.push(Store::new(Slot::Output(i as u32), body.dtype(v), at, value));

@@ -11,7 +11,7 @@
 //! with these that no body depends on the row of an enclosing reduction.
 use crate::LowerError;
 use crate::dag::{Guard, NodeId, NodeOp};
-use crate::expr::{CoordId, Expr, delinear};
+use crate::expr::{CoordId, Expr, delinear_unbounded};
 use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
 use crate::space::Space;
 use kiln_graph::{BinaryOp, ReduceOp, ScanOp, ValueId};
@@ -69,7 +69,8 @@ impl Resolver<'_> {
     pub fn row_index(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
         let len: usize = shape.iter().product();
         match &self.row {
-            Some(row) if row.len == len => Ok(delinear(&row.at(self.depth + 1), shape)),
+            // Where a row is rounded up, what is beyond it is masked.
+            Some(row) if row.len == len => Ok(delinear_unbounded(&row.at(self.depth + 1), shape)),
             Some(row) => Err(self.unsupported(format!("reductions over rows of {len} and of {} elements", row.len))),
             None => Err(self.unsupported("a reduction in a kernel without rows")),
         }

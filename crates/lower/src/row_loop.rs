@@ -21,6 +21,7 @@ mod exponentials;
 pub mod look_back;
 mod moments;
 pub mod reduced;
+pub mod reverse;
 mod scans;
 pub mod split_row;
 
@@ -34,9 +35,27 @@ pub struct RowLoop<'a> {
     pub levels: Vec<Vec<Reduced>>,
     scratch: Vec<Type>,
     first_scratch: u32,
-    /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::wide_rows`]); else
-    /// 1.
+    /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::wide_rows`]); else 1.
     per_wide_row: usize,
+}
+
+/// How a pass goes over a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Plain,
+    /// The last chunk, if it is ragged, is peeled: elements are counted.
+    Counted,
+    /// From the last chunk to the first.
+    Reversed,
+}
+/// Chunks of a loop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Chunks {
+    Whole,
+    /// The last may reach beyond the end.
+    Ragged,
+    /// Whole ones, from the last to the first.
+    Reversed,
 }
 
 /// Most loads of a thread that are issued before everything else.
@@ -155,29 +174,39 @@ impl<'a> RowLoop<'a> {
         }
     }
 
-    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where elements are counted, and
-    /// where rows are not aligned: loads of single elements are all in flight at once only if they have no masks.
+    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where elements are counted, where
+    /// rows are not aligned (loads of single elements are all in flight at once only if they have no masks), and where it has a wide row that
+    /// is not full.
     fn over_chunks(
         &self,
         f: &mut Frame,
         lane: Option<Value>,
-        counts: bool,
+        how: Pass,
         carried: &[Value],
         mut body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let [lo, hi] = self.bounds(f);
+        let reversed = how == Pass::Reversed;
         // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
-        let ragged = !self.plan.row.extent.is_multiple_of(self.plan.row.block);
-        let peels = counts || self.plan.machine.arch.is_gpu() && self.loads_elements();
+        let wide = self.plan.wide.is_some();
+        let ragged = wide || !self.plan.row.extent.is_multiple_of(self.plan.row.block);
+        let peels = how != Pass::Plain || wide || self.plan.machine.arch.is_gpu() && self.loads_elements();
         if !ragged || !peels {
-            return self.over(f, lane, [lo, hi], ragged, carried, body);
+            let whole = if reversed { Chunks::Reversed } else { Chunks::Whole };
+            return self.over(f, lane, [lo, hi], if ragged { Chunks::Ragged } else { whole }, carried, body);
         }
         let chunk = f.b.i32(self.plan.row.block as i64);
-        let there = f.b.binary(B::Sub, hi, lo);
+        let full = f.b.i32(self.plan.row.extent as i64 - i64::from(wide));
+        let full = f.b.binary(B::Min, hi, full);
+        let there = f.b.binary(B::Sub, full, lo);
         let left = f.b.binary(B::Rem, there, chunk);
-        let whole = f.b.binary(B::Sub, hi, left);
-        let now = self.over(f, lane, [lo, whole], false, carried, &mut body);
-        self.over(f, lane, [whole, hi], true, &now, body)
+        let whole = f.b.binary(B::Sub, full, left);
+        if reversed {
+            let now = self.over(f, lane, [whole, hi], Chunks::Ragged, carried, &mut body);
+            return self.over(f, lane, [lo, whole], Chunks::Reversed, &now, body);
+        }
+        let now = self.over(f, lane, [lo, whole], Chunks::Whole, carried, &mut body);
+        self.over(f, lane, [whole, hi], Chunks::Ragged, &now, body)
     }
     /// Whether a load of the row's elements is aligned to less than half a vector.
     fn loads_elements(&self) -> bool {
@@ -200,27 +229,37 @@ impl<'a> RowLoop<'a> {
         let hi = f.b.binary(B::Add, lo, len);
         [lo, f.b.binary(B::Min, hi, n)]
     }
-    /// The loop over chunks between two places of the row; `ragged` if the last may reach beyond it.
+    /// The loop over chunks between two places of the row.
     fn over(
         &self,
         f: &mut Frame,
         lane: Option<Value>,
         [lo, hi]: [Value; 2],
-        ragged: bool,
+        chunks: Chunks,
         carried: &[Value],
         body: impl FnOnce(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let row = self.plan.row;
         let step = f.b.i32(row.block as i64);
         looped(f, [lo, hi, step], carried, |f, index, now| {
+            let index = if chunks == Chunks::Reversed { self.mirrored(f, [lo, hi], index) } else { index };
             let base = f.b.cast(index, f.em.index);
-            let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, row.extent));
+            let mask = lane.filter(|_| chunks == Chunks::Ragged).map(|l| self.there(f, base, l));
             let lanes = Lanes { base: Some(base), lane, mask, block: 0 };
             f.em.coords.insert(row.id, lanes);
             body(f, lanes, now)
         })
     }
 
+    /// Which elements of a chunk there are.
+    fn there(&self, f: &mut Frame, base: Value, lane: Value) -> Value {
+        let Some(wide) = self.plan.wide else { return f.below(Some(base), lane, self.plan.row.extent) };
+        let row = f.b.binary(B::Add, base, lane);
+        let of_row = f.em.int(&mut f.b, wide.extent as i64);
+        let start = f.b.binary(B::Mul, row, of_row);
+        let along = f.em.expr(&mut f.b, &Expr::coord(wide.along, wide.extent));
+        f.below(Some(start), along, wide.all)
+    }
     /// Whether chunks are reduced before they are added to the accumulator, which the host does: accumulators for all
     /// lanes of a chunk would not stay in registers, nor in the cache for strided rows.
     fn sums_chunks(&self) -> bool {
@@ -309,7 +348,8 @@ impl<'a> RowLoop<'a> {
     }
     /// The pass that stores along the row, with scans that start from these values.
     fn write_along(&self, f: &mut Frame, lane: Option<Value>, along: &[&Store], start: &[Value]) {
-        self.over_chunks(f, lane, false, start, |f, lanes, now| {
+        let how = if self.plan.reversed { Pass::Reversed } else { Pass::Plain };
+        self.over_chunks(f, lane, how, start, |f, lanes, now| {
             let next = self.scan_chunk(f, lanes, now);
             along.iter().for_each(|s| f.store(s));
             next

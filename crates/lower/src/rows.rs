@@ -1,4 +1,5 @@
 //! Row programs (reductions and scans): how rows and kept coordinates map to tiles, loops and the grid, as the steps of a schedule say.
+use crate::expr::CoordId;
 use crate::multiply::{Forms, Multiply};
 use crate::tile::{Cut, Shape};
 use crate::unaligned::Unaligned;
@@ -64,6 +65,20 @@ pub struct RowPlan<'m> {
     pub copies: bool,
     /// Each chunk of a scanned row is an instance ([`crate::row_loop::look_back`]); sums of so many chunks are published too.
     pub look_back: Option<usize>,
+    /// The pass that stores along rows goes from their ends to their starts ([`crate::row_loop::reverse`]).
+    pub reversed: bool,
+    /// Where the last wide row ends, if it is not full.
+    pub wide: Option<Wide>,
+}
+
+/// Wide rows ([`crate::wide_rows`]) of which the last is not full.
+#[derive(Clone, Copy, Debug)]
+pub struct Wide {
+    /// The coordinate along them, and its extent.
+    pub along: CoordId,
+    pub extent: usize,
+    /// Elements of all of them.
+    pub all: usize,
 }
 impl RowPlan<'_> {
     /// Whether one tile holds the whole row.
@@ -80,6 +95,7 @@ impl RowPlan<'_> {
         if !self.machine.arch.is_gpu() && elem == Elem::F32 { Elem::F64 } else { elem }
     }
     pub fn shape(&self, parts: usize) -> Shape {
-        Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps, blocks: self.blocks }
+        let (cuts, reversed) = (self.kept.clone(), false);
+        Shape { cuts, rank: self.rank, parts, warps: self.warps, blocks: self.blocks, reversed }
     }
 }

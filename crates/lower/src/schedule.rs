@@ -9,7 +9,7 @@ use crate::facts::Facts;
 use crate::nest::{Nest, Visit};
 use crate::price::Price;
 use crate::resolve::Body;
-use crate::row_loop::{RowLoop, look_back};
+use crate::row_loop::{RowLoop, look_back, reverse};
 use crate::rows::{Emitted, RowPlan};
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
@@ -48,7 +48,17 @@ pub struct Tiled {
 impl Tiled {
     /// The shape of a program without a row.
     fn points(self) -> (Scene, Shape) {
-        (self.scene, Shape { cuts: self.kept, rank: self.rank, parts: 1, warps: self.warps, blocks: self.blocks })
+        (
+            self.scene,
+            Shape {
+                cuts: self.kept,
+                rank: self.rank,
+                parts: 1,
+                warps: self.warps,
+                blocks: self.blocks,
+                reversed: false,
+            },
+        )
     }
 }
 
@@ -181,11 +191,17 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
         prefetch: None,
         copies: false,
         look_back: None,
+        wide: None,
+        reversed: false,
     };
     for step in &schedule.steps {
         let check = |found: Result<(), String>| found.map_err(|why| refusal(nest, step, why));
         match step {
-            Step::SplitReduce(axis, _) | Step::Peel(axis, _) | Step::Tail(axis, _) | Step::LookBack(axis, _)
+            Step::SplitReduce(axis, _)
+            | Step::Peel(axis, _)
+            | Step::Tail(axis, _)
+            | Step::LookBack(axis, _)
+            | Step::Reverse(axis)
                 if *axis != Axis::Row =>
             {
                 return Err(refusal(nest, step, "it is for the row, r"));
@@ -212,6 +228,10 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 plan.tail = Some(*lanes);
             }
             Step::Prefetch(n) => plan.prefetch = Some(*n),
+            Step::Reverse(_) => {
+                check(reverse::fits(&plan, &tiled.scene))?;
+                plan.reversed = true;
+            }
             Step::StageOperands => {
                 if plan.unaligned.is_none() {
                     return Err(refusal(nest, step, "only operands of peeled rows are copied"));
@@ -319,7 +339,7 @@ fn shapes(step: &Step) -> bool {
     matches!(step, Fuse(_) | Widen(..) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Registers(_))
 }
 
-fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {
+pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {
     if let Work::Block { code, .. } = step {
         code.registers = most;
     }

@@ -80,9 +80,10 @@ impl Space {
         self.replace(|c| (c == id).then(|| whole.clone()));
     }
     /// Moves groups of `count` neighbours of `row` into `along`, as its outermost part (wide rows); returns the merged
-    /// coordinate.
+    /// coordinate. The row is rounded up to whole groups.
     pub fn deal(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {
         let at = self.coords.iter().position(|c| c.id == row)?;
+        self.coords[at].extent = self.coords[at].extent.next_multiple_of(count);
         self.split(row, count);
         let inner = self.coords.get_mut(at + 1)?;
         inner.row = false;

@@ -53,6 +53,8 @@ pub struct Shape {
     /// Warps of an instance, and the blocks that share it.
     pub warps: usize,
     pub blocks: usize,
+    /// The last instance has the first place.
+    pub reversed: bool,
 }
 
 impl Shape {
@@ -148,7 +150,14 @@ impl Frame<'_> {
         self.b.descriptor(name, ty, array, readonly)
     }
     fn place(&mut self, shape: &Shape) {
-        let number = (shape.instances() > 1).then(|| self.number());
+        let number = (shape.instances() > 1).then(|| {
+            let number = self.number();
+            if !shape.reversed {
+                return number;
+            }
+            let last = self.em.int(&mut self.b, shape.instances() as i64 - 1);
+            self.b.binary(B::Sub, last, number)
+        });
         self.place_at(shape, number);
     }
     /// The instance's number.

@@ -16,6 +16,7 @@ mod nested;
 mod pairs;
 mod pointwise;
 mod pool;
+mod prices;
 mod random;
 mod reduction;
 mod scatter;

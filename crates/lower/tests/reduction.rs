@@ -3,7 +3,7 @@ use crate::common::{check, check_by, check_on, compare, compare_kernel, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::lower;
 use kiln_machine::Arch;
-use kiln_plan::KernelKind::Reduction;
+use kiln_plan::KernelKind::{Reduction, Scan};
 use kiln_plan::exec::Work;
 
 fn body(lines: &str) {
@@ -235,6 +235,19 @@ fn rows_a_little_longer_than_a_power_of_two() {
 
 const GPU: Arch = Arch::Sm90a;
 
+/// The kernel by a schedule of wide rows, which has so many launches, gives what the interpreter gives.
+fn by_wide_rows(graph: &str, launches: usize) {
+    let graph = format!("graph k{graph}");
+    let mut k = kernel(Reduction, graph.parse().expect("a graph"));
+    let found = kiln_lower::scheduled(&k, GPU.machine()).expect("lowers").expect("has a nest");
+    let widens = |s: &kiln_plan::Schedule| matches!(s.steps.first(), Some(kiln_plan::Step::Widen(..)));
+    k.schedule = found.schedules.into_iter().map(|s| s.0).find(widens);
+    assert!(k.schedule.is_some(), "{graph}");
+    assert_eq!(lower(&k, GPU).expect("lowers").steps.len(), launches, "{graph}");
+    let inputs = kiln_graph::random::inputs(&k.body, 7);
+    compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}"));
+}
+
 /// Large sums of columns of unaligned or narrow rows: several rows are reshaped to a wide one, whose columns a second
 /// step combines.
 #[test]
@@ -243,20 +256,118 @@ fn columns_are_summed_in_wide_rows() {
         "(%x: f32[65536,33]) { %s = reduce.sum %x axes=[0]\n %n = neg %s\n return %n }",
         "(%x: bf16[2,8192,259], %y: bf16[2,8192,259]) { %p = mul %x, %y\n %s = reduce.mean %p axes=[1]\n return %s }",
         "(%x: f32[3,16384,44]) { %s = reduce.max %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
+        // The last wide row is not full.
+        "(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
+        "(%x: bf16[2,8195,61]) { %s = reduce.max %x axes=[1]\n return %s }",
     ] {
-        let graph = format!("graph k{graph}");
-        let mut k = kernel(Reduction, graph.parse().expect("a graph"));
-        let found = kiln_lower::scheduled(&k, GPU.machine()).expect("lowers").expect("has a nest");
-        let widens = |s: &kiln_plan::Schedule| matches!(s.steps.first(), Some(kiln_plan::Step::Widen(..)));
-        k.schedule = found.schedules.into_iter().map(|s| s.0).find(widens);
-        assert!(k.schedule.is_some(), "{graph}");
-        assert_eq!(lower(&k, GPU).expect("lowers").steps.len(), 2, "{graph}");
-        let inputs = kiln_graph::random::inputs(&k.body, 7);
-        compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}"));
+        by_wide_rows(graph, 2);
     }
-    // Not if the number of rows does not divide, or if rows are read together with something else.
-    body("(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }");
+    // Not if rows are read together with something else.
     body("(%x: f32[65536,33], %w: f32[33]) { %p = mul %x, %w\n %s = reduce.sum %p axes=[0]\n return %s }");
+}
+
+/// Norms along columns of unaligned or narrow rows: a third step stores along the wide rows.
+#[test]
+fn columns_are_normalized_in_wide_rows() {
+    for graph in [
+        "(%x: bf16[65536,70]) { %y = softmax %x axis=0\n return %y }",
+        "(%x: f32[40007,33]) { %y = log_softmax %x axis=0\n return %y }",
+        "(%x: f16[3,9001,61]) { %y = softmax %x axis=1\n return %y }",
+        "(%x: f16[2,9001,45], %g: f16[45]) { %q = mul %x, %x\n %m = reduce.mean %q axes=[1]\n %r = rsqrt %m\n \
+         %n = mul %x, %r\n %y = mul %n, %g\n %z = neg %y\n return %y, %z }",
+    ] {
+        by_wide_rows(graph, 3);
+    }
+}
+
+/// Norms whose last pass goes from the ends of rows to their starts: with parts of rows, in loops, in wide rows, and where the last chunk is
+/// not full.
+#[test]
+fn the_last_pass_of_a_norm_is_reversed() {
+    for (graph, schedule) in [
+        (
+            "(%x: f32[3,20000]) { %y = softmax %x axis=1\n return %y }",
+            "split r 2048; bind warp 4; split-reduce r 5; reverse r",
+        ),
+        ("(%x: f16[5,4097]) { %y = log_softmax %x axis=1\n return %y }", "split r 1024; bind warp 4; reverse r"),
+        ("(%x: bf16[5,4096]) { %y = softmax %x axis=1\n return %y }", "split r 512; bind warp 2; reverse r"),
+        (
+            "(%x: f32[5001,70]) { %y = softmax %x axis=0\n return %y }",
+            "split r 128; split i0 32; bind warp 4; split-reduce r 9; reverse r",
+        ),
+        (
+            "(%x: f32[5001,33]) { %y = log_softmax %x axis=0\n return %y }",
+            "widen i0 8; split r 16; split i0 128; bind warp 4; split-reduce r 6; reverse r",
+        ),
+        (
+            "(%x: f16[2,9000], %g: f16[9000]) { %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n \
+             %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %n = mul %d, %r\n %y = mul %n, %g\n return %y, %m }",
+            "split r 1024; bind warp 4; split-reduce r 3; reverse r",
+        ),
+    ] {
+        let mut k = kernel(Reduction, format!("graph k{graph}").parse().expect("a graph"));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let inputs = kiln_graph::random::inputs(&k.body, 7);
+        compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}\n{schedule}"));
+    }
+}
+
+/// What wide rows do not do, and passes that are not reversed, are refused by name.
+#[test]
+fn wide_and_reversed_rows_that_are_refused() {
+    for (graph, schedule, why) in [
+        (
+            "(%x: f32[65536,33]) { %y = scan.sum %x axis=0\n return %y }",
+            "widen i0 4; split r 64; split i0 128; bind warp 4; split-reduce r 4",
+            "depend on the order of rows",
+        ),
+        (
+            "(%x: f32[65536,33]) { %m = reduce.mean %x axes=[0]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[0]\n return %v }",
+            "widen i0 4; split r 64; split i0 128; bind warp 4; split-reduce r 4",
+            "mean and variance",
+        ),
+        (
+            "(%x: f32[65536,33]) { %m = reduce.max %x axes=[0]\n %d = sub %x, %m\n return %m, %d }",
+            "widen i0 4; split r 64; split i0 128; bind warp 4; split-reduce r 4",
+            "some results are stored for each row",
+        ),
+        (
+            "(%x: f32[65536,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
+            "widen i0 4; split r 64; split i0 128; bind warp 4; prefetch 4; split-reduce r 4",
+            "only split",
+        ),
+        (
+            "(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
+            "widen i0 4; split r 1; split i0 128; bind warp 4; split-reduce r 4",
+            "one wide row",
+        ),
+        (
+            "(%x: f32[1000000,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
+            "widen i0 64; split r 64; split i0 128; bind warp 4; split-reduce r 100",
+            "5248 partial results of a column are too many",
+        ),
+        (
+            "(%x: f32[9,4000]) { %y = softmax %x axis=1\n return %y }",
+            "split r 4096; bind warp 4; reverse r",
+            "the whole row",
+        ),
+        (
+            "(%x: f32[9,4000]) { %y = reduce.sum %x axes=[1]\n return %y }",
+            "split r 1024; bind warp 4; reverse r",
+            "nothing is stored along rows",
+        ),
+        (
+            "(%x: f32[9,4000]) { %y = scan.sum %x axis=1\n return %y }",
+            "split r 1024; bind warp 4; reverse r",
+            "scans need",
+        ),
+    ] {
+        let kind = if graph.contains("scan") { Scan } else { Reduction };
+        let mut k = kernel(kind, format!("graph k{graph}").parse().expect("a graph"));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let found = lower(&k, GPU).map(|_| ()).expect_err(graph).to_string();
+        assert!(found.contains(why), "{found}\n{graph}");
+    }
 }
 
 /// Many short columns: each thread has columns of its own and exchanges nothing.

@@ -29,6 +29,8 @@ pub struct Nests {
     pub resident: f64,
     /// Share of the L2 cache from which on rows that are read again come from memory.
     pub again: f64,
+    /// Share of the bytes that two instances share at the edges of their tiles that memory transfers twice.
+    pub edges: f64,
     /// Microseconds of a load.
     pub latency: f64,
     /// Microseconds of a reduction across the blocks of a cluster.
@@ -37,6 +39,10 @@ pub struct Nests {
     pub look_back: f64,
     /// Microseconds of a read of the totals of chunks long before.
     pub totals: f64,
+    /// How much slower memory is while the last wave of instances leaves multiprocessors idle, as a share of their idle time.
+    pub wave: f64,
+    /// How much less the kinds of work of a block overlap that is alone on its multiprocessor.
+    pub alone: f64,
     /// Cycles of a cache line that a warp's access touches.
     pub line: f64,
     /// Cycles of a scheduler for an instruction.

@@ -119,8 +119,8 @@ impl Operand {
 pub enum Step {
     /// `fuse i0,i1`: the axes are one axis from here on, which has the name of the first.
     Fuse(Vec<Axis>),
-    /// `widen i0 32`: along the axis, 32 neighbouring rows of a matrix whose columns are reduced are one wide row, so that rows fill vectors; a second
-    /// launch combines the columns that belong together.
+    /// `widen i0 32`: along the axis, 32 neighbouring rows of a matrix whose columns are reduced or normalized are one wide row, so that rows fill
+    /// vectors; a second launch combines the columns that belong together, and a third one of a norm stores.
     Widen(Axis, usize),
     /// `split i0 8`: blocks of 8 positions, which are the tile's next axis.
     Split(Axis, usize),
@@ -150,6 +150,8 @@ pub enum Step {
     Persist(usize),
     /// `prefetch 12`: an instance prefetches the rows of the one that is 12 after it to the L2 cache.
     Prefetch(usize),
+    /// `reverse r`: the pass that stores along rows goes from their ends to their starts, and begins with what is still in the L2 cache.
+    Reverse(Axis),
     /// `swap a,b`: a matmul with its operands swapped and transposed, which gives the transpose of its result.
     Swap,
     /// `dual-gemm`: one left operand with the two halves of the right one, each with an accumulator of its own.
@@ -200,6 +202,7 @@ impl fmt::Display for Step {
             Step::StageOperands => f.write_str("stage operands global"),
             Step::Persist(n) => write!(f, "persist {n}"),
             Step::Prefetch(n) => write!(f, "prefetch {n}"),
+            Step::Reverse(axis) => write!(f, "reverse {axis}"),
             Step::Swap => f.write_str("swap a,b"),
             Step::DualGemm => f.write_str("dual-gemm"),
             Step::ImplicitGemm => f.write_str("implicit-gemm"),
@@ -220,7 +223,7 @@ impl fmt::Display for Step {
 
 /// The forms of all steps, for messages.
 const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
-                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
+                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
 /// Largest number in a step.
@@ -280,6 +283,7 @@ impl FromStr for Step {
             ["stage", "operands", "global"] => Ok(Step::StageOperands),
             ["persist", n] => Ok(Step::Persist(number(n)?)),
             ["prefetch", n] => Ok(Step::Prefetch(number(n)?)),
+            ["reverse", axis] => Ok(Step::Reverse(axis.parse()?)),
             ["swap", "a,b"] => Ok(Step::Swap),
             ["dual-gemm"] => Ok(Step::DualGemm),
             ["implicit-gemm"] => Ok(Step::ImplicitGemm),
@@ -384,7 +388,7 @@ mod tests {
         for text in [
             "",
             "fuse i0,i1; split i0 8; split r 1024; bind warp 8; peel r 8; tail r 32",
-            "widen i0 32; split r 64; split i0 128; bind warp 4; split-reduce r 20",
+            "widen i0 32; split r 64; split i0 128; bind warp 4; split-reduce r 20; reverse r",
             "split r 131072; bind warp 16; bind cluster 16; stage operands global; persist 7; prefetch 12",
             "stage rows shared",
             "fuse i0,i1; split i0 64; split i2 8; bind warp 2; bind vector 8",

@@ -29,6 +29,7 @@ impl Work {
                     axes.insert(names[0], all);
                 }
                 Step::Split(axis, block) => splits.push((*axis, *block)),
+                Step::Widen(_, n) => w.wide = Some(*n),
                 Step::Warps(n) => warps = *n,
                 Step::Cluster(n) => blocks = *n,
                 Step::Vector(n) => bound = *n,
@@ -41,6 +42,7 @@ impl Work {
                 Step::StageOperands => w.copies = true,
                 Step::Persist(n) => w.persist = *n as f64,
                 Step::Prefetch(_) => w.prefetch = true,
+                Step::Reverse(_) => w.reversed = true,
                 _ => {}
             }
         }
@@ -280,6 +282,7 @@ impl Work {
         w.indices += splits.iter().map(|(axis, _)| digits(axis)).sum::<f64>();
         let on_row = |b: &Bit| Some(b.0) == row_at && row_at.is_some();
         let own = (log2(warps) - log2(blocks)) as usize;
+        w.along = row_at.is_some() && fastest == row_at;
         w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
         w.across_warps = of_warps[..own].iter().flatten().filter(|b| on_row(b)).count() as u32;
         w.across_blocks = of_warps[own..].iter().flatten().filter(|b| on_row(b)).count() as u32;

@@ -3,7 +3,7 @@
 use super::acc::{self, Acc, NOWHERE, fold, is_arg, over_groups};
 use super::exponentials::Exponentials;
 use super::moments::Moments;
-use super::{RowLoop, next_of, scans};
+use super::{Pass, RowLoop, next_of, scans};
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
@@ -137,7 +137,8 @@ impl RowLoop<'_> {
         let to = |r: &Reduced| few.as_ref().filter(|_| !is_arg(r.op())).unwrap_or(&shape);
         let start: Vec<Value> = level.iter().flat_map(|r| self.start(f, r, to(r))).collect();
         let counts = level.iter().any(|r| matches!(r, Reduced::Moments(_)));
-        let end = self.over_chunks(f, lane, counts, &start, |f, lanes, now| {
+        let how = if counts { Pass::Counted } else { Pass::Plain };
+        let end = self.over_chunks(f, lane, how, &start, |f, lanes, now| {
             let mut now = now.iter().copied();
             let mut next = vec![];
             for r in level {

@@ -7,8 +7,8 @@ use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
 use crate::expr::{Expr, linear};
 use crate::math;
-use crate::tile::{Frame, Used, loads, looped, open_with};
-use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Type as BlockType, Value};
+use crate::tile::{Frame, Shape, Used, loads, looped, open_with};
+use kiln_block::{BinaryOp as B, CmpOp, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
 
@@ -22,7 +22,7 @@ pub struct Partial {
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
 /// Most partial results that a block combines at a time, and the least columns that they are of.
-const JOINED: usize = 16384;
+pub const JOINED: usize = 16384;
 const COLUMNS: usize = 4;
 /// Most parts that a thread combines by itself, one after the other.
 const FEW: usize = 16;
@@ -59,8 +59,61 @@ impl RowLoop<'_> {
         let slots: Vec<Partial> = level.zip(found).map(|(of, found)| Partial { of: *of, ..found }).collect();
         self.final_step(&slots)
     }
-    pub fn into_scratch(self) -> Vec<Type> {
-        self.scratch
+    /// The same, but it leaves the results in scratch, one for each column of the matrix.
+    pub fn results(&mut self, found: &[Partial], per_wide_row: usize) -> Result<Step, LowerError> {
+        self.narrow_to_parts();
+        let mut own = vec![];
+        for p in found {
+            let count = self.rows();
+            let places = p.places.iter().map(|(_, d)| (self.new_scratch(*d, count), *d)).collect();
+            own.push(Partial { of: p.of, places });
+        }
+        let used: Vec<Used> = places(found, true).chain(places(&own, false)).collect();
+        let mut f = open_with(&format!("{}_joined", self.name), self.scene, &self.plan.shape(1), &used);
+        for (p, own) in found.iter().zip(&own) {
+            self.per_wide_row = per_wide_row;
+            let acc = self.combined(&mut f, p, None);
+            self.per_wide_row = 1;
+            for (&(slot, dtype), v) in own.places.iter().zip([Some(acc.value), acc.other].into_iter().flatten()) {
+                self.store_partial(&mut f, slot, dtype, v);
+            }
+        }
+        Ok((f.finish()?, own))
+    }
+    /// The step that stores along wide rows, whose columns belong to `columns` of the matrix with these results.
+    pub fn written(&self, results: &[Partial], columns: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
+        let mut used = self.reads(self.scene.roots().into_iter(), results);
+        used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
+        let mut f = open_with(self.name, self.scene, &self.last_shape(self.plan.parts), &used);
+        let mut ix: Vec<Expr> = self.plan.kept.iter().map(|c| Expr::coord(c.id, c.extent)).collect();
+        let mut shape: Vec<usize> = self.plan.kept.iter().map(|c| c.extent).collect();
+        if let (Some(last), Some(n)) = (ix.pop(), shape.last_mut()) {
+            ix.push(last.rem(columns as i64));
+            *n = columns;
+        }
+        let at = linear(&ix, &shape);
+        let mask = self.mask_of_kept(&mut f);
+        for partial in results {
+            let mut values = vec![];
+            for &(slot, _) in &partial.places {
+                let p = f.em.address(&mut f.b, slot, &at);
+                values.push(f.b.load(p, mask, None));
+            }
+            let acc = self.read(&mut f, &partial.of, &mut values.into_iter());
+            self.settle(&mut f, &partial.of, acc);
+        }
+        let lane = f.iota(self.plan.row);
+        self.write(&mut f, lane);
+        f.finish()
+    }
+    /// Which columns of a tile there are.
+    fn mask_of_kept(&self, f: &mut Frame) -> Option<Value> {
+        let masks: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect();
+        masks.into_iter().reduce(|a, b| f.b.binary(B::And, a, b))
+    }
+    /// The scratch buffers of the steps so far.
+    pub fn scratch(&self) -> Vec<Type> {
+        self.scratch.clone()
     }
     /// Recomputes the number of parts from their length, which is whole chunks: there may be fewer.
     pub fn settle_parts(&mut self) {
@@ -209,7 +262,7 @@ impl RowLoop<'_> {
             Some(part) => Some(f.b.cmp(CmpOp::Lt, lane, part)),
             None => (!p.parts.is_power_of_two()).then(|| f.below(None, lane, p.parts)),
         };
-        for m in p.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect::<Vec<_>>() {
+        if let Some(m) = self.mask_of_kept(f) {
             mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
         }
         let mut read = vec![];
@@ -255,11 +308,8 @@ impl RowLoop<'_> {
             let p = f.em.address(&mut f.b, slot, &self.row_number());
             pointers.push(f.b.broadcast_to(p, &shape));
         }
-        let mut mask: Option<Value> = None;
-        for m in self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect::<Vec<_>>() {
-            mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
-        }
-        let (rows, index) = (self.rows(), f.em.index);
+        let mask = self.mask_of_kept(f);
+        let index = f.em.index;
         let until = match until {
             Some(part) => f.b.cast(part, Elem::I32),
             None => f.b.i32(self.plan.parts as i64),
@@ -267,8 +317,7 @@ impl RowLoop<'_> {
         let bounds = [f.b.i32(0), until, f.b.i32(1)];
         let end = looped(f, bounds, &start, |f, i, now| {
             let part = f.b.cast(i, index);
-            let n = f.b.constant(BlockType::scalar(index), Const::Int(rows as i64));
-            let offset = f.b.binary(B::Mul, part, n);
+            let offset = self.part_offset(f, part);
             let mut read = vec![];
             for &p in &pointers {
                 let p = f.b.ptr_add(p, offset);
@@ -288,13 +337,13 @@ impl RowLoop<'_> {
 
     /// Narrows blocks of columns, so that a block has all parts of its columns.
     fn narrow_to_parts(&mut self) {
-        let parts = self.plan.parts.next_power_of_two();
-        if parts <= FEW {
-            return;
-        }
         if let Some(c) = self.plan.kept.iter_mut().find(|c| c.block > 1) {
-            c.block = c.block.min((JOINED / parts).max(COLUMNS));
+            c.block = c.block.min(columns_of(self.plan.parts));
         }
+    }
+    /// The shape of the step that stores.
+    fn last_shape(&self, parts: usize) -> Shape {
+        Shape { reversed: self.plan.reversed, ..self.plan.shape(parts) }
     }
     fn final_step(&mut self, done: &[Partial]) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
@@ -304,12 +353,18 @@ impl RowLoop<'_> {
         }
         let mut used = self.reads(self.scene.roots().into_iter(), done);
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.plan.shape(parts), &used);
+        let mut f = open_with(self.name, self.scene, &self.last_shape(parts), &used);
         self.combine_parts(&mut f, done);
         let lane = f.iota(self.plan.row);
         self.write(&mut f, lane);
         f.finish()
     }
+}
+
+/// Columns of a block that combines so many parts.
+pub fn columns_of(parts: usize) -> usize {
+    let parts = parts.next_power_of_two();
+    if parts > FEW { (JOINED / parts).max(COLUMNS) } else { usize::MAX }
 }
 
 pub fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {

@@ -189,7 +189,7 @@ impl Mask {
         let mut used = loads(&scene.dag, &roots, |_| false);
         used.push((self.slot, DType::I32, false));
         let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
-        let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS, blocks: 1 };
+        let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS, blocks: 1, reversed: false };
         let mut f = open_with(name, &scene, &shape, &used);
 
         let keys = tiles.keys;
