@@ -111,8 +111,9 @@ fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
     let strip = strip(schedule);
     let alone = |s: &Step| match s {
         Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(..) | Step::Widen(..) => false,
-        // It changes no order, but whether there are rows to prefetch depends on their number, and with it what is cheapest.
-        Step::Prefetch(_) => false,
+        // They change no order, but whether there are rows to prefetch, or more than the L2 cache has, depends on their number, and with it what is
+        // cheapest.
+        Step::Prefetch(_) | Step::Reverse(_) => false,
         Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
         _ => true,
     };
