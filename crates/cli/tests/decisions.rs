@@ -49,6 +49,28 @@ fn the_summary_the_table_and_one_kernel() {
     assert!(e.contains("no kernel") && e.contains("gemm_gelu_erf_6"), "{e}");
 }
 
+/// A scatter has a schedule of several launches, which is pinned and asked about like others.
+#[test]
+fn schedules_of_launches() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let (g, pins) = (path("sums.kiln"), path("pins.toml"));
+    let text = "graph sums(%x: f32[400,70], %i: i64[190,70], %s: f32[190,70]) {\n  %y = scatter %x, %i, %s axis=0 mode=add\n  return %y\n}\n";
+    std::fs::write(&g, text).expect("writes");
+    says(0, &[&["plan", "pin", &g, "-o", &pins], &GPU[..]].concat());
+    let pinned = std::fs::read_to_string(&pins).expect("reads");
+    assert!(pinned.contains("schedule = \"launch copy (") && pinned.contains("); launch write ("), "{pinned}");
+    let explained = |more: &[&str]| says(0, &[&["explain", &g, "--kernel", "scatter_0"], &GPU[..], more].concat());
+    assert_eq!(explained(&["--constraints", &pins]), explained(&[]));
+    let ask = |schedule: &str| says(0, &[&["explain", &g, "--why-not", "scatter_0", schedule], &GPU[..]].concat());
+    let own = pinned.split("schedule = \"").nth(1).and_then(|s| s.split('"').next()).expect("a schedule");
+    assert!(ask(own).contains("it is the schedule of the kernel"), "{}", ask(own));
+    let slow = ask("launch copy (bind warp 1)");
+    assert!(slow.contains("it is predicted to be slower"), "{slow}");
+    let unknown = ask("launch round (bind warp 1)");
+    assert!(unknown.contains("names no launch of the kernel; there are: copy, write"), "{unknown}");
+}
+
 #[test]
 fn why_and_why_not() {
     let g = graph("bert_layer");
@@ -128,9 +150,13 @@ fn schedules_of_matmuls_are_chosen_by_constraint() {
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let tile = "fma 16x32x32; bind warp 1";
-    for schedule in [tile, "split r 128; bind warp 1", "call library"] {
+    // The library has no such epilogue: a launch has it, whose schedule is chosen.
+    for (schedule, more) in
+        [(tile, " schedules"), ("split r 128; bind warp 1", " schedules"), ("call library", "; launch epilogue (")]
+    {
         let text = kernel(&wish("intermediate.dense", schedule));
-        assert!(text.contains(&format!("schedule {schedule} schedules")), "{text}");
+        assert!(text.contains(&format!("schedule {schedule}{more}")), "{text}");
+        assert!(text.matches("us call library").count() <= 1, "{text}");
     }
     // The artifact and a pinned plan keep the schedule.
     let file = wish("intermediate.dense", tile);

@@ -357,7 +357,7 @@ fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Resu
     let Some(refused) = &kernel.schedule else { return Ok(None) };
     let all = kiln_lower::schedules(kernel, machine).map_err(not_lowered)?;
     for (schedule, price) in all.into_iter().take(MOST) {
-        if schedule == refused.main() || kiln_lower::fits(kernel, machine, &schedule).is_err() {
+        if schedule == *refused || schedule == refused.main() || kiln_lower::fits(kernel, machine, &schedule).is_err() {
             continue;
         }
         let scheduled = kiln_plan::Kernel { schedule: Some(schedule), ..kernel.clone() };

@@ -215,9 +215,12 @@ fn measured(
             "earlier measurements are in the store; `--kernel NAME` tunes a single kernel",
         )
     };
-    kiln_tune::search(&mut bench, &candidates, kiln_lower::neighbours, &options.budget, progress)
-        .map(Some)
-        .map_err(failed)
+    let neighbours = |best: &Schedule| {
+        // A defect shows where the kernel is compiled.
+        let launches = kiln_lower::relaunched(kernel, options.compile.machine(), best).unwrap_or_default();
+        kiln_lower::neighbours(best).into_iter().chain(launches).collect()
+    };
+    kiln_tune::search(&mut bench, &candidates, neighbours, &options.budget, progress).map(Some).map_err(failed)
 }
 
 /// How [`sample`] chooses schedules: the first ones by price, then others at random; `dry`: nothing is measured.

@@ -64,17 +64,20 @@ impl Answer {
             return t + &wrapped("asked       ", why, width);
         }
         let (Some(chosen), Some(asked)) = (&self.chosen, &self.asked) else { return t };
-        let main = |text: &str| text.parse().map(|s: Schedule| s.main());
-        let kept = if main(&chosen.schedule) == main(&asked.schedule) {
+        let parsed = |text: &str| text.parse::<Schedule>().unwrap_or_default();
+        let (own, other) = (parsed(&chosen.schedule), parsed(&asked.schedule));
+        // Launches that it does not name have the same schedules.
+        let same = own.main() == other.main() && other.launches().all(|l| own.launches().any(|o| o == l));
+        let kept = if same {
             "it is the schedule of the kernel"
         } else if chosen.us.is_none() || asked.us.is_none() {
             "the cost model has no time for one of them"
         } else if chosen.us <= asked.us {
             "it is predicted to be slower"
-        } else if asked.schedule.parse::<Schedule>().is_ok_and(|s| s.multiplies()) {
+        } else if other.multiplies() {
             "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns"
         } else {
-            "of prices within 1 per cent the schedule with the smallest tile is taken, or it is not among those that are proposed"
+            "of prices within 2 per cent the schedule is taken whose warps have the fewest elements, or it is not among those that are proposed"
         };
         let measure = if chosen.us > asked.us { "; `kiln tune` measures both, `[[use_schedule]]` sets it" } else { "" };
         t + &wrapped("why         ", &format!("{kept}{measure}"), width)

@@ -1,8 +1,10 @@
 //! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning searches.
 use crate::composite::Decomposed;
 use crate::multiply::{Forms, Multiply};
+use crate::nest::Nest;
 use crate::price::Price;
 use crate::resolve::Body;
+use crate::rows::Launched;
 use crate::{
     LowerError, Lowered, body, facts, flash, gemm, if_taken, lowered, nests, own, pairwise, propose, schedule, under,
 };
@@ -23,7 +25,7 @@ pub struct Scheduled {
 /// How a kernel is lowered, and what it is predicted to take.
 #[derive(Clone, Default)]
 pub struct Chosen {
-    /// The schedule that it has, or else the cheapest; `None` for a fallback, and for a kernel of several nests.
+    /// The schedule that it has, or else the cheapest, with those of all launches; `None` for a fallback.
     pub schedule: Option<Schedule>,
     /// Microseconds of all its launches; `None` where the model has no price.
     pub us: Option<f64>,
@@ -33,19 +35,29 @@ pub struct Chosen {
 pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> {
     if let Some(schedule) = &kernel.schedule {
         let price = if machine.arch.is_gpu() { priced(kernel, machine, schedule)? } else { None };
-        return Ok(Chosen { schedule: Some(schedule.clone()), us: price.map(|p| p.us) });
+        let schedule = lowered(kernel, machine)?.with_launches(schedule.clone());
+        return Ok(Chosen { schedule: Some(schedule), us: price.map(|p| p.us) });
     }
     // One that lowering refuses would leave the kernel without a program.
-    if multiplies(kernel, machine)?
-        && let Some((lowered, us)) = if_taken(cheapest(kernel, machine, |_| true))?
-        && let Some(schedule) = lowered.schedule()
-    {
-        return Ok(Chosen { schedule: Some(schedule), us });
+    if multiplies(kernel, machine)? {
+        let found = match machine.arch.is_gpu() {
+            true => if_taken(cheapest_product(kernel, machine, |_| true))?.flatten().map(|(l, us)| (l, Some(us))),
+            false => if_taken(cheapest(kernel, machine, |_| true))?,
+        };
+        if let Some((lowered, us)) = found
+            && let Some(schedule) = lowered.schedule()
+        {
+            return Ok(Chosen { schedule: Some(schedule), us });
+        }
     }
-    let first = |nest: &crate::nest::Nest| schedule::first(nest);
-    let nests: Vec<(Schedule, Price)> = each_nest(kernel, machine, &first)?;
-    let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.us).sum());
-    let schedule = if let [(only, _)] = &nests[..] { Some(only.clone()) } else { None };
+    let first = |of: &Body, nest: &Nest| Ok((of.launch(nest.name), schedule::first(nest)?));
+    let nests = each_nest(kernel, machine, &first)?;
+    let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.1.us).sum());
+    let schedule = match &nests[..] {
+        [] => None,
+        [(_, (only, _))] => Some(only.clone()),
+        all => Some(all.iter().map(|(name, (own, _))| Step::Launch(name.clone(), own.clone())).collect()),
+    };
     Ok(Chosen { schedule, us })
 }
 
@@ -59,6 +71,18 @@ pub fn cheapest(
     machine: &Machine,
     takes: impl Fn(&Multiply) -> bool,
 ) -> Result<(Lowered, Option<f64>), LowerError> {
+    if let Some((lowered, us)) = cheapest_product(kernel, machine, takes)? {
+        return Ok((lowered, Some(us)));
+    }
+    Ok((own(kernel, &under(machine, kernel))?, None))
+}
+
+/// The same for schedules that multiply by tiles or a library on a GPU.
+fn cheapest_product(
+    kernel: &Kernel,
+    machine: &Machine,
+    takes: impl Fn(&Multiply) -> bool,
+) -> Result<Option<(Lowered, f64)>, LowerError> {
     let hardware = &under(machine, kernel);
     let mut all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
     if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
@@ -77,7 +101,7 @@ pub fn cheapest(
         }
         let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
         if let Some(lowered) = if_taken(own(&kernel, hardware))? {
-            return Ok((lowered, Some(us)));
+            return Ok(Some((lowered, us)));
         }
         match (before, form) {
             (Some(at), _) => refused[at].1 += 1,
@@ -85,7 +109,7 @@ pub fn cheapest(
             (None, None) => {}
         }
     }
-    Ok((own(kernel, hardware)?, None))
+    Ok(None)
 }
 
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
@@ -98,7 +122,7 @@ fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price
     if !is_few(kernel, machine, FEW[1])? {
         return Ok(None);
     }
-    let nest = if_taken(only_nest(kernel, machine, &schedule::all_of))?.flatten();
+    let nest = if_taken(only_nest(kernel, machine, &|_, nest| schedule::all_of(nest)))?.flatten();
     Ok(nest.and_then(|all| all.into_iter().next()))
 }
 
@@ -115,7 +139,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     if multiplies(kernel, machine)? && lowered(kernel, machine)?.made.is_some() {
         return Ok(None);
     }
-    let of = |nest: &crate::nest::Nest| {
+    let of = |_: &Body, nest: &Nest| {
         let schedules = schedule::all_of(nest)?;
         Ok(Scheduled { facts: facts::Facts::of(nest), schedules })
     };
@@ -131,16 +155,62 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     let Some(first) = made.map(|made| made.schedule()) else {
-        let nest = only_nest(kernel, machine, &schedule::all_of)?.unwrap_or_default();
-        // A kernel of several nests has no schedule.
-        all.retain(|_| !nest.is_empty());
-        return Ok(nest.into_iter().chain(all).collect());
+        let of =
+            |of: &Body, nest: &Nest| Ok(Launched { name: of.launch(nest.name), schedules: schedule::all_of(nest)? });
+        let mut nests = each_nest(kernel, machine, &of)?;
+        return Ok(match nests.len() {
+            0 => vec![],
+            1 => nests.swap_remove(0).schedules.into_iter().chain(all).collect(),
+            _ => of_launches(&nests),
+        });
     };
     all.extend(by_rows(kernel, machine)?);
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     match all.iter().position(|c| c.0 == first) {
         Some(at) => all[..=at].rotate_right(1),
         None => all.insert(0, (first, Price::default())),
+    }
+    Ok(all)
+}
+
+/// Schedules of a kernel of several launches: the cheapest of each, then one of them by another, the cheapest first.
+fn of_launches(nests: &[Launched]) -> Vec<(Schedule, Price)> {
+    let step = |l: &Launched, own: &Schedule| Step::Launch(l.name.clone(), own.clone());
+    let first: Vec<&(Schedule, Price)> = nests.iter().filter_map(|l| l.schedules.first()).collect();
+    let sum = |other: Option<(usize, &Price)>| {
+        let price = |(n, own): (usize, &&(Schedule, Price))| *other.filter(|o| o.0 == n).map_or(&own.1, |o| o.1);
+        first.iter().enumerate().map(price).fold(Price::default(), |a, b| a + b)
+    };
+    let whole: Vec<Step> = nests.iter().zip(&first).map(|(l, own)| step(l, &own.0)).collect();
+    let mut others = vec![];
+    for (n, l) in nests.iter().enumerate() {
+        for (schedule, price) in l.schedules.iter().skip(1) {
+            let mut steps = whole.clone();
+            steps[n] = step(l, schedule);
+            others.push((Schedule { steps }, sum(Some((n, price)))));
+        }
+    }
+    others.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    [(Schedule { steps: whole }, sum(None))].into_iter().chain(others).collect()
+}
+
+/// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch has a schedule of its own.
+pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Vec<Schedule>, LowerError> {
+    /// Most of one launch.
+    const MOST: usize = 6;
+    let main = Some(schedule.main()).filter(|s| !s.steps.is_empty());
+    let found = lowered(&Kernel { schedule: main, ..kernel.clone() }, machine)?;
+    let whole = found.with_launches(schedule.clone());
+    let mut all = vec![];
+    for l in &found.launches {
+        for (other, _) in l.schedules.iter().take(MOST) {
+            let swap = |step: &Step| match step {
+                Step::Launch(name, _) if *name == l.name => Step::Launch(name.clone(), other.clone()),
+                step => step.clone(),
+            };
+            let swapped: Schedule = whole.steps.iter().map(swap).collect();
+            all.extend(Some(swapped).filter(|s| *s != whole));
+        }
     }
     Ok(all)
 }
@@ -165,13 +235,12 @@ pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result
         let found = all.iter().find(|c| key(&c.0) == key(schedule)).map(|c| c.1);
         return Ok(found);
     }
-    let of = |nest: &crate::nest::Nest| {
-        let facts = facts::Facts::of(nest);
-        Ok(Some(propose::price_of(nest, &facts, schedule)?))
+    let kernel = &Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
+    let of = |of: &Body, nest: &Nest| match schedule::asked(of, nest) {
+        Some((asked, _)) => propose::price_of(nest, &facts::Facts::of(nest), &asked),
+        None => Ok(schedule::first(nest)?.1),
     };
-    let why = || "it has no schedule: it is several nests".to_string();
-    let without = || LowerError::Unsupported { kernel: kernel.name.clone(), why: why() };
-    only_nest(kernel, machine, &of)?.ok_or_else(without)
+    Ok(each_nest(kernel, machine, &of)?.into_iter().reduce(|a, b| a + b))
 }
 
 /// A schedule without what its price does not depend on, or follows from memory that is left.
@@ -203,7 +272,7 @@ fn with<T>(
 fn only_nest<T>(
     kernel: &Kernel,
     machine: &Machine,
-    say: &dyn Fn(&crate::nest::Nest) -> Result<T, LowerError>,
+    say: &dyn Fn(&Body, &Nest) -> Result<T, LowerError>,
 ) -> Result<Option<T>, LowerError> {
     let mut all = each_nest(kernel, machine, say)?;
     Ok(if all.len() == 1 { all.pop() } else { None })
@@ -213,12 +282,12 @@ fn only_nest<T>(
 fn each_nest<T>(
     kernel: &Kernel,
     machine: &Machine,
-    say: &dyn Fn(&crate::nest::Nest) -> Result<T, LowerError>,
+    say: &dyn Fn(&Body, &Nest) -> Result<T, LowerError>,
 ) -> Result<Vec<T>, LowerError> {
     with(kernel, machine, |of| {
         let mut found = vec![];
         nests(kernel, of, of.machine, &mut |nest| {
-            found.push(say(nest)?);
+            found.push(say(of, nest)?);
             Ok(())
         })?;
         Ok(found)

@@ -35,6 +35,10 @@ pub struct Access {
     pub gathered: bool,
     /// It is within bounds that not all points are in.
     pub guarded: bool,
+    /// All its elements are in the sectors of those of an access before it.
+    pub beside: bool,
+    /// The first access with the same strides and bytes of an element, by its number: itself where none is before it.
+    pub like: usize,
 }
 
 /// Instructions of values that depend on the same coordinates of the nest: a thread executes them once for elements that differ in others alone.
@@ -77,7 +81,7 @@ pub const SECTOR: usize = 32;
 
 impl Access {
     /// Whether all its elements are in the sectors of those of another access.
-    pub fn in_lines_of(&self, other: &Access, extents: &[usize]) -> bool {
+    fn in_lines_of(&self, other: &Access, extents: &[usize]) -> bool {
         let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
         let alike = |i: usize| match (self.strides[i], other.strides[i]) {
             (Some(a), Some(b)) => a == b || near(a.abs().max(b.abs()) * extents[i] as i64),
@@ -129,6 +133,11 @@ impl Access {
 }
 
 impl Facts {
+    /// Notes again what accesses have in common, after extents or strides have changed.
+    pub fn compare(&mut self) {
+        let extents: Vec<usize> = self.coords.iter().map(|c| c.0).collect();
+        compare(&mut self.accesses, &extents);
+    }
     /// Whether several loads are those of a window.
     pub fn has_window(&self) -> bool {
         let alike = |a: &Access, b: &&Access| !b.store && b.slot == a.slot && b.strides == a.strides;
@@ -175,7 +184,21 @@ impl Facts {
             let (store, late) = (node.is_none(), before == 0);
             let held = before + usize::from(after) > 1;
             let guarded = !guards.is_empty();
-            accesses.push(Access { slot, bytes, store, strides, offset, share, within, late, held, gathered, guarded });
+            accesses.push(Access {
+                slot,
+                bytes,
+                store,
+                strides,
+                offset,
+                share,
+                within,
+                late,
+                held,
+                gathered,
+                guarded,
+                beside: false,
+                like: 0,
+            });
         };
         for n in &live {
             if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
@@ -226,12 +249,11 @@ impl Facts {
             let (before, after) = phases[n as usize];
             kept += usize::from(along(n) && count >= instructions::SPECIAL && before + usize::from(after) > 1);
         }
+        let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
+        compare(&mut accesses, &extents);
         let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
-        for (at, a) in accesses.iter().enumerate() {
-            let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
-            if !accesses[..at].iter().any(|b| a.in_lines_of(b, &extents)) {
-                *sizes.entry(a.slot).or_default() += a.touched(&extents);
-            }
+        for a in accesses.iter().filter(|a| !a.beside) {
+            *sizes.entry(a.slot).or_default() += a.touched(&extents);
         }
         let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
         let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
@@ -251,6 +273,16 @@ impl Facts {
             guards,
             bytes,
         }
+    }
+}
+
+/// Notes of each access what others before it have in common with it.
+fn compare(accesses: &mut [Access], extents: &[usize]) {
+    for at in 0..accesses.len() {
+        let (before, from) = accesses.split_at_mut(at);
+        let a = &mut from[0];
+        a.beside = before.iter().any(|b| a.in_lines_of(b, extents));
+        a.like = before.iter().position(|b| b.bytes == a.bytes && b.strides == a.strides).unwrap_or(at);
     }
 }
 

@@ -52,7 +52,7 @@ mod warpgroup;
 mod wide_rows;
 mod window;
 
-pub use candidates::{Chosen, PROGRAMS, Scheduled, chosen, fits, neighbours, priced, scheduled, schedules};
+pub use candidates::{Chosen, PROGRAMS, Scheduled, chosen, fits, neighbours, priced, relaunched, scheduled, schedules};
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
@@ -116,7 +116,7 @@ fn body<'a>(
         precision: kernel.precision,
         rounding: kernel.rounding,
         multiply,
-        schedule: kernel.schedule.as_ref().filter(|_| multiply.is_none()),
+        schedule: kernel.schedule.as_ref().filter(|s| multiply.is_none() && !s.only_launches()),
         kernel: (&kernel.name, kernel.schedule.as_ref()),
         bytes: kernel.cost.bytes(),
     })
@@ -167,7 +167,7 @@ struct Lowered {
     steps: Steps<kiln_block::Kernel>,
     /// The schedule that they follow if they multiply, and those of the launches beside.
     made: Option<Multiply>,
-    launches: Vec<(String, Schedule)>,
+    launches: Vec<rows::Launched>,
 }
 impl Lowered {
     fn new(steps: Vec<Work<kiln_block::Kernel>>) -> Lowered {
@@ -175,8 +175,17 @@ impl Lowered {
     }
     /// The whole schedule of a kernel that multiplies.
     fn schedule(&self) -> Option<Schedule> {
-        let launches = self.launches.iter().map(|(name, schedule)| Step::Launch(name.clone(), schedule.clone()));
-        Some(self.made?.schedule().steps.into_iter().chain(launches).collect())
+        Some(self.with_launches(self.made?.schedule()))
+    }
+    /// A schedule with those of launches that it does not name.
+    fn with_launches(&self, mut schedule: Schedule) -> Schedule {
+        for l in &self.launches {
+            if let Some((own, _)) = l.schedules.first().filter(|_| !schedule.launches().any(|named| named.0 == l.name))
+            {
+                schedule.steps.push(Step::Launch(l.name.clone(), own.clone()));
+            }
+        }
+        schedule
     }
 }
 
@@ -226,11 +235,11 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     {
         return Err(unsupported(&why));
     }
-    let unknown = |asked: &&str| !launches.iter().any(|l| l.0 == *asked);
+    let unknown = |asked: &&str| !launches.iter().any(|l| l.name == *asked);
     if let Some(name) = kernel.schedule.iter().flat_map(Schedule::launches).map(|l| l.0).find(unknown) {
-        let all: Vec<&str> = launches.iter().map(|l| l.0.as_str()).collect();
+        let all: Vec<&str> = launches.iter().map(|l| l.name.as_str()).collect();
         let all = if all.is_empty() { "none".to_string() } else { all.join(", ") };
-        return Err(unsupported(&format!("`launch {name}` names no launch beside the matmul; there are: {all}")));
+        return Err(unsupported(&format!("`launch {name}` names no launch of the kernel; there are: {all}")));
     }
     for step in &mut steps {
         if let Work::Block { code, .. } = step {

@@ -10,6 +10,8 @@ use crate::space::{Coord, Space};
 use kiln_graph::Graph;
 use kiln_plan::exec::Slot;
 use kiln_plan::{Axis, Hardware};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// The scalar program at the coordinates of a space.
 pub type At<'a> = dyn Fn(&Space) -> Result<Scene, LowerError> + 'a;
@@ -25,10 +27,14 @@ pub struct Nest<'a> {
     /// Split and merged until accesses are affine and contiguous ([`Space::settle`]).
     pub space: Space,
     /// The program in that space.
-    pub scene: Scene,
+    pub scene: Rc<Scene>,
     /// The body whose inputs and outputs it reads and writes, if they are its buffers.
     pub body: Option<&'a Graph>,
+    /// Whether it is beside the one that a kernel is about: it has not the schedule that is asked for that.
+    pub beside: bool,
     at: &'a At<'a>,
+    /// The program in other spaces that schedules asked for.
+    others: RefCell<Vec<(Space, Rc<Scene>)>>,
 }
 
 impl<'a> Nest<'a> {
@@ -40,15 +46,19 @@ impl<'a> Nest<'a> {
         at: &'a At<'a>,
         machine: &'a Hardware<'a>,
     ) -> Result<Nest<'a>, LowerError> {
-        let scene = space.settle(at)?;
+        let scene = Rc::new(space.settle(at)?);
         if space.coords.iter().any(|c| c.row) {
             at(&space.apart())?;
         }
-        Ok(Nest { name, machine, space, scene, body: None, at })
+        Ok(Nest { name, machine, space, scene, body: None, beside: false, at, others: RefCell::default() })
     }
     /// The nest of a kernel with this body.
     pub fn of_body(self, body: &'a Graph) -> Nest<'a> {
         Nest { body: Some(body), ..self }
+    }
+    /// A nest beside the one that the kernel is about.
+    pub fn beside(self) -> Nest<'a> {
+        Nest { beside: true, ..self }
     }
     /// Bytes of a buffer, where that is known.
     pub fn size(&self, slot: Slot) -> Option<u64> {
@@ -84,11 +94,19 @@ impl<'a> Nest<'a> {
     }
     /// The same nest over another space of the same points.
     pub fn moved_to(&self, space: Space) -> Result<Nest<'a>, LowerError> {
-        let scene = (self.at)(&space)?;
-        Ok(Nest { space, scene, ..*self })
+        let scene = Rc::new((self.at)(&space)?);
+        Ok(Nest { space, scene, others: RefCell::default(), ..*self })
     }
     /// The program in another space of the same points.
-    pub fn scene_in(&self, space: &Space) -> Result<Scene, LowerError> {
-        if space.axes == self.space.axes { Ok(self.scene.clone()) } else { (self.at)(space) }
+    pub fn scene_in(&self, space: &Space) -> Result<Rc<Scene>, LowerError> {
+        if space.axes == self.space.axes {
+            return Ok(self.scene.clone());
+        }
+        if let Some((_, known)) = self.others.borrow().iter().find(|(s, _)| s.axes == space.axes) {
+            return Ok(known.clone());
+        }
+        let scene = Rc::new((self.at)(space)?);
+        self.others.borrow_mut().push((space.clone(), scene.clone()));
+        Ok(scene)
     }
 }

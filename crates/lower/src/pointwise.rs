@@ -51,15 +51,29 @@ fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result
     Ok(Scene { dag: r.dag, stores })
 }
 
-/// One step over the points of `shape`, by the cheapest schedule. `scene` gives the program at a point's coordinates.
-pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> Result<Work<Kernel>, LowerError>
+/// What `say` says of the nest of the points of `shape`. `scene` gives the program at a point's coordinates.
+pub fn of_points<F, T>(
+    name: &str,
+    shape: &[usize],
+    scene: &F,
+    machine: &Hardware,
+    say: impl FnOnce(Nest) -> Result<T, LowerError>,
+) -> Result<T, LowerError>
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
     let at = |s: &Space| scene(&s.axes);
-    let nest = Nest::new(name, Space::new(shape, &vec![false; shape.len()]), &at, machine)?;
-    let mut steps = schedule::run(&nest, &schedule::first(&nest)?.0, 0)?.steps;
-    steps.pop().ok_or_else(|| LowerError::Invariant { kernel: name.to_string(), what: "points without a step".into() })
+    say(Nest::new(name, Space::new(shape, &vec![false; shape.len()]), &at, machine)?)
+}
+
+/// One step over the points of `shape`, by the cheapest schedule.
+pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> Result<Work<Kernel>, LowerError>
+where
+    F: Fn(&[Expr]) -> Result<Scene, LowerError>,
+{
+    let run = |nest: Nest| schedule::run(&nest, &schedule::first(&nest)?.0, 0);
+    let step = of_points(name, shape, scene, machine, run)?.steps.pop();
+    step.ok_or_else(|| LowerError::Invariant { kernel: name.to_string(), what: "points without a step".into() })
 }
 
 /// A launch over the points of `shape` before a matmul, whose schedule may be part of the kernel's.
@@ -67,7 +81,6 @@ pub fn launch<F>(of: &Body, what: &str, shape: &[usize], scene: &F) -> Result<Em
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
-    let (name, at) = (format!("{}_{what}", of.name), |s: &Space| scene(&s.axes));
-    let nest = Nest::new(&name, Space::new(shape, &vec![false; shape.len()]), &at, of.machine)?;
-    schedule::lowered(of, &nest, 0)
+    let name = format!("{}_{what}", of.name);
+    of_points(&name, shape, scene, of.machine, |nest| schedule::lowered(of, &nest, 0))
 }

@@ -44,6 +44,24 @@ pub struct Price {
     pub second: f64,
 }
 
+impl std::ops::Add for Price {
+    type Output = Price;
+    /// The price of two launches, one after the other.
+    fn add(self, b: Price) -> Price {
+        Price {
+            us: self.us + b.us,
+            launch: self.launch + b.launch,
+            memory: self.memory + b.memory,
+            cache: self.cache + b.cache,
+            l1: self.l1 + b.l1,
+            issue: self.issue + b.issue,
+            latency: self.latency + b.latency,
+            exposed: self.exposed + b.exposed,
+            second: self.second + b.second,
+        }
+    }
+}
+
 /// A bit of a tile's coordinates: its axis among the splits, and which bit of it.
 type Bit = (usize, u32);
 

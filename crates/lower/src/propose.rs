@@ -12,6 +12,7 @@ use kiln_block::passes::layout::SMALL;
 use kiln_block::passes::persistent_rows;
 use kiln_machine::Machine;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
+use std::rc::Rc;
 
 /// Warps of a block.
 const WARPS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -143,6 +144,7 @@ fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts
             }
         }
     }
+    of.compare();
     of
 }
 
@@ -372,7 +374,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
 }
 
 /// What a schedule splits and binds, if it fits.
-fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Scene)> {
+fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Rc<Scene>)> {
     let mut tiled = schedule::tile(nest, schedule).ok()?;
     let plan = schedule::row_plan(nest, schedule, &mut tiled).ok()?;
     Some((plan, tiled.scene))

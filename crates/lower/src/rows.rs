@@ -1,6 +1,7 @@
 //! Row programs (reductions and scans): how rows and kept coordinates map to tiles, loops and the grid, as the steps of a schedule say.
 use crate::expr::CoordId;
 use crate::multiply::{Forms, Multiply};
+use crate::price::Price;
 use crate::tile::{Cut, Shape};
 use crate::unaligned::Unaligned;
 use kiln_block::{Elem, Kernel};
@@ -15,8 +16,17 @@ pub struct Emitted {
     pub steps: Vec<Work<Kernel>>,
     /// The schedule of the matmul or attention among them.
     pub made: Option<Multiply>,
-    /// The schedules of the nests among them, by the ends of their names.
-    pub launches: Vec<(String, Schedule)>,
+    /// The nests among them that have schedules of their own.
+    pub launches: Vec<Launched>,
+}
+
+/// A nest that is one of several launches of a kernel.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    /// What the plan calls it.
+    pub name: String,
+    /// Its schedule, then others that fit it, the cheapest first; the one that the plan asks for is alone, without a price.
+    pub schedules: Vec<(Schedule, Price)>,
 }
 
 impl Emitted {

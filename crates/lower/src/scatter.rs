@@ -54,22 +54,26 @@ enum Target {
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let s = Scatter::of(of)?;
     if s.walked.contains(&0) {
-        return Ok(Emitted::step(s.copy(Slot::Output(0), s.dtype, machine)?));
+        return Ok(Emitted::step(s.copy(machine)?));
     }
     match s.at_once(machine) {
-        Some(target) => s.parallel(target, machine),
+        Some(target) => {
+            let scratch = s.scratch(target)?;
+            let out = schedule::all(of, scratch.len() as u32, |f| s.nests(target, machine, f))?;
+            Ok(Emitted { scratch: scratch.into_iter().chain(out.scratch).collect(), ..out })
+        }
         None => {
-            let steps = vec![s.copy(Slot::Output(0), s.dtype, machine)?, s.in_order(machine)?];
+            let steps = vec![s.copy(machine)?, s.in_order(machine)?];
             Ok(Emitted { steps, ..Emitted::default() })
         }
     }
 }
 
-/// Calls `f` with the nest of the indexed writes, where they are written at once.
+/// Calls `f` with the nests of a scatter that writes all elements at once.
 pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let s = Scatter::of(of)?;
     match s.at_once(machine) {
-        Some(target) if !s.walked.contains(&0) => s.writes(target, machine, f),
+        Some(target) if !s.walked.contains(&0) => s.nests(target, machine, f),
         _ => Ok(()),
     }
 }
@@ -127,15 +131,16 @@ impl<'a> Scatter<'a> {
         }
     }
     /// The copy of the operand, in a type.
-    fn copy(&self, slot: Slot, dtype: DType, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
-        let scene = |axes: &[Expr]| {
-            let mut r = self.of.resolver();
-            let mut value = r.at(self.operand, axes, &[])?;
-            if dtype != self.dtype {
-                value = r.dag.add(NodeOp::Cast(value), dtype);
-            }
-            Ok(Scene { dag: r.dag, stores: vec![Store::new(slot, dtype, linear(axes, &self.shape), value)] })
-        };
+    fn copied(&self, axes: &[Expr], slot: Slot, dtype: DType) -> Result<Scene, LowerError> {
+        let mut r = self.of.resolver();
+        let mut value = r.at(self.operand, axes, &[])?;
+        if dtype != self.dtype {
+            value = r.dag.add(NodeOp::Cast(value), dtype);
+        }
+        Ok(Scene { dag: r.dag, stores: vec![Store::new(slot, dtype, linear(axes, &self.shape), value)] })
+    }
+    fn copy(&self, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+        let scene = |axes: &[Expr]| self.copied(axes, Slot::Output(0), self.dtype);
         pointwise::points(&format!("{}_copy", self.of.name), &self.shape, &scene, machine)
     }
     /// The place along the axis that the element at `axes` of the indices is written to, and where it is one.
@@ -182,56 +187,67 @@ impl<'a> Scatter<'a> {
         Ok(self.axes().into_iter().filter(|&d| d == self.axis || differ(d)).collect())
     }
 
-    /// All elements at once.
-    fn parallel(&self, target: Target, machine: &Hardware) -> Result<Emitted, LowerError> {
-        let name = |part: &str| format!("{}_{part}", self.of.name);
-        let sums = Slot::Scratch(0);
-        let (mut scratch, mut steps) = (vec![], vec![]);
+    /// Where elements are written, in which type.
+    fn written(&self, target: Target) -> (Slot, DType) {
         match target {
-            Target::Result { .. } => steps.push(self.copy(Slot::Output(0), self.dtype, machine)?),
-            Target::Sums(dtype) => {
-                scratch.push(Type::new(dtype, &self.shape[..]));
-                steps.push(self.copy(sums, dtype, machine)?);
-            }
+            Target::Result { .. } => (Slot::Output(0), self.dtype),
+            Target::Sums(dtype) => (Slot::Scratch(0), dtype),
         }
+    }
+    /// Sums, or the last one of the elements that replace the same.
+    fn scratch(&self, target: Target) -> Result<Vec<Type>, LowerError> {
+        Ok(match target {
+            Target::Sums(dtype) => vec![Type::new(dtype, &self.shape[..])],
+            _ if self.finds_last(target) => {
+                let shape: Vec<usize> = self.index_axes()?.iter().map(|&d| self.shape[d]).collect();
+                vec![Type::new(DType::I32, &shape[..])]
+            }
+            Target::Result { .. } => vec![],
+        })
+    }
+    /// Calls `f` with the nests that write all elements at once: a copy of the operand, what finds the last of several elements, the writes,
+    /// and the sums in the result's type.
+    fn nests(&self, target: Target, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+        let scratch = Slot::Scratch(0);
+        let (slot, dtype) = self.written(target);
+        let mut beside = |part: &str, shape: &[usize], scene: &dyn Fn(&[Expr]) -> Result<Scene, LowerError>| {
+            pointwise::of_points(&format!("{}_{part}", self.of.name), shape, &scene, machine, |nest| f(&nest.beside()))
+        };
+        beside("copy", &self.shape, &|axes| self.copied(axes, slot, dtype))?;
         if self.finds_last(target) {
             let of = self.index_axes()?;
             let shape: Vec<usize> = of.iter().map(|&d| self.shape[d]).collect();
-            let none = |axes: &[Expr]| {
+            beside("none", &shape, &|axes| {
                 let mut r = self.of.resolver();
                 let value = r.dag.add(NodeOp::Const(Scalar::Int(-1)), DType::I32);
-                Ok(Scene { dag: r.dag, stores: vec![Store::new(sums, DType::I32, linear(axes, &shape), value)] })
-            };
-            scratch.push(Type::new(DType::I32, &shape[..]));
-            steps.push(pointwise::points(&name("none"), &shape, &none, machine)?);
+                Ok(Scene { dag: r.dag, stores: vec![Store::new(scratch, DType::I32, linear(axes, &shape), value)] })
+            })?;
             // Along other axes, indices are the same.
             let walked: Vec<usize> =
                 self.axes().iter().map(|d| if of.contains(d) { self.walked[*d] } else { 1 }).collect();
-            let last = |axes: &[Expr]| {
+            beside("last", &walked, &|axes| {
                 let mut r = self.of.resolver();
                 let (place, guards) = self.place(&mut r, axes)?;
                 let value = r.dag.add(NodeOp::Index(axes[self.axis].clone()), DType::I32);
                 let at = self.element(axes, &place, &of);
                 let how = Write::Atomic(AtomicOp::Max);
-                Ok(Scene { dag: r.dag, stores: vec![Store::new(sums, DType::I32, at, value).within(guards).how(how)] })
-            };
-            steps.push(pointwise::points(&name("last"), &walked, &last, machine)?);
+                let store = Store::new(scratch, DType::I32, at, value).within(guards).how(how);
+                Ok(Scene { dag: r.dag, stores: vec![store] })
+            })?;
         }
-        self.writes(target, machine, &mut |nest| {
-            steps.extend(schedule::lowered(self.of, nest, 0)?.steps);
-            Ok(())
-        })?;
+        self.writes(target, machine, f)?;
         if let Target::Sums(dtype) = target {
             let rounded = |axes: &[Expr]| {
                 let mut r = self.of.resolver();
                 let at = linear(axes, &self.shape);
-                let sum = r.dag.add(NodeOp::Load { slot: sums, at: at.clone(), guards: vec![] }, dtype);
+                let sum = r.dag.add(NodeOp::Load { slot, at: at.clone(), guards: vec![] }, dtype);
                 let value = if dtype.is_float() { sum } else { r.dag.add(NodeOp::Cast(sum), self.dtype) };
                 Ok(Scene { dag: r.dag, stores: vec![Store::new(Slot::Output(0), self.dtype, at, value)] })
             };
-            steps.push(pointwise::points(&name("round"), &self.shape, &rounded, machine)?);
+            let name = format!("{}_round", self.of.name);
+            pointwise::of_points(&name, &self.shape, &rounded, machine, |nest| f(&nest.beside()))?;
         }
-        Ok(Emitted { scratch, steps, ..Emitted::default() })
+        Ok(())
     }
     /// Whether the last one of the elements that replace the same has to be found.
     fn finds_last(&self, target: Target) -> bool {
@@ -239,10 +255,7 @@ impl<'a> Scatter<'a> {
     }
     /// The nest of the writes.
     fn writes(&self, target: Target, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-        let (slot, dtype) = match target {
-            Target::Result { .. } => (Slot::Output(0), self.dtype),
-            Target::Sums(dtype) => (Slot::Scratch(0), dtype),
-        };
+        let (slot, dtype) = self.written(target);
         let of = if self.finds_last(target) { self.index_axes()? } else { vec![] };
         let at = |s: &Space| {
             let mut r = self.of.resolver();

@@ -10,12 +10,13 @@ use crate::nest::{Nest, Visit};
 use crate::price::Price;
 use crate::resolve::Body;
 use crate::row_loop::{RowLoop, look_back, reverse};
-use crate::rows::{Emitted, RowPlan};
+use crate::rows::{Emitted, Launched, RowPlan};
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
 use crate::{host_schedule, propose, replicate, unaligned, wide_rows};
 use kiln_plan::exec::Work;
 use kiln_plan::{Axis, Schedule, Step};
+use std::rc::Rc;
 
 /// Most axes of a tile.
 const RANK: usize = 2;
@@ -32,7 +33,7 @@ const LEAST_REGISTERS: usize = 16;
 pub struct Tiled {
     pub space: Space,
     /// The program in that space.
-    pub scene: Scene,
+    pub scene: Rc<Scene>,
     /// Kept axes in the order of the grid: those that are not split, then those that are.
     pub kept: Vec<Cut>,
     pub row: Option<Cut>,
@@ -47,7 +48,7 @@ pub struct Tiled {
 
 impl Tiled {
     /// The shape of a program without a row.
-    fn points(self) -> (Scene, Shape) {
+    fn points(self) -> (Rc<Scene>, Shape) {
         (
             self.scene,
             Shape {
@@ -262,24 +263,34 @@ pub fn all<'b>(
 
 /// The steps of a nest by the schedule that the plan asks for, or else by the one with the least price.
 pub fn lowered(of: &Body, nest: &Nest, scratch: u32) -> Result<Emitted, LowerError> {
-    if let Some(own) = of.schedule {
-        return run(nest, own, scratch);
+    let asked = asked(of, nest);
+    if let Some((schedule, false)) = asked {
+        return run(nest, &schedule, scratch);
     }
-    let name = of.launch(nest.name);
-    let asked = of.kernel.1.and_then(|all| all.launches().find(|l| l.0 == name)).map(|l| l.1.clone());
-    let schedule = match asked {
-        Some(schedule) => schedule,
-        None => first(nest)?.0,
+    let schedules = match asked {
+        Some((schedule, _)) => vec![(schedule, Price::default())],
+        None => all_of(nest)?,
     };
-    let mut out = run(nest, &schedule, scratch)?;
-    out.launches.push((name, schedule));
+    let (schedule, _) = schedules.first().ok_or_else(|| without(nest))?;
+    let mut out = run(nest, schedule, scratch)?;
+    out.launches.push(Launched { name: of.launch(nest.name), schedules });
     Ok(out)
+}
+
+/// The schedule that the plan asks for, and whether by the name of the launch.
+pub fn asked(of: &Body, nest: &Nest) -> Option<(Schedule, bool)> {
+    let name = of.launch(nest.name);
+    let launch = of.kernel.1.and_then(|all| all.launches().find(|l| l.0 == name)).map(|l| (l.1.clone(), true));
+    launch.or_else(|| of.schedule.filter(|_| !nest.beside).map(|own| (own.main(), false)))
+}
+
+fn without(nest: &Nest) -> LowerError {
+    LowerError::Unsupported { kernel: nest.name.to_string(), why: "no schedule fits it".into() }
 }
 
 /// The schedule that a nest gets, with its price.
 pub fn first(nest: &Nest) -> Result<(Schedule, Price), LowerError> {
-    let without = || LowerError::Unsupported { kernel: nest.name.to_string(), why: "no schedule fits it".into() };
-    all_of(nest)?.into_iter().next().ok_or_else(without)
+    all_of(nest)?.into_iter().next().ok_or_else(|| without(nest))
 }
 
 /// Schedules of a nest with their prices, the cheapest first. On the host there is one, without a price.
@@ -301,7 +312,7 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
         return wide_rows::run(nest, (*axis, *rows), &rest, scratch);
     }
     if let Some(step) = schedule.steps.iter().find(|s| matches!(s, Step::Launch(..))) {
-        return Err(refusal(nest, step, "only kernels that multiply have launches beside"));
+        return Err(refusal(nest, step, "a launch has no others"));
     }
     let mut tiled = tile(nest, schedule)?;
     if nest.row().is_none() {
@@ -319,7 +330,7 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     }
     let plan = row_plan(nest, schedule, &mut tiled)?;
     let registers = tiled.registers;
-    let mut scene = tiled.scene;
+    let mut scene = (*tiled.scene).clone();
     let mut out = replicate::copied(nest.name, &plan, &mut scene, scratch);
     let alone = nest.machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
     let row = plan.row.extent;

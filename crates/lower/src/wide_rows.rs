@@ -26,10 +26,7 @@ const LEAST: usize = 64;
 /// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they do not divide
 /// rows, or rows are narrow.
 pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
-    let (Some(rows), Some(along)) = (nest.row(), nest.kept().nth(k).copied()) else { return vec![] };
-    if fits(nest, k).is_err() {
-        return vec![];
-    }
+    let Ok(Fit { rows, columns }) = fits(nest, k) else { return vec![] };
     let mut bytes = VECTOR;
     for n in nest.scene.dag.reach(&nest.scene.roots()) {
         let node = nest.scene.dag.node(n);
@@ -37,18 +34,25 @@ pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
             bytes = bytes.min(node.dtype.bytes());
         }
     }
-    let aligned = |p: usize| (p * along.extent * bytes).is_multiple_of(VECTOR);
-    let narrow = along.extent * bytes < STRIP;
+    let aligned = |p: usize| (p * columns * bytes).is_multiple_of(VECTOR);
+    let narrow = columns * bytes < STRIP;
     if aligned(1) && !narrow {
         return vec![];
     }
     (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| aligned(*p) && rows.div_ceil(*p) >= LEAST).collect()
 }
 
-/// Whether the columns of a nest along the kept axis number `k` may be those of wide rows; why not.
-fn fits(nest: &Nest, k: usize) -> Result<(), &'static str> {
+/// A matrix whose rows may be parts of wide ones.
+struct Fit {
+    rows: usize,
+    columns: usize,
+}
+
+/// The matrix whose columns are along the kept axis number `k` of a nest, if they may be those of wide rows; why not.
+fn fits(nest: &Nest, k: usize) -> Result<Fit, &'static str> {
     let (scene, row) = (&nest.scene, nest.space.row_ids());
-    let ([row], Some(n)) = (&row[..], nest.row()) else { return Err("the row is of several axes") };
+    let Some(n) = nest.row() else { return Err("it has no rows") };
+    let [row] = &row[..] else { return Err("the row is of several axes") };
     let Some(along) = nest.kept().nth(k).copied().filter(|_| k + 1 == nest.kept().count()) else {
         return Err("it is not the last axis that is kept");
     };
@@ -75,7 +79,7 @@ fn fits(nest: &Nest, k: usize) -> Result<(), &'static str> {
     if along_row.count() % scene.stores.len().max(1) != 0 {
         return Err("some results are stored for each row, others for each column");
     }
-    Ok(())
+    Ok(Fit { rows: n, columns: along.extent })
 }
 
 /// Columns that a block of the second step combines, of so many parts in wide rows of `count`.
@@ -104,11 +108,8 @@ pub fn widened<'a>(
 pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u32) -> Result<Emitted, LowerError> {
     let refuse = |why: &str| schedule::refusal(nest, &Step::Widen(axis, count), why);
     let Axis::Kept(k) = axis else { return Err(refuse("it is for an axis that is kept")) };
-    fits(nest, usize::from(k)).map_err(refuse)?;
-    let (Some((wide, along)), Some(rows)) = (widened(nest, (axis, count))?, nest.row()) else {
-        return Err(refuse("there is no such axis"));
-    };
-    let columns = nest.kept().last().map_or(1, |c| c.extent);
+    let Fit { rows, columns } = fits(nest, usize::from(k)).map_err(refuse)?;
+    let Some((wide, along)) = widened(nest, (axis, count))? else { return Err(refuse("there is no such axis")) };
     let supported = |s: &Step| {
         matches!(s, Step::Split(..) | Step::Warps(_) | Step::Registers(_) | Step::SplitReduce(..) | Step::Reverse(_))
     };

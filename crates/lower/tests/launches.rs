@@ -3,7 +3,7 @@
 use crate::common::{difference, kernel, run_steps};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, chosen, fits, lower, lower_at, priced};
+use kiln_lower::{LowerError, chosen, fits, lower, lower_at, priced, relaunched, schedules};
 use kiln_machine::{Arch, machine};
 use kiln_plan::exec::{Steps, Work};
 use kiln_plan::{Kernel, KernelKind, Schedule};
@@ -78,7 +78,7 @@ fn launches_that_do_not_fit_are_refused() {
         (
             ODD,
             "stage a,b global; tensor-core wgmma 64x64x64; stage a,b shared 3; launch sum (bind warp 1)",
-            "`launch sum` names no launch beside the matmul; there are: left, right",
+            "`launch sum` names no launch of the kernel; there are: left, right",
         ),
         (ODD, "tensor-core mma 64x64x32; bind warp 4; launch left (bind warp 1)", "there are: none"),
         (
@@ -86,10 +86,92 @@ fn launches_that_do_not_fit_are_refused() {
             "stage a,b global; tensor-core wgmma 64x64x64; stage a,b shared 3; launch left (split i7 8)",
             "`split i7 8` does not fit: there is no axis i7",
         ),
-        (ODD, "split r 256; bind warp 4; launch left (bind warp 1)", "only kernels that multiply have launches beside"),
+        (ODD, "split r 256; bind warp 4; launch left (bind warp 1)", "`launch left` names no launch of the kernel"),
     ] {
         let k = by(graph, "");
         let e = fits(&k, machine, &schedule.parse().expect("a schedule")).map_err(LowerError::why).expect_err(schedule);
         assert!(e.contains(why), "{schedule}: {e}");
     }
+}
+
+/// Results of two sizes; a scatter that finds the last of several rows for one place; one whose sums are of a wider type.
+const SEVERAL: [(KernelKind, &str, &[&str]); 3] = [
+    (
+        KernelKind::Pointwise,
+        "graph k(%a: f32[70,33], %b: f32[33]) { %y = add %a, %b\n %z = exp %b\n return %y, %z }",
+        &["main", "1"],
+    ),
+    (
+        KernelKind::Scatter,
+        "graph k(%x: f32[40,7], %i: i64[19,7], %s: f32[19,7]) { %y = scatter %x, %i, %s axis=0 mode=replace\n return %y }",
+        &["copy", "none", "last", "write"],
+    ),
+    (
+        KernelKind::Scatter,
+        "graph k(%x: bf16[40,7], %i: i64[19,7], %s: bf16[19,7]) { %y = scatter %x, %i, %s axis=0 mode=add\n return %y }",
+        &["copy", "write", "round"],
+    ),
+];
+
+#[test]
+fn kernels_of_several_nests_have_a_schedule_of_launches() {
+    for (kind, graph, names) in SEVERAL {
+        let free = kernel(kind, graph.parse::<Graph>().expect("a graph"));
+        for machine in ["h200", "a100"].map(|name| machine(name).expect("a machine")) {
+            let with = |schedule: &Schedule| Kernel { schedule: Some(schedule.clone()), ..free.clone() };
+            let own = chosen(&free, machine).expect("chosen");
+            let all = own.schedule.expect("a schedule");
+            assert_eq!(all.launches().map(|l| l.0).collect::<Vec<_>>(), names, "{all}");
+            assert_eq!(all.to_string().parse().as_ref(), Ok(&all));
+            let programs = |k: &Kernel| text(&lower_at(k, machine).expect("lowers"));
+            assert_eq!(programs(&with(&all)), programs(&free), "{all}");
+            let price = |s: &Schedule| priced(&free, machine, s).expect("fits").expect("has a price").us;
+            assert_eq!(Some(price(&all)), own.us, "{all}");
+            // What a schedule does not name gets its cheapest one, and is part of the plan.
+            let one: Schedule = all.steps[1..].iter().cloned().collect();
+            let completed = chosen(&with(&one), machine).expect("chosen").schedule.expect("a schedule");
+            assert_eq!(completed.launches().collect::<std::collections::BTreeSet<_>>(), all.launches().collect());
+            // Others differ in one launch, and are dearer by what that one is.
+            let proposed = schedules(&free, machine).expect("proposed");
+            assert_eq!(proposed[0].0, all);
+            for (other, us) in proposed[1..].iter().step_by(37).map(|(s, p)| (s, p.us)) {
+                let differ = other.steps.iter().zip(&all.steps).filter(|(a, b)| a != b).count();
+                assert!(differ == 1 && (price(other) - us).abs() < 1e-9, "{other}: {us}, {}", price(other));
+                computes(&with(other));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_schedule_is_that_of_the_writes() {
+    let (kind, graph, _) = SEVERAL[2];
+    let mut k = kernel(kind, graph.parse::<Graph>().expect("a graph"));
+    k.schedule = Some("fuse i0,i1; split i0 256; bind warp 2".parse().expect("a schedule"));
+    let programs = computes(&k);
+    let warps = |name: &str| {
+        let line = programs.lines().find(|l| l.starts_with(&format!("kernel @k_{name}"))).expect("a launch");
+        line.contains("warps 2 ")
+    };
+    assert!(warps("write"), "{programs}");
+    let all = chosen(&k, Arch::Sm90a.machine()).expect("chosen").schedule.expect("a schedule").to_string();
+    assert!(all.starts_with("fuse i0,i1; split i0 256; bind warp 2; launch copy ("), "{all}");
+}
+
+#[test]
+fn other_schedules_of_launches_are_neighbours() {
+    let machine = Arch::Sm90a.machine();
+    let k = by(ODD, "");
+    let own: Schedule = "stage a,b global; tensor-core wgmma 64x64x64; stage a,b shared 3".parse().expect("a schedule");
+    let near = relaunched(&k, machine, &own).expect("lowers");
+    assert!(near.len() > 6, "two copies, several schedules of each: {}", near.len());
+    for other in near {
+        assert_eq!(other.main(), own);
+        assert_eq!(other.launches().map(|l| l.0).collect::<Vec<_>>(), ["left", "right"]);
+        fits(&k, machine, &other).unwrap_or_else(|e| panic!("{other}: {e}"));
+    }
+    let alone =
+        kernel(KernelKind::Pointwise, "graph k(%a: f32[70]) { %y = exp %a\n return %y }".parse().expect("a graph"));
+    let only = chosen(&alone, machine).expect("chosen").schedule.expect("a schedule");
+    assert_eq!(relaunched(&alone, machine, &only).expect("lowers"), []);
 }

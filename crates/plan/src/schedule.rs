@@ -324,6 +324,10 @@ impl Schedule {
             _ => None,
         })
     }
+    /// Whether it is that of a kernel of several launches, none of which is what the kernel is about.
+    pub fn only_launches(&self) -> bool {
+        !self.steps.is_empty() && self.steps.iter().all(|s| matches!(s, Step::Launch(..)))
+    }
     /// Whether a matmul or attention has this schedule, and not the nest of another kernel.
     pub fn multiplies(&self) -> bool {
         self.steps.iter().any(|s| matches!(s, Step::Multiply(..) | Step::Call))

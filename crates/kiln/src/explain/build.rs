@@ -302,6 +302,8 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
         let price = kiln_lower::priced(k, machine, own).ok().flatten();
         all.insert(0, (own.clone(), price.unwrap_or(Price { us: f64::INFINITY, ..Price::default() })));
     }
+    let main = own.main();
+    all.retain(|s| s.0 == *own || s.0 != main);
     all.sort_by_key(|s| s.0 != *own);
     let (mut tiles, mut shown) = (vec![], vec![]);
     for (schedule, price) in &all {

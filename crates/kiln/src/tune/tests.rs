@@ -39,7 +39,9 @@ fn a_plan_takes_its_schedules_from_the_store_and_says_so() {
     let plan = planned(&store(CUT, "NVIDIA H200", &compiler()), None);
     assert_eq!(plan.kernels.len(), 2);
     for k in &plan.kernels {
-        assert_eq!(k.schedule.as_ref().map(|t| t.to_string()).as_deref(), Some(CUT));
+        let own = k.schedule.as_ref().expect("a schedule");
+        assert_eq!(own.main().to_string(), CUT);
+        assert_eq!(own.launches().map(|l| l.0).collect::<Vec<_>>(), ["sum"], "chosen, as the entry does not say");
         assert!(matches!(&k.reason.tuning, Some(Tuning::Measured { us, .. }) if *us == 4.5));
     }
     let text = plan.to_string();

@@ -87,6 +87,8 @@ mod tests {
             held: false,
             gathered: false,
             guarded: false,
+            beside: false,
+            like: 0,
         };
         assert_eq!(sectors(&access, &lanes(8), 16, 32), 16.0, "vectors of 16 bytes");
         assert_eq!(sectors(&access, &lanes(1), 2, 32), 2.0, "neighbouring elements");

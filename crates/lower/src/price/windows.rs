@@ -9,7 +9,7 @@ const SPANS: usize = 2048;
 /// The accesses that differ from the n-th in their offsets alone, if it is the first of these.
 fn alike(seen: &[Seen], n: usize, among: impl Fn(&Seen) -> bool) -> Option<Vec<usize>> {
     let of = seen[n].access;
-    let like = |s: &Seen| among(s) && s.access.slot == of.slot && s.access.strides == of.strides;
+    let like = |s: &Seen| among(s) && s.access.slot == of.slot && s.access.like == of.like;
     let first = like(&seen[n]) && !seen[..n].iter().any(like);
     first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
 }

@@ -7,6 +7,22 @@ use kiln_block::passes::layout::SMALL;
 use kiln_plan::{Axis, Schedule, Step};
 use std::collections::BTreeMap;
 
+/// How accesses with some strides see a tile.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The split axis along which they are contiguous.
+    along: Option<usize>,
+    /// Elements of a tile, and the share of the tiles' elements that are in the nest.
+    elements: f64,
+    valid: f64,
+    /// Bytes, without offsets.
+    align: usize,
+    /// Most elements of a vector along the last coordinate of a fused axis, and whether memory goes on where it starts again.
+    ends: Option<(usize, bool)>,
+    /// Instances from one to the next along what is contiguous in memory.
+    next: f64,
+}
+
 impl Work {
     /// What an instance of a schedule does; the schedule fits the nest.
     pub fn of(facts: &Facts, schedule: &Schedule) -> Work {
@@ -77,117 +93,117 @@ impl Work {
         let levels = if chunk > 1 { facts.passes } else { facts.levels };
         w.passes = if w.whole || rows.is_empty() { 1.0 } else { (levels.max(1) + more + totals) as f64 };
         // Extents of coordinates inside a tile.
-        let mut inner: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut inner: Vec<Option<usize>> = vec![None; facts.coords.len()];
         for (axis, block) in &splits {
             let coords = axes.get(axis).cloned().unwrap_or_default();
             let mut left = *block;
             for (n, i) in coords.iter().enumerate().rev() {
                 let here = if n == 0 { left } else { left.min(facts.coords[*i].0) }.max(1);
-                inner.insert(*i, here);
+                inner[*i] = Some(here);
                 left = left.div_ceil(here).max(1);
             }
         }
+        let inside = |i: usize| inner[i].unwrap_or(1);
         let threads = 32 * warps;
         let width = |wish: usize| if tile >= threads { wish.min(tile / threads).max(1) } else { 1 };
-        let mut seen: Vec<Seen> = facts
-            .accesses
-            .iter()
-            .enumerate()
-            .map(|(at, access)| {
-                let stride = |i: usize| access.strides[i];
-                let along = splits.iter().rposition(|(axis, _)| {
-                    axes.get(axis).and_then(|c| c.last()).is_some_and(|i| stride(*i) == Some(1) && inner[i] > 1)
-                });
-                let used = |i: &usize| stride(*i) != Some(0);
-                let elements: f64 = inner.iter().filter(|(i, _)| used(i)).map(|(_, n)| *n as f64).product();
-                let inside = |i: usize| inner.get(&i).copied().unwrap_or(1);
-                let run = access.spans(inside, 1).1;
-                // Elements at computed positions are taken to be near each other, as in an image that is resampled.
-                let near = along.is_none() && access.gathered;
-                let (spans, length) = if near { (access.share, elements) } else { access.spans(inside, access.gap()) };
-                let valid = splits.iter().map(|(axis, block)| {
-                    let coords = axes.get(axis).map_or(&[][..], |c| &c[..]);
-                    let count = if *axis == Axis::Row { parts * trips } else { extent(axis).div_ceil(*block) };
-                    let there = extent(axis) as f64 / (count * block) as f64;
-                    if uses(access, coords) { there.min(1.0) } else { 1.0 }
-                });
-                let valid = valid.product();
-                let mut align = SECTOR;
-                for i in 0..facts.coords.len() {
-                    // A fused axis may go on where its last coordinate starts again.
-                    let mut at = i;
-                    for pair in axes.values().flat_map(|c| c.windows(2)).filter(|c| c[0] >= i) {
-                        let whole = stride(pair[1]).map(|s| s * facts.coords[pair[1]].0 as i64);
-                        at = if pair[0] == at && whole == stride(at) { pair[1] } else { at };
-                    }
-                    let bytes = match stride(at).map(|s| s.unsigned_abs() as usize) {
-                        None => access.bytes,
-                        Some(0) => SECTOR,
-                        Some(1) if inner.contains_key(&at) => SECTOR,
-                        Some(s) => 1 << (s * access.bytes).trailing_zeros(),
-                    };
-                    align = align.min(bytes);
+        // What follows from strides: accesses of a window have the same.
+        let way = |access: &Access| -> Way {
+            let stride = |i: usize| access.strides[i];
+            let along = splits.iter().rposition(|(axis, _)| {
+                axes.get(axis).and_then(|c| c.last()).is_some_and(|i| stride(*i) == Some(1) && inside(*i) > 1)
+            });
+            let elements =
+                (0..facts.coords.len()).filter(|i| stride(*i) != Some(0)).map(|i| inside(i) as f64).product();
+            let valid = splits.iter().map(|(axis, block)| {
+                let coords = axes.get(axis).map_or(&[][..], |c| &c[..]);
+                let count = if *axis == Axis::Row { parts * trips } else { extent(axis).div_ceil(*block) };
+                let there = extent(axis) as f64 / (count * block) as f64;
+                if uses(access, coords) { there.min(1.0) } else { 1.0 }
+            });
+            let mut align = SECTOR;
+            for i in 0..facts.coords.len() {
+                // A fused axis may go on where its last coordinate starts again.
+                let mut at = i;
+                for pair in axes.values().flat_map(|c| c.windows(2)).filter(|c| c[0] >= i) {
+                    let whole = stride(pair[1]).map(|s| s * facts.coords[pair[1]].0 as i64);
+                    at = if pair[0] == at && whole == stride(at) { pair[1] } else { at };
                 }
-                let extents: Vec<usize> = facts.coords.iter().map(|c| c.0).collect();
-                let before = &facts.accesses[..at];
-                let again = !access.store
-                    && before
-                        .iter()
-                        .any(|a| access.in_lines_of(a, &extents) || near && a.slot == access.slot && a.gathered);
-                // What others load beside it is taken out of their vectors.
-                let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
-                if offset > 0 {
-                    align = align.min(1 << offset.trailing_zeros().min(5));
-                }
-                let along_row = along.is_some_and(|n| splits[n].0 == Axis::Row);
-                if peel > 0 && along_row {
-                    let own = (0..facts.coords.len()).any(|i| !facts.coords[i].1 && used(&i));
-                    align = if own || w.copies { align.max((peel * access.bytes).min(16)) } else { access.bytes };
-                }
-                if runs && along_row {
-                    align = 16;
-                }
-                let mut vector =
-                    if along.is_some() { (align.min(16) / access.bytes).min(run as usize).max(1) } else { 1 };
-                // Vectors end where the last coordinate of a fused axis starts again, unless memory goes on there without bounds.
-                let of_axis = along.and_then(|n| axes.get(&splits[n].0)).map_or(&[][..], |c| &c[..]);
-                if let [.., before, last] = of_axis {
+                let bytes = match stride(at).map(|s| s.unsigned_abs() as usize) {
+                    None => access.bytes,
+                    Some(0) => SECTOR,
+                    Some(1) if inner[at].is_some() => SECTOR,
+                    Some(s) => 1 << (s * access.bytes).trailing_zeros(),
+                };
+                align = align.min(bytes);
+            }
+            // Vectors end where the last coordinate of a fused axis starts again, unless memory goes on there.
+            let of_axis = along.and_then(|n| axes.get(&splits[n].0)).map_or(&[][..], |c| &c[..]);
+            let ends = match of_axis {
+                [.., before, last] => {
                     let extent = facts.coords[*last].0;
                     let goes_on = stride(*before) == stride(*last).map(|s| s * extent as i64);
-                    vector = if goes_on && !access.guarded {
-                        vector
-                    } else {
-                        vector.min(1 << extent.trailing_zeros().min(4))
-                    };
+                    Some((1 << extent.trailing_zeros().min(4), goes_on))
                 }
-                let vector = 1 << vector.ilog2();
-                // The last axis is the fastest one of the grid.
-                let neighbour = axes.iter().find(|a| a.1.iter().any(|i| stride(*i) == Some(1)));
-                let later = axes.iter().filter(|a| *a.0 != Axis::Row && neighbour.is_some_and(|n| a.0 > n.0));
-                let next = match neighbour {
-                    Some((Axis::Kept(_), _)) => {
-                        later.map(|(a, _)| extent(a).div_ceil(block_of(a).unwrap_or(1)) as f64).product()
-                    }
-                    _ => 0.0,
-                };
-                Seen {
-                    access,
-                    along,
-                    elements,
-                    spans,
-                    length,
-                    align,
-                    vector,
-                    valid,
-                    lines: 0.0,
-                    sectors: 0.0,
-                    again,
-                    loads: None,
-                    next,
+                _ => None,
+            };
+            // The last axis is the fastest one of the grid.
+            let neighbour = axes.iter().find(|a| a.1.iter().any(|i| stride(*i) == Some(1)));
+            let later = axes.iter().filter(|a| *a.0 != Axis::Row && neighbour.is_some_and(|n| a.0 > n.0));
+            let next = match neighbour {
+                Some((Axis::Kept(_), _)) => {
+                    later.map(|(a, _)| extent(a).div_ceil(block_of(a).unwrap_or(1)) as f64).product()
                 }
-            })
-            .collect();
-        windows::share_sectors(&mut seen, |i| inner.get(&i).copied().unwrap_or(1));
+                _ => 0.0,
+            };
+            Way { along, elements, valid: valid.product(), align, ends, next }
+        };
+        let mut ways: Vec<Way> = vec![];
+        let mut seen: Vec<Seen> = vec![];
+        for (at, access) in facts.accesses.iter().enumerate() {
+            let of = if access.like < at { ways[access.like] } else { way(access) };
+            ways.push(of);
+            let run = access.spans(inside, 1).1;
+            // Elements at computed positions are taken to be near each other, as in an image that is resampled.
+            let near = of.along.is_none() && access.gathered;
+            let (spans, length) = if near { (access.share, of.elements) } else { access.spans(inside, access.gap()) };
+            let read = |a: &Access| a.slot == access.slot && a.gathered;
+            let again = !access.store && (access.beside || near && facts.accesses[..at].iter().any(read));
+            let mut align = of.align;
+            // What others load beside it is taken out of their vectors.
+            let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
+            if offset > 0 {
+                align = align.min(1 << offset.trailing_zeros().min(5));
+            }
+            let along_row = of.along.is_some_and(|n| splits[n].0 == Axis::Row);
+            if peel > 0 && along_row {
+                let own = (0..facts.coords.len()).any(|i| !facts.coords[i].1 && access.strides[i] != Some(0));
+                align = if own || w.copies { align.max((peel * access.bytes).min(16)) } else { access.bytes };
+            }
+            if runs && along_row {
+                align = 16;
+            }
+            let mut vector =
+                if of.along.is_some() { (align.min(16) / access.bytes).min(run as usize).max(1) } else { 1 };
+            if let Some((most, _)) = of.ends.filter(|(_, goes_on)| !goes_on || access.guarded) {
+                vector = vector.min(most);
+            }
+            seen.push(Seen {
+                access,
+                along: of.along,
+                elements: of.elements,
+                spans,
+                length,
+                align,
+                vector: 1 << vector.ilog2(),
+                valid: of.valid,
+                lines: 0.0,
+                sectors: 0.0,
+                again,
+                loads: None,
+                next: of.next,
+            });
+        }
+        windows::share_sectors(&mut seen, inside);
         // The largest contiguous access gives the layout.
         let weight = |s: &Seen| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
         let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).filter(|s| s.along.is_some());
@@ -291,10 +307,8 @@ impl Work {
         let places = places(facts, &coords, &lanes);
         // Windows have many accesses that are alike.
         for n in 0..seen.len() {
-            let alike =
-                |s: &&Seen| s.access.bytes == seen[n].access.bytes && s.access.strides == seen[n].access.strides;
-            let known = seen[..n].iter().find(alike).map(|s| s.lines);
-            seen[n].lines = known.unwrap_or_else(|| lines(seen[n].access, &places));
+            let like = seen[n].access.like;
+            seen[n].lines = if like < n { seen[like].lines } else { lines(seen[n].access, &places) };
             if seen[n].access.store {
                 let vector = if seen[n].along == fastest { seen[n].vector.min(1 << first) } else { 1 };
                 seen[n].sectors = sectors(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
