@@ -72,15 +72,21 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     // Of equals those come first that do not limit registers.
     let order = |p: &Priced| (limits_registers(&p.schedule), p.schedule.clone());
     priced.sort_by(|a, b| a.rank.total_cmp(&b.rank).then_with(|| order(a).cmp(&order(b))));
+    // Warps that share columns exchange what they have of them, and do little else.
+    let sums = nest.row().is_some() && facts.scans == 0 && !stored_along(facts);
+    let columns = sums && priced.first().is_some_and(|p| strip(&p.schedule).is_some());
     let least = priced.first().map_or(0.0, |p| p.rank);
-    let close = priced.iter().take_while(|p| p.rank * CLOSE <= least).count();
-    priced[..close].sort_by(|a, b| of_warp(&a.schedule).total_cmp(&of_warp(&b.schedule)));
+    let within = if columns { CLOSE_OF_COLUMNS } else { CLOSE };
+    let close = priced.iter().take_while(|p| p.rank * within <= least).count();
+    let key = |s: &Schedule| if columns { warps(s) } else { elements(s) as f64 / warps(s) };
+    priced[..close].sort_by(|a, b| key(&a.schedule).total_cmp(&key(&b.schedule)));
     Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
 }
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
-/// elements: the more of them there are, the better they hide each other's waits.
+/// elements: the more of them there are, the better they hide each other's waits. Where columns are only reduced it is the one with the fewest warps.
 const CLOSE: f64 = 0.98;
+const CLOSE_OF_COLUMNS: f64 = 0.97;
 
 fn limits_registers(schedule: &Schedule) -> bool {
     schedule.steps.iter().any(|s| matches!(s, Step::Registers(_)))
@@ -92,10 +98,10 @@ fn elements(schedule: &Schedule) -> usize {
     schedule.steps.iter().map(count).product()
 }
 
-/// Elements of a tile for each of its warps.
-fn of_warp(schedule: &Schedule) -> f64 {
+/// Warps of an instance.
+fn warps(schedule: &Schedule) -> f64 {
     let count = |s: &Step| if let Step::Warps(n) | Step::Cluster(n) = s { *n } else { 1 };
-    elements(schedule) as f64 / schedule.steps.iter().map(count).product::<usize>() as f64
+    schedule.steps.iter().map(count).product::<usize>() as f64
 }
 
 /// The axis along which an instance has several columns, each of a row.
@@ -403,17 +409,19 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
     shared || halves && plan.row.extent == plan.row.block
 }
 
+/// Whether results are stored along rows.
+fn stored_along(facts: &Facts) -> bool {
+    facts.accesses.iter().any(|a| a.store && facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0)))
+}
+
 /// The same schedules with the last pass reversed, where there are several and the L2 cache has a part of what they read.
 fn reversed(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
     let large = facts.bytes > nest.machine.units.l2 as u64;
-    let stores = facts
-        .accesses
-        .iter()
-        .any(|a| a.store && facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0)));
-    if !large || !stores || facts.levels == 0 || facts.scans > 0 {
+    if !large || !stored_along(facts) || facts.levels == 0 || facts.scans > 0 {
         return;
     }
-    let several = |s: &&Schedule| Work::of(facts, s).passes > 1.0;
+    // A chunk of one element has no end to start from.
+    let several = |s: &&Schedule| !s.steps.contains(&Step::Split(Axis::Row, 1)) && Work::of(facts, s).passes > 1.0;
     let found: Vec<Schedule> = all.iter().filter(several).map(|s| s.clone().then(Step::Reverse(Axis::Row))).collect();
     all.extend(found);
 }

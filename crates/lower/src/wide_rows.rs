@@ -7,7 +7,7 @@ use crate::expr::CoordId;
 use crate::nest::Nest;
 use crate::row_loop::RowLoop;
 use crate::row_loop::reduced::{Reduced, in_passes};
-use crate::row_loop::split_row::{JOINED, columns_of};
+use crate::row_loop::split_row::{JOINED, columns_of, joining_warps};
 use crate::rows::{Emitted, RowPlan, Wide};
 use crate::schedule;
 use crate::space::runs_on;
@@ -16,9 +16,8 @@ use kiln_plan::{Axis, Schedule, Step};
 
 /// Bytes of a row from which on it fills the loads of an instance.
 const STRIP: usize = 256;
-/// Columns of an instance of the second step, and partial results that a thread of it combines at most.
+/// Columns of an instance of the second step.
 const COLUMNS: usize = 128;
-const EACH: usize = 32;
 /// Most rows in a wide row, and least wide rows.
 const MOST: usize = 64;
 const LEAST: usize = 64;
@@ -137,8 +136,7 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
     if !joins(before.plan.parts, count) {
         return Err(refuse(&format!("{parts} partial results of a column are too many")));
     }
-    let warps =
-        (together(before.plan.parts, count) * parts).div_ceil(32 * EACH).next_power_of_two().clamp(COLUMNS / 32, 16);
+    let warps = joining_warps(together(before.plan.parts, count) * parts).max(COLUMNS / 32);
     let joins = [Step::Split(Axis::Row, 1), Step::Split(axis, COLUMNS), Step::Warps(warps)].into_iter().collect();
     let mut own = schedule::tile(nest, &joins)?;
     let own_plan = schedule::row_plan(nest, &joins, &mut own)?;

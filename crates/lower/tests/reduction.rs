@@ -259,6 +259,11 @@ fn columns_are_summed_in_wide_rows() {
         // The last wide row is not full.
         "(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
         "(%x: bf16[2,8195,61]) { %s = reduce.max %x axes=[1]\n return %s }",
+        // The maximum and the sum of exponentials, in one pass.
+        "(%x: f16[8195,61]) { %m = reduce.max %x axes=[0]\n %d = sub %x, %m\n %e = exp %d\n %s = reduce.sum %e axes=[0]\n \
+         %l = log %s\n %y = add %l, %m\n return %y }",
+        "(%x: f32[2,8195,30]) { %m = reduce.max %x axes=[1]\n %r = reshape %m shape=[2,1,30]\n %d = sub %x, %r\n %e = exp %d\n \
+         %s = reduce.sum %e axes=[1]\n %t = reduce.sum %x axes=[1]\n return %s, %t }",
     ] {
         by_wide_rows(graph, 2);
     }

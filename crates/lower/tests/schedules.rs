@@ -4,7 +4,7 @@ use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, scheduled};
 use kiln_machine::Arch;
-use kiln_plan::{KernelKind, Step};
+use kiln_plan::{Kernel, KernelKind, Step};
 
 /// Interprets every `step`-th schedule proposed for a graph that is `of` a kind; gives how many these were.
 fn compute(graph: &str, kind: KernelKind, arch: Arch, of: impl Fn(&Step) -> bool, step: usize) -> usize {
@@ -52,6 +52,39 @@ fn every_proposed_schedule_computes_the_same() {
     for (kind, graph) in graphs {
         let counts = TARGETS.map(|arch| compute(graph, kind, arch, |_| true, 3));
         println!("{counts:?} {graph}");
+    }
+}
+
+/// What is proposed is lowered: of arrays too large to be interpreted, whose last passes are reversed and whose rows are wide.
+#[test]
+fn every_schedule_proposed_for_large_arrays_is_lowered() {
+    let log_sum_exp = |x: &str, axis: usize, kept: &str| {
+        format!(
+            "graph k(%x: {x}) {{ %m = reduce.max %x axes=[{axis}]\n %r = reshape %m shape={kept}\n %d = sub %x, %r\n %e = exp %d\n \
+             %s = reduce.sum %e axes=[{axis}]\n %l = log %s\n %y = add %l, %m\n return %y }}"
+        )
+    };
+    let softmax = |x: &str, axis: usize| format!("graph k(%x: {x}) {{ %y = softmax %x axis={axis}\n return %y }}");
+    let graphs = [
+        log_sum_exp("f16[73920,586]", 0, "[1,586]"),
+        log_sum_exp("f32[3,40000,33]", 1, "[3,1,33]"),
+        log_sum_exp("bf16[100,400000]", 1, "[100,1]"),
+        softmax("f32[2,300000,61]", 1),
+        softmax("bf16[3000,70000]", 0),
+        softmax("f16[77,1000003]", 1),
+        "graph k(%x: f32[1000,257,257]) { %y = reduce.argmax %x axes=[1]\n return %y }".into(),
+        "graph k(%x: bf16[9,70000,30]) { %q = mul %x, %x\n %m = reduce.mean %q axes=[1]\n return %m }".into(),
+    ];
+    for graph in graphs {
+        let mut k = kernel(KernelKind::Reduction, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+        for machine in ["h200", "rtx4090"].map(|name| kiln_machine::machine(name).expect("a machine")) {
+            let found = scheduled(&Kernel { schedule: None, ..k.clone() }, machine).expect("proposed").expect("a nest");
+            assert!(found.schedules.len() > 20, "{} {graph}", found.schedules.len());
+            for (schedule, _) in found.schedules {
+                k.schedule = Some(schedule.clone());
+                lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            }
+        }
     }
 }
 

@@ -95,6 +95,8 @@ pub struct Tiles {
     pub unaligned: f64,
     /// The same for elements whose index is computed.
     pub gathered: f64,
+    /// The same where a tile has a column of its own for each thread: what depends on k is the same for all of them.
+    pub own_column: f64,
     /// FMAs per cycle and multiprocessor, in a tile so large that its operands cost nothing.
     pub rate: f64,
     /// What operands cost: FMAs take `1 + narrow · (1/rows + 1/columns)` times as long in a tile.

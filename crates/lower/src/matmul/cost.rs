@@ -42,15 +42,17 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     // Instances of the busiest multiprocessor.
     let own = instances.div_ceil(p.machine.units.multiprocessors);
     let at_once = own.min(resident);
-    let each = |rows: Rows| match rows {
+    let each = |rows: Rows, own: bool| match rows {
         // Elements of f32 are rounded to tf32.
         Rows::Aligned if engine == Engine::Mma && bytes == 4 => of.unaligned,
         Rows::Aligned => 0.0,
         Rows::Unaligned => of.unaligned,
+        Rows::Gathered if own => of.own_column,
         Rows::Gathered => of.gathered,
     };
     let lanes = (ISSUED * WARP) as f64;
-    let read = (each(rows_of[0]) * m as f64 + each(rows_of[1]) * n as f64) * t.k as f64 / lanes;
+    let read = each(rows_of[0], false) * m as f64 + each(rows_of[1], t.n >= threads) * n as f64;
+    let read = read * t.k as f64 / lanes;
     let halves = if engine == Engine::Mma { 2.0 } else { 4.0 };
     let rate = of.rate / (1.0 + of.narrow * (1.0 / t.m as f64 + 1.0 / t.n as f64));
     let multiplied = (m * n * t.k) as f64 / rate * (bytes as f64 / halves).max(1.0);

@@ -1,6 +1,6 @@
 //! Split rows, which several instances share: a step for each level of reductions leaves partial results in scratch,
 //! which the next one combines in a fixed order.
-use super::reduced::Reduced;
+use super::reduced::{Reduced, in_passes};
 use super::{Acc, RowLoop};
 use crate::LowerError;
 use crate::dag::{NodeId, Store};
@@ -24,6 +24,8 @@ pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 /// Most partial results that a block combines at a time, and the least columns that they are of.
 pub const JOINED: usize = 16384;
 const COLUMNS: usize = 4;
+/// Most of them that a thread of the block holds.
+const EACH: usize = 32;
 /// Most parts that a thread combines by itself, one after the other.
 const FEW: usize = 16;
 
@@ -55,7 +57,9 @@ impl RowLoop<'_> {
     /// rows that are `per_wide_row` rows of the matrix each.
     pub fn joined(mut self, found: Vec<Partial>, per_wide_row: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
         self.per_wide_row = per_wide_row;
-        let level = self.levels.first().into_iter().flatten();
+        // Of whole rows there are no pairs.
+        let levels = in_passes(self.scene, &self.scene.levels(), &[self.plan.row.id], self.plan.row.extent);
+        let level = levels.first().into_iter().flatten();
         let slots: Vec<Partial> = level.zip(found).map(|(of, found)| Partial { of: *of, ..found }).collect();
         self.final_step(&slots)
     }
@@ -340,6 +344,11 @@ impl RowLoop<'_> {
         if let Some(c) = self.plan.kept.iter_mut().find(|c| c.block > 1) {
             c.block = c.block.min(columns_of(self.plan.parts));
         }
+        if self.combines_in_lanes() {
+            let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
+            let warps = joining_warps(rows * self.plan.parts.next_power_of_two());
+            self.plan.warps = self.plan.warps.max(warps);
+        }
     }
     /// The shape of the step that stores.
     fn last_shape(&self, parts: usize) -> Shape {
@@ -365,6 +374,11 @@ impl RowLoop<'_> {
 pub fn columns_of(parts: usize) -> usize {
     let parts = parts.next_power_of_two();
     if parts > FEW { (JOINED / parts).max(COLUMNS) } else { usize::MAX }
+}
+
+/// Warps of a block that combines so many partial results.
+pub fn joining_warps(results: usize) -> usize {
+    results.div_ceil(32 * EACH).next_power_of_two().min(16)
 }
 
 pub fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {
