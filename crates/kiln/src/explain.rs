@@ -132,7 +132,7 @@ pub struct KernelReport {
     /// Buffers from which its programs read where a loop ends, as the length of a cache up to which attention goes over the keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loop_ends: Vec<String>,
-    /// How it is mapped onto the machine; absent for what libtorch runs.
+    /// How it is mapped onto the machine; absent for what libtorch runs, pools in strips, scatters in order, and empty results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
     /// On a GPU: its schedule and others that fit it, with predicted times.
