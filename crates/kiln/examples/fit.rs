@@ -60,9 +60,9 @@ fn read(path: &str) -> Result<Vec<Measured>, Box<dyn std::error::Error>> {
         let mut samples: Vec<Sample> = vec![];
         for (text, us) in measured.into_iter().filter_map(|(text, us)| Some((text, us?))) {
             let schedule: Schedule = text.parse()?;
-            // The nest of widened rows is another one.
-            let widened = matches!(schedule.steps.first(), Some(Step::Widen(..)));
-            if !widened && us.is_finite() && us > 0.0 {
+            // The nest of widened rows is another one, and that of unrolled axes.
+            let another = matches!(schedule.steps.first(), Some(Step::Widen(..) | Step::Unroll(..)));
+            if !another && us.is_finite() && us > 0.0 {
                 samples.push(Sample { text, work: Work::of(&facts, &schedule), us });
             }
         }

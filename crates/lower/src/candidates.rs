@@ -12,7 +12,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
-pub const PROGRAMS: u32 = 15;
+pub const PROGRAMS: u32 = 16;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {

@@ -121,6 +121,52 @@ pub struct Node {
     pub dtype: DType,
 }
 
+/// New numbers of nodes.
+struct Renumbered<'a>(&'a [NodeId]);
+
+impl Renumbered<'_> {
+    fn node(&self, n: NodeId) -> NodeId {
+        self.0[n as usize]
+    }
+    fn expr(&self, e: &Expr) -> Expr {
+        e.renamed(&|a| match a {
+            Atom::Value { node, extent } => Some(Atom::Value { node: self.node(*node), extent: *extent }),
+            _ => None,
+        })
+    }
+    fn guards(&self, all: &[Guard]) -> Vec<Guard> {
+        all.iter().map(|g| Guard { expr: self.expr(&g.expr), lo: g.lo, hi: g.hi }).collect()
+    }
+    fn op(&self, op: &NodeOp) -> NodeOp {
+        let n = |n: &NodeId| self.node(*n);
+        match op {
+            NodeOp::Const(v) => NodeOp::Const(*v),
+            NodeOp::Index(e) => NodeOp::Index(self.expr(e)),
+            NodeOp::Load { slot, at, guards } => {
+                NodeOp::Load { slot: *slot, at: self.expr(at), guards: self.guards(guards) }
+            }
+            NodeOp::Unary(op, a) => NodeOp::Unary(*op, n(a)),
+            NodeOp::Binary(op, a, b) => NodeOp::Binary(*op, n(a), n(b)),
+            NodeOp::Compare(op, a, b) => NodeOp::Compare(*op, n(a), n(b)),
+            NodeOp::Select(c, a, b) => NodeOp::Select(n(c), n(a), n(b)),
+            NodeOp::Cast(a) => NodeOp::Cast(n(a)),
+            NodeOp::TanhApprox(a) => NodeOp::TanhApprox(n(a)),
+            NodeOp::Tf32 { of, part } => NodeOp::Tf32 { of: n(of), part: *part },
+            NodeOp::Check { index, extent, site, at, guards } => NodeOp::Check {
+                index: n(index),
+                extent: *extent,
+                site: *site,
+                at: self.expr(at),
+                guards: self.guards(guards),
+            },
+            NodeOp::Inside(guards) => NodeOp::Inside(self.guards(guards)),
+            NodeOp::Reduce { op, body } => NodeOp::Reduce { op: *op, body: n(body) },
+            NodeOp::Scan { op, body } => NodeOp::Scan { op: *op, body: n(body) },
+            NodeOp::Anchor { at } => NodeOp::Anchor { at: at.iter().map(|e| self.expr(e)).collect() },
+        }
+    }
+}
+
 impl Node {
     pub fn operands(&self) -> Vec<NodeId> {
         let mut ids = match &self.op {
@@ -392,6 +438,20 @@ impl Scene {
             f(&s.at);
             s.guards.iter().for_each(|g| f(&g.expr));
         }
+    }
+    /// Computes what another scene does too. What both have in common is there once.
+    pub fn append(&mut self, other: &Scene) {
+        let mut to: Vec<NodeId> = vec![0; other.dag.nodes.len()];
+        for n in other.live() {
+            let node = other.dag.node(n);
+            to[n as usize] = self.dag.add(Renumbered(&to).op(&node.op), node.dtype);
+        }
+        let to = Renumbered(&to);
+        let store = |s: &Store| {
+            let (at, guards, value) = (to.expr(&s.at), to.guards(&s.guards), to.node(s.value));
+            Store { at, guards, value, ..*s }
+        };
+        self.stores.extend(other.stores.iter().map(store));
     }
     pub fn live(&self) -> Vec<NodeId> {
         self.dag.reach(&self.roots())

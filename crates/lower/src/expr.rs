@@ -224,15 +224,14 @@ impl Expr {
             sum.plus(&e.scale(*c))
         })
     }
-    /// The same expression with coordinates renamed; their extents stay.
-    pub fn renamed(&self, f: &impl Fn(CoordId) -> CoordId) -> Expr {
+    /// The same expression with coordinates and nodes replaced by others, where `f` gives one.
+    pub fn renamed(&self, f: &impl Fn(&Atom) -> Option<Atom>) -> Expr {
         let mut terms: Vec<(Atom, i64)> = vec![];
         for (a, c) in &self.terms {
             let atom = match a {
-                Atom::Coord { id, extent } => Atom::Coord { id: f(*id), extent: *extent },
+                Atom::Coord { .. } | Atom::Value { .. } => f(a).unwrap_or_else(|| a.clone()),
                 Atom::Div(x, k) => Atom::Div(Box::new(x.renamed(f)), *k),
                 Atom::Mod(x, k) => Atom::Mod(Box::new(x.renamed(f)), *k),
-                Atom::Value { .. } => a.clone(),
             };
             terms.push((atom, *c));
         }

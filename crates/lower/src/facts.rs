@@ -37,8 +37,10 @@ pub struct Access {
     pub guarded: bool,
     /// All its elements are in the sectors of those of an access before it.
     pub beside: bool,
-    /// The first access with the same strides and bytes of an element, by its number: itself where none is before it.
+    /// The first access with the same strides and bytes of an element, by its number, and the first that is also within the same bounds: itself
+    /// where none is before it.
     pub like: usize,
+    pub within_like: usize,
 }
 
 /// Instructions of values that depend on the same coordinates of the nest: a thread executes them once for elements that differ in others alone.
@@ -72,6 +74,8 @@ pub struct Facts {
     pub indices: Vec<Instructions>,
     /// Different bounds within which accesses are.
     pub guards: usize,
+    /// Whether several loads are those of a window.
+    pub window: bool,
     /// Bytes that are read and written once.
     pub bytes: u64,
 }
@@ -80,9 +84,10 @@ pub struct Facts {
 pub const SECTOR: usize = 32;
 
 impl Access {
-    /// Whether all its elements are in the sectors of those of another access.
-    fn in_lines_of(&self, other: &Access, extents: &[usize]) -> bool {
+    /// Whether all its elements are in the sectors of those of another access, whose spans have so many elements.
+    fn in_lines_of(&self, other: &Access, length: u64, extents: &[usize]) -> bool {
         let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
+        let apart = (self.offset - other.offset).unsigned_abs();
         let alike = |i: usize| match (self.strides[i], other.strides[i]) {
             (Some(a), Some(b)) => a == b || near(a.abs().max(b.abs()) * extents[i] as i64),
             (a, b) => a == b,
@@ -90,15 +95,21 @@ impl Access {
         self.slot == other.slot
             && self.gathered == other.gathered
             && near(self.offset - other.offset)
+            && apart < length
             && (0..extents.len()).all(alike)
     }
     /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
     /// from the start to the end of one.
     pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
+        let (spans, length) = self.spans_within(extents, gap);
+        (spans * self.share, length)
+    }
+    /// The same for tiles that are within its bounds.
+    pub fn spans_within(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
         let (apart, length) = self.run(&extents, gap);
         let spans: f64 = apart.iter().map(|(_, extent)| *extent as f64).product();
         let within = (0..self.within.len()).map(|i| extents(i) as f64 / extents(i).min(self.within[i]) as f64);
-        (spans * within.product::<f64>() * self.share, length as f64)
+        (spans * within.product::<f64>(), length as f64)
     }
     /// The same for one of several tiles that is within its bounds: elements from one span to the next along each coordinate, with its extent
     /// (`u64::MAX` where that is not known), and the elements of a span.
@@ -137,11 +148,6 @@ impl Facts {
     pub fn compare(&mut self) {
         let extents: Vec<usize> = self.coords.iter().map(|c| c.0).collect();
         compare(&mut self.accesses, &extents);
-    }
-    /// Whether several loads are those of a window.
-    pub fn has_window(&self) -> bool {
-        let alike = |a: &Access, b: &&Access| !b.store && b.slot == a.slot && b.strides == a.strides;
-        self.accesses.iter().any(|a| !a.store && self.accesses.iter().filter(|b| alike(a, b)).count() >= WINDOW)
     }
     pub fn of(nest: &Nest) -> Facts {
         let (scene, space) = (&nest.scene, &nest.space);
@@ -198,6 +204,7 @@ impl Facts {
                 guarded,
                 beside: false,
                 like: 0,
+                within_like: 0,
             });
         };
         for n in &live {
@@ -259,6 +266,9 @@ impl Facts {
         let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
         let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
         let guards = bounds.len();
+        let loads = || accesses.iter().filter(|a| !a.store);
+        let alike = |a: &Access, b: &Access| b.slot == a.slot && b.strides == a.strides;
+        let window = loads().any(|a| loads().filter(|b| alike(a, b)).count() >= WINDOW);
         Facts {
             coords,
             accesses,
@@ -271,6 +281,7 @@ impl Facts {
             arithmetic: instructions::list(arithmetic),
             indices: instructions::list(indices),
             guards,
+            window,
             bytes,
         }
     }
@@ -278,11 +289,14 @@ impl Facts {
 
 /// Notes of each access what others before it have in common with it.
 fn compare(accesses: &mut [Access], extents: &[usize]) {
+    let lengths: Vec<u64> = accesses.iter().map(|a| a.run(|i| extents[i], a.gap()).1).collect();
     for at in 0..accesses.len() {
         let (before, from) = accesses.split_at_mut(at);
         let a = &mut from[0];
-        a.beside = before.iter().any(|b| a.in_lines_of(b, extents));
-        a.like = before.iter().position(|b| b.bytes == a.bytes && b.strides == a.strides).unwrap_or(at);
+        a.beside = before.iter().zip(&lengths).any(|(b, length)| a.in_lines_of(b, *length, extents));
+        let alike = |b: &Access| b.bytes == a.bytes && b.strides == a.strides;
+        let within = before.iter().position(|b| alike(b) && b.within == a.within);
+        (a.like, a.within_like) = (before.iter().position(alike).unwrap_or(at), within.unwrap_or(at));
     }
 }
 

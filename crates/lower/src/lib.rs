@@ -27,7 +27,6 @@ mod matmul;
 mod multi_row;
 mod multiply;
 mod nest;
-mod overlap;
 mod pairwise;
 mod placed;
 mod pointwise;
@@ -48,6 +47,7 @@ mod space;
 mod tail;
 mod tile;
 mod unaligned;
+mod unroll;
 mod warpgroup;
 mod wide_rows;
 mod window;
@@ -87,7 +87,6 @@ impl LowerError {
 /// Calls `f` with the nests of a kernel that does not multiply, or as if it did not.
 fn nests(kernel: &Kernel, of: &Body, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
     match kernel.kind {
-        KernelKind::Pool if overlap::applies(of, machine)? => Ok(()),
         KernelKind::Scan => scan::each(of, machine, f),
         KernelKind::Scatter => scatter::each(of, machine, f),
         KernelKind::Conv => conv::each(of, machine, f),
@@ -210,19 +209,12 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
         return Err(unsupported("the schedule has no step that multiplies"));
     }
     let rows::Emitted { scratch, mut steps, made, launches } = match kernel.kind {
-        KernelKind::Pool if machine.contract.batch_invariant || of.schedule.is_some() => {
-            reduction::lower(&of, machine, 0)?
-        }
         KernelKind::Reduction => match of.multiply {
             Some(Multiply::Matmul(asked)) => pairwise::lower(&of, machine, &asked)?,
             Some(_) => return Err(unsupported("it has the schedule of a kernel that multiplies, and does not")),
             None => reduction::lower(&of, machine, 0)?,
         },
-        KernelKind::Pool => match overlap::lower(&of, machine)? {
-            Some(strips) => strips,
-            None => reduction::lower(&of, machine, 0)?,
-        },
-        KernelKind::Pointwise => reduction::lower(&of, machine, 0)?,
+        KernelKind::Pool | KernelKind::Pointwise => reduction::lower(&of, machine, 0)?,
         KernelKind::Scan => scan::lower(&of, machine)?,
         KernelKind::Gemm => gemm::lower(&of, machine)?,
         KernelKind::Attention => attention::lower(&of, machine)?,

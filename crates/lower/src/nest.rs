@@ -94,8 +94,17 @@ impl<'a> Nest<'a> {
     }
     /// The same nest over another space of the same points.
     pub fn moved_to(&self, space: Space) -> Result<Nest<'a>, LowerError> {
-        let scene = Rc::new((self.at)(&space)?);
+        let scene = Rc::new(self.resolve(&space)?);
         Ok(Nest { space, scene, others: RefCell::default(), ..*self })
+    }
+    /// The program at a point, or at all neighbours that are one.
+    fn resolve(&self, space: &Space) -> Result<Scene, LowerError> {
+        let mut all = Scene::default();
+        match space.group {
+            None => return (self.at)(space),
+            Some(_) => space.members().iter().try_for_each(|s| (self.at)(s).map(|member| all.append(&member)))?,
+        }
+        Ok(all)
     }
     /// The program in another space of the same points.
     pub fn scene_in(&self, space: &Space) -> Result<Rc<Scene>, LowerError> {
@@ -105,7 +114,7 @@ impl<'a> Nest<'a> {
         if let Some((_, known)) = self.others.borrow().iter().find(|(s, _)| s.axes == space.axes) {
             return Ok(known.clone());
         }
-        let scene = Rc::new((self.at)(space)?);
+        let scene = Rc::new(self.resolve(space)?);
         self.others.borrow_mut().push((space.clone(), scene.clone()));
         Ok(scene)
     }

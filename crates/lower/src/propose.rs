@@ -7,7 +7,7 @@ use crate::facts::{Access, Facts};
 use crate::nest::Nest;
 use crate::price::{Price, Work};
 use crate::rows::RowPlan;
-use crate::{schedule, wide_rows};
+use crate::{schedule, unroll, wide_rows};
 use kiln_block::passes::layout::SMALL;
 use kiln_block::passes::persistent_rows;
 use kiln_machine::Machine;
@@ -29,6 +29,9 @@ const CHUNKS: (f64, f64) = (8.0, 0.25);
 const PERSISTENT: (f64, f64) = (16.0, 0.25);
 /// The same share where warps of a block leave a thread fewer registers than an instruction can name.
 const OF_FILE: f64 = 0.5;
+/// Share of a tile's lanes along a row that have elements of it, where they share loads, and most results of a thread.
+const FILLED: f64 = 0.75;
+const RESULTS: usize = 32;
 /// Elements from which on an axis is a side of a tile by itself.
 const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
@@ -67,6 +70,7 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
             }
         }
     }
+    unrolled(nest, facts, &mut priced)?;
     let best = priced.iter().map(|p| p.fit).min();
     priced.retain(|p| Some(p.fit) == best);
     // Of equals those come first that do not limit registers.
@@ -81,6 +85,36 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     let key = |s: &Schedule| if columns { warps(s) } else { elements(s) as f64 / warps(s) };
     priced[..close].sort_by(|a, b| key(&a.schedule).total_cmp(&key(&b.schedule)));
     Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
+}
+
+/// Schedules of neighbours along an axis that are computed together.
+fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), LowerError> {
+    let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
+    // Lanes of a tile beyond its row load what others need, and do not share it.
+    let fills = |s: &Step| match s {
+        Step::Split(Axis::Kept(k), n) if kept.len() > 1 && usize::from(*k) + 1 == kept.len() => {
+            kept[usize::from(*k)] as f64 >= FILLED * *n as f64
+        }
+        _ => true,
+    };
+    // Unless it is told how many registers a thread may have, ptxas takes few, and a thread waits for one load of a window after the other.
+    let registers =
+        Some(Step::Registers(nest.machine.limits.registers_per_thread)).filter(|_| nest.machine.arch.is_gpu());
+    for k in 0..kept.len() {
+        for count in unroll::counts(nest, facts, k) {
+            let axis = Axis::Kept(k as u8);
+            let of = unroll::unrolled(nest, (axis, count))?;
+            let (facts, mut some) = (Facts::of(&of), vec![]);
+            points(&of, &facts, &mut some);
+            let holds = |s: &Schedule| elements(s) * count <= RESULTS * 32 * warps(s) as usize;
+            some.retain(|s| warps(s) <= 4.0 && holds(s) && s.steps.iter().all(fills));
+            let whole = |s: Schedule| {
+                std::iter::once(Step::Unroll(axis, count)).chain(s.steps).chain(registers.clone()).collect()
+            };
+            all.extend(priced(&of, &facts, some.into_iter().map(whole).collect()));
+        }
+    }
+    Ok(())
 }
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
@@ -204,6 +238,9 @@ pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price
     {
         return Ok(price(&Facts::of(&wide), schedule, nest.machine).0);
     }
+    if let Some(Step::Unroll(axis, count)) = schedule.steps.first() {
+        return Ok(price(&Facts::of(&unroll::unrolled(nest, (*axis, *count))?), schedule, nest.machine).0);
+    }
     Ok(price(facts, schedule, nest.machine).0)
 }
 
@@ -211,8 +248,12 @@ pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price
 fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit) {
     let work = Work::of(facts, schedule);
     let rows = facts.coords.iter().any(|c| c.1);
-    // Points are computed as their operands arrive: of a window's elements few are held at a time.
-    let words = if rows { work.words } else { work.first };
+    // Points are computed as their operands arrive: of a window's elements few are held at a time, but all results.
+    let words = match rows {
+        true => work.words,
+        false if facts.window => work.each * facts.accesses.iter().filter(|a| a.store).count() as f64,
+        false => work.first,
+    };
     let held = words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
     let (mut least, share) = match (rows, work.whole) {
         _ if work.persist > 0.0 => PERSISTENT,
@@ -530,13 +571,13 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
             }
         }
     }
-    if facts.has_window() {
+    if facts.window {
         // Neighbours of a window read the same elements: a thread may hold all of a short row. Rows of several accesses move between
         // threads first, but for those of small tiles.
         let bound = |s: &Schedule| {
             let row = s.steps.iter().rev().find_map(|s| if let Step::Split(_, n) = s { Some(*n) } else { None })?;
             let stays = row * bytes <= 16 || elements(s) * bytes <= SMALL;
-            Some(s.clone().then(Step::Vector(row))).filter(|s| stays && schedule::tile(nest, s).is_ok())
+            Some(s.clone().then(Step::Vector(row))).filter(|s| stays && schedule::tiles(nest, s))
         };
         let bound: Vec<Schedule> = all.iter().filter_map(bound).collect();
         all.extend(bound);

@@ -101,7 +101,7 @@ pub struct Resolver<'a> {
     pub row: Option<Row>,
     /// How many reductions enclose what is being resolved.
     pub depth: u32,
-    rounding: Rounding,
+    pub rounding: Rounding,
     /// The indices along the scan's axis at which scans were resolved.
     pub scan_at: Vec<Expr>,
     /// Guards of all that is read.

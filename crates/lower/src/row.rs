@@ -11,7 +11,7 @@
 //! with these that no body depends on the row of an enclosing reduction.
 use crate::LowerError;
 use crate::dag::{Guard, NodeId, NodeOp};
-use crate::expr::{CoordId, Expr, delinear_unbounded};
+use crate::expr::{Atom, CoordId, Expr, delinear_unbounded};
 use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
 use crate::space::Space;
 use kiln_graph::{BinaryOp, ReduceOp, ScanOp, ValueId};
@@ -49,7 +49,12 @@ impl Row {
         if !self.apart || depth == 0 {
             return self.position.clone();
         }
-        self.position.renamed(&|id| if self.ids.contains(&id) { level(id, depth) } else { id })
+        self.position.renamed(&|a| match a {
+            Atom::Coord { id, extent } if self.ids.contains(id) => {
+                Some(Atom::Coord { id: level(*id, depth), extent: *extent })
+            }
+            _ => None,
+        })
     }
     fn has(&self, id: CoordId) -> bool {
         self.ids.contains(&if self.apart { id & (LEVEL - 1) } else { id })

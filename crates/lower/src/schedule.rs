@@ -13,7 +13,7 @@ use crate::row_loop::{RowLoop, look_back, reverse};
 use crate::rows::{Emitted, Launched, RowPlan};
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
-use crate::{host_schedule, propose, replicate, unaligned, wide_rows};
+use crate::{host_schedule, propose, replicate, unaligned, unroll, wide_rows};
 use kiln_plan::exec::Work;
 use kiln_plan::{Axis, Schedule, Step};
 use std::rc::Rc;
@@ -70,6 +70,18 @@ pub fn refusal(nest: &Nest, step: &Step, why: impl std::fmt::Display) -> LowerEr
 
 /// Applies `fuse`, `split` and `bind` steps.
 pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
+    let mut tiled = shaped(nest, schedule)?;
+    tiled.scene = nest.scene_in(&tiled.space)?;
+    Ok(tiled)
+}
+
+/// Whether `fuse`, `split` and `bind` steps fit a nest.
+pub fn tiles(nest: &Nest, schedule: &Schedule) -> bool {
+    shaped(nest, schedule).is_ok()
+}
+
+/// The tile, without the program in its space.
+fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
     let (mut space, mut names) = nest.named();
     let mut split: Vec<(Axis, usize)> = vec![];
     let (mut warps, mut cluster, mut vector, mut registers) = (1, 1, None, None);
@@ -161,11 +173,11 @@ pub fn tile(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
             Axis::Kept(_) | Axis::K | Axis::Keys => {}
         }
     }
-    let scene = nest.scene_in(&space)?;
+    let scene = Rc::default();
     Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster, vector, registers })
 }
 
-fn no_axis(nest: &Nest, axis: Axis) -> String {
+pub fn no_axis(nest: &Nest, axis: Axis) -> String {
     let all: Vec<String> = nest.axes().iter().map(|(axis, n)| format!("{axis} ({n})")).collect();
     let all = if all.is_empty() { "the nest has none".into() } else { format!("axes are {}", all.join(", ")) };
     format!("there is no axis {axis}; {all}")
@@ -311,12 +323,19 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
         let rest = schedule.steps[1..].iter().cloned().collect();
         return wide_rows::run(nest, (*axis, *rows), &rest, scratch);
     }
+    if let Some(Step::Unroll(axis, count)) = schedule.steps.first() {
+        let rest = schedule.steps[1..].iter().cloned().collect();
+        return run(&unroll::unrolled(nest, (*axis, *count))?, &rest, scratch);
+    }
     if let Some(step) = schedule.steps.iter().find(|s| matches!(s, Step::Launch(..))) {
         return Err(refusal(nest, step, "a launch has no others"));
     }
+    if let Some(step) = schedule.steps.iter().find(|s| matches!(s, Step::Unroll(..) | Step::Widen(..))) {
+        return Err(refusal(nest, step, "it comes first"));
+    }
     let mut tiled = tile(nest, schedule)?;
     if nest.row().is_none() {
-        if let Some(step) = schedule.steps.iter().find(|s| !shapes(s) || matches!(s, Step::Widen(..))) {
+        if let Some(step) = schedule.steps.iter().find(|s| !shapes(s)) {
             return Err(refusal(nest, step, "the nest has no row"));
         }
         let (vector, registers) = (tiled.vector, tiled.registers);
@@ -346,8 +365,8 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
 
 /// Whether a step shapes the tile, or the block that computes it.
 fn shapes(step: &Step) -> bool {
-    use Step::{Cluster, Fuse, Registers, Split, Vector, Warps, Widen};
-    matches!(step, Fuse(_) | Widen(..) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Registers(_))
+    use Step::{Cluster, Fuse, Registers, Split, Vector, Warps};
+    matches!(step, Fuse(_) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Registers(_))
 }
 
 pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {

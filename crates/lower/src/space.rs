@@ -22,6 +22,8 @@ pub struct Space {
     pub axes: Vec<Expr>,
     /// Nested reductions are resolved at coordinates of their own, for a check ([`crate::row::Row`]).
     pub apart: bool,
+    /// Neighbours along an axis that are one point: their coordinate, which is not among `coords`, and how many there are.
+    pub group: Option<(CoordId, usize)>,
     next: CoordId,
 }
 
@@ -89,6 +91,22 @@ impl Space {
         inner.row = false;
         let inner = inner.id;
         self.merge(&[inner, along])
+    }
+    /// Makes one point of `count` neighbours along a coordinate, whose extent they divide.
+    pub fn group(&mut self, id: CoordId, count: usize) {
+        let Some(at) = self.coords.iter().position(|c| c.id == id) else { return };
+        self.split(id, count);
+        self.group = Some((self.coords.remove(at + 1).id, count));
+    }
+    /// The neighbours of a point, each as a point of a space of them alone.
+    pub fn members(&self) -> Vec<Space> {
+        let Some((id, count)) = self.group else { return vec![self.clone()] };
+        let member = |k| {
+            let mut of = Space { group: None, ..self.clone() };
+            of.replace(|c| (c == id).then(|| Expr::constant(k as i64)));
+            of
+        };
+        (0..count).map(member).collect()
     }
     /// Makes one coordinate of several, in the order given, in place of the first; gives its id.
     pub fn merge(&mut self, ids: &[CoordId]) -> Option<CoordId> {

@@ -4,6 +4,7 @@ use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear};
 use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
 use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
+use kiln_plan::Rounding;
 
 /// Windows up to this many elements are unrolled.
 pub const UNROLL: usize = 64;
@@ -163,7 +164,13 @@ impl Resolver<'_> {
         let bound = |d: usize, k: usize| (start(d).shift(k as i64), -margin(d), shape[lead + d] as i64 + margin(d));
         let bounds = (0..window.len()).map(|d| (0..window[d]).map(|k| bound(d, k)).collect()).collect();
         let divisor = self.inside_window(bounds, dtype);
-        Ok(self.dag.binary(BinaryOp::Div, folded, divisor))
+        Ok(match self.dag.node(divisor).op {
+            NodeOp::Const(Scalar::Float(count)) if self.rounding == Rounding::AtStores => {
+                let share = self.dag.number(dtype, count.recip());
+                self.dag.binary(BinaryOp::Mul, folded, share)
+            }
+            _ => self.dag.binary(BinaryOp::Div, folded, divisor),
+        })
     }
 
     /// Reduces a large window, along the axes from `lead` on, as the row; `None` where all of it is padding.

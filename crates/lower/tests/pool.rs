@@ -1,7 +1,6 @@
-//! Pools whose windows overlap: a GPU thread computes a strip of results.
-use crate::common::{compare, kernel};
+//! Pools, whose windows overlap.
+use crate::common::{check_by, compare};
 use kiln_graph::{Graph, Tensor, random};
-use kiln_lower::lower;
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Pool, exec::Work};
 
@@ -24,16 +23,6 @@ fn spoil(x: &mut Tensor) {
     for (i, v) in [f64::NAN, f64::NEG_INFINITY, f64::INFINITY].into_iter().enumerate() {
         (0..n.div_ceil(1000)).for_each(|k| x.set_f64((k * 997 + 311 * i) % n, v));
     }
-}
-
-/// Rows of the result per thread: the program has one store for each.
-fn rows(lines: &str) -> usize {
-    let g: Graph = format!("graph k{lines}").parse().expect("a graph");
-    let steps = lower(&kernel(Pool, g), GPU).expect("is lowered");
-    let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("one step") };
-    let mut stores = 0;
-    code.walk(&mut |_, d| stores += usize::from(d.op == kiln_block::Op::Store));
-    stores
 }
 
 fn pool(shape: &str, kind: &str, attrs: &str) -> String {
@@ -60,22 +49,28 @@ fn windows_of_every_kind() {
     check(&pool("bf16[2,3,5,6,8]", "max", "window=[3,3,3] stride=[1,1,1] padding=[1,1,1]"));
 }
 
-/// Strips of several rows: numbers of rows that divide the image's and others, and operands besides the pool's.
+/// Several rows of the result in a thread, whose windows share rows of the image; operands besides the pool's.
 #[test]
 fn several_rows_a_thread() {
     let window = "window=[3,3] stride=[1,1] padding=[1,1]";
-    for (shape, of_a_thread) in [("f32[48,48,13,17]", 7), ("bf16[40,64,13,14]", 2)] {
-        let max = pool(shape, "max", window);
-        assert_eq!(rows(&max), of_a_thread, "{shape}");
-        check(&max);
-        check(&pool(shape, "avg", &format!("{window} count_pad=false")));
+    let with_bias = |shape: &str, bias: &str| {
+        format!(
+            "(%x: {shape}, %b: {bias}) {{ %p = pool.avg %x {window}\n %d = sub %p, %x\n %y = mul %d, %b\n return %y }}"
+        )
+    };
+    let (odd, half) = ("f32[48,8,14,17]", "bf16[4,64,13,14]");
+    for (lines, schedule, rows) in [
+        (pool(odd, "max", window), "unroll i1 7; fuse i0,i1; split i0 8; split i2 32; bind warp 2", 7),
+        (pool(odd, "avg", &format!("{window} count_pad=false")), "unroll i1 2; split i2 32; bind warp 1", 2),
+        (with_bias(odd, "f32[8,1,1]"), "unroll i2 7; fuse i1,i2; split i1 16; split i3 32; bind warp 4", 7),
+        // Neighbours of an axis that no window shares, all of it.
+        (with_bias(half, "bf16[64,1,1]"), "unroll i0 4; fuse i1,i2,i3; split i1 512; bind warp 2; registers 128", 4),
+    ] {
+        let steps = check_by(Pool, &format!("graph k{lines}"), GPU, schedule);
+        let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("one step") };
+        let mut stores = 0;
+        code.walk(&mut |_, d| stores += usize::from(d.op == kiln_block::Op::Store));
+        assert_eq!(stores, rows, "{lines}");
+        check(&lines);
     }
-    let with_bias = format!(
-        "(%x: f32[48,48,13,17], %b: f32[48,1,1]) {{ %p = pool.avg %x {window}\n %d = sub %p, %x\n %y = mul %d, %b\n return %y }}"
-    );
-    assert_eq!(rows(&with_bias), 1, "13 rows have no divisor");
-    check(&with_bias);
-    let divided = with_bias.replace("13,17", "14,17");
-    assert_eq!(rows(&divided), 7);
-    check(&divided);
 }

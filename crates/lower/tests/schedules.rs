@@ -1,10 +1,10 @@
 //! Proposed schedules of points, rows and scans: each computes what the graph says.
-use crate::common::{TARGETS, difference, kernel, run_steps, text};
+use crate::common::{TARGETS, check_by, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, scheduled};
 use kiln_machine::Arch;
-use kiln_plan::{Kernel, KernelKind, Step};
+use kiln_plan::{Kernel, KernelKind, Step, exec::Work};
 
 /// Interprets every `step`-th schedule proposed for a graph that is `of` a kind; gives how many these were.
 fn compute(graph: &str, kind: KernelKind, arch: Arch, of: impl Fn(&Step) -> bool, step: usize) -> usize {
@@ -203,6 +203,44 @@ fn threads_hold_rows_of_windows() {
         k.schedule = Some(schedule.parse().expect("a schedule"));
         let e = lower_at(&k, arch.machine()).expect_err(schedule).to_string();
         assert!(e.contains("`bind vector ") && e.contains(why), "{schedule}: {e}");
+    }
+}
+
+/// Neighbours that share what windows read: results, what is shared, and what does not fit.
+#[test]
+fn threads_compute_neighbours_of_windows() {
+    let conv = "graph k(%a: f16[5,6,14,14], %w: f16[6,1,3,3]) { %y = conv %a, %w stride=[1,1] padding=[1,1] groups=6\n %z = relu %y\n return %z }";
+    let pool = "graph k(%a: f32[4,24,15,28]) { %y = pool.avg %a window=[5,5] stride=[1,2] padding=[2,2] count_pad=false\n return %y }";
+    // A gather reads an index in each neighbour, and a scatter adds at one.
+    let gather = "graph k(%x: f32[40,6,8], %i: i64[12,6,8]) { %g = gather %x, %i axis=0\n %y = relu %g\n return %y }";
+    for (graph, kind) in [(conv, KernelKind::Conv), (pool, KernelKind::Pool)] {
+        let count = compute(graph, kind, Arch::Sm90a, |s| matches!(s, Step::Unroll(..)), 7);
+        assert!(count > 0, "{graph}");
+    }
+    check_by(KernelKind::Pointwise, gather, Arch::Sm90a, "unroll i0 6; split i0 64; bind warp 1");
+    let loads = |schedule: &str| {
+        let steps = check_by(KernelKind::Pool, pool, Arch::Sm90a, schedule);
+        let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("one step") };
+        let mut loads = 0;
+        code.walk(&mut |_, d| loads += usize::from(matches!(d.op, kiln_block::Op::Load(_))));
+        loads
+    };
+    let (alone, five) =
+        (loads("split i0 2; split i1 64; bind warp 2"), loads("unroll i1 5; split i1 2; split i2 64; bind warp 2"));
+    assert_eq!((alone, five), (25, 45), "5 rows of a window, and 9 of five windows");
+    let rows = "graph k(%a: f32[64,64]) { %y = softmax %a axis=1\n return %y }";
+    for (graph, kind, schedule, why) in [
+        (pool, KernelKind::Pool, "unroll i1 4; split i0 64; bind warp 1", "which divide 15"),
+        (pool, KernelKind::Pool, "unroll i1 15; split i0 64; bind warp 1", "2 to 8 neighbours"),
+        (pool, KernelKind::Pool, "unroll i3 3; split i0 64; bind warp 1", "there is no axis i3"),
+        (pool, KernelKind::Pool, "split i0 64; unroll i1 3; bind warp 1", "it comes first"),
+        (pool, KernelKind::Pool, "unroll i1 3; unroll i2 2; split i0 64; bind warp 1", "an axis is unrolled already"),
+        (rows, KernelKind::Reduction, "unroll i0 2; split r 64; bind warp 1", "the nest has a row"),
+    ] {
+        let mut k = kernel(kind, graph.parse::<Graph>().expect("a graph"));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let e = lower_at(&k, Arch::Sm90a.machine()).expect_err(schedule).to_string();
+        assert!(e.contains("`unroll i") && e.contains(why), "{schedule}: {e}");
     }
 }
 

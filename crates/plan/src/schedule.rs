@@ -122,6 +122,9 @@ pub enum Step {
     /// `widen i0 32`: along the axis, 32 neighbouring rows of a matrix whose columns are reduced or normalized are one wide row, so that rows fill
     /// vectors; a second launch combines the columns that belong together, and a third one of a norm stores.
     Widen(Axis, usize),
+    /// `unroll i1 4`: a thread computes 4 neighbours along the axis for each element of its tile, and what they have in common once: elements that
+    /// windows share, and partial results.
+    Unroll(Axis, usize),
     /// `split i0 8`: blocks of 8 positions, which are the tile's next axis.
     Split(Axis, usize),
     /// `bind warp 8`: warps of a block.
@@ -188,6 +191,7 @@ impl fmt::Display for Step {
                 write!(f, "fuse {}", names.join(","))
             }
             Step::Widen(axis, n) => write!(f, "widen {axis} {n}"),
+            Step::Unroll(axis, n) => write!(f, "unroll {axis} {n}"),
             Step::Split(axis, n) => write!(f, "split {axis} {n}"),
             Step::Warps(n) => write!(f, "bind warp {n}"),
             Step::Cluster(n) => write!(f, "bind cluster {n}"),
@@ -222,7 +226,7 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
                      tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
@@ -269,6 +273,7 @@ impl FromStr for Step {
                 if axes.len() < 2 { Err(format!("`{text}` names fewer than two axes")) } else { Ok(Step::Fuse(axes)) }
             }
             ["widen", axis, n] => on(Step::Widen, axis, n),
+            ["unroll", axis, n] => on(Step::Unroll, axis, n),
             ["split", axis, n] => on(Step::Split, axis, n),
             ["bind", "warp", n] => Ok(Step::Warps(number(n)?)),
             ["bind", "cluster", n] => Ok(Step::Cluster(number(n)?)),
@@ -396,6 +401,7 @@ mod tests {
             "split r 131072; bind warp 16; bind cluster 16; stage operands global; persist 7; prefetch 12",
             "stage rows shared",
             "fuse i0,i1; split i0 64; split i2 8; bind warp 2; bind vector 8",
+            "unroll i1 4; fuse i0,i1,i2; split i0 512; bind warp 4; bind vector 4",
             "split r 8192; bind warp 8; bind cluster 4; registers 64",
             "split r 8192; bind warp 8; look-back r",
             "split r 512; split i0 32; bind warp 16; registers 64; look-back r 32",

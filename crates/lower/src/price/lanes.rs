@@ -89,6 +89,7 @@ mod tests {
             guarded: false,
             beside: false,
             like: 0,
+            within_like: 0,
         };
         assert_eq!(sectors(&access, &lanes(8), 16, 32), 16.0, "vectors of 16 bytes");
         assert_eq!(sectors(&access, &lanes(1), 2, 32), 2.0, "neighbouring elements");

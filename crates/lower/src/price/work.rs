@@ -158,14 +158,24 @@ impl Work {
             Way { along, elements, valid: valid.product(), align, ends, next }
         };
         let mut ways: Vec<Way> = vec![];
+        // Elements of a run, spans, and elements of one.
+        let mut runs_of: Vec<(f64, f64, f64)> = vec![];
         let mut seen: Vec<Seen> = vec![];
         for (at, access) in facts.accesses.iter().enumerate() {
             let of = if access.like < at { ways[access.like] } else { way(access) };
             ways.push(of);
-            let run = access.spans(inside, 1).1;
+            let found = match runs_of.get(access.within_like) {
+                Some(known) => *known,
+                None => {
+                    let (spans, length) = access.spans_within(inside, access.gap());
+                    (access.spans_within(inside, 1).1, spans, length)
+                }
+            };
+            runs_of.push(found);
+            let (run, spans, length) = found;
             // Elements at computed positions are taken to be near each other, as in an image that is resampled.
             let near = of.along.is_none() && access.gathered;
-            let (spans, length) = if near { (access.share, of.elements) } else { access.spans(inside, access.gap()) };
+            let (spans, length) = if near { (access.share, of.elements) } else { (spans * access.share, length) };
             let read = |a: &Access| a.slot == access.slot && a.gathered;
             let again = !access.store && (access.beside || near && facts.accesses[..at].iter().any(read));
             let mut align = of.align;
