@@ -215,10 +215,10 @@ fn measured(
             "earlier measurements are in the store; `--kernel NAME` tunes a single kernel",
         )
     };
+    let machine = options.compile.machine();
     let neighbours = |best: &Schedule| {
-        // A defect shows where the kernel is compiled.
-        let launches = kiln_lower::relaunched(kernel, options.compile.machine(), best).unwrap_or_default();
-        kiln_lower::neighbours(best).into_iter().chain(launches).collect()
+        let launches = kiln_lower::relaunched(kernel, machine, best).map_err(|e| e.to_string())?;
+        Ok(kiln_lower::neighbours(best, machine).into_iter().chain(launches).collect())
     };
     kiln_tune::search(&mut bench, &candidates, neighbours, &options.budget, progress).map(Some).map_err(failed)
 }
@@ -291,7 +291,7 @@ pub fn sample(
             let candidates: Vec<_> =
                 (schedules.iter()).map(|(s, _)| kiln_tune::Candidate { schedule: s.clone(), us: 1.0 }).collect();
             let mut bench = GpuBench::new(k, options)?;
-            let outcome = kiln_tune::search(&mut bench, &candidates, |_| vec![], &options.budget, &mut |_| {});
+            let outcome = kiln_tune::search(&mut bench, &candidates, |_| Ok(vec![]), &options.budget, &mut |_| {});
             let outcome =
                 outcome.map_err(|why| Error::failed(format!("cannot measure kernel {}: {why}", k.name), ""))?;
             outcome.measured.iter().map(|t| (t.schedule.to_string(), t.us)).collect()

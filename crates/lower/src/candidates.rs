@@ -326,9 +326,17 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Multiply, f64)
 /// multiprocessors idle: larger tiles come first, and read less from the L2 cache.
 const CLOSE: f64 = 0.98;
 
-/// Schedules that differ from that of a matmul by warpgroups in one choice that the model does not price: the number of stages and of
-/// buffers, their depth, the order of tiles, clusters, tiles in flight. Not all of them fit a kernel.
-pub fn neighbours(schedule: &Schedule) -> Vec<Schedule> {
+/// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of stages and of
+/// buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers that a thread may have, since
+/// `ptxas` schedules loads by them. Not all of them fit a kernel.
+pub fn neighbours(schedule: &Schedule, machine: &Machine) -> Vec<Schedule> {
+    let most = machine.limits.registers_per_thread;
+    if most > 0 && !schedule.multiplies() && !schedule.only_launches() {
+        let own = |s: &&Step| !matches!(s, Step::Registers(_));
+        let free: Schedule = schedule.steps.iter().filter(own).cloned().collect();
+        let limited = [most.div_ceil(4), most.div_ceil(2), most].map(|n| free.clone().then(Step::Registers(n)));
+        return [free].into_iter().chain(limited).filter(|s| s != schedule).collect();
+    }
     let Ok(Some(Multiply::Matmul(p))) = Multiply::of(schedule) else { return vec![] };
     let (Some(stages), t) = (p.tile.stages, p.tile) else { return vec![] };
     let mut all = vec![];

@@ -368,7 +368,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         assert!(all[from..].is_sorted_by(|a, b| a.1.us <= b.1.us), "{graph}");
         let reads = |s: &Schedule| assert_eq!(s.to_string().parse().as_ref(), Ok(s));
         all.iter().take(20).for_each(|c| reads(&c.0));
-        neighbours(&first).iter().for_each(reads);
+        neighbours(&first, GPU.machine()).iter().for_each(reads);
     }
     let host = matmul("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None);
     let host = schedules(&host, Arch::Cpu.machine()).expect("schedules");

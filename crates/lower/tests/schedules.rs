@@ -2,7 +2,7 @@
 use crate::common::{TARGETS, check_by, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{lower_at, scheduled};
+use kiln_lower::{lower_at, neighbours, scheduled};
 use kiln_machine::Arch;
 use kiln_plan::{Kernel, KernelKind, Step, exec::Work};
 
@@ -242,6 +242,22 @@ fn threads_compute_neighbours_of_windows() {
         let e = lower_at(&k, Arch::Sm90a.machine()).expect_err(schedule).to_string();
         assert!(e.contains("`unroll i") && e.contains(why), "{schedule}: {e}");
     }
+}
+
+/// The same nest with other numbers of registers, which tuning tries.
+#[test]
+fn neighbours_of_a_nest_have_other_registers() {
+    let graph = "graph k(%a: f32[300,17]) { %y = softmax %a axis=1\n return %y }";
+    let own = "split i0 32; split r 32; bind warp 4";
+    let all = neighbours(&own.parse().expect("a schedule"), Arch::Sm90a.machine());
+    let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
+    assert_eq!(texts, [64, 128, 255].map(|n| format!("{own}; registers {n}")));
+    for text in &texts {
+        check_by(KernelKind::Reduction, graph, Arch::Sm90a, text);
+    }
+    let of_limited = neighbours(&all[0], Arch::Sm90a.machine());
+    assert!(of_limited.iter().any(|s| s.to_string() == own) && !of_limited.contains(&all[0]));
+    assert_eq!(neighbours(&all[0], Arch::Cpu.machine()), [], "threads of a CPU have no registers to limit");
 }
 
 /// Each part of a concatenation is read once, and an image behind its padding as well.

@@ -81,14 +81,14 @@ pub struct Progress {
 pub fn search<B: Bench>(
     bench: &mut B,
     candidates: &[Candidate],
-    neighbours: impl Fn(&Schedule) -> Vec<Schedule>,
+    neighbours: impl Fn(&Schedule) -> Result<Vec<Schedule>, String>,
     budget: &Budget,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, String> {
     let default = candidates.first().ok_or("there is no candidate")?.schedule.clone();
     let first = measure(bench, promising(candidates, budget), budget, progress)?;
     let near: Vec<Schedule> =
-        neighbours(&first.best.schedule).into_iter().filter(|t| !first.tried.contains(t)).collect();
+        neighbours(&first.best.schedule)?.into_iter().filter(|t| !first.tried.contains(t)).collect();
     let Measured { mut best, mut medians, .. } = first;
     // Invariant: `measure` gives a median for the first of its list, or fails.
     let mut default_us = medians[0].us;
@@ -235,7 +235,7 @@ mod tests {
     }
     fn found(bench: &mut Fake, predicted: &[(&str, f64)], near: &[&str]) -> Outcome {
         let near: Vec<Schedule> = near.iter().map(|t| schedule(t)).collect();
-        search(bench, &list(predicted), |_| near.clone(), &Budget::default(), &mut |_| {}).expect("an outcome")
+        search(bench, &list(predicted), |_| Ok(near.clone()), &Budget::default(), &mut |_| {}).expect("an outcome")
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         let run = || {
             let mut seen = vec![];
             let mut bench = Fake { wave: 0.3, ..Fake::new(&times) };
-            let o = search(&mut bench, &list(&times), |_| vec![], &Budget::default(), &mut |p| seen.push(p));
+            let o = search(&mut bench, &list(&times), |_| Ok(vec![]), &Budget::default(), &mut |p| seen.push(p));
             (o, seen, bench.sampled)
         };
         let (o, seen, sampled) = run();
@@ -335,7 +335,7 @@ mod tests {
         );
         assert_eq!((o.best, o.measured.len()), (schedule("split r 64"), 2));
         let none = |c: &[Candidate], bench: &mut Fake| {
-            search(bench, c, |_| vec![], &Budget::default(), &mut |_| {}).expect_err("no outcome")
+            search(bench, c, |_| Ok(vec![]), &Budget::default(), &mut |_| {}).expect_err("no outcome")
         };
         assert_eq!(none(&list(&[("fma 64x64", 1.0)]), &mut bench), "fma 64x64 does not fit");
         assert_eq!(none(&[], &mut bench), "there is no candidate");
