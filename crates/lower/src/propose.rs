@@ -29,9 +29,10 @@ const CHUNKS: (f64, f64) = (8.0, 0.25);
 const PERSISTENT: (f64, f64) = (16.0, 0.25);
 /// The same share where warps of a block leave a thread fewer registers than an instruction can name.
 const OF_FILE: f64 = 0.5;
-/// Share of a tile's lanes along a row that have elements of it, where they share loads, and most results of a thread.
+/// Of schedules that unroll: share of a tile's lanes along a row that have elements of it, most results of a thread, and most warps.
 const FILLED: f64 = 0.75;
 const RESULTS: usize = 32;
+const UNROLLED_WARPS: f64 = 4.0;
 /// Elements from which on an axis is a side of a tile by itself.
 const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
@@ -107,7 +108,7 @@ fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), Low
             let (facts, mut some) = (Facts::of(&of), vec![]);
             points(&of, &facts, &mut some);
             let holds = |s: &Schedule| elements(s) * count <= RESULTS * 32 * warps(s) as usize;
-            some.retain(|s| warps(s) <= 4.0 && holds(s) && s.steps.iter().all(fills));
+            some.retain(|s| warps(s) <= UNROLLED_WARPS && holds(s) && s.steps.iter().all(fills));
             let whole = |s: Schedule| {
                 std::iter::once(Step::Unroll(axis, count)).chain(s.steps).chain(registers.clone()).collect()
             };

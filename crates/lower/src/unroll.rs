@@ -11,8 +11,8 @@ use kiln_plan::{Axis, Step};
 /// Most neighbours.
 const MOST: usize = 8;
 
-/// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the fewest, the most, and half of what may be. Those
-/// along the last axis are those of a vector.
+/// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the fewest, the most, and
+/// half of what may be. Those along the last axis are those of a vector.
 pub fn counts(nest: &Nest, facts: &Facts, k: usize) -> Vec<usize> {
     let extents: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let shares = |a: &Access, b: &Access| match a.strides[k] {
