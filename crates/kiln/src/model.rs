@@ -1,6 +1,6 @@
 //! Models as they are compiled: a graph, its weights, and where they came from.
 use crate::{Error, io};
-use kiln_graph::{Graph, Op, Scalar, Tensor, Type, ValueId};
+use kiln_graph::{DType, Graph, Op, Scalar, Tensor, Type, ValueId};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, path::PathBuf};
 
@@ -88,8 +88,8 @@ impl Model {
     pub fn results(&self) -> usize {
         self.graph.outputs.len() - self.writes.len()
     }
-    /// Seeded random inputs of the graph's types, and the state before the first run. Integers are below 2, and 0 where they index a table
-    /// of one row.
+    /// Seeded random inputs of the graph's types, and the state before the first run. Integers that only select positions of an axis are below
+    /// its extent, so that what is measured reads a whole table; others are below 2.
     ///
     /// If they may be large, call [`Model::require_inputs`] first, which fails if there is not enough memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
@@ -100,9 +100,12 @@ impl Model {
         };
         self.with_states(self.input_types().iter().enumerate().map(one).collect())
     }
-    /// Exclusive bound of an input's random integers: 2, or less if it indexes a shorter axis, directly or through casts and views.
+    /// Exclusive bound of an input's random integers: the extent of the shortest axis whose positions they select, directly or through casts and
+    /// views. At most 2 where anything is computed from them, since that may select too.
     fn below(&self, input: usize) -> i64 {
-        let (g, mut below) = (&self.graph, 2);
+        const OTHERS: i64 = 2;
+        let g = &self.graph;
+        let (mut least, mut computed) = (None::<i64>, false);
         let mut todo: Vec<ValueId> = g.inputs.get(input).copied().into_iter().collect();
         let mut seen = HashSet::new();
         while let Some(v) = todo.pop() {
@@ -113,15 +116,25 @@ impl Model {
                 let args = g.args(user);
                 match g.op(user) {
                     Op::Take { axis } | Op::Gather { axis } | Op::Scatter { axis, .. } if args[1] == v => {
-                        below = below.min(g.shape(args[0])[*axis] as i64);
+                        let extent = g.shape(args[0])[*axis] as i64;
+                        least = Some(least.map_or(extent, |n| n.min(extent)));
+                    }
+                    // Narrower integers are others.
+                    Op::Cast(to) if !matches!(to, DType::I64 | DType::I32) => {
+                        computed = true;
+                        todo.push(user);
                     }
                     Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) => todo.push(user),
                     Op::Slice { .. } | Op::Flip(_) | Op::Concat { .. } => todo.push(user),
-                    _ => {}
+                    Op::Compare(_) => {}
+                    _ => computed = true,
                 }
             }
         }
-        below
+        match least {
+            Some(n) if !computed => n,
+            of => of.map_or(OTHERS, |n| n.min(OTHERS)),
+        }
     }
     /// Fails if there is not enough memory for inputs of the graph's types.
     pub fn require_inputs(&self) -> Result<(), Error> {

@@ -107,6 +107,8 @@ fn nests() {
         "graph k(%a: f16[9,133], %b: f16[9,7], %c: f16[9,64]) { %y = concat %a, %b, %c axis=1\n %z = relu %y\n return %z }",
         "graph k(%a: bf16[5,301]) { %p = slice %a axis=1 start=37 len=264\n %q = slice %a axis=1 start=0 len=37\n %y = concat %p, %q axis=1\n return %y }",
         "graph k(%a: bf16[31,45]) { %t = permute %a perm=[1,0]\n %y = relu %t\n return %y }",
+        "graph k(%a: f16[3,10,11,16]) { %t = permute %a perm=[0,3,1,2]\n %y = relu %t\n return %y }",
+        "graph k(%a: f32[40,9,9]) { %y = softmax %a axis=1\n return %y }",
         "graph k(%a: f16[2,4097]) { %y = softmax %a axis=1\n return %y }",
         "graph k(%a: bf16[3,1000], %g: bf16[1000]) { %y = rms_norm %a, %g eps=1e-6\n return %y }",
         "graph k(%a: f32[515,37]) { %y = softmax %a axis=0\n return %y }",
@@ -123,5 +125,32 @@ fn nests() {
             [Target::Sm90a, Target::Sm80].map(|t| tried(&graph, &inputs, t, 6, &mut others)).iter().sum();
         println!("{count} of 12, {text}");
         assert!(count > 3, "{count} of 12 runs: {others:#?}\n{text}");
+    }
+}
+
+/// Positions of extremes among equal numbers, zeros of both signs, infinities and NaNs, in one thread, in several, and in several warps.
+#[test]
+fn positions_of_extremes() {
+    const SPECIAL: [f64; 9] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.5, -1.5, 1e-40, -3.0];
+    for (shape, axis) in [("[40,7]", 1), ("[6,300]", 1), ("[3,5000]", 1), ("[70,40]", 0), ("[2,9,9]", 1)] {
+        for (op, dtype) in
+            [("argmax", "f32"), ("argmin", "f32"), ("argmax", "bf16"), ("argmin", "f16"), ("argmax", "f64")]
+        {
+            let text = format!("graph k(%a: {dtype}{shape}) {{ %y = reduce.{op} %a axes=[{axis}]\n return %y }}");
+            let graph: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+            let mut count = 0;
+            // Fewer and fewer kinds of numbers, so that there are rows without a NaN, and of equals alone.
+            for first in [0, 1, 3, 5] {
+                let mut input = Tensor::zeros(graph.ty(graph.inputs[0]).clone());
+                let mut state = first as u64;
+                for i in 0..input.ty.count() {
+                    let kinds = (SPECIAL.len() - first).min(4 + 2 * (i / 97 % 3));
+                    input.set_f64(i, SPECIAL[first + kiln::trial::drawn(&mut state, kinds)]);
+                }
+                let mut others = vec![];
+                count += tried(&graph, &[input], [Target::Sm90a, Target::Sm80][first % 2], 3, &mut others);
+            }
+            assert!(count > 3, "{count} runs of {text}");
+        }
     }
 }

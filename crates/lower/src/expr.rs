@@ -124,12 +124,14 @@ impl Expr {
         None
     }
     /// Rewrites `k·(x / k)` as `x - x % k`, where `k` elements fit a vector and `x` has a coordinate of `lanes` with
-    /// stride 1. The remainder is a constant of each register, so that an access vectorises as one at `x` does.
+    /// stride 1. The remainder is a constant of each register, so that an access vectorises as one at `x` does. Where the sum has that
+    /// remainder, it vectorises along it.
     pub fn rounded_down(&self, lanes: impl Fn(CoordId) -> bool) -> Option<Expr> {
         let runs = |t: &(Atom, i64)| matches!(t, (Atom::Coord { id, .. }, 1) if lanes(*id));
         let rounds = |(a, c): &(Atom, i64)| match a {
             Atom::Div(x, k) if x.terms.iter().any(runs) => {
-                k.count_ones() == 1 && *k <= 16 && c % k == 0 && x.range().0 >= 0
+                let there = self.terms.iter().any(|t| matches!(&t.0, Atom::Mod(y, m) if (y, m) == (x, k)));
+                k.count_ones() == 1 && *k <= 16 && c % k == 0 && x.range().0 >= 0 && !there
             }
             _ => false,
         };

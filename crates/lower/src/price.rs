@@ -118,8 +118,9 @@ pub struct Work {
     pub first: f64,
     own: f64,
     late: f64,
-    /// Elements that move between threads, and those read at an index that is no affine form.
+    /// Elements that move between threads, and those of rows that are packed.
     moved: f64,
+    packed: f64,
     /// Bytes of sectors of an instance, spans of memory, and cache lines that its warps' accesses touch, each time.
     sectors: f64,
     spans: f64,
@@ -249,11 +250,17 @@ impl Work {
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
         // What takes longest hides most of the rest, the more so the more blocks there are; of the latency of a round, they hide each other's.
         let beside = beside.max(1.0);
-        // Blocks that share a row wait for each other; what those that share columns exchange is counted by itself.
+        // Blocks that share a row wait for each other; what those that share columns exchange is counted by itself. Rows that are copied ahead
+        // arrive meanwhile, as those of another block do.
         let apart = if w.along { (beside / w.blocks).max(1.0) } else { beside };
+        let ahead = w.prefetch || w.persist > 0.0;
+        let apart = apart + f64::from(u8::from(ahead));
         let power = 2.0 - m.alone / apart;
         let kinds = [stream, l1, issue, dispatch, remote];
-        let busy = kinds.iter().map(|t| t.powf(power)).sum::<f64>().powf(1.0 / power) + latency / beside;
+        let together = kinds.iter().map(|t| t.powf(power)).sum::<f64>().powf(1.0 / power);
+        // A part of the first round, or step of a loop, and of the last one overlaps nothing, the less the fewer blocks there are.
+        let ramp = m.ramp * rounds.min(1.0) / (rounds.max(1.0) * times * steps).max(1.0);
+        let busy = together * (1.0 + ramp) + latency / beside;
         let exposed = m.exposed * one;
         let launch = m.launch;
         let mut second = if w.copies { m.second } else { 0.0 };

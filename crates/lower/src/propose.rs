@@ -14,6 +14,8 @@ use kiln_machine::Machine;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 use std::rc::Rc;
 
+mod order;
+
 /// Warps of a block.
 const WARPS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Bytes of a tile that a thread holds of the widest element.
@@ -33,6 +35,8 @@ const OF_FILE: f64 = 0.5;
 const FILLED: f64 = 0.75;
 const RESULTS: usize = 32;
 const UNROLLED_WARPS: f64 = 4.0;
+/// Longest fused axis, whose positions are 32-bit integers.
+const LONGEST: usize = 1 << 30;
 /// Elements from which on an axis is a side of a tile by itself.
 const SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
@@ -62,7 +66,7 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
             let axis = Axis::Kept(k as u8);
             if let (Some((wide, _)), Some(n)) = (wide_rows::widened(nest, (axis, count))?, nest.row()) {
                 let (facts, mut all) = (Facts::of(&wide), vec![]);
-                columns(&wide, &facts, (n.div_ceil(count), k), &mut all);
+                columns(&wide, &facts, (n.div_ceil(count), k..k + 1), &mut all);
                 let joins = |s: &Step| matches!(s, Step::SplitReduce(_, n) if wide_rows::joins(*n, count));
                 all.retain(|s| s.steps.iter().any(joins) && !s.steps.contains(&Step::Split(Axis::Row, 1)));
                 reversed(&wide, &facts, &mut all);
@@ -72,19 +76,7 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
         }
     }
     unrolled(nest, facts, &mut priced)?;
-    let best = priced.iter().map(|p| p.fit).min();
-    priced.retain(|p| Some(p.fit) == best);
-    // Of equals those come first that do not limit registers.
-    let order = |p: &Priced| (limits_registers(&p.schedule), p.schedule.clone());
-    priced.sort_by(|a, b| a.rank.total_cmp(&b.rank).then_with(|| order(a).cmp(&order(b))));
-    // Warps that share columns exchange what they have of them, and do little else.
-    let sums = nest.row().is_some() && facts.scans == 0 && !stored_along(facts);
-    let columns = sums && priced.first().is_some_and(|p| strip(&p.schedule).is_some());
-    let least = priced.first().map_or(0.0, |p| p.rank);
-    let within = if columns { CLOSE_OF_COLUMNS } else { CLOSE };
-    let close = priced.iter().take_while(|p| p.rank * within <= least).count();
-    let key = |s: &Schedule| if columns { warps(s) } else { elements(s) as f64 / warps(s) };
-    priced[..close].sort_by(|a, b| key(&a.schedule).total_cmp(&key(&b.schedule)));
+    order::sort(nest, facts, &mut priced);
     Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
 }
 
@@ -116,15 +108,6 @@ fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), Low
         }
     }
     Ok(())
-}
-
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
-/// elements: the more of them there are, the better they hide each other's waits. Where columns are only reduced it is the one with the fewest warps.
-const CLOSE: f64 = 0.98;
-const CLOSE_OF_COLUMNS: f64 = 0.97;
-
-fn limits_registers(schedule: &Schedule) -> bool {
-    schedule.steps.iter().any(|s| matches!(s, Step::Registers(_)))
 }
 
 /// Elements of a tile.
@@ -358,8 +341,12 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
             }
         }
     }
-    for k in 0..kept.len() {
-        columns(nest, facts, (n, k), all);
+    for (k, extent) in kept.iter().enumerate() {
+        columns(nest, facts, (n, k..k + 1), all);
+        // Short strips of several others are one.
+        if k > 0 && *extent < SIDE {
+            columns(nest, facts, (n, 0..k + 1), all);
+        }
     }
     if all.is_empty() {
         // Whatever the length and the type of rows.
@@ -377,26 +364,34 @@ fn has_strips(nest: &Nest, facts: &Facts, k: usize) -> bool {
         && facts.accesses.iter().any(|a| a.strides[at] == Some(1) && strided(a))
 }
 
-/// Tiles along the kept axis number `k`, where that has strips.
-fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Schedule>) {
+/// Tiles along kept axes that are fused, where the last of them has strips.
+fn columns(nest: &Nest, facts: &Facts, (n, axes): (usize, std::ops::Range<usize>), all: &mut Vec<Schedule>) {
     let machine = nest.machine;
     let bytes = widest(facts);
     let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let (rows, wide) = (kept.iter().product::<usize>(), n.next_power_of_two());
-    if !has_strips(nest, facts, k) {
+    if !has_strips(nest, facts, axes.end - 1) {
         return;
     }
-    let widest = kept[k].next_power_of_two();
+    let along = Axis::Kept(axes.start as u8);
+    let fused = Some(axes.clone())
+        .filter(|all| all.len() > 1)
+        .map(|all| Step::Fuse(all.map(|k| Axis::Kept(k as u8)).collect()));
+    let extent: usize = kept[axes].iter().product();
+    if fused.is_some() && extent > LONGEST {
+        return;
+    }
+    let widest = extent.next_power_of_two();
     for strip in powers((SECTOR / bytes).max(1).min(widest), (1024 / bytes).min(widest)) {
-        let instances = rows / kept[k] * kept[k].div_ceil(strip);
+        let instances = rows / extent * extent.div_ceil(strip);
         for warps in WARPS {
             for per in [16, 32, 64, 128, 256].map(|b| (b / bytes).max(1)) {
                 let block = (32 * warps * per / strip).min(wide);
                 if block == 0 || !each(block * strip, warps, bytes) {
                     continue;
                 }
-                let split = [Step::Split(Axis::Row, block), Step::Split(Axis::Kept(k as u8), strip)];
-                let base: Vec<Step> = split.into_iter().chain(bind(warps, 1)).collect();
+                let split = [Step::Split(Axis::Row, block), Step::Split(along, strip)];
+                let base: Vec<Step> = fused.clone().into_iter().chain(split).chain(bind(warps, 1)).collect();
                 if block >= n {
                     variants(nest, facts, Schedule { steps: base }, all);
                     continue;
@@ -406,7 +401,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
                     all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
                 }
                 // Pieces of lines that instances read at different times are read more than once.
-                if strip * bytes >= LINE || strip >= kept[k] {
+                if strip * bytes >= LINE || strip >= extent {
                     looks_back(nest, facts, &base, &[1, GROUP], all);
                 }
             }
@@ -414,8 +409,9 @@ fn columns(nest: &Nest, facts: &Facts, (n, k): (usize, usize), all: &mut Vec<Sch
         let sizes = machine.limits.clusters.iter().map(|c| c.blocks);
         for (cluster, warps) in sizes.filter(|c| *c > 1 && bytes <= 4).flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
             if each(wide * strip, warps * cluster, bytes) && facts.scans == 0 {
-                let split = [Step::Split(Axis::Row, wide), Step::Split(Axis::Kept(k as u8), strip)];
-                clustered(nest, facts, split.into_iter().chain(bind(warps, cluster)).collect(), all);
+                let split = [Step::Split(Axis::Row, wide), Step::Split(along, strip)];
+                let steps = fused.clone().into_iter().chain(split).chain(bind(warps, cluster));
+                clustered(nest, facts, steps.collect(), all);
             }
         }
     }
@@ -449,6 +445,16 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
     let shared = facts.accesses.iter().any(|a| !a.store && along(a, true) && !along(a, false));
     let halves = facts.accesses.iter().all(|a| a.bytes <= 2);
     shared || halves && plan.row.extent == plan.row.block
+}
+
+/// Bytes of shared memory of a persistent block with tiles of so many elements: what it reads of its rows, and of operands that rows share, but
+/// for those at other places in each row.
+fn held(facts: &Facts, plan: &RowPlan, elements: usize) -> usize {
+    let along = |a: &Access, row: bool| facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 == row && *s != Some(0));
+    let vectors = |a: &&Access| along(a, false) || plan.unaligned.is_none() || plan.copies;
+    let bytes: usize =
+        facts.accesses.iter().filter(|a| !a.store && along(a, true)).filter(vectors).map(|a| a.bytes).sum();
+    elements / plan.blocks * bytes
 }
 
 /// Whether results are stored along rows.
@@ -502,10 +508,11 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
             let most = nest.machine.limits.clusters_of(plan.blocks);
             // Rows start at the same place between two vectors after so many.
             let most = most - most % plan.unaligned.as_ref().map_or(1, |u| u.vector);
-            let persists = !limits_registers(&s)
+            let persists = !order::limits_registers(&s)
                 && plan.warps == persistent_rows::WARPS * plan.blocks
                 && plan.blocks > 1
-                && gains(facts, &plan);
+                && gains(facts, &plan)
+                && held(facts, &plan, elements(&s)) <= nest.machine.limits.shared_per_block;
             if persists && most > 0 && plan.shape(1).instances() > 2 * most {
                 let persistent = s.clone().then(Step::Persist(most));
                 all.extend(Some(persistent).filter(|s| schedule::run(nest, s, 0).is_ok()));
@@ -533,7 +540,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let extent: usize = extents[first..].iter().product();
         for (warps, per) in sizes() {
             let block = (32 * warps * per).min(extent.next_power_of_two());
-            if first < inner && extent > 1 << 30 || block < 32 * warps && warps > 1 {
+            if first < inner && extent > LONGEST || block < 32 * warps && warps > 1 {
                 continue;
             }
             let mut steps = fused(first, extents.len());
@@ -547,7 +554,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         for width in powers(8, last.next_power_of_two().min(4096)) {
             for (warps, per) in sizes() {
                 let high = 32 * warps * per / width;
-                if high > 1 && high <= tall.next_power_of_two() && tall <= 1 << 30 {
+                if high > 1 && high <= tall.next_power_of_two() && tall <= LONGEST {
                     let mut steps = fused(first, inner);
                     steps.extend([Step::Split(axis(first), high), Step::Split(axis(inner), width)]);
                     steps.extend(bind(warps, 1));
@@ -560,7 +567,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let sides = |extent: usize| [16, 32, 64, 128].map(|n| extent.next_power_of_two().min(n));
         let length = |from: usize| extents[from..].iter().product::<usize>();
         for from in (first + 1..=inner).filter(|n| across && *n > first + usize::from(*n == inner)) {
-            if from < inner && (length(from + 1) >= SIDE || length(from) > 1 << 30) {
+            if from < inner && (length(from + 1) >= SIDE || length(from) > LONGEST) {
                 continue;
             }
             for (a, b) in sides(extents[first]).into_iter().flat_map(|a| sides(length(from)).map(|b| (a, b))) {

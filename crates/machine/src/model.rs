@@ -43,6 +43,8 @@ pub struct Nests {
     pub wave: f64,
     /// How much less the kinds of work of a block overlap that is alone on its multiprocessor.
     pub alone: f64,
+    /// Share of a round of resident instances that overlaps nothing, where a kernel begins and ends.
+    pub ramp: f64,
     /// Cycles of a cache line that a warp's access touches.
     pub line: f64,
     /// Cycles of a scheduler for an instruction.

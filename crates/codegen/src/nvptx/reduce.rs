@@ -8,6 +8,7 @@ use super::exchange::shuffle;
 use super::r#gen::Gen;
 use super::index::Reg;
 use super::places::Places;
+use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::layout::{Flat, axis_bits, bits_of};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp};
@@ -38,7 +39,7 @@ impl<'c> Gen<'c, '_> {
         let (k, flat, elem) = (self.k, self.flat(arg)?, self.elem(arg)?);
         let shape = k.ty(arg).shape();
         let bits = axis_bits(shape, axis);
-        let elems = part_elems(op, elem);
+        let (mut op, mut elems) = (op, part_elems(op, elem));
         let mut parts: Vec<Part<'c>> = vec![];
         for v in self.plain(arg)? {
             let v = if elem.is_float() { self.wide(v, elem)?.into() } else { v };
@@ -55,6 +56,13 @@ impl<'c> Gen<'c, '_> {
             Some(parts) => parts,
             None => self.over_registers(op, &elems, &flat, parts, on_axis)?,
         };
+        // Threads compare floats as integers of the same order, which takes fewer instructions.
+        if elems == [Elem::F32, Elem::I32] {
+            for p in &mut parts {
+                p[0] = self.order(op, super::emit::float(p[0])?)?.into();
+            }
+            (op, elems[0]) = (ReduceOp::ArgMax, Elem::I32);
+        }
         let crossing: Vec<usize> =
             (0..flat.warps.len()).filter(|i| flat.warps[*i].is_some_and(|b| bits.contains(&b))).collect();
         let (warps, blocks): (Vec<usize>, Vec<usize>) = crossing.into_iter().partition(|i| *i < self.own_warp_bits());
@@ -104,11 +112,17 @@ impl<'c> Gen<'c, '_> {
         on_axis: impl Fn(u8) -> bool,
     ) -> Res<Vec<Part<'c>>> {
         let axis: Vec<usize> = (0..flat.registers.len()).filter(|i| on_axis(flat.registers[*i])).collect();
-        if 1 << axis.len() >= MANY {
+        let positions = elems.len() > 1;
+        if positions || 1 << axis.len() >= MANY {
             let mask = axis.iter().fold(0, |m, i| m | 1usize << i);
+            let at = |r: &usize| axis.iter().map(|i| (r >> i & 1) << flat.registers[*i]).sum::<usize>();
             let mut out = vec![];
             for first in (0..parts.len()).filter(|r| r & mask == 0) {
-                let one: Vec<&Part<'c>> = (0..parts.len()).filter(|r| r & !mask == first).map(|r| &parts[r]).collect();
+                let mut one: Vec<usize> = (0..parts.len()).filter(|r| r & !mask == first).collect();
+                if positions {
+                    one.sort_by_key(at);
+                }
+                let one: Vec<&Part<'c>> = one.into_iter().map(|r| &parts[r]).collect();
                 out.push(self.branch_by_branch(op, elems, &one)?);
             }
             return Ok(out);
@@ -132,7 +146,10 @@ impl<'c> Gen<'c, '_> {
             (low, high) => {
                 let low = self.branch_by_branch(op, elems, low)?;
                 let high = self.branch_by_branch(op, elems, high)?;
-                self.combine(op, elems, &low, &high)
+                match op {
+                    ReduceOp::ArgMax | ReduceOp::ArgMin => self.later_if_better(op, elems[0], &low, &high),
+                    _ => self.combine(op, elems, &low, &high),
+                }
             }
         }
     }
@@ -215,6 +232,31 @@ impl<'c> Gen<'c, '_> {
             ReduceOp::Or => BinaryOp::Or,
         };
         Ok(vec![self.binary(op, a[0], b[0], elem)?])
+    }
+    /// The better of two, of which the first one is earlier: it stays if they are equal.
+    fn later_if_better(&mut self, op: ReduceOp, elem: Elem, a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
+        let most = op == ReduceOp::ArgMax;
+        let take = match (a[0], b[0]) {
+            (Val::FloatValue(x), Val::FloatValue(y)) => {
+                let worse = self.e.fcmp(if most { FloatPredicate::ULT } else { FloatPredicate::UGT }, x, y)?;
+                self.e.and(worse, self.e.fcmp(FloatPredicate::ORD, x, x)?)?
+            }
+            _ => self.compare(if most { CmpOp::Gt } else { CmpOp::Lt }, b[0], a[0], elem)?,
+        };
+        Ok(vec![self.e.select(take, b[0], a[0])?, self.e.select(take, b[1], a[1])?])
+    }
+    /// An integer that is the larger the better a float is: equal for both zeros, the largest for NaN.
+    fn order(&mut self, op: ReduceOp, v: FloatValue<'c>) -> Res<IntValue<'c>> {
+        let e = &self.e;
+        let zero = v.get_type().const_zero();
+        let v = super::emit::float(e.select(e.fcmp(FloatPredicate::OEQ, v, zero)?, zero.into(), v.into())?)?;
+        let bits = int(e.bitcast(v.into(), e.i32())?)?;
+        let magnitude = e.int(i64::from(i32::MAX));
+        let mut order = e.xor(bits, e.and(e.ashr(bits, e.int(31))?, magnitude)?)?;
+        if op == ReduceOp::ArgMin {
+            order = e.not(order)?;
+        }
+        int(e.select(e.fcmp(FloatPredicate::UNO, v, v)?, magnitude.into(), order.into())?)
     }
     /// The better of two, the earlier if they are equal; NaN is better than any number.
     fn better(&mut self, op: CmpOp, elem: Elem, a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {

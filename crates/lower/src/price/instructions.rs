@@ -14,8 +14,9 @@ const GUARDED: f64 = 0.9;
 const HALVES: f64 = 0.8;
 /// For what is counted in [`Facts::indices`]: most of it is shared between accesses, or known before.
 const INDEX: f64 = 0.13;
-/// For an element that is moved between threads.
+/// For an element that is moved between threads; where several rows a tile are staged, one side moves whole vectors.
 const MOVED: f64 = 2.2;
+const PACKED: f64 = 1.2;
 /// For a number that a thread has of a row: a step between lanes, one between warps and each warp that it comes from, one between blocks.
 const SHUFFLE: f64 = 0.7;
 const EXCHANGE: f64 = 13.4;
@@ -36,7 +37,7 @@ impl Work {
         let steps = w.passes * w.trips;
         let mut access = ACCESS + if w.crosses { CROSSING } else { 0.0 };
         access += if facts.guards > 0 { GUARDED } else { 0.0 };
-        let mut own = PROGRAM + w.arithmetic + INDEX * w.indices + MOVED * w.moved;
+        let mut own = PROGRAM + w.arithmetic + INDEX * w.indices + MOVED * w.moved + PACKED * w.packed;
         own += if w.halves { HALVES * w.words } else { 0.0 };
         let scans = facts.scans as f64;
         let reductions = facts.reductions as f64 + scans * w.trips;

@@ -25,8 +25,8 @@ pub(super) fn share_sectors(seen: &mut [Seen], inside: impl Fn(usize) -> usize) 
     }
 }
 
-/// Counts a window's loads of a thread, which has so many neighbours along coordinate `last`.
-pub(super) fn share_loads(seen: &mut [Seen], last: usize, neighbours: usize) {
+/// Counts a window's loads of a thread, which has so many neighbours along coordinate `last`, and so many of these a mask.
+pub(super) fn share_loads(seen: &mut [Seen], last: usize, (neighbours, masked): (usize, usize)) {
     for n in 0..seen.len() {
         let access = seen[n].access;
         let Some(stride) = access.strides[last] else { continue };
@@ -37,7 +37,7 @@ pub(super) fn share_loads(seen: &mut [Seen], last: usize, neighbours: usize) {
         let bytes = |stride: i64| stride.unsigned_abs() as usize * access.bytes;
         let apart = others.chain([stride * own as i64]).filter(|s| *s != 0);
         let align = apart.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
-        let vector = ((1usize << align) / access.bytes.max(1)).max(1) as i64;
+        let vector = ((1usize << align) / access.bytes.max(1)).min(masked).max(1) as i64;
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
         let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
         all.into_iter().for_each(|m| seen[m].loads = Some(each));

@@ -325,7 +325,11 @@ impl Work {
             }
         }
         if let Some(last) = fastest.and_then(|f| axes.get(&splits[f].0)?.last().copied()) {
-            windows::share_loads(&mut seen, last, if crosses { 1 } else { 1 << first });
+            // Of elements at the end of an axis those have one mask that its extent is a multiple of.
+            let (axis, block) = &splits[fastest.unwrap_or(0)];
+            let n = extent(axis);
+            let masked = if n.is_multiple_of(*block) { usize::MAX } else { 1 << n.trailing_zeros() };
+            windows::share_loads(&mut seen, last, (if crosses { 1 } else { 1 << first }, masked));
         }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
@@ -353,10 +357,12 @@ impl Work {
         let small = s.elements * bytes <= SMALL as f64;
         let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
         let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
-        if converted {
+        if converted || run {
             vector = s.vector.min(16 / s.access.bytes.max(1)).max(1);
         }
-        if converted || run {
+        if run {
+            self.packed += each * times;
+        } else if converted {
             self.moved += each * times;
         }
         // An access takes 16 bytes.
