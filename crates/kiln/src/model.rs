@@ -101,7 +101,7 @@ impl Model {
         self.with_states(self.input_types().iter().enumerate().map(one).collect())
     }
     /// Exclusive bound of an input's random integers: the extent of the shortest axis whose positions they select, directly or through casts and
-    /// views. At most 2 where anything is computed from them, since that may select too.
+    /// views, or that of the type. At most 2 where anything is computed from them, since that may select too.
     fn below(&self, input: usize) -> i64 {
         const OTHERS: i64 = 2;
         let g = &self.graph;
@@ -131,8 +131,10 @@ impl Model {
                 }
             }
         }
+        // Of a narrow type those that it has.
+        let largest = g.inputs.get(input).and_then(|v| g.ty(*v).dtype.int_range()).map_or(i64::MAX, |r| r.1);
         match least {
-            Some(n) if !computed => n,
+            Some(n) if !computed => n.min(largest.saturating_add(1)),
             of => of.map_or(OTHERS, |n| n.min(OTHERS)),
         }
     }

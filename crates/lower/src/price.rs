@@ -118,7 +118,7 @@ pub struct Work {
     pub first: f64,
     own: f64,
     late: f64,
-    /// Elements that move between threads, and those of rows that are packed.
+    /// Elements that move between threads, and those of tiles of several rows that are staged.
     moved: f64,
     packed: f64,
     /// Bytes of sectors of an instance, spans of memory, and cache lines that its warps' accesses touch, each time.

@@ -324,9 +324,10 @@ impl Work {
                 seen[n].sectors = sectors(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
             }
         }
-        if let Some(last) = fastest.and_then(|f| axes.get(&splits[f].0)?.last().copied()) {
-            // Of elements at the end of an axis those have one mask that its extent is a multiple of.
-            let (axis, block) = &splits[fastest.unwrap_or(0)];
+        if let Some((axis, block)) = fastest.map(|f| &splits[f])
+            && let Some(last) = axes.get(axis).and_then(|coords| coords.last().copied())
+        {
+            // At the end of an axis as many neighbours have one mask as its extent is a multiple of.
             let n = extent(axis);
             let masked = if n.is_multiple_of(*block) { usize::MAX } else { 1 << n.trailing_zeros() };
             windows::share_loads(&mut seen, last, (if crosses { 1 } else { 1 << first }, masked));
