@@ -115,6 +115,9 @@ pub struct Kernel {
     /// Neighbours along the contiguous axis of its accesses that a thread holds at least; by their alignment otherwise.
     #[serde(default)]
     pub vector: Option<usize>,
+    /// Lanes of a warp along that axis, at most; the others have elements of another axis.
+    #[serde(default)]
+    pub lanes: Option<usize>,
     /// Launched before the kernel ahead of it in the stream has ended, for whose end it then waits (programmatic dependent launch).
     #[serde(default)]
     pub dependent: bool,

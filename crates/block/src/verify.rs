@@ -134,6 +134,9 @@ fn header(k: &Kernel) -> Rule {
     rules::ensure(k.vector.is_none_or(|n| n.is_power_of_two() && n <= 16 && !roles), || {
         format!("{} neighbours of a thread; a power of two to 16, without roles", k.vector.unwrap_or_default())
     })?;
+    rules::ensure(k.lanes.is_none_or(|n| n.is_power_of_two() && n <= 32 && !roles), || {
+        format!("{} lanes along an axis; a power of two to 32, without roles", k.lanes.unwrap_or_default())
+    })?;
     rules::ensure(k.registers.is_none_or(|n| (16..=255).contains(&n) && !roles), || {
         format!("{} registers of a thread; from 16 to 255, without roles", k.registers.unwrap_or_default())
     })?;

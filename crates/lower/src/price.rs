@@ -123,6 +123,8 @@ pub struct Work {
     packed: f64,
     /// Bytes of sectors of an instance, spans of memory, and cache lines that its warps' accesses touch, each time.
     sectors: f64,
+    /// Bytes of cache lines that its warps' stores touch, each time.
+    written: f64,
     spans: f64,
     lines: f64,
     /// Instructions of a thread: arithmetic; quotients and bounds, also those that give it coordinates of fused axes.
@@ -130,8 +132,11 @@ pub struct Work {
     indices: f64,
     /// Vectors of a fused axis go on where its last coordinate starts again, so that each element has its own address.
     crosses: bool,
-    /// Elements of a thread that have bounds of their own.
+    /// Elements of a thread that have bounds of their own, and those of them in vectors.
     apart: f64,
+    masked: f64,
+    /// Passes of shared memory for an element of rows that are staged.
+    passes_of_rows: f64,
     /// Bytes of sectors that an instance shares with one that starts so many instances later.
     shared: Vec<(f64, f64)>,
 }
@@ -149,9 +154,11 @@ struct Seen<'a> {
     vector: usize,
     /// Share of the tiles' elements that are in the nest.
     valid: f64,
-    /// Cache lines that a warp's access touches, and sectors of a store.
+    /// Cache lines that a warp's access touches; sectors and lines of a store.
     lines: f64,
-    sectors: f64,
+    written: [f64; 2],
+    /// Elements of a vector have bounds of their own.
+    masked: bool,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
     /// Loads of a thread for one of its elements, of a window whose accesses share them.
@@ -236,7 +243,9 @@ impl Work {
         // In a last wave that is not full, memory is not either.
         let wave = if rounds > 1.0 { 1.0 + m.wave * (rounds.ceil() / rounds - 1.0) } else { 1.0 };
         let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * wave;
-        let cache = w.sectors * w.instances / (m.cache * machine.rates.bandwidth / 1e6);
+        // A store takes as long for a part of a cache line as for all of it. What a window loads for each of its results takes longer.
+        let written = if facts.window { 0.0 } else { w.written / m.stores };
+        let cache = (w.sectors / m.cache).max(written) * w.instances / (machine.rates.bandwidth / 1e6);
         let l1 = w.lines * w.instances * m.line / (used * cycles);
         let dispatch = m.dispatch * w.instances * w.blocks;
         // Each block of a cluster sends its partial results to all.

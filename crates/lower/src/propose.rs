@@ -8,18 +8,23 @@ use crate::nest::Nest;
 use crate::price::{Price, Work};
 use crate::rows::RowPlan;
 use crate::{schedule, unroll, wide_rows};
+use invariant::{is_invariant, of_any_batch};
 use kiln_block::passes::layout::SMALL;
 use kiln_block::passes::persistent_rows;
 use kiln_machine::Machine;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 use std::rc::Rc;
 
+mod invariant;
 mod order;
 
 /// Warps of a block.
 const WARPS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Bytes of a tile that a thread holds of the widest element.
 const EACH: std::ops::RangeInclusive<usize> = 8..=256;
+/// Lanes along short rows, and elements of a row that a lane then has.
+const LANES: [usize; 3] = [4, 8, 16];
+const OF_LANE: std::ops::RangeInclusive<usize> = 8..=32;
 /// Elements of a tile that one block holds at most.
 const TILE: usize = 16384;
 
@@ -128,48 +133,6 @@ fn strip(schedule: &Schedule) -> Option<Axis> {
         Some(Step::Split(axis @ Axis::Kept(_), _)) => Some(*axis),
         _ => None,
     }
-}
-
-/// Whether the order in which rows are combined depends on the length of rows, and on the extent of the axis of strips alone: an instance
-/// has one row of others, all of it.
-fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
-    let strip = strip(schedule);
-    let alone = |s: &Step| match s {
-        Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(..) | Step::Widen(..) => false,
-        // They change no order, but whether there are rows to prefetch, or more than the L2 cache has, depends on their number, and with it what is
-        // cheapest.
-        Step::Prefetch(_) | Step::Reverse(_) => false,
-        Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
-        _ => true,
-    };
-    nest.machine.contract.batch_invariant && schedule.steps.iter().all(alone)
-}
-
-/// The nest with so many rows as keep any machine busy, for a batch-invariant contract: what is chosen must not depend on their number.
-fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts {
-    let strip = strip(schedule);
-    let mut kept = facts.coords.iter().enumerate().filter(|c| !c.1.1).map(|c| c.0).enumerate();
-    let others: Vec<usize> =
-        kept.by_ref().filter(|(n, _)| strip != Some(Axis::Kept(*n as u8))).map(|(_, i)| i).collect();
-    let mut of = facts.clone();
-    let rows: usize = others.iter().map(|i| facts.coords[*i].0).product();
-    let many = machine.counted(rows);
-    of.bytes = (facts.bytes as f64 / rows.max(1) as f64 * many as f64) as u64;
-    match others.first() {
-        Some(first) => {
-            others.iter().for_each(|i| of.coords[*i].0 = 1);
-            of.coords[*first].0 = many;
-        }
-        None => {
-            of.coords.push((many, false));
-            for a in &mut of.accesses {
-                a.strides.push(Some(1 << 20));
-                a.within.push(usize::MAX);
-            }
-        }
-    }
-    of.compare();
-    of
 }
 
 /// How much of a tile a thread holds.
@@ -314,6 +277,10 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
                 steps.extend((high > 1).then_some(Step::Split(Axis::Kept(0), high)));
                 steps.push(Step::Split(Axis::Row, wide));
                 steps.extend(bind(warps, 1));
+                // Short rows: fewer lanes of each exchange less, and fewer of them are past its end.
+                let lanes = LANES.into_iter().filter(|n| high * n == 32 * warps && OF_LANE.contains(&(wide / n)));
+                let by_lane = lanes.map(|n| Schedule { steps: steps.clone() }.then(Step::Lanes(n)));
+                by_lane.for_each(|s| variants(nest, facts, s, all));
                 variants(nest, facts, Schedule { steps }, all);
             }
             for (cluster, warps) in clusters().flat_map(|c| [4, 8, 16].map(|w| (c, w))) {
@@ -439,12 +406,18 @@ fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], groups: &[usize], all: 
 }
 
 /// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes in flight without
-/// one, on all multiprocessors, unless they are of half types without masks.
+/// one, on all multiprocessors, unless they are of half types without masks. Blocks that exchange one number per row wait at a barrier of the
+/// cluster, with what they have stored; with two they wait for the numbers alone.
 fn gains(facts: &Facts, plan: &RowPlan) -> bool {
+    if facts.reductions < 2 {
+        return false;
+    }
+    // Warps of several rows would copy what these share more than once.
+    let several = plan.kept.iter().any(|c| c.block > 1);
     let along = |a: &Access, row: bool| facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 == row && *s != Some(0));
     let shared = facts.accesses.iter().any(|a| !a.store && along(a, true) && !along(a, false));
     let halves = facts.accesses.iter().all(|a| a.bytes <= 2);
-    shared || halves && plan.row.extent == plan.row.block
+    shared && !several || halves && !shared && plan.row.extent == plan.row.block
 }
 
 /// Bytes of shared memory of a persistent block with tiles of so many elements: what it reads of its rows, and of operands that rows share, but

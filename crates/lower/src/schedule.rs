@@ -44,6 +44,8 @@ pub struct Tiled {
     /// Neighbours along the last axis that a thread holds, and its most registers.
     pub vector: Option<usize>,
     pub registers: Option<usize>,
+    /// Lanes of a warp along the row.
+    pub lanes: Option<usize>,
 }
 
 impl Tiled {
@@ -84,7 +86,7 @@ pub fn tiles(nest: &Nest, schedule: &Schedule) -> bool {
 fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
     let (mut space, mut names) = nest.named();
     let mut split: Vec<(Axis, usize)> = vec![];
-    let (mut warps, mut cluster, mut vector, mut registers) = (1, 1, None, None);
+    let (mut warps, mut cluster, mut vector, mut registers, mut lanes) = (1, 1, None, None, None);
     for step in &schedule.steps {
         let refuse = |why: String| refusal(nest, step, why);
         let find = |names: &[(Axis, CoordId)], axis: Axis| {
@@ -143,6 +145,20 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                 vector = Some(*n);
             }
             Step::Vector(_) => return Err(refuse(format!("a thread of a GPU holds 1 to {VECTOR}, a power of two"))),
+            Step::Lanes(n) if n.is_power_of_two() && *n < 32 && nest.machine.arch.is_gpu() => {
+                let rows = match split[..] {
+                    [(Axis::Kept(_), rows), (Axis::Row, _)] => rows,
+                    _ => return Err(refuse("the tile is not one of several rows".into())),
+                };
+                if rows < 32 / n {
+                    return Err(refuse(format!(
+                        "the other lanes of a warp are of {} rows; the tile has {rows}",
+                        32 / n
+                    )));
+                }
+                lanes = Some(*n);
+            }
+            Step::Lanes(_) => return Err(refuse("of a GPU's 32 lanes 1 to 16 are along a row, a power of two".into())),
             Step::Registers(n) => {
                 let most = nest.machine.limits.registers_per_thread;
                 if most == 0 {
@@ -174,7 +190,18 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
         }
     }
     let scene = Rc::default();
-    Ok(Tiled { space, scene, kept, row, rank: split.len(), warps: warps * cluster, blocks: cluster, vector, registers })
+    Ok(Tiled {
+        space,
+        scene,
+        kept,
+        row,
+        rank: split.len(),
+        warps: warps * cluster,
+        blocks: cluster,
+        vector,
+        registers,
+        lanes,
+    })
 }
 
 pub fn no_axis(nest: &Nest, axis: Axis) -> String {
@@ -348,7 +375,7 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
         return Ok(Emitted::step(step));
     }
     let plan = row_plan(nest, schedule, &mut tiled)?;
-    let registers = tiled.registers;
+    let (registers, lanes) = (tiled.registers, tiled.lanes);
     let mut scene = (*tiled.scene).clone();
     let mut out = replicate::copied(nest.name, &plan, &mut scene, scratch);
     let alone = nest.machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
@@ -357,7 +384,12 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
     if alone {
         emitted.steps.iter_mut().for_each(|step| forget_alignment(step, row));
     }
-    emitted.steps.iter_mut().for_each(|step| limit_registers(step, registers));
+    for step in &mut emitted.steps {
+        limit_registers(step, registers);
+        if let Work::Block { code, .. } = step {
+            code.lanes = lanes;
+        }
+    }
     out.scratch.extend(emitted.scratch);
     out.steps.extend(emitted.steps);
     Ok(out)
@@ -365,8 +397,8 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
 
 /// Whether a step shapes the tile, or the block that computes it.
 fn shapes(step: &Step) -> bool {
-    use Step::{Cluster, Fuse, Registers, Split, Vector, Warps};
-    matches!(step, Fuse(_) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Registers(_))
+    use Step::{Cluster, Fuse, Lanes, Registers, Split, Vector, Warps};
+    matches!(step, Fuse(_) | Split(..) | Warps(_) | Cluster(_) | Vector(_) | Lanes(_) | Registers(_))
 }
 
 pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {

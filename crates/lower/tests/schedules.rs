@@ -206,6 +206,30 @@ fn threads_hold_rows_of_windows() {
     }
 }
 
+/// Fewer lanes along short rows: results of norms, sums and scans, staged or not, and what does not fit.
+#[test]
+fn lanes_along_short_rows() {
+    let softmax = "graph k(%a: f16[77,71]) { %y = log_softmax %a axis=1\n return %y }";
+    let norm = "graph k(%a: f32[9,10,140], %g: f32[140]) { %y = rms_norm %a, %g eps=1e-6\n return %y }";
+    let scan = "graph k(%a: f32[67,133]) { %y = scan.sum %a axis=1\n return %y }";
+    for (graph, kind) in [(softmax, KernelKind::Reduction), (norm, KernelKind::Reduction), (scan, KernelKind::Scan)] {
+        let count = compute(graph, kind, Arch::Sm90a, |s| matches!(s, Step::Lanes(_)), 6);
+        assert!(count > 0, "{graph}");
+    }
+    for (arch, schedule, why) in [
+        (Arch::Sm90a, "split i0 4; split r 128; bind warp 1; bind lane 4", "are of 8 rows; the tile has 4"),
+        (Arch::Sm90a, "split r 128; bind warp 1; bind lane 8", "not one of several rows"),
+        (Arch::Sm90a, "split i0 8; split r 128; bind warp 1; bind lane 32", "1 to 16 are along a row"),
+        (Arch::Sm90a, "split i0 8; split r 128; bind warp 1; bind lane 6", "a power of two"),
+        (Arch::Cpu, "split i0 8; split r 128; bind lane 8", "of a GPU"),
+    ] {
+        let mut k = kernel(KernelKind::Reduction, softmax.parse::<Graph>().expect("a graph"));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let e = lower_at(&k, arch.machine()).expect_err(schedule).to_string();
+        assert!(e.contains("`bind lane ") && e.contains(why), "{schedule}: {e}");
+    }
+}
+
 /// Neighbours that share what windows read: results, what is shared, and what does not fit.
 #[test]
 fn threads_compute_neighbours_of_windows() {

@@ -23,6 +23,8 @@ pub struct Nests {
     pub bandwidth: f64,
     /// Bandwidth of the L2 cache, relative to the same.
     pub cache: f64,
+    /// Rate at which it takes stores, each as the whole cache lines that it touches, relative to the same.
+    pub stores: f64,
     /// How much faster memory is where everything fits the L2 cache, and the share of the cache that counts for it.
     pub warm: f64,
     /// The share.

@@ -133,6 +133,8 @@ pub enum Step {
     Cluster(usize),
     /// `bind vector 8`: a thread holds 8 neighbours along the axis that is contiguous in memory, where alignment alone would give it fewer.
     Vector(usize),
+    /// `bind lane 8`: 8 lanes of a warp are along a row, and the others have other rows of the tile.
+    Lanes(usize),
     /// `registers 64`: most registers of a thread, so that blocks of several instances are resident; what does not fit is kept in memory.
     Registers(usize),
     /// `split-reduce r 16`: so many instances share a row; a second launch combines their partial results.
@@ -196,6 +198,7 @@ impl fmt::Display for Step {
             Step::Warps(n) => write!(f, "bind warp {n}"),
             Step::Cluster(n) => write!(f, "bind cluster {n}"),
             Step::Vector(n) => write!(f, "bind vector {n}"),
+            Step::Lanes(n) => write!(f, "bind lane {n}"),
             Step::Registers(n) => write!(f, "registers {n}"),
             Step::SplitReduce(axis, n) => write!(f, "split-reduce {axis} {n}"),
             Step::LookBack(axis, 1) => write!(f, "look-back {axis}"),
@@ -226,7 +229,7 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; bind lane N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
                      tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
@@ -278,6 +281,7 @@ impl FromStr for Step {
             ["bind", "warp", n] => Ok(Step::Warps(number(n)?)),
             ["bind", "cluster", n] => Ok(Step::Cluster(number(n)?)),
             ["bind", "vector", n] => Ok(Step::Vector(number(n)?)),
+            ["bind", "lane", n] => Ok(Step::Lanes(number(n)?)),
             ["registers", n] => Ok(Step::Registers(number(n)?)),
             ["split-reduce", axis, n] => on(Step::SplitReduce, axis, n),
             ["look-back", axis] => Ok(Step::LookBack(axis.parse()?, 1)),
@@ -403,6 +407,7 @@ mod tests {
             "fuse i0,i1; split i0 64; split i2 8; bind warp 2; bind vector 8",
             "unroll i1 4; fuse i0,i1,i2; split i0 512; bind warp 4; bind vector 4",
             "split r 8192; bind warp 8; bind cluster 4; registers 64",
+            "split i0 16; split r 128; bind warp 4; bind lane 8; stage rows shared",
             "split r 8192; bind warp 8; look-back r",
             "split r 512; split i0 32; bind warp 16; registers 64; look-back r 32",
             "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
@@ -424,7 +429,7 @@ mod tests {
             ("split i0 8,", "`8,` in the step"),
             ("fuse i0", "fewer than two axes"),
             ("split i0 8;", "`` is not a step"),
-            ("bind lane 32", "`bind lane 32` is not a step"),
+            ("bind thread 32", "`bind thread 32` is not a step"),
             ("fma 64x0x32", "`0` in the step"),
             ("fma", "`fma` is not a step"),
             ("tensor-core dmma 64x64x32", "is not a step"),

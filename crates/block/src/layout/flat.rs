@@ -2,6 +2,9 @@
 use super::Layout;
 use std::ops::Range;
 
+/// Bits of a lane's number.
+const LANE_BITS: usize = 5;
+
 /// Bits of an element's number in a block of this shape.
 pub fn bits_of(shape: &[usize]) -> usize {
     shape.iter().map(|n| n.trailing_zeros() as usize).sum()
@@ -113,25 +116,41 @@ impl Flat {
     /// registers, over the axes in `order` (fastest first). Warps take bits of axes outside `reduced` first, so that
     /// reductions along `reduced` stay within a warp.
     pub fn blocked(shape: &[usize], order: &[usize], vector: usize, warp_bits: usize, reduced: &[usize]) -> Flat {
+        Flat::blocked_by(shape, order, (vector, LANE_BITS), warp_bits, reduced)
+    }
+    /// The same with at most 2^`along` lanes along `order[0]`, as far as other axes have elements for the rest.
+    pub fn blocked_by(
+        shape: &[usize],
+        order: &[usize],
+        (vector, along): (usize, usize),
+        warp_bits: usize,
+        reduced: &[usize],
+    ) -> Flat {
         let axis_of = |bit: u8| (0..shape.len()).find(|a| axis_bits(shape, *a).contains(&bit)).unwrap_or(0);
         let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
         let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
         let first = (vector.max(1).ilog2() as usize).min(fastest);
         let mut registers: Vec<u8> = bits.drain(..first).collect();
-        let mut lanes: Vec<Option<u8>> = bits.drain(..bits.len().min(5)).map(Some).collect();
+        let mut lanes = take_lanes(&mut bits, fastest - first, along);
         let mut warps = vec![];
         for _ in 0..warp_bits {
             let at = bits.iter().position(|b| !reduced.contains(&axis_of(*b))).or((!bits.is_empty()).then_some(0));
             warps.push(at.map(|i| bits.remove(i)));
         }
-        lanes.resize(5, None);
+        lanes.resize(LANE_BITS, None);
         registers.extend(bits);
         Flat { registers, lanes, warps }
     }
     /// As [`Flat::blocked`], for a scan along `axis`: a thread holds consecutive elements of the axis, as far as vector
     /// accesses allow, and warps hold what is furthest apart. So threads and warps exchange totals rather than
     /// elements.
-    pub fn scanned(shape: &[usize], order: &[usize], vector: usize, warp_bits: usize, axis: usize) -> Flat {
+    pub fn scanned(
+        shape: &[usize],
+        order: &[usize],
+        (vector, along): (usize, usize),
+        warp_bits: usize,
+        axis: usize,
+    ) -> Flat {
         let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
         let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
         let first = (vector.max(1).ilog2() as usize).min(fastest);
@@ -142,8 +161,9 @@ impl Flat {
             registers.extend(own.clone().take(spare));
             bits.retain(|b| !registers.contains(b));
         }
-        let mut lanes: Vec<Option<u8>> = bits.drain(..bits.len().min(5)).map(Some).collect();
-        lanes.resize(5, None);
+        let fastest = if order.first() == Some(&axis) { fastest - first } else { bits.len() };
+        let mut lanes = take_lanes(&mut bits, fastest, along);
+        lanes.resize(LANE_BITS, None);
         let mut warps: Vec<Option<u8>> = vec![];
         for _ in 0..warp_bits {
             let at = bits.iter().position(|b| !own.contains(b)).or(bits.len().checked_sub(1));
@@ -167,6 +187,18 @@ impl Flat {
             warps: self.warps.iter().map(|b| basis(*b)).collect(),
         }
     }
+}
+
+/// Takes the bits of a warp's lanes: at most `along` of the first `fastest` bits, then those behind them, then what is left.
+fn take_lanes(bits: &mut Vec<u8>, fastest: usize, along: usize) -> Vec<Option<u8>> {
+    let own = fastest.min(along).min(LANE_BITS).min(bits.len());
+    let mut lanes: Vec<u8> = bits.drain(..own).collect();
+    let others = (fastest - own).min(bits.len());
+    let more = (bits.len() - others).min(LANE_BITS - own);
+    lanes.extend(bits.drain(others..others + more));
+    let rest = bits.len().min(LANE_BITS - lanes.len());
+    lanes.extend(bits.drain(..rest));
+    lanes.into_iter().map(Some).collect()
 }
 
 /// Pairs (bit of the operand, bit of the result) of a permutation of axes.
@@ -218,14 +250,14 @@ mod tests {
             (vec![512, 16], vec![1, 0], 1, 0),
             (vec![16, 4], vec![1, 0], 1, 0),
         ] {
-            let flat = Flat::scanned(&shape, &order, v, 2, axis);
+            let flat = Flat::scanned(&shape, &order, (v, LANE_BITS), 2, axis);
             let n: usize = shape.iter().product();
             check_covers(&flat, n, if n < 128 { 128 / n } else { 1 });
         }
-        let across = Flat::scanned(&[256, 32], &[1, 0], 4, 2, 0);
+        let across = Flat::scanned(&[256, 32], &[1, 0], (4, LANE_BITS), 2, 0);
         assert_eq!(across.registers, [0, 1, 5, 6, 7, 8], "four columns of sixteen rows");
         assert_eq!(across.warps, [Some(12), Some(11)]);
-        let along = Flat::scanned(&[2048], &[0], 4, 2, 0);
+        let along = Flat::scanned(&[2048], &[0], (4, LANE_BITS), 2, 0);
         assert_eq!((&along.registers[..], &along.warps[..]), (&[0, 1, 7, 8][..], &[Some(10), Some(9)][..]));
     }
 

@@ -144,6 +144,9 @@ impl Parser {
         if self.eat_word("vector") {
             self.k.vector = Some(self.integer("the neighbours that a thread holds")?);
         }
+        if self.eat_word("lanes") {
+            self.k.lanes = Some(self.integer("the lanes along the contiguous axis")?);
+        }
         if self.eat_word("registers") {
             self.k.registers = Some(self.integer("the registers of a thread")?);
         }

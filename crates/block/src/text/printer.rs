@@ -27,6 +27,9 @@ pub fn print(k: &Kernel) -> String {
     if let Some(n) = k.vector {
         p.put(&format!(" vector {n}"));
     }
+    if let Some(n) = k.lanes {
+        p.put(&format!(" lanes {n}"));
+    }
     if let Some(n) = k.registers {
         p.put(&format!(" registers {n}"));
     }

@@ -137,7 +137,7 @@ impl<'c> Gen<'c, '_> {
         numbered.iter().enumerate().for_each(|(n, bit)| to[*bit] = 1 << n);
         let to = self.threads.sum(&self.e, &to)?.value(&self.e, &mut self.memo)?;
         let when = self.threads.first(&self.e, rest.iter().map(|bit| 1i64 << bit).sum())?;
-        let places = Places::of(slice, bits, count);
+        let places = Places::of(slice, bits, count, elems[0].bytes());
         let weight = |b: Option<u8>| b.map_or(0, |b| places.element << b);
         let rank = self.threads.rank(own).into_iter().map(|w| w * places.sharer);
         let mine: Vec<i64> = slice.threads().take(own).map(weight).chain(rank).collect();

@@ -1,5 +1,4 @@
-//! Reads and combines partial results of a reduction, which lie side by side in shared memory for each element of the
-//! result.
+//! Reads and combines partial results of a reduction, which lie in shared memory.
 use super::emit::Res;
 use super::exchange::Placement;
 use super::r#gen::Gen;
@@ -27,12 +26,13 @@ impl<'c> Gen<'c, '_> {
         sharers: usize,
         starts: &[usize],
     ) -> Res<Vec<Part<'c>>> {
-        let places = Places::of(slice, bits, sharers);
+        let places = Places::of(slice, bits, sharers, elems[0].bytes());
         let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| places.element << b)).collect();
         let registers = slice.per_thread();
         // Lanes may take one partial result each if they do not already distinguish elements of the result.
         let lanes = sharers.ilog2() as usize;
-        let by_lane = (8..=32).contains(&sharers) && registers == 1 && element[..lanes].iter().all(|w| *w == 0);
+        let alone = registers == 1 && element[..lanes].iter().all(|w| *w == 0);
+        let by_lane = (8..=32).contains(&sharers) && places.sharer == 1 && alone;
         if !by_lane && registers * sharers > READS {
             return self.collect_shared_out(op, elems, slice, bits, sharers, starts);
         }
@@ -42,15 +42,9 @@ impl<'c> Gen<'c, '_> {
             let lane = |i: usize| if by_lane && i < lanes { 1 << i } else { 0 };
             let weights: Vec<i64> = element.iter().enumerate().map(|(i, w)| w + lane(i)).collect();
             let at = self.byte_offset(&weights, *elem)?;
-            for (r, slots) in all.iter_mut().enumerate() {
-                if places.sharer == 1 {
-                    self.read_partials(at, start + slice.register(r) * sharers * elem.bytes(), *elem, slots)?;
-                    continue;
-                }
-                for (n, slot) in slots.iter_mut().enumerate() {
-                    let place = start + n * places.sharer as usize * elem.bytes();
-                    self.read_partials(at, place, *elem, std::slice::from_mut(slot))?;
-                }
+            for (i, run) in all.chunks_mut(places.run).enumerate() {
+                let first = start + places.of_element(slice.register(i * places.run)) * elem.bytes();
+                self.read_partials(at, first, (places, *elem), run)?;
             }
         }
         let mut out = vec![];
@@ -70,8 +64,10 @@ impl<'c> Gen<'c, '_> {
         sharers: usize,
         starts: &[usize],
     ) -> Res<Vec<Part<'c>>> {
+        let places = Places::of(slice, bits, sharers, elems[0].bytes());
         let own = 5 + self.own_warp_bits();
-        let lanes = sharers.min(32);
+        // Lanes of an element: one where those of a warp read what a sharer has.
+        let lanes = if places.sharer == 1 { sharers.min(32) } else { 1 };
         let (low, each) = (lanes.ilog2() as usize, sharers / lanes);
         let together = (1usize << bits).min(1 << (own - low));
         // Bits of the thread number: lanes of one element, then elements, then replicas.
@@ -84,19 +80,29 @@ impl<'c> Gen<'c, '_> {
             };
             (0..own).map(weight).collect()
         };
-        let idle = ((1i64 << own) - 1) & !(((together << low) - 1) as i64) | (lanes as i64 - 1);
+        let replicas = ((1i64 << own) - 1) & !(((together << low) - 1) as i64);
         for first in (0..1usize << bits).step_by(together) {
+            let after = self.new_block("results");
+            let only = |g: &mut Self, idle: i64| -> Res<()> {
+                let (when, then) = (g.threads.first(&g.e, idle)?, g.new_block("result"));
+                g.e.b.build_conditional_branch(when, then, after)?;
+                g.e.b.position_at_end(then);
+                Ok(())
+            };
+            if lanes == 1 {
+                only(self, replicas)?;
+            }
             let mut slots: Vec<Part<'c>> = vec![vec![]; each];
             for (elem, start) in elems.iter().zip(starts) {
-                let at = self.byte_offset(&weights(each as i64, sharers as i64), *elem)?;
-                self.read_partials(at, start + first * sharers * elem.bytes(), *elem, &mut slots)?;
+                let at = self.byte_offset(&weights(each as i64, places.element), *elem)?;
+                let from = start + places.of_element(first) * elem.bytes();
+                self.read_partials(at, from, (places, *elem), std::slice::from_mut(&mut slots))?;
             }
             let part = self.combine_all(op, elems, slots)?;
             let part = self.over_lanes(op, elems, part, low)?;
-            let when = self.threads.first(&self.e, idle)?;
-            let (then, after) = (self.new_block("result"), self.new_block("results"));
-            self.e.b.build_conditional_branch(when, then, after)?;
-            self.e.b.position_at_end(then);
+            if lanes > 1 {
+                only(self, replicas | (lanes as i64 - 1))?;
+            }
             for (v, (elem, start)) in part.iter().zip(elems.iter().zip(starts)) {
                 let at = self.byte_offset(&weights(0, 1), *elem)?;
                 let ptr = self.shared_at(at, start + ((sharers << bits) + first) * elem.bytes())?;
@@ -115,13 +121,20 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// Appends to each slot the next value from `at + start` on.
-    fn read_partials(&mut self, at: IntValue<'c>, start: usize, elem: Elem, slots: &mut [Part<'c>]) -> Res<()> {
-        let vector = slots.len().min(16 / elem.bytes());
-        for first in (0..slots.len()).step_by(vector) {
-            let ptr = self.shared_at(at, start + first * elem.bytes())?;
-            for (i, v) in self.shared_load(ptr, vector, elem)?.into_iter().enumerate() {
-                slots[first + i].push(v);
+    /// Appends to the slots of each of a run of elements the value of the next sharer, from `at + start` on.
+    fn read_partials(
+        &mut self,
+        at: IntValue<'c>,
+        start: usize,
+        (places, elem): (Places, Elem),
+        run: &mut [Vec<Part<'c>>],
+    ) -> Res<()> {
+        let sharers = run.first().map_or(0, Vec::len);
+        let vector = if places.sharer == 1 { sharers.min(16 / elem.bytes()) } else { 1 };
+        for first in (0..sharers).step_by(vector) {
+            let ptr = self.shared_at(at, start + first * places.sharer as usize * elem.bytes())?;
+            for (i, v) in self.shared_load(ptr, vector * run.len(), elem)?.into_iter().enumerate() {
+                run[i / vector][first + i % vector].push(v);
             }
         }
         Ok(())

@@ -72,6 +72,10 @@ impl Placement {
     /// Shared-memory passes that one warp takes to access the whole block in this layout.
     pub fn cost(&self, flat: &Flat, bytes: usize) -> usize {
         let n = self.vector(flat, bytes);
+        self.passes(flat, n, bytes) * flat.per_thread() / n
+    }
+    /// Passes of a warp whose lanes access `n` elements from their first one on.
+    pub fn passes(&self, flat: &Flat, n: usize, bytes: usize) -> usize {
         let lanes = (128 / (n * bytes)).clamp(1, 32);
         let mut passes = 0;
         for group in (0..32).step_by(lanes) {
@@ -87,7 +91,7 @@ impl Placement {
             words.iter().for_each(|w| banks[w % 32] += 1);
             passes += banks.iter().max().copied().unwrap_or(1);
         }
-        passes * flat.per_thread() / n
+        passes
     }
     /// The cheapest of a few placements for writing in one layout and reading in another.
     pub fn best(from: &Flat, to: &Flat, bits: usize, bytes: usize) -> Placement {

@@ -196,15 +196,17 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Part<'c>>> {
         let sharers = 1usize << crossing.len();
         let starts = self.partials(elems, bits, sharers, slice.per_thread())?;
-        let places = Places::of(slice, bits, sharers);
+        let places = Places::of(slice, bits, sharers, elems[0].bytes());
         let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| places.sharer << n);
         let element = |b: Option<u8>| b.map_or(0, |b| places.element << b);
         let own: Vec<i64> = slice.threads().map(element).enumerate().map(|(i, w)| w + slot(i)).collect();
         for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
             let at = self.byte_offset(&own, *elem)?;
-            for (r, p) in parts.iter().enumerate() {
-                let ptr = self.shared_at(at, start + places.of_element(slice.register(r)) * elem.bytes())?;
-                self.shared_store(ptr, &[p[n]], *elem)?;
+            for (i, run) in parts.chunks(places.run).enumerate() {
+                let place = places.of_element(slice.register(i * places.run));
+                let ptr = self.shared_at(at, start + place * elem.bytes())?;
+                let values: Vec<Val<'c>> = run.iter().map(|p| p[n]).collect();
+                self.shared_store(ptr, &values, *elem)?;
             }
         }
         self.filled()?;

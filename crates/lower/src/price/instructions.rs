@@ -10,6 +10,8 @@ const PROGRAM: f64 = 20.0;
 const ACCESS: f64 = 2.3;
 const CROSSING: f64 = 0.5;
 const GUARDED: f64 = 0.9;
+/// Of an element of a vector with bounds of its own: by count in the programs of three concatenations.
+const MASKED: f64 = 4.0;
 /// For a loaded word of half types: its elements are taken apart.
 const HALVES: f64 = 0.8;
 /// For what is counted in [`Facts::indices`]: most of it is shared between accesses, or known before.
@@ -37,7 +39,8 @@ impl Work {
         let steps = w.passes * w.trips;
         let mut access = ACCESS + if w.crosses { CROSSING } else { 0.0 };
         access += if facts.guards > 0 { GUARDED } else { 0.0 };
-        let mut own = PROGRAM + w.arithmetic + INDEX * w.indices + MOVED * w.moved + PACKED * w.packed;
+        let mut own =
+            PROGRAM + w.arithmetic + INDEX * w.indices + MOVED * w.moved + PACKED * w.packed + MASKED * w.masked;
         own += if w.halves { HALVES * w.words } else { 0.0 };
         let scans = facts.scans as f64;
         let reductions = facts.reductions as f64 + scans * w.trips;

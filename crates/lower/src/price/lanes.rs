@@ -4,6 +4,8 @@ use crate::facts::{Access, Facts, SECTOR};
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 128;
+/// Bytes that memory reads or writes at once.
+const GRAIN: f64 = 64.0;
 
 /// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one fastest.
 pub(super) fn places(facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
@@ -42,25 +44,49 @@ pub(super) fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
     touched.len() as f64
 }
 
-/// Sectors that a store of so many bytes at each of these places touches, where addresses are multiples of `align`.
-pub(super) fn sectors(access: &Access, places: &[Vec<i64>], bytes: usize, align: usize) -> f64 {
+/// Sectors and cache lines that a store of so many bytes at each of these places touches, where addresses are multiples of `align`.
+pub(super) fn written(access: &Access, places: &[Vec<i64>], bytes: usize, align: usize) -> [f64; 2] {
     let starts = starts(access, places);
     let near = |pair: &[i64]| pair[1] < pair[0] + bytes as i64 + SECTOR as i64;
-    let count = |run: &[i64]| of_run((run[run.len() - 1] - run[0]) as usize + bytes, align);
     let mut from = 0;
-    let mut sum = 0.0;
+    let mut sum = [0.0; 2];
     for at in 1..=starts.len() {
         if at == starts.len() || !near(&starts[at - 1..=at]) {
-            sum += count(&starts[from..at]);
+            let length = (starts[at - 1] - starts[from]) as usize + bytes;
+            sum[0] += of_run(length, align);
+            sum[1] += lines_of_run(length, align);
             from = at;
         }
     }
     sum
 }
 
+/// Passes of shared memory in which a warp reads an element a lane of rows of `row` elements that follow each other, with 2^`along` lanes
+/// along each.
+pub(super) fn passes(row: usize, along: u32, bytes: usize) -> f64 {
+    let word = |lane: usize| ((lane >> along) * row + lane % (1 << along)) * bytes / 4;
+    let mut words: Vec<usize> = (0..32).map(word).collect();
+    words.dedup();
+    let of_bank = |bank: usize| words.iter().filter(|w| **w % 32 == bank).count();
+    (0..32).map(of_bank).max().unwrap_or(1) as f64
+}
+
 /// Sectors of so many bytes in a row that start at any multiple of `align`.
 pub(super) fn of_run(bytes: usize, align: usize) -> f64 {
     1.0 + (bytes as f64 - align as f64).max(0.0) / SECTOR as f64
+}
+
+/// Bytes that memory moves for a store of them: it reads what it writes a part of.
+pub(super) fn moved(bytes: usize, align: usize) -> f64 {
+    GRAIN + (bytes as f64 - align as f64).max(0.0)
+}
+
+/// Cache lines of them; whole sectors are taken to start at a line.
+pub(super) fn lines_of_run(bytes: usize, align: usize) -> f64 {
+    match align < SECTOR {
+        true => 1.0 + (bytes as f64 - align as f64).max(0.0) / LINE as f64,
+        false => (bytes as f64 / LINE as f64).ceil(),
+    }
 }
 
 #[cfg(test)]
@@ -71,6 +97,14 @@ mod tests {
     /// 32 lanes, so many elements from each other.
     fn lanes(apart: i64) -> Vec<Vec<i64>> {
         (0..32).map(|lane| vec![lane * apart]).collect()
+    }
+
+    #[test]
+    fn staged_rows_meet_in_banks() {
+        assert_eq!(passes(255, 5, 2), 1.0, "a row of its own");
+        assert_eq!(passes(255, 3, 2), 4.0, "four rows, 127.5 words apart");
+        assert_eq!(passes(72, 3, 4), 1.0, "four rows, 8 words apart in the banks");
+        assert_eq!(passes(64, 2, 4), 8.0, "eight rows at the same banks");
     }
 
     #[test]
@@ -91,11 +125,15 @@ mod tests {
             like: 0,
             within_like: 0,
         };
-        assert_eq!(sectors(&access, &lanes(8), 16, 32), 16.0, "vectors of 16 bytes");
-        assert_eq!(sectors(&access, &lanes(1), 2, 32), 2.0, "neighbouring elements");
-        assert_eq!(sectors(&access, &lanes(1), 2, 2), 1.0 + 62.0 / 32.0, "at any even address");
-        assert_eq!(sectors(&access, &lanes(8), 2, 32), 1.0 + (31.0 * 16.0 + 2.0 - 32.0) / 32.0, "one of 8 elements");
-        assert_eq!(sectors(&access, &lanes(1000), 2, 32), 32.0);
+        assert_eq!(written(&access, &lanes(8), 16, 32), [16.0, 4.0], "vectors of 16 bytes");
+        assert_eq!(written(&access, &lanes(1), 2, 32), [2.0, 1.0], "neighbouring elements");
+        assert_eq!(written(&access, &lanes(1), 2, 2), [1.0 + 62.0 / 32.0, 1.0 + 62.0 / 128.0], "at any even address");
+        assert_eq!(
+            written(&access, &lanes(8), 2, 32),
+            [1.0 + (31.0 * 16.0 + 2.0 - 32.0) / 32.0, 4.0],
+            "one of 8 elements"
+        );
+        assert_eq!(written(&access, &lanes(1000), 2, 32), [32.0, 32.0]);
         assert_eq!(
             (lines(&access, &lanes(8)), lines(&access, &lanes(1)), lines(&access, &lanes(1000))),
             (4.0, 1.0, 32.0)

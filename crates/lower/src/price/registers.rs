@@ -1,6 +1,7 @@
 //! Registers of a thread: what ptxas allocates, and what it keeps in memory.
 use super::{WARP, Work};
 use crate::facts::Facts;
+use crate::row_loop::look_back;
 use kiln_plan::Hardware;
 
 impl Work {
@@ -10,8 +11,11 @@ impl Work {
         let long = facts.accesses.iter().any(|a| a.store && a.bytes > 4);
         if w.look_back.is_some() {
             // What is scanned stays in registers while others are waited for, in the type of the sums.
-            let columns = if w.tile > w.chunk { 20.0 + 0.19 * w.each } else { 0.0 };
-            return 20.0 + columns + if long { 4.1 } else { 1.26 } * w.each;
+            let rows = w.tile / w.chunk;
+            // Totals of columns that a thread waits for at once.
+            let totals = look_back::at_once(w.warps as usize, rows as usize) as f64 * rows / (WARP * w.warps);
+            let waits = if rows > 1.0 { 1.5 * totals - 7.0 } else { 0.0 };
+            return 20.0 + waits + if long { 4.1 } else { 1.3 } * w.each;
         }
         if facts.scans > 0 && !w.whole {
             let (base, each) = match (w.tile > w.chunk, w.halves) {

@@ -1,11 +1,14 @@
 //! What an instance of a schedule does: the elements, accesses and steps of a thread in the layout that code generation gives its tile.
-use super::lanes::{self, lines, of_run, places, sectors};
+use super::lanes::{self, lines, lines_of_run, of_run, places, written};
 use super::{Bit, Seen, WARP, Work, log2, windows};
 use crate::facts::instructions::quotient;
 use crate::facts::{Access, Facts, Instructions, SECTOR};
 use kiln_block::passes::layout::SMALL;
 use kiln_plan::{Axis, Schedule, Step};
 use std::collections::BTreeMap;
+
+/// Cache lines that take as long as a pass of shared memory.
+const PASS: f64 = 2.0;
 
 /// How accesses with some strides see a tile.
 #[derive(Clone, Copy)]
@@ -35,7 +38,7 @@ impl Work {
         }
         let mut splits: Vec<(Axis, usize)> = vec![];
         let (mut warps, mut blocks, mut parts) = (1usize, 1usize, 1usize);
-        let (mut peel, mut runs, mut bound) = (0usize, false, 1usize);
+        let (mut peel, mut runs, mut bound, mut lanes_along) = (0usize, false, 1usize, 5usize);
         let mut w = Work::default();
         for step in &schedule.steps {
             match step {
@@ -49,6 +52,7 @@ impl Work {
                 Step::Warps(n) => warps = *n,
                 Step::Cluster(n) => blocks = *n,
                 Step::Vector(n) => bound = *n,
+                Step::Lanes(n) => lanes_along = log2(*n) as usize,
                 Step::Registers(n) => w.limit = Some(*n as f64),
                 Step::SplitReduce(_, n) => parts = *n,
                 Step::LookBack(_, group) => w.look_back = Some(*group as f64),
@@ -194,8 +198,12 @@ impl Work {
             }
             let mut vector =
                 if of.along.is_some() { (align.min(16) / access.bytes).min(run as usize).max(1) } else { 1 };
-            if let Some((most, _)) = of.ends.filter(|(_, goes_on)| !goes_on || access.guarded) {
-                vector = vector.min(most);
+            let mut masked = false;
+            if let Some((most, goes_on)) = of.ends.filter(|(most, _)| vector > *most) {
+                match goes_on && !(access.guarded && facts.window) {
+                    true => masked = access.guarded,
+                    false => vector = most,
+                }
             }
             seen.push(Seen {
                 access,
@@ -207,7 +215,8 @@ impl Work {
                 vector: 1 << vector.ilog2(),
                 valid: of.valid,
                 lines: 0.0,
-                sectors: 0.0,
+                written: [0.0; 2],
+                masked,
                 again,
                 loads: None,
                 next: of.next,
@@ -255,7 +264,15 @@ impl Work {
             bits.retain(|b| !own.contains(b));
             registers.extend(own);
         }
-        let lanes: Vec<Bit> = bits.drain(..bits.len().min(5)).collect();
+        // Lanes along the fastest axis first, as far as they may be.
+        let along = bits.iter().filter(|b| Some(b.0) == fastest).count();
+        let own = along.min(lanes_along).min(5);
+        let mut lanes: Vec<Bit> = bits.drain(..own).collect();
+        let others = along - own;
+        let more = (bits.len() - others).min(5 - own);
+        lanes.extend(bits.drain(others..others + more));
+        let rest = bits.len().min(5 - lanes.len());
+        lanes.extend(bits.drain(..rest));
         let mut of_warps: Vec<Option<Bit>> = vec![];
         for _ in 0..log2(warps) {
             let other = bits.iter().position(|b| Some(b.0) != reduced);
@@ -315,13 +332,19 @@ impl Work {
         w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
         let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
         let places = places(facts, &coords, &lanes);
+        w.passes_of_rows = if runs && lanes_along < 5 {
+            let bytes = seen.iter().map(|s| s.access.bytes).max().unwrap_or(4);
+            lanes::passes(row, w.lanes, bytes)
+        } else {
+            1.0
+        };
         // Windows have many accesses that are alike.
         for n in 0..seen.len() {
             let like = seen[n].access.like;
             seen[n].lines = if like < n { seen[like].lines } else { lines(seen[n].access, &places) };
             if seen[n].access.store {
                 let vector = if seen[n].along == fastest { seen[n].vector.min(1 << first) } else { 1 };
-                seen[n].sectors = sectors(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
+                seen[n].written = written(seen[n].access, &places, vector * seen[n].access.bytes, seen[n].align);
             }
         }
         if let Some((axis, block)) = fastest.map(|f| &splits[f])
@@ -361,8 +384,12 @@ impl Work {
         if converted || run {
             vector = s.vector.min(16 / s.access.bytes.max(1)).max(1);
         }
+        if s.masked && vector > 1 {
+            self.masked += each * times;
+        }
         if run {
             self.packed += each * times;
+            self.lines += (self.passes_of_rows - 1.0) * PASS * each * times * self.warps;
         } else if converted {
             self.moved += each * times;
         }
@@ -389,14 +416,21 @@ impl Work {
             let of_warp = WARP * (vector * s.access.bytes) as f64;
             let each = if converted || run {
                 let length = length.min(of_warp);
-                of_warp / length * of_run(length as usize, s.align)
+                [of_run(length as usize, s.align), lines_of_run(length as usize, s.align)].map(|n| of_warp / length * n)
             } else {
-                s.sectors
+                s.written
             };
-            touched = touched.max(accesses / times * each * s.valid * s.access.share);
+            let [sectors, lines] = each.map(|n| accesses / times * n * s.valid * s.access.share);
+            touched = touched.max(sectors);
+            // Lines of computed positions are not known.
+            self.written += if s.access.gathered { 0.0 } else { lines * lanes::LINE as f64 * times };
         }
         self.sectors += touched * SECTOR as f64 * times;
-        let beside = spans * (of_run(length as usize, s.align) * SECTOR as f64 - length);
+        let whole = match store && s.align < SECTOR && length >= SECTOR as f64 {
+            true => lanes::moved(length as usize, s.align),
+            false => of_run(length as usize, s.align) * SECTOR as f64,
+        };
+        let beside = spans * (whole - length);
         if beside > 0.0 && s.next > 0.0 {
             self.shared.push((beside, s.next));
         }

@@ -18,6 +18,11 @@ pub fn warp_bits(k: &Kernel) -> usize {
     warps.max(1).ilog2() as usize
 }
 
+/// log2 of the lanes of a warp along the contiguous axis, at most.
+fn lane_bits(k: &Kernel) -> usize {
+    k.lanes.unwrap_or(32).ilog2() as usize
+}
+
 /// How warps share a tensor-core matmul, and whether its operands are 32 bits wide (tf32). `None`: computed on the FMA
 /// engine in the accumulator's layout.
 pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
@@ -119,14 +124,14 @@ impl Access {
         let across = !loops && !reduced.is_empty() && !reduced.contains(&self.axis);
         let each = shape.get(self.axis).map_or(0, |n| n >> (5 + warp_bits(k)));
         let vector = if across && each * self.bytes >= 4 { vector.min(each) } else { vector };
-        Flat::blocked(shape, &self.order(shape.len()), vector, warp_bits(k), reduced)
+        Flat::blocked_by(shape, &self.order(shape.len()), (vector, lane_bits(k)), warp_bits(k), reduced)
     }
     /// The layout of what is scanned along `axis`. Along the contiguous axis a thread takes whole vectors even if these
     /// are unaligned: such a load takes two accesses and a shift, and stores are converted ([`Access::scatters`]).
     pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
         let whole = (16 / self.bytes).min(self.run);
         let vector = if axis == self.axis { vector.max(width(k, shape, whole)) } else { vector };
-        Flat::scanned(shape, &self.order(shape.len()), vector, warp_bits(k), axis)
+        Flat::scanned(shape, &self.order(shape.len()), (vector, lane_bits(k)), warp_bits(k), axis)
     }
     /// Whether a store in this layout writes fewer than 8 bytes at a time although the thread holds more neighbouring
     /// elements, so that each access writes a part of many sectors.

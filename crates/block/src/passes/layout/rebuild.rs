@@ -232,8 +232,10 @@ impl Rebuild<'_> {
         let access = Access::of(self.old, self.facts, ptr);
         if access.suits(&flat, self.old.ty(ptr).shape()) { flat } else { self.preferred(ptr) }
     }
+    /// Whether what is stored is converted first. Blocks that share an instance exchange no elements.
     fn scatters(&self, ptr: Value, flat: &Flat) -> bool {
         Access::of(self.old, self.facts, ptr).scatters(flat, self.old.ty(ptr).shape())
+            && (self.old.blocks == 1 || self.preferred(ptr).warps == flat.warps)
     }
     fn preferred(&self, ptr: Value) -> Flat {
         let access = Access::of(self.old, self.facts, ptr);

@@ -112,6 +112,19 @@ fn short_columns_stay_with_their_thread() {
     assert_eq!(load, vec![Flat::blocked(&[8, 64], &[1, 0], 2, 0, &[0])], "two columns a thread, all of their rows");
 }
 
+/// With 8 lanes along a row, the others of a warp have three more rows.
+#[test]
+fn lanes_along_a_row() {
+    let flat = Flat::blocked_by(&[16, 128], &[1, 0], (1, 3), 2, &[1]);
+    let expected =
+        Flat { registers: vec![3, 4, 5, 6], lanes: [0, 1, 2, 7, 8].map(Some).into(), warps: [9, 10].map(Some).into() };
+    assert_eq!(flat, expected);
+    // A tile without more rows has all lanes along them.
+    assert_eq!(Flat::blocked_by(&[128], &[0], (1, 3), 1, &[0]), Flat::blocked(&[128], &[0], 1, 1, &[0]));
+    let scanned = Flat::scanned(&[16, 128], &[1, 0], (4, 3), 2, 1);
+    assert_eq!((scanned.registers, scanned.lanes), (vec![0, 1, 5, 6], [2, 3, 4, 7, 8].map(Some).into()));
+}
+
 /// Loads of aligned rows take 16 bytes a thread; rows of an odd length are stored element by element, by neighbouring lanes.
 #[test]
 fn scattered_stores_are_converted() {
