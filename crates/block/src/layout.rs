@@ -11,7 +11,7 @@
 mod flat;
 pub mod fragment;
 
-pub use flat::{Flat, axis_bits, bits_of};
+pub use flat::{Flat, LANE_BITS, axis_bits, bits_of, take_lanes};
 use serde::{Deserialize, Serialize};
 
 /// Coordinates that one bit adds, one number per axis: a power of two on one axis, zeros elsewhere. All zeros:

@@ -143,3 +143,16 @@ fn broken_arenas() {
     k.body.insts.push(Inst(7));
     assert!(verify(&k).unwrap_err().to_string().contains("does not exist"));
 }
+
+/// Lanes along an axis: read as they print, and a power of two of a warp's.
+#[test]
+fn lanes_along_an_axis() {
+    let source = |lanes: usize| format!("kernel @k() grid [1, 1, 1] warps 4 lanes {lanes} {{\n}}\n");
+    let k = parse(&source(8)).expect("parses");
+    assert_eq!((k.lanes, kiln_block::text::print(&k)), (Some(8), source(8)));
+    assert!(verify(&k).is_ok());
+    for wrong in [6, 64] {
+        let e = verify(&parse(&source(wrong)).expect("parses")).expect_err("is refused").to_string();
+        assert!(e.contains(&format!("{wrong} lanes along an axis; a power of two to 32")), "{e}");
+    }
+}

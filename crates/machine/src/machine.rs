@@ -184,6 +184,10 @@ impl Machine {
             there(all.iter().all(|n| *n > 0), "limits")?;
             there(self.rows.prefetch_distance > 0, "rows")?;
             there(self.nests.launch > 0.0 && self.nests.bandwidth > 0.0, "nests")?;
+            let rates = [("cache", self.nests.cache), ("stores", self.nests.stores)];
+            if let Some((what, _)) = rates.iter().find(|(_, rate)| !rate.is_finite() || *rate <= 0.0) {
+                return Err(MachineError::NotPositive(format!("nests: {what}")));
+            }
             there(self.gemm.mma.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
             there(self.attention.half > 0.0 && self.attention.single > 0.0, "attention")?;
         }
@@ -214,6 +218,7 @@ mod tests {
         };
         assert_eq!(wrong(|m| m.rates.bandwidth = 0.0), "rates: bandwidth is not positive");
         assert_eq!(wrong(|m| _ = m.rates.matrix.insert("bf16".into(), -1.0)), "rates: matrix bf16 is not positive");
+        assert_eq!(wrong(|m| m.nests.stores = 0.0), "nests: stores is not positive");
         assert_eq!(wrong(|m| m.units = Units::default()), "the description is for sm_90a but lacks units");
         assert_eq!(wrong(|m| m.limits.clusters.clear()), "the description is for sm_90a but lacks limits: clusters");
         assert_eq!(

@@ -133,7 +133,8 @@ pub enum Step {
     Cluster(usize),
     /// `bind vector 8`: a thread holds 8 neighbours along the axis that is contiguous in memory, where alignment alone would give it fewer.
     Vector(usize),
-    /// `bind lane 8`: 8 lanes of a warp are along a row, and the others have other rows of the tile.
+    /// `bind lane 8`: 8 lanes of a warp are along the axis that is contiguous in memory, the row of short rows, and the others have other rows
+    /// of the tile.
     Lanes(usize),
     /// `registers 64`: most registers of a thread, so that blocks of several instances are resident; what does not fit is kept in memory.
     Registers(usize),

@@ -3,7 +3,7 @@ use super::Layout;
 use std::ops::Range;
 
 /// Bits of a lane's number.
-const LANE_BITS: usize = 5;
+pub const LANE_BITS: usize = 5;
 
 /// Bits of an element's number in a block of this shape.
 pub fn bits_of(shape: &[usize]) -> usize {
@@ -131,7 +131,7 @@ impl Flat {
         let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
         let first = (vector.max(1).ilog2() as usize).min(fastest);
         let mut registers: Vec<u8> = bits.drain(..first).collect();
-        let mut lanes = take_lanes(&mut bits, fastest - first, along);
+        let mut lanes: Vec<Option<u8>> = take_lanes(&mut bits, fastest - first, along).into_iter().map(Some).collect();
         let mut warps = vec![];
         for _ in 0..warp_bits {
             let at = bits.iter().position(|b| !reduced.contains(&axis_of(*b))).or((!bits.is_empty()).then_some(0));
@@ -162,7 +162,7 @@ impl Flat {
             bits.retain(|b| !registers.contains(b));
         }
         let fastest = if order.first() == Some(&axis) { fastest - first } else { bits.len() };
-        let mut lanes = take_lanes(&mut bits, fastest, along);
+        let mut lanes: Vec<Option<u8>> = take_lanes(&mut bits, fastest, along).into_iter().map(Some).collect();
         lanes.resize(LANE_BITS, None);
         let mut warps: Vec<Option<u8>> = vec![];
         for _ in 0..warp_bits {
@@ -190,15 +190,15 @@ impl Flat {
 }
 
 /// Takes the bits of a warp's lanes: at most `along` of the first `fastest` bits, then those behind them, then what is left.
-fn take_lanes(bits: &mut Vec<u8>, fastest: usize, along: usize) -> Vec<Option<u8>> {
+pub fn take_lanes<T>(bits: &mut Vec<T>, fastest: usize, along: usize) -> Vec<T> {
     let own = fastest.min(along).min(LANE_BITS).min(bits.len());
-    let mut lanes: Vec<u8> = bits.drain(..own).collect();
+    let mut lanes: Vec<T> = bits.drain(..own).collect();
     let others = (fastest - own).min(bits.len());
     let more = (bits.len() - others).min(LANE_BITS - own);
     lanes.extend(bits.drain(others..others + more));
     let rest = bits.len().min(LANE_BITS - lanes.len());
     lanes.extend(bits.drain(..rest));
-    lanes.into_iter().map(Some).collect()
+    lanes
 }
 
 /// Pairs (bit of the operand, bit of the result) of a permutation of axes.

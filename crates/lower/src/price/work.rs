@@ -3,6 +3,7 @@ use super::lanes::{self, lines, lines_of_run, of_run, places, written};
 use super::{Bit, Seen, WARP, Work, log2, windows};
 use crate::facts::instructions::quotient;
 use crate::facts::{Access, Facts, Instructions, SECTOR};
+use kiln_block::layout::{LANE_BITS, take_lanes};
 use kiln_block::passes::layout::SMALL;
 use kiln_plan::{Axis, Schedule, Step};
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ impl Work {
         }
         let mut splits: Vec<(Axis, usize)> = vec![];
         let (mut warps, mut blocks, mut parts) = (1usize, 1usize, 1usize);
-        let (mut peel, mut runs, mut bound, mut lanes_along) = (0usize, false, 1usize, 5usize);
+        let (mut peel, mut runs, mut bound, mut lanes_along) = (0usize, false, 1usize, LANE_BITS);
         let mut w = Work::default();
         for step in &schedule.steps {
             match step {
@@ -264,15 +265,8 @@ impl Work {
             bits.retain(|b| !own.contains(b));
             registers.extend(own);
         }
-        // Lanes along the fastest axis first, as far as they may be.
         let along = bits.iter().filter(|b| Some(b.0) == fastest).count();
-        let own = along.min(lanes_along).min(5);
-        let mut lanes: Vec<Bit> = bits.drain(..own).collect();
-        let others = along - own;
-        let more = (bits.len() - others).min(5 - own);
-        lanes.extend(bits.drain(others..others + more));
-        let rest = bits.len().min(5 - lanes.len());
-        lanes.extend(bits.drain(..rest));
+        let lanes = take_lanes(&mut bits, along, lanes_along);
         let mut of_warps: Vec<Option<Bit>> = vec![];
         for _ in 0..log2(warps) {
             let other = bits.iter().position(|b| Some(b.0) != reduced);
@@ -332,7 +326,7 @@ impl Work {
         w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
         let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
         let places = places(facts, &coords, &lanes);
-        w.passes_of_rows = if runs && lanes_along < 5 {
+        w.passes_of_rows = if runs && lanes_along < LANE_BITS {
             let bytes = seen.iter().map(|s| s.access.bytes).max().unwrap_or(4);
             lanes::passes(row, w.lanes, bytes)
         } else {
