@@ -299,9 +299,11 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
                 let chunk = 32 * warps * per;
                 if chunk < n {
                     let base: Vec<Step> = [Step::Split(Axis::Row, chunk)].into_iter().chain(bind(warps, 1)).collect();
-                    all.push(Schedule { steps: base.clone() });
-                    for parts in slices(rows, n, chunk, machine) {
-                        all.push(Schedule { steps: base.clone() }.then(Step::SplitReduce(Axis::Row, parts)));
+                    let plain = Schedule { steps: base.clone() };
+                    for s in peeled(nest, &plain).map(|(s, ..)| s).into_iter().chain([plain]) {
+                        let slices = slices(rows, n, chunk, machine).into_iter();
+                        all.extend(slices.map(|parts| s.clone().then(Step::SplitReduce(Axis::Row, parts))));
+                        all.push(s);
                     }
                     looks_back(nest, facts, &base, &[1], all);
                 }
@@ -391,6 +393,14 @@ fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Rc<
     Some((plan, tiled.scene))
 }
 
+/// The same with peeled rows, if rows are unaligned.
+fn peeled<'m>(nest: &Nest<'m>, base: &Schedule) -> Option<(Schedule, RowPlan<'m>, Rc<Scene>)> {
+    [2, 4, 8].into_iter().find_map(|vector| {
+        let peeled = base.clone().then(Step::Peel(Axis::Row, vector));
+        fitting(nest, &peeled).map(|(plan, scene)| (peeled, plan, scene))
+    })
+}
+
 /// The same chunks, each an instance that waits for those before it; with sums of so many, and with so few registers that several blocks are
 /// resident.
 fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], groups: &[usize], all: &mut Vec<Schedule>) {
@@ -467,9 +477,7 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
         all.push(base.clone().then(Step::StageRows));
     }
     let mut some = vec![base.clone()];
-    for vector in [2, 4, 8] {
-        let peeled = base.clone().then(Step::Peel(Axis::Row, vector));
-        let Some((plan, scene)) = fits(&peeled) else { continue };
+    if let Some((peeled, plan, scene)) = peeled(nest, &base) {
         let copied = Some(peeled.clone().then(Step::StageOperands)).filter(|_| crate::replicate::shares(&plan, &scene));
         some.extend([peeled].into_iter().chain(copied));
     }

@@ -7,7 +7,7 @@ use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
 use crate::rows::{Emitted, RowPlan};
-use crate::tile::{Frame, loads, looped, open};
+use crate::tile::{Cut, Frame, loads, looped, open};
 use crate::unaligned::VECTOR;
 use acc::{Acc, NOWHERE};
 use kiln_block::passes::persistent_rows;
@@ -115,7 +115,10 @@ impl<'a> RowLoop<'a> {
             return f.finish();
         }
         let lanes = match &p.unaligned {
-            Some(shift) => f.peeled(p.row, shift, 0),
+            Some(shift) => {
+                let lanes = f.lanes_from(Cut { extent: p.width(), ..p.row }, 0);
+                f.peeled(p.row, shift, lanes)
+            }
             None => f.lanes(p.row, None),
         };
         f.em.coords.insert(p.row.id, lanes);
@@ -176,7 +179,7 @@ impl<'a> RowLoop<'a> {
 
     /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where elements are counted, where
     /// rows are not aligned (loads of single elements are all in flight at once only if they have no masks), and where it has a wide row that
-    /// is not full.
+    /// is not full. Of peeled rows the first and the last chunk are ragged.
     fn over_chunks(
         &self,
         f: &mut Frame,
@@ -189,8 +192,9 @@ impl<'a> RowLoop<'a> {
         let reversed = how == Pass::Reversed;
         // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
         let wide = self.plan.wide.is_some();
-        let ragged = wide || !self.plan.row.extent.is_multiple_of(self.plan.row.block);
-        let peels = how != Pass::Plain || wide || self.plan.machine.arch.is_gpu() && self.loads_elements();
+        let peeled = self.plan.unaligned.is_some();
+        let ragged = wide || peeled || !self.plan.row.extent.is_multiple_of(self.plan.row.block);
+        let peels = how != Pass::Plain || wide || peeled || self.plan.machine.arch.is_gpu() && self.loads_elements();
         if !ragged || !peels {
             let whole = if reversed { Chunks::Reversed } else { Chunks::Whole };
             return self.over(f, lane, [lo, hi], if ragged { Chunks::Ragged } else { whole }, carried, body);
@@ -198,14 +202,22 @@ impl<'a> RowLoop<'a> {
         let chunk = f.b.i32(self.plan.row.block as i64);
         let full = f.b.i32(self.plan.row.extent as i64 - i64::from(wide));
         let full = f.b.binary(B::Min, hi, full);
-        let there = f.b.binary(B::Sub, full, lo);
-        let left = f.b.binary(B::Rem, there, chunk);
-        let whole = f.b.binary(B::Sub, full, left);
+        // Parts are whole chunks, so only one that begins at 0 has the first chunk of a row.
+        let first = if peeled { f.b.binary(B::Max, lo, chunk) } else { lo };
+        let there = f.b.binary(B::Sub, full, first);
+        let whole = f.b.binary(B::Div, there, chunk);
+        let whole = f.b.binary(B::Mul, whole, chunk);
+        let whole = f.b.binary(B::Add, first, whole);
         if reversed {
-            let now = self.over(f, lane, [whole, hi], Chunks::Ragged, carried, &mut body);
-            return self.over(f, lane, [lo, whole], Chunks::Reversed, &now, body);
+            let mut now = self.over(f, lane, [whole, hi], Chunks::Ragged, carried, &mut body);
+            now = self.over(f, lane, [first, whole], Chunks::Reversed, &now, &mut body);
+            return if peeled { self.over(f, lane, [lo, first], Chunks::Ragged, &now, body) } else { now };
         }
-        let now = self.over(f, lane, [lo, whole], Chunks::Whole, carried, &mut body);
+        let mut now = carried.to_vec();
+        if peeled {
+            now = self.over(f, lane, [lo, first], Chunks::Ragged, &now, &mut body);
+        }
+        now = self.over(f, lane, [first, whole], Chunks::Whole, &now, &mut body);
         self.over(f, lane, [whole, hi], Chunks::Ragged, &now, body)
     }
     /// Whether a load of the row's elements is aligned to less than half a vector.
@@ -221,7 +233,7 @@ impl<'a> RowLoop<'a> {
     }
     /// Where this instance's part of the row begins and ends.
     fn bounds(&self, f: &mut Frame) -> [Value; 2] {
-        let n = f.b.i32(self.plan.row.extent as i64);
+        let n = f.b.i32(self.plan.width() as i64);
         let Some(part) = f.part else { return [f.b.i32(0), n] };
         let part = f.b.cast(part, Elem::I32);
         let len = f.b.i32(self.plan.part_len() as i64);
@@ -244,8 +256,15 @@ impl<'a> RowLoop<'a> {
         looped(f, [lo, hi, step], carried, |f, index, now| {
             let index = if chunks == Chunks::Reversed { self.mirrored(f, [lo, hi], index) } else { index };
             let base = f.b.cast(index, f.em.index);
-            let mask = lane.filter(|_| chunks == Chunks::Ragged).map(|l| self.there(f, base, l));
-            let lanes = Lanes { base: Some(base), lane, mask, block: 0 };
+            let mut lanes = Lanes { base: Some(base), lane, mask: None, block: 0 };
+            lanes = match &self.plan.unaligned {
+                Some(shift) if chunks == Chunks::Ragged => f.peeled(row, shift, lanes),
+                Some(shift) => f.within_peeled(row, shift, lanes),
+                None => {
+                    let mask = lane.filter(|_| chunks == Chunks::Ragged).map(|l| self.there(f, base, l));
+                    Lanes { mask, ..lanes }
+                }
+            };
             f.em.coords.insert(row.id, lanes);
             body(f, lanes, now)
         })

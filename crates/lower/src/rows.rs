@@ -95,9 +95,13 @@ impl RowPlan<'_> {
     pub fn whole(&self) -> bool {
         self.row.block >= self.row.extent && self.parts == 1
     }
-    /// Elements of a part, a multiple of the chunk.
+    /// Lanes that a row can occupy: its elements, and of peeled rows those before them.
+    pub fn width(&self) -> usize {
+        self.unaligned.as_ref().map_or(self.row.extent, |u| u.width(self.row.extent))
+    }
+    /// Lanes of a part, a multiple of the chunk.
     pub fn part_len(&self) -> usize {
-        self.row.extent.div_ceil(self.parts).next_multiple_of(self.row.block)
+        self.width().div_ceil(self.parts).next_multiple_of(self.row.block)
     }
     /// Accumulator type of a scan of `elem`. A running sum has as many terms as its row: the host accumulates f32 in
     /// f64, as PyTorch does.

@@ -24,13 +24,9 @@ struct Held {
     scope: Scope,
 }
 
-/// Lanes that a row of the plan can occupy.
-fn there(plan: &RowPlan) -> usize {
-    plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent))
-}
 /// Whether a tail of so many lanes fits the rows of a plan, or why not.
 pub fn fits(plan: &RowPlan, scene: &Scene, lanes: usize) -> Result<(), String> {
-    let there = there(plan);
+    let there = plan.width();
     let covers = there > plan.row.block / 2 && there <= plan.row.block / 2 + lanes && lanes.is_power_of_two();
     let one = plan.rank == 1 && plan.whole() && !plan.multi_row && plan.persistent.is_none();
     let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
@@ -81,7 +77,8 @@ impl RowLoop<'_> {
         let Some(shift) = &self.plan.unaligned else {
             return Held { row: f.lanes_from(cut, piece.first), shifted: None, scope: Scope::default() };
         };
-        let row = f.peeled(cut, shift, piece.first);
+        let lanes = f.lanes_from(Cut { extent: self.plan.width(), ..cut }, piece.first);
+        let row = f.peeled(cut, shift, lanes);
         let shifted = f.em.coords.get(&shift.lane).map(|lanes| (shift.lane, *lanes));
         Held { row, shifted, scope: Scope::default() }
     }

@@ -208,20 +208,22 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask, block: 0 }
     }
-    /// Lanes from `first` on of an unaligned row, which starts at some lane of the tile.
-    pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, first: usize) -> Lanes {
-        let width = shift.width(cut.extent);
-        let lanes = self.lanes_from(Cut { extent: width, ..cut }, first);
+    /// The lanes of an unaligned row, which starts at some lane of these.
+    pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, lanes: Lanes) -> Lanes {
+        let within = self.within_peeled(cut, shift, lanes);
         let Some(lane) = lanes.lane else { return lanes };
-        self.em.coords.insert(shift.lane, lanes);
-        self.em.skew = Some((cut.id, shift.position.clone()));
         let at = lanes.base.map_or(lane, |first| self.b.binary(B::Add, first, lane));
         let start = self.em.expr(&mut self.b, &shift.start);
         let length = self.em.int(&mut self.b, cut.extent as i64);
         let end = self.b.binary(B::Add, start, length);
         let (after, before) = (self.b.cmp(CmpOp::Ge, at, start), self.b.cmp(CmpOp::Lt, at, end));
-        let mask = Some(self.b.binary(B::And, after, before));
-        Lanes { base: None, lane: Some(lane), mask, block: 0 }
+        Lanes { mask: Some(self.b.binary(B::And, after, before)), ..within }
+    }
+    /// The same where all of these lanes are inside the row.
+    pub fn within_peeled(&mut self, cut: Cut, shift: &Unaligned, lanes: Lanes) -> Lanes {
+        self.em.coords.insert(shift.lane, lanes);
+        self.em.skew = Some((cut.id, shift.position.clone()));
+        Lanes { base: None, mask: None, block: 0, ..lanes }
     }
     /// `0..block` along the cut's axis; nothing for uniform coordinates.
     pub fn iota(&mut self, cut: Cut) -> Option<Value> {

@@ -3,8 +3,10 @@
 //! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
+use crate::row_loop::reduced::{self, Reduced};
 use crate::rows::RowPlan;
 use crate::space::Space;
+use crate::tile::Cut;
 
 /// Bytes of a vector access.
 pub const VECTOR: usize = 16;
@@ -29,12 +31,20 @@ impl Unaligned {
     }
 }
 
-/// Whether the order in which a row is combined may depend on its alignment, and one tile holds it.
-fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> bool {
-    let inner = plan.row.axis + 1 == plan.rank && plan.whole();
+/// Whether a row may be combined in an order that depends on its alignment; why not.
+fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> Result<(), &'static str> {
+    if plan.row.axis + 1 != plan.rank || plan.row.block == 1 || plan.wide.is_some() {
+        return Err("a row is peeled along the last axis of a tile");
+    }
     // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
-    let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
-    inner && !plan.machine.contract.batch_invariant && any_order()
+    if plan.machine.contract.batch_invariant || !scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order()) {
+        return Err("a peeled row is combined in an order that depends on where it starts");
+    }
+    let counted = || reduced::in_passes(scene, &scene.levels(), &[plan.row.id], plan.row.extent).into_iter().flatten();
+    if !plan.whole() && counted().any(|r| matches!(r, Reduced::Moments(_))) {
+        return Err("a loop that counts the elements of each lane begins where its row does");
+    }
+    Ok(())
 }
 
 /// The plan with rows peeled to vectors of so many elements.
@@ -43,17 +53,15 @@ pub fn peel<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space, vector: usi
     if found != vector {
         return Err(format!("vectors of the row have {found} elements"));
     }
-    if !can_be_peeled(&plan, scene) {
-        return Err(
-            "a row is peeled where one tile holds it along its last axis, and it may be combined in any order".into()
-        );
-    }
-    let wide = (plan.row.extent + vector - 1).next_power_of_two();
+    can_be_peeled(&plan, scene)?;
+    // In loops over chunks of the row, these stay as they are.
+    let wide = if plan.whole() { (plan.row.extent + vector - 1).next_power_of_two() } else { plan.row.block };
+    let width = (plan.row.extent + vector - 1).next_multiple_of(vector);
     let lane = space.fresh();
     let v = vector as i64;
     let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
-    let shift = Unaligned { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v), vector };
-    Ok(RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan })
+    let shift = Unaligned { lane, position: Expr::coord(lane, width.max(wide)).plus(&before), start: start.rem(v), vector };
+    Ok(RowPlan { row: Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan })
 }
 
 /// Where rows start, modulo the elements of a vector, and the number of these. `None` if all rows are aligned, or if

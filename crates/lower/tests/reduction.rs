@@ -143,6 +143,35 @@ fn unaligned_rows() {
     body("(%x: f32[5,3,4097]) { %v = slice %x axis=1 start=1 len=2\n %y = softmax %v axis=2\n return %y }");
 }
 
+/// The same in loops over chunks of a row, of which the first and the last are ragged: softmax in two passes, also with the second
+/// from the end, and parts of rows. A row of 2049 elements ends with its second chunk or begins a third, as it starts at one place or another.
+#[test]
+fn peeled_loops() {
+    for (d, vector) in [("f32", 4), ("bf16", 8), ("f16", 8)] {
+        let peeled = format!("split r 1024; bind warp 4; peel r {vector}");
+        for n in [1025, 2049, 2051, 5003] {
+            let softmax = format!("graph k(%x: {d}[9,{n}]) {{ %y = softmax %x axis=1\n return %y }}");
+            for rest in ["", "; reverse r", "; split-reduce r 2"] {
+                check_by(Reduction, &softmax, Arch::Sm90a, &format!("{peeled}{rest}"));
+            }
+            let sums = format!("graph k(%x: {d}[9,{n}]) {{ %y = reduce.sum %x axes=[1]\n return %y }}");
+            for rest in ["", "; split-reduce r 2", "; split-reduce r 3"] {
+                check_by(Reduction, &sums, Arch::Sm90a, &format!("{peeled}{rest}"));
+            }
+        }
+    }
+    let refused = |body: &str, schedule: &str| {
+        let text = format!("graph k(%x: f32[9,5003], %g: f32[5003]) {{ {body}\n return %y }}");
+        let k = kernel(Reduction, text.parse().unwrap());
+        lower(&kiln_plan::Kernel { schedule: Some(schedule.parse().unwrap()), ..k }, Arch::Sm90a).unwrap_err().to_string()
+    };
+    let peeled = "split r 1024; bind warp 4; peel r 4";
+    let counts = refused("%y = layer_norm %x, %g, %g eps=1e-5", peeled);
+    assert!(counts.contains("a loop that counts the elements of each lane begins where its row does"), "{counts}");
+    let ordered = refused("%y = reduce.argmax %x axes=[1]", peeled);
+    assert!(ordered.contains("combined in an order that depends on where it starts"), "{ordered}");
+}
+
 /// Many such rows read replicated copies of the operands that they share, which a step before makes.
 #[test]
 fn replicated_operands() {

@@ -58,7 +58,8 @@ impl Work {
             let stored = w.stores * (ENDS / w.chunk).min(1.0);
             let mut each = PEELED[1] * facts.reductions as f64 + PEELED[2] * stored;
             each += if w.tile > w.chunk { PEELED[3] + PEELED[4] * stored } else { 0.0 };
-            own += PEELED[0] + w.each * steps * each;
+            // Of a loop's chunks the first and the last have masks.
+            own += PEELED[0] + w.each * steps.min(2.0 * w.passes) * each;
         }
         own += scans * steps * (SCAN[0] + SCAN[1] * w.each);
         own * w.warps + access * w.accesses

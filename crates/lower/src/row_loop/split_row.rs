@@ -121,7 +121,7 @@ impl RowLoop<'_> {
     }
     /// Recomputes the number of parts from their length, which is whole chunks: there may be fewer.
     pub fn settle_parts(&mut self) {
-        self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
+        self.plan.parts = self.plan.width().div_ceil(self.plan.part_len());
     }
     /// Allocates scratch for a partial result of each part and row.
     pub fn partials(&mut self, level: &[Reduced]) -> Vec<Partial> {
