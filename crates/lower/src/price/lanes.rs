@@ -62,9 +62,9 @@ pub(super) fn written(access: &Access, places: &[Vec<i64>], bytes: usize, align:
 }
 
 /// Passes of shared memory in which a warp reads an element a lane of rows of `row` elements that follow each other, with 2^`along` lanes
-/// along each.
-pub(super) fn passes(row: usize, along: u32, bytes: usize) -> f64 {
-    let word = |lane: usize| ((lane >> along) * row + lane % (1 << along)) * bytes / 4;
+/// along each, `apart` elements from each other.
+pub(super) fn passes(row: usize, (along, apart): (u32, usize), bytes: usize) -> f64 {
+    let word = |lane: usize| ((lane >> along) * row + lane % (1 << along) * apart) * bytes / 4;
     let mut words: Vec<usize> = (0..32).map(word).collect();
     words.dedup();
     let of_bank = |bank: usize| words.iter().filter(|w| **w % 32 == bank).count();
@@ -101,10 +101,11 @@ mod tests {
 
     #[test]
     fn staged_rows_meet_in_banks() {
-        assert_eq!(passes(255, 5, 2), 1.0, "a row of its own");
-        assert_eq!(passes(255, 3, 2), 4.0, "four rows, 127.5 words apart");
-        assert_eq!(passes(72, 3, 4), 1.0, "four rows, 8 words apart in the banks");
-        assert_eq!(passes(64, 2, 4), 8.0, "eight rows at the same banks");
+        assert_eq!(passes(255, (5, 1), 2), 1.0, "a row of its own");
+        assert_eq!(passes(255, (3, 1), 2), 4.0, "four rows, 127.5 words apart");
+        assert_eq!(passes(72, (3, 1), 4), 1.0, "four rows, 8 words apart in the banks");
+        assert_eq!(passes(64, (2, 1), 4), 8.0, "eight rows at the same banks");
+        assert_eq!(passes(1943, (5, 8), 2), 4.0, "a row of its own, 4 words apart");
     }
 
     #[test]

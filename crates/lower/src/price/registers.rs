@@ -27,7 +27,7 @@ impl Work {
             return base + each * if long { 2.0 } else { 1.0 } * w.each;
         }
         if facts.scans > 0 {
-            return 20.7 + 0.86 * w.words + 0.37 * w.each;
+            return if w.halves { 12.5 + 1.25 * w.each } else { 20.7 + 1.23 * w.each };
         }
         if facts.ordered > 0 {
             // The position of an element beside it.

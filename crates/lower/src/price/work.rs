@@ -276,8 +276,12 @@ impl Work {
         registers.extend(bits);
         let idle = (5 - lanes.len()) as u32 + of_warps.iter().filter(|b| b.is_none()).count() as u32;
         let idle = f64::from(1u32 << idle);
-        // Registers of a tile's lanes that no instance uses are dropped; those of a tail are not in the tile.
+        // Registers of a tile's lanes that no instance uses are dropped; those of a tail are not in the tile. A thread has neighbours of what is
+        // scanned, so that beyond the end of a row there are whole threads.
         let there = |(n, (axis, block)): (usize, &(Axis, usize))| {
+            if facts.scans > 0 && *axis == Axis::Row && Some(n) == fastest {
+                return 1.0;
+            }
             let held = if Some(n) == fastest { first } else { 0 };
             let own = registers.iter().filter(|b| b.0 == n).count().saturating_sub(held);
             let chunk = if w.tail && *axis == Axis::Row { 1 } else { *block >> own };
@@ -326,9 +330,10 @@ impl Work {
         w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
         let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
         let places = places(facts, &coords, &lanes);
-        w.passes_of_rows = if runs && lanes_along < LANE_BITS {
+        w.passes_of_rows = if runs && (lanes_along < LANE_BITS || facts.scans > 0) {
+            let apart = if facts.scans > 0 { 1 << first } else { 1 };
             let bytes = seen.iter().map(|s| s.access.bytes).max().unwrap_or(4);
-            lanes::passes(row, w.lanes, bytes)
+            lanes::passes(row, (w.lanes, apart), bytes)
         } else {
             1.0
         };

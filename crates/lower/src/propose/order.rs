@@ -1,11 +1,12 @@
 //! The order of proposed schedules: the first one is taken.
-use super::{Priced, elements, stored_along, strip, warps};
+use super::{Priced, elements, stored_along, strip, warps, widest};
 use crate::facts::Facts;
 use crate::nest::Nest;
+use crate::unaligned::VECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
-/// elements, unless they load them in a loop: the more threads there are, the better they hide each other's waits. Of equals it is the one with
+/// elements, but a vector, unless they load them in a loop: the more threads there are, the better they hide each other's waits. Of equals it is the one with
 /// the fewest blocks of a cluster, then with the fewest warps, but not fewer than these: small blocks follow each other more smoothly. Where
 /// columns are only reduced it is the one with the fewest warps.
 const CLOSE: f64 = 0.98;
@@ -26,11 +27,12 @@ pub(super) fn sort(nest: &Nest, facts: &Facts, priced: &mut Vec<Priced>) {
     let columns = sums && strip(&first.schedule).is_some();
     let loops = nest.row().is_some_and(|n| loops(&first.schedule, n));
     let within = first.rank / if columns { CLOSE_OF_COLUMNS } else { CLOSE };
+    let vector = 32 * (VECTOR / widest(facts)).max(1) << 10;
     let close = priced.iter().take_while(|p| p.rank <= within).count();
     priced[..close].sort_by_key(|p| {
         let (elements, warps, blocks) = (elements(&p.schedule), warps(&p.schedule) as usize, blocks(&p.schedule));
         // In fractions of an element, since a warp may have less than one.
-        let each = if loops { 0 } else { (elements << 10) / warps };
+        let each = if loops { 0 } else { ((elements << 10) / warps).max(vector) };
         match (columns, blocks) {
             (true, _) => (0, 0, warps),
             (false, 1) => (each, 1, warps.max(FEW_WARPS)),
