@@ -25,19 +25,29 @@ pub(super) fn share_sectors(seen: &mut [Seen], inside: impl Fn(usize) -> usize) 
     }
 }
 
-/// Counts a window's loads of a thread, which has so many neighbours along coordinate `last`, and so many of these a mask.
-pub(super) fn share_loads(seen: &mut [Seen], last: usize, (neighbours, masked): (usize, usize)) {
+/// What a thread has along a coordinate.
+pub(super) struct Own {
+    pub neighbours: usize,
+    /// Of these so many have one mask.
+    pub masked: usize,
+    /// They are all elements along it.
+    pub whole: bool,
+}
+
+/// Counts a window's loads of a thread, which has these elements along coordinate `last`.
+pub(super) fn share_loads(seen: &mut [Seen], last: usize, thread: Own) {
     for n in 0..seen.len() {
         let access = seen[n].access;
         let Some(stride) = access.strides[last] else { continue };
         let Some(all) = alike(seen, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
-        let own = if stride == 0 { 1 } else { neighbours };
+        let own = if stride == 0 { 1 } else { thread.neighbours };
         // Along a coordinate without a stride, any element may follow.
         let others = access.strides.iter().enumerate().filter(|(i, _)| *i != last).map(|(_, s)| s.unwrap_or(1));
         let bytes = |stride: i64| stride.unsigned_abs() as usize * access.bytes;
-        let apart = others.chain([stride * own as i64]).filter(|s| *s != 0);
+        let next = if thread.whole { 0 } else { stride * own as i64 };
+        let apart = others.chain([next]).filter(|s| *s != 0);
         let align = apart.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
-        let vector = ((1usize << align) / access.bytes.max(1)).min(masked).max(1) as i64;
+        let vector = ((1usize << align) / access.bytes.max(1)).min(thread.masked).max(1) as i64;
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
         let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
         all.into_iter().for_each(|m| seen[m].loads = Some(each));

@@ -284,7 +284,9 @@ impl Work {
             }
             let held = if Some(n) == fastest { first } else { 0 };
             let own = registers.iter().filter(|b| b.0 == n).count().saturating_sub(held);
-            let chunk = if w.tail && *axis == Axis::Row { 1 } else { *block >> own };
+            // Of a row in a thread the masks are constants.
+            let apart = w.tail && *axis == Axis::Row || bound >= *block && Some(n) == fastest;
+            let chunk = if apart { 1 } else { *block >> own };
             let lanes = extent(axis).div_ceil(chunk.max(1)) * chunk.max(1);
             (lanes as f64 / *block as f64).min(1.0)
         };
@@ -350,9 +352,11 @@ impl Work {
             && let Some(last) = axes.get(axis).and_then(|coords| coords.last().copied())
         {
             // At the end of an axis as many neighbours have one mask as its extent is a multiple of.
-            let n = extent(axis);
-            let masked = if n.is_multiple_of(*block) { usize::MAX } else { 1 << n.trailing_zeros() };
-            windows::share_loads(&mut seen, last, (if crosses { 1 } else { 1 << first }, masked));
+            let (n, whole) = (extent(axis), bound >= *block && !crosses);
+            let alike = n.is_multiple_of(*block) || whole;
+            let masked = if alike { usize::MAX } else { 1 << n.trailing_zeros() };
+            let own = if crosses { 1 } else { n.min(1 << first) };
+            windows::share_loads(&mut seen, last, windows::Own { neighbours: own, masked, whole });
         }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
@@ -377,7 +381,7 @@ impl Work {
         if self.peeled && self.tile > self.chunk && rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
             each = self.each;
         }
-        let small = s.elements * bytes <= SMALL as f64;
+        let small = s.elements.min(self.tile) * bytes <= SMALL as f64;
         let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
         let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
         if converted || run {
