@@ -67,6 +67,7 @@ impl<'c> Gen<'c, '_> {
             hi: most,
             off: 0,
             bits: 32,
+            of: None,
         };
         self.set(region.params[0], vec![Reg::Int(i)]);
         let mut phis = vec![];

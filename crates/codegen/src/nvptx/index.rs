@@ -22,6 +22,19 @@ pub(super) struct Index<'c> {
     pub hi: i64,
     pub off: i64,
     pub bits: u32,
+    /// What the base is a quotient of.
+    pub of: Option<Dividend<'c>>,
+}
+
+/// A number that is not negative, `base + off`, and a constant by which it is divided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Dividend<'c> {
+    base: IntValue<'c>,
+    div: u64,
+    lo: i64,
+    hi: i64,
+    off: i64,
+    by: i64,
 }
 
 /// `base + off` elements.
@@ -58,6 +71,7 @@ enum Key {
     Equal,
     Whole,
     Extend,
+    Carries,
 }
 
 /// Values made for one instruction, shared by registers that need the same one.
@@ -65,6 +79,8 @@ enum Key {
 pub(super) struct Memo<'c> {
     ints: HashMap<(Key, Option<IntValue<'c>>, Option<IntValue<'c>>, i64), IntValue<'c>>,
     ptrs: HashMap<(PointerValue<'c>, IntValue<'c>), PointerValue<'c>>,
+    /// What was first added to a base, of so many neighbours, before it was divided by a constant.
+    divided: HashMap<(IntValue<'c>, i64, i64), i64>,
 }
 
 impl<'c> Memo<'c> {
@@ -81,6 +97,9 @@ impl<'c> Memo<'c> {
         Ok(v)
     }
 }
+
+/// Neighbours that share divisions: not all of a thread, whose quotients would be in registers at the same time.
+const NEAR: i64 = 16;
 
 fn limits(bits: u32) -> (i64, i64) {
     if bits == 32 { (i32::MIN.into(), i32::MAX.into()) } else { (i64::MIN, i64::MAX) }
@@ -99,7 +118,7 @@ fn two(n: i64) -> u64 {
 
 impl<'c> Index<'c> {
     pub fn constant(off: i64, bits: u32) -> Index<'c> {
-        Index { base: None, div: 1 << 40, lo: 0, hi: 0, off, bits }
+        Index { base: None, div: 1 << 40, lo: 0, hi: 0, off, bits, of: None }
     }
     /// Any integer of 32 or 64 bits.
     pub fn opaque(v: IntValue<'c>) -> Index<'c> {
@@ -108,7 +127,7 @@ impl<'c> Index<'c> {
             return Index::constant(c, bits);
         }
         let (lo, hi) = limits(bits);
-        Index { base: Some(v), div: 1, lo, hi, off: 0, bits }
+        Index { base: Some(v), div: 1, lo, hi, off: 0, bits, of: None }
     }
     pub fn plus(self, c: i64) -> Index<'c> {
         Index { off: wrap(self.off.wrapping_add(c), self.bits), ..self }
@@ -177,7 +196,7 @@ impl<'c> Index<'c> {
         };
         let base = memo.int((Key::Add, Some(a), Some(b), 0), || e.add(a, b))?;
         let (lo, hi) = range(self.bits, self.lo.checked_add(o.lo), self.hi.checked_add(o.hi));
-        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits })
+        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits, of: None })
     }
     pub fn sub(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
         let off = wrap(self.off.wrapping_sub(o.off), self.bits);
@@ -186,7 +205,7 @@ impl<'c> Index<'c> {
         let a = self.base.unwrap_or(zero);
         let base = memo.int((Key::Sub, Some(a), Some(b), 0), || e.sub(a, b))?;
         let (lo, hi) = range(self.bits, self.lo.checked_sub(o.hi), self.hi.checked_sub(o.lo));
-        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits })
+        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits, of: None })
     }
     pub fn mul(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
         match (self.as_constant(), o.as_constant()) {
@@ -204,7 +223,7 @@ impl<'c> Index<'c> {
                     all.and_then(|all| Some((*all.iter().min()?, *all.iter().max()?)))
                 });
                 let (lo, hi) = range(self.bits, corners.map(|c| c.0), corners.map(|c| c.1));
-                Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: self.bits })
+                Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: self.bits, of: None })
             }
         }
     }
@@ -220,7 +239,7 @@ impl<'c> Index<'c> {
         let (a, b) = (self.lo.checked_mul(c), self.hi.checked_mul(c));
         let (lo, hi) = if c > 0 { range(self.bits, a, b) } else { range(self.bits, b, a) };
         let div = self.div.saturating_mul(two(c)).min(1 << 40);
-        Ok(Index { base: Some(base), div, lo, hi, off: wrap(self.off.wrapping_mul(c), self.bits), bits: self.bits })
+        Ok(Index { base: Some(base), div, lo, hi, off: wrap(self.off.wrapping_mul(c), self.bits), bits: self.bits, of: None })
     }
     /// Quotient and remainder by a positive constant; `None` if the number may be negative.
     pub fn divide(self, c: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Option<(Index<'c>, Index<'c>)>> {
@@ -239,19 +258,34 @@ impl<'c> Index<'c> {
         let g = self.div.min(two(c)) as i64;
         let (whole, rest) = (self.off.div_euclid(g) * g, self.off.rem_euclid(g));
         let ty = self.ty(e);
-        let number = Index { off: whole, ..self };
         let (least, most) = ((least - rest).max(0), most - rest);
         if g == c && self.lo >= 0 {
             let q = memo.int((Key::Div, Some(base), None, c), || e.udiv(base, e.int_of(ty, c)))?;
             let div = self.div / c as u64;
-            let q = Index { base: Some(q), div, lo: self.lo / c, hi: self.hi / c, off: whole / c, bits };
+            let q = Index { base: Some(q), div, lo: self.lo / c, hi: self.hi / c, off: whole / c, bits, of: None };
             return Ok(Some((q, Index::constant(rest, bits))));
         }
-        let n = number.value(e, memo)?;
-        let q = memo.int((Key::Div, Some(n), None, c), || e.udiv(n, e.int_of(ty, c)))?;
-        let r = memo.int((Key::Rem, Some(n), None, c), || e.urem(n, e.int_of(ty, c)))?;
-        let q = Index { base: Some(q), div: 1, lo: least / c, hi: most / c, off: 0, bits };
-        let r = Index { base: Some(r), div: g as u64, lo: 0, hi: c - g, off: rest, bits };
+        // Neighbours share a division: the quotient of a number that is `after` more is larger by a constant, or carries.
+        let anchor = *memo.divided.entry((base, c, whole.div_euclid(NEAR))).or_insert(whole);
+        let after = whole - anchor;
+        let n = Index { off: anchor, ..self }.value(e, memo)?;
+        let mut q = memo.int((Key::Div, Some(n), None, c), || e.udiv(n, e.int_of(ty, c)))?;
+        let mut r = memo.int((Key::Rem, Some(n), None, c), || e.urem(n, e.int_of(ty, c)))?;
+        let (more, after) = (after.div_euclid(c), after.rem_euclid(c));
+        if after > 0 {
+            let first = e.int_of(ty, c - after);
+            let carries = memo.int((Key::Carries, Some(r), None, after), || e.icmp(IntPredicate::UGE, r, first))?;
+            let next = |r: IntValue<'c>| {
+                let by = e.select(carries, e.int_of(ty, after - c).into(), e.int_of(ty, after).into())?;
+                e.add(r, int(by)?)
+            };
+            q = memo.int((Key::Add, Some(q), Some(carries), 0), || e.add(q, e.b.build_int_z_extend(carries, ty, "")?))?;
+            r = memo.int((Key::Add, Some(r), Some(carries), after), || next(r))?;
+        }
+        let of = Dividend { base, div: self.div, lo: self.lo, hi: self.hi, off: anchor + after, by: c };
+        let (lo, hi) = (least / c - more, most / c - more);
+        let q = Index { base: Some(q), div: 1, lo, hi, off: more, bits, of: Some(of) };
+        let r = Index { base: Some(r), div: g as u64, lo: 0, hi: c - g, off: rest, bits, of: None };
         Ok(Some((q, r)))
     }
     /// The lesser or the greater of two signed numbers.
@@ -263,7 +297,7 @@ impl<'c> Index<'c> {
         let pick = |a: Option<i64>, b: Option<i64>| Some(if least { a?.min(b?) } else { a?.max(b?) });
         let (lo, hi) = range(self.bits, pick(self.least(), o.least()), pick(self.most(), o.most()));
         let div = |i: &Index<'c>| i.div.min(two(i.off));
-        Ok(Index { base: Some(base), div: div(&self).min(div(&o)), lo, hi, off: 0, bits: self.bits })
+        Ok(Index { base: Some(base), div: div(&self).min(div(&o)), lo, hi, off: 0, bits: self.bits, of: None })
     }
     /// To 64 or 32 bits.
     pub fn resize(self, bits: u32, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
@@ -279,7 +313,7 @@ impl<'c> Index<'c> {
             _ => e.trunc(base, e.i32()),
         })?;
         let (lo, hi) = range(bits, Some(self.lo), Some(self.hi));
-        Ok(Index { base: Some(base), lo, hi, bits, off: wrap(self.off, bits), div: self.div })
+        Ok(Index { base: Some(base), lo, hi, bits, off: wrap(self.off, bits), div: self.div, of: None })
     }
     /// The comparison as a condition.
     pub fn compare(self, op: CmpOp, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
@@ -317,6 +351,13 @@ impl<'c> Index<'c> {
     /// a < b; where nothing wraps as base_a < base_b + t, with t rounded up to a multiple of what divides both bases,
     /// so that neighbouring registers share one comparison.
     fn less(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        if let Some((number, limit)) = self.times_divisor(o.as_constant()) {
+            return number.less(limit, e, memo);
+        }
+        if let Some((number, limit)) = o.times_divisor(self.as_constant().and_then(|c| c.checked_add(1))) {
+            let below = number.less(limit, e, memo)?;
+            return memo.int((Key::Not, Some(below), None, 0), || e.not(below));
+        }
         if let (Some((least_a, most_a)), Some((least_b, most_b))) = (self.bounds(0), o.bounds(0)) {
             if most_a < least_b {
                 return Ok(e.bool(true));
@@ -333,6 +374,13 @@ impl<'c> Index<'c> {
         }
         let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
         memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b))
+    }
+    /// A number and a limit: the number is below it where this quotient is below `than`.
+    fn times_divisor(self, than: Option<i64>) -> Option<(Index<'c>, Index<'c>)> {
+        let Dividend { base, div, lo, hi, off, by } = self.of?;
+        let limit = than?.checked_sub(self.off)?.checked_mul(by)?;
+        let number = Index { base: Some(base), div, lo, hi, off, bits: self.bits, of: None };
+        (number.fits() && limit <= limits(self.bits).1).then(|| (number, Index::constant(limit.max(0), self.bits)))
     }
     /// base_a == base_b + t: valid for integers that wrap, too.
     fn equal(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {

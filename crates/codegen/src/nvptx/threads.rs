@@ -57,7 +57,7 @@ impl<'c> Threads<'c> {
                 v
             }
         };
-        Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: 32 })
+        Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: 32, of: None })
     }
     fn build(&self, e: &Emit<'c>, weights: &[i64]) -> Res<IntValue<'c>> {
         let b = &self.entry;
