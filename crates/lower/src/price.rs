@@ -265,7 +265,9 @@ impl Work {
         let ahead = w.prefetch || w.persist > 0.0;
         let apart = apart + f64::from(u8::from(ahead));
         let power = 2.0 - m.alone / apart;
-        let kinds = [stream, l1, issue, dispatch, remote];
+        // Loads of a step of a loop follow those of the step before; rows that are copied ahead do not.
+        let chain = if steps > 1.0 && !ahead { m.chain * rounds.max(1.0) * steps } else { 0.0 };
+        let kinds = [stream, l1, issue, dispatch, remote, chain];
         let together = kinds.iter().map(|t| t.powf(power)).sum::<f64>().powf(1.0 / power);
         // A part of the first round, or step of a loop, and of the last one overlaps nothing, the less the fewer blocks there are.
         let ramp = m.ramp * rounds.min(1.0) / (rounds.max(1.0) * times * steps).max(1.0);

@@ -35,6 +35,8 @@ pub struct Nests {
     pub edges: f64,
     /// Microseconds of a load.
     pub latency: f64,
+    /// Microseconds of a step of a loop, which waits for its loads before those of the next step are issued.
+    pub chain: f64,
     /// Microseconds of a reduction across the blocks of a cluster.
     pub cluster: f64,
     /// Microseconds that a chunk of a scanned row waits for those just before it.
