@@ -137,6 +137,8 @@ pub struct Work {
     masked: f64,
     /// Passes of shared memory for an element of rows that are staged.
     passes_of_rows: f64,
+    /// Registers of a thread that its loads fill.
+    loaded: f64,
     /// Bytes of sectors that an instance shares with one that starts so many instances later.
     shared: Vec<(f64, f64)>,
 }
@@ -161,8 +163,8 @@ struct Seen<'a> {
     masked: bool,
     /// Another access reads the same elements, or their neighbours.
     again: bool,
-    /// Loads of a thread for one of its elements, of a window whose accesses share them.
-    loads: Option<f64>,
+    /// Of a window whose accesses share them: loads of a thread for one of its elements, and elements of each load.
+    loads: Option<(f64, usize)>,
     /// Instances from one to the next along what is contiguous in memory.
     next: f64,
 }

@@ -37,7 +37,8 @@ fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> Result<(), &'static str> {
         return Err("a row is peeled along the last axis of a tile");
     }
     // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
-    if plan.machine.contract.batch_invariant || !scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order()) {
+    if plan.machine.contract.batch_invariant || !scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order())
+    {
         return Err("a peeled row is combined in an order that depends on where it starts");
     }
     let counted = || reduced::in_passes(scene, &scene.levels(), &[plan.row.id], plan.row.extent).into_iter().flatten();
@@ -60,7 +61,8 @@ pub fn peel<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space, vector: usi
     let lane = space.fresh();
     let v = vector as i64;
     let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
-    let shift = Unaligned { lane, position: Expr::coord(lane, width.max(wide)).plus(&before), start: start.rem(v), vector };
+    let shift =
+        Unaligned { lane, position: Expr::coord(lane, width.max(wide)).plus(&before), start: start.rem(v), vector };
     Ok(RowPlan { row: Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan })
 }
 

@@ -163,7 +163,9 @@ fn peeled_loops() {
     let refused = |body: &str, schedule: &str| {
         let text = format!("graph k(%x: f32[9,5003], %g: f32[5003]) {{ {body}\n return %y }}");
         let k = kernel(Reduction, text.parse().unwrap());
-        lower(&kiln_plan::Kernel { schedule: Some(schedule.parse().unwrap()), ..k }, Arch::Sm90a).unwrap_err().to_string()
+        lower(&kiln_plan::Kernel { schedule: Some(schedule.parse().unwrap()), ..k }, Arch::Sm90a)
+            .unwrap_err()
+            .to_string()
     };
     let peeled = "split r 1024; bind warp 4; peel r 4";
     let counts = refused("%y = layer_norm %x, %g, %g eps=1e-5", peeled);

@@ -239,7 +239,15 @@ impl<'c> Index<'c> {
         let (a, b) = (self.lo.checked_mul(c), self.hi.checked_mul(c));
         let (lo, hi) = if c > 0 { range(self.bits, a, b) } else { range(self.bits, b, a) };
         let div = self.div.saturating_mul(two(c)).min(1 << 40);
-        Ok(Index { base: Some(base), div, lo, hi, off: wrap(self.off.wrapping_mul(c), self.bits), bits: self.bits, of: None })
+        Ok(Index {
+            base: Some(base),
+            div,
+            lo,
+            hi,
+            off: wrap(self.off.wrapping_mul(c), self.bits),
+            bits: self.bits,
+            of: None,
+        })
     }
     /// Quotient and remainder by a positive constant; `None` if the number may be negative.
     pub fn divide(self, c: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Option<(Index<'c>, Index<'c>)>> {
@@ -279,7 +287,8 @@ impl<'c> Index<'c> {
                 let by = e.select(carries, e.int_of(ty, after - c).into(), e.int_of(ty, after).into())?;
                 e.add(r, int(by)?)
             };
-            q = memo.int((Key::Add, Some(q), Some(carries), 0), || e.add(q, e.b.build_int_z_extend(carries, ty, "")?))?;
+            q =
+                memo.int((Key::Add, Some(q), Some(carries), 0), || e.add(q, e.b.build_int_z_extend(carries, ty, "")?))?;
             r = memo.int((Key::Add, Some(r), Some(carries), after), || next(r))?;
         }
         let of = Dividend { base, div: self.div, lo: self.lo, hi: self.hi, off: anchor + after, by: c };

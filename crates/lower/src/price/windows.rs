@@ -50,7 +50,7 @@ pub(super) fn share_loads(seen: &mut [Seen], last: usize, thread: Own) {
         let vector = ((1usize << align) / access.bytes.max(1)).min(thread.masked).max(1) as i64;
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
         let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
-        all.into_iter().for_each(|m| seen[m].loads = Some(each));
+        all.into_iter().for_each(|m| seen[m].loads = Some((each, vector as usize)));
     }
 }
 

@@ -358,6 +358,14 @@ impl Work {
             let own = if crosses { 1 } else { n.min(1 << first) };
             windows::share_loads(&mut seen, last, windows::Own { neighbours: own, masked, whole });
         }
+        for s in seen.iter().filter(|s| !s.access.store) {
+            // What is the same for all elements of an axis is loaded once.
+            let moves = |n: &usize| of(&splits[*n].0).iter().any(|c| s.access.strides[*c] != Some(0));
+            let own: f64 = (0..splits.len()).filter(moves).map(elements).product();
+            let vector = if s.along == fastest { s.vector.min(1 << first).min(16 / s.access.bytes.max(1)) } else { 1 };
+            let (loads, vector) = s.loads.unwrap_or((1.0 / vector.max(1) as f64, vector));
+            w.loaded += own * loads * ((vector * s.access.bytes) as f64 / 4.0).max(1.0);
+        }
         for s in &seen {
             w.access(s, (fastest, 1 << first, runs && s.along.is_some_and(|n| splits[n].0 == Axis::Row)), &rows, idle);
         }
@@ -398,7 +406,7 @@ impl Work {
         }
         // An access takes 16 bytes.
         let vector = vector.min(16 / s.access.bytes.max(1)).max(1);
-        let accesses = s.loads.map_or(each / vector as f64, |loads| each * loads) * times * self.warps / idle;
+        let accesses = s.loads.map_or(each / vector as f64, |(loads, _)| each * loads) * times * self.warps / idle;
         self.accesses += accesses;
         // Bulk copies of persistent kernels touch each line once.
         let of_warp = WARP * (vector * s.access.bytes) as f64;
