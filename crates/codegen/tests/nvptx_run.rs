@@ -91,3 +91,47 @@ fn published_values() {
         }
     }
 }
+
+/// Quotients, remainders and comparisons of quotients: a thread's neighbours share divisions, and quotients are compared as their dividends.
+#[test]
+fn divisions_of_neighbours() {
+    const N: usize = 512;
+    for elem in [Elem::I32, Elem::I64] {
+        let number = |b: &mut Builder, n: i64| b.constant(Type::scalar(elem), Const::Int(n));
+        for (by, first) in
+            [(3, 0), (5, 7), (7, 1 << 20), (12, 6), (113, 0), (96, 50), (1000, 999), (1 << 20, 3), (16, 5)]
+        {
+            let near = (first + N as i64) / by;
+            for limit in [-3, 0, 1, near, near + 1, i64::from(i32::MAX) / 2] {
+                let mut b = Builder::new("k", [2, 1, 1], 2);
+                let x: Vec<Value> = (0..4).map(|i| b.param(format!("y{i}"), elem, false)).collect();
+                let (own, count) = (b.program_id(0), b.i32(N as i64));
+                let (start, lane) = (b.binary(BinaryOp::Mul, own, count), b.iota(N));
+                let at = b.binary(BinaryOp::Add, start, lane);
+                let (whole, more) = (b.cast(at, elem), number(&mut b, first));
+                let whole = b.binary(BinaryOp::Add, whole, more);
+                let (divisor, bound) = (number(&mut b, by), number(&mut b, limit));
+                let (q, r) = (b.binary(BinaryOp::Div, whole, divisor), b.binary(BinaryOp::Rem, whole, divisor));
+                let (one, none) = (number(&mut b, 1), number(&mut b, 0));
+                let below = b.cmp(CmpOp::Lt, q, bound);
+                let above = b.cmp(CmpOp::Lt, bound, q);
+                let (below, above) = (b.select(below, one, none), b.select(above, one, none));
+                for (x, v) in x.into_iter().zip([q, r, below, above]) {
+                    let to = b.ptr_add(x, at);
+                    b.store(to, v, None);
+                }
+                let compiled = nvptx::compile(&b.finish(), Arch::Sm90a.machine()).unwrap();
+                let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+                let mut got = vec![vec![0; 2 * N * elem.bytes()]; 4];
+                ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}", compiled.text));
+                let got: Vec<Vec<Num>> = got.iter().map(|bytes| decode_all(elem, bytes)).collect();
+                for i in 0..2 * N {
+                    let (q, r) = ((i as i64 + first) / by, (i as i64 + first) % by);
+                    let want = [q, r, i64::from(q < limit), i64::from(limit < q)];
+                    let found: Vec<i64> = got.iter().map(|all| all[i].i()).collect();
+                    assert_eq!(found, want, "element {i} from {first} by {by}, limit {limit}\n{}", compiled.text);
+                }
+            }
+        }
+    }
+}
