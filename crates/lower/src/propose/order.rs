@@ -27,7 +27,7 @@ pub(super) fn sort(nest: &Nest, facts: &Facts, priced: &mut Vec<Priced>) {
     let columns = sums && strip(&first.schedule).is_some();
     let loops = nest.row().is_some_and(|n| loops(&first.schedule, n));
     let within = first.rank / if columns { CLOSE_OF_COLUMNS } else { CLOSE };
-    let vector = 32 * (VECTOR / widest(facts)).max(1) << 10;
+    let vector = (32 * (VECTOR / widest(facts)).max(1)) << 10;
     let close = priced.iter().take_while(|p| p.rank <= within).count();
     priced[..close].sort_by_key(|p| {
         let (elements, warps, blocks) = (elements(&p.schedule), warps(&p.schedule) as usize, blocks(&p.schedule));
