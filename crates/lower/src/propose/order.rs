@@ -6,9 +6,9 @@ use crate::unaligned::VECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
-/// elements, but a vector, unless they load them in a loop: the more threads there are, the better they hide each other's waits. Of equals it is
-/// the one with the fewest blocks of a cluster, then with the fewest warps, but not fewer than these: small blocks follow each other more
-/// smoothly. Where columns are only reduced the number of elements does not matter.
+/// elements, but not fewer than a vector, unless they load them in a loop: the more threads there are, the better they hide each other's waits.
+/// Of equals it is the one with the fewest blocks of a cluster, then with the fewest warps, but not fewer than these: small blocks follow each
+/// other more smoothly. Where columns are only reduced the number of elements does not matter.
 const CLOSE: f64 = 0.98;
 const CLOSE_OF_COLUMNS: f64 = 0.97;
 const FEW_WARPS: usize = 4;
