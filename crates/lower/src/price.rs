@@ -73,8 +73,9 @@ pub struct Work {
     pub warps: f64,
     /// Most registers of a thread.
     limit: Option<f64>,
-    /// Elements of the tile, and of a thread.
+    /// Elements of the tile; registers of a thread for them, and those of these inside of the nest.
     tile: f64,
+    held: f64,
     pub each: f64,
     /// Chunks of a row that an instance processes, and how often it reads them.
     trips: f64,

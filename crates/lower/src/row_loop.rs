@@ -16,7 +16,7 @@ use kiln_graph::Type;
 use kiln_plan::exec::Work;
 use reduced::Reduced;
 
-mod acc;
+pub mod acc;
 mod exponentials;
 pub mod look_back;
 mod moments;
@@ -332,10 +332,29 @@ impl<'a> RowLoop<'a> {
         }
         if lanes { shape } else { vec![] }
     }
-    fn position(&self, f: &mut Frame, shape: &[usize]) -> Value {
-        let at = f.em.expr(&mut f.b, &Expr::coord(self.plan.row.id, self.plan.row.extent));
+    /// Where the chunk of these lanes begins.
+    fn chunk(&self, f: &mut Frame, lanes: Lanes) -> Value {
+        let first = match &self.plan.unaligned {
+            Some(shift) => f.em.coords.get(&shift.lane).and_then(|l| l.base),
+            None => lanes.base,
+        };
+        let first = first.unwrap_or_else(|| f.b.broken("a chunk of a row has no beginning"));
+        f.b.cast(first, Elem::I32)
+    }
+    /// The positions that the lanes of an arg-reduction found, from the chunks that these are in.
+    fn position(&self, f: &mut Frame, chunk: Value, lane: Option<Value>) -> Value {
+        let row = self.plan.row;
+        let base = f.em.int(&mut f.b, 0);
+        let mut lanes = Lanes { base: Some(base), lane, mask: None, block: 0 };
+        if let Some(shift) = &self.plan.unaligned {
+            lanes = f.within_peeled(row, shift, lanes);
+        }
+        f.em.coords.insert(row.id, lanes);
+        let at = f.em.expr(&mut f.b, &Expr::coord(row.id, row.extent));
         let at = f.b.cast(at, Elem::I32);
-        f.b.broadcast_to(at, shape)
+        let at = f.b.broadcast_to(at, &f.b.shape(chunk));
+        let position = f.b.binary(B::Add, chunk, at);
+        acc::found(&mut f.b, chunk, position, acc::NOWHERE)
     }
 
     /// Reduces the lanes of an accumulator to one, keeping the axis.

@@ -3,6 +3,7 @@
 //! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
+use crate::row_loop::acc;
 use crate::row_loop::reduced::{self, Reduced};
 use crate::rows::RowPlan;
 use crate::space::Space;
@@ -36,10 +37,13 @@ fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> Result<(), &'static str> {
     if plan.row.axis + 1 != plan.rank || plan.row.block == 1 || plan.wide.is_some() {
         return Err("a row is peeled along the last axis of a tile");
     }
+    let any = |of: fn(&NodeOp) -> bool| scene.live().into_iter().any(|n| of(&scene.dag.node(n).op));
     // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
-    if plan.machine.contract.batch_invariant || !scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order())
-    {
+    if plan.machine.contract.batch_invariant || any(|op| matches!(op, NodeOp::Scan { .. })) {
         return Err("a peeled row is combined in an order that depends on where it starts");
+    }
+    if plan.whole() && any(|op| matches!(op, NodeOp::Reduce { op, .. } if acc::is_arg(*op))) {
+        return Err("the position that a tile of a whole row is reduced to is a lane's");
     }
     let counted = || reduced::in_passes(scene, &scene.levels(), &[plan.row.id], plan.row.extent).into_iter().flatten();
     if !plan.whole() && counted().any(|r| matches!(r, Reduced::Moments(_))) {

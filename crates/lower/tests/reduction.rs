@@ -175,8 +175,33 @@ fn peeled_loops() {
     let peeled = "split r 1024; bind warp 4; peel r 4";
     let counts = refused("%y = layer_norm %x, %g, %g eps=1e-5", peeled);
     assert!(counts.contains("a loop that counts the elements of each lane begins where its row does"), "{counts}");
-    let ordered = refused("%y = reduce.argmax %x axes=[1]", peeled);
-    assert!(ordered.contains("combined in an order that depends on where it starts"), "{ordered}");
+    let lane = refused("%y = reduce.argmax %x axes=[1]", "split r 8192; bind warp 4; peel r 4");
+    assert!(lane.contains("the position that a tile of a whole row is reduced to is a lane's"), "{lane}");
+}
+
+/// Positions in loops over rows: of equal elements the first, NaN before all, and elements that are no better than none.
+#[test]
+fn positions_in_loops() {
+    let pad = |d: &str, n: usize, what: &str| {
+        format!("graph k(%x: {d}[9,{n}]) {{ %a = {what}\n %y = reduce.argmax %a axes=[1]\n %z = reduce.argmin %a axes=[1]\n return %y, %z }}")
+    };
+    for (d, vector) in [("f32", 4), ("bf16", 8), ("f16", 8)] {
+        for n in [1025, 2045, 5003] {
+            // Many equal elements; nothing but infinities; NaN where an element is negative.
+            for what in ["floor %x", "sub %x, inf", "add %x, inf", "sqrt %x"] {
+                let text = pad(d, n, what);
+                for rest in ["", "; split-reduce r 2", "; split-reduce r 3"] {
+                    for peel in [String::new(), format!("; peel r {vector}")] {
+                        check_by(Reduction, &text, Arch::Sm90a, &format!("split r 1024; bind warp 4{peel}{rest}"));
+                    }
+                }
+            }
+        }
+    }
+    for n in [1025, 2048] {
+        check_by(Reduction, &pad("i32", n, "mul %x, 0"), Arch::Sm90a, "split r 1024; bind warp 4");
+        check_by(Reduction, &pad("i32", n, "max %x, 2147483647"), Arch::Sm90a, "split r 1024; bind warp 4");
+    }
 }
 
 /// Many such rows read replicated copies of the operands that they share, which a step before makes.

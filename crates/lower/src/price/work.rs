@@ -290,8 +290,8 @@ impl Work {
             let lanes = extent(axis).div_ceil(chunk.max(1)) * chunk.max(1);
             (lanes as f64 / *block as f64).min(1.0)
         };
-        w.each = f64::from(1u32 << registers.len().min(31));
-        w.each = (w.each * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
+        w.held = f64::from(1u32 << registers.len().min(31));
+        w.each = (w.held * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
         // A vector that crosses the end of an axis has other coordinates in each element.
         let of_vector = fastest.map_or(&[][..], |f| axes.get(&splits[f].0).map_or(&[][..], |c| &c[..]));
         let crosses =
@@ -431,7 +431,9 @@ impl Work {
             } else {
                 s.written
             };
-            let [sectors, lines] = each.map(|n| accesses / times * n * s.valid * s.access.share);
+            // Registers outside of the nest are left out of `self.each` already.
+            let valid = (s.valid * self.held / self.each).min(1.0);
+            let [sectors, lines] = each.map(|n| accesses / times * n * valid * s.access.share);
             touched = touched.max(sectors);
             // Lines of computed positions are not known.
             self.written += if s.access.gathered { 0.0 } else { lines * lanes::LINE as f64 * times };

@@ -71,24 +71,30 @@ pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc 
 }
 
 /// The better of an arg-reduction's accumulator and a new value at a later position. NaN is better than all but an
-/// earlier NaN.
+/// earlier NaN. What is no better than the accumulator of no elements leaves it `NOWHERE`: where no element is, all are equal and the
+/// first is the best (`found`).
 pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
     let Some(at) = acc.other else { return acc };
-    let better = if op == ReduceOp::ArgMin { CmpOp::Lt } else { CmpOp::Gt };
     let elem = math::elem(b, v);
-    let nowhere = b.i32(NOWHERE);
-    let first = b.cmp(CmpOp::Eq, at, nowhere);
     let (x, y) = if elem == Elem::Bool { (b.cast(v, Elem::I32), b.cast(acc.value, Elem::I32)) } else { (v, acc.value) };
-    let mut wins = b.cmp(better, x, y);
-    if elem.is_float() {
-        let (new, old) = (b.unary(U::IsNan, v), b.unary(U::IsNan, acc.value));
-        let not_old = b.unary(U::Not, old);
-        let nan = b.binary(B::And, new, not_old);
-        wins = b.binary(B::Or, wins, nan);
-    }
-    wins = b.binary(B::Or, wins, first);
+    let least = op == ReduceOp::ArgMin;
+    let mut wins = if elem.is_float() {
+        let no_better = b.cmp(if least { CmpOp::Ge } else { CmpOp::Le }, x, y);
+        let (better, nan) = (b.unary(U::Not, no_better), b.unary(U::IsNan, y));
+        let number = b.unary(U::Not, nan);
+        b.binary(B::And, better, number)
+    } else {
+        b.cmp(if least { CmpOp::Lt } else { CmpOp::Gt }, x, y)
+    };
     if let Some(m) = mask {
         wins = b.binary(B::And, wins, m);
     }
     Acc { value: b.select(wins, v, acc.value), other: Some(b.select(wins, position, at)) }
+}
+
+/// The position of an arg-reduction's accumulator, `or` where it has none.
+pub fn found(b: &mut Builder, at: Value, position: Value, or: i64) -> Value {
+    let (nowhere, or) = (b.i32(NOWHERE), b.i32(or));
+    let none = b.cmp(CmpOp::Eq, at, nowhere);
+    b.select(none, or, position)
 }

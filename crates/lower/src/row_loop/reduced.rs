@@ -149,7 +149,11 @@ impl RowLoop<'_> {
             next
         });
         let mut end = end.into_iter();
-        level.iter().map(|r| self.read(f, r, &mut end)).collect()
+        let mut done: Vec<Acc> = level.iter().map(|r| self.read(f, r, &mut end)).collect();
+        for (acc, _) in done.iter_mut().zip(level).filter(|(_, r)| is_arg(r.op())) {
+            acc.other = acc.other.map(|chunk| self.position(f, chunk, lane));
+        }
+        done
     }
     /// The accumulator with a chunk of the row.
     fn add_chunk(&self, f: &mut Frame, r: &Reduced, acc: Acc, lanes: Lanes, to: &[usize]) -> Acc {
@@ -158,8 +162,9 @@ impl RowLoop<'_> {
             Reduced::One { op, .. } if is_arg(*op) => {
                 let shape = self.sum_shape();
                 let v = f.b.broadcast_to(v, &shape);
-                let position = self.position(f, &shape);
-                acc::take(&mut f.b, *op, acc, v, position, lanes.mask)
+                let chunk = self.chunk(f, lanes);
+                let chunk = f.b.broadcast_to(chunk, &shape);
+                acc::take(&mut f.b, *op, acc, v, chunk, lanes.mask)
             }
             Reduced::One { op, .. } => {
                 let mut v = f.em.fill_outside(&mut f.b, *op, v, lanes);
@@ -208,7 +213,10 @@ impl RowLoop<'_> {
         match r {
             Reduced::One { node, body, .. } => {
                 let v = match acc.other {
-                    Some(at) => f.b.cast(at, Elem::I64),
+                    Some(at) => {
+                        let at = acc::found(&mut f.b, at, at, 0);
+                        f.b.cast(at, Elem::I64)
+                    }
                     None => f.b.cast(acc.value, math::held(self.scene.dag.node(*body).dtype)),
                 };
                 f.em.set(*node, v);
