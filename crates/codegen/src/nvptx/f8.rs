@@ -5,20 +5,43 @@ use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::Format;
 
-/// The conversion of two f32 to two bytes, of which the first is the upper one (PTX ISA, `cvt.rn.satfinite`, from `sm_89` on).
-fn instruction(format: Format) -> Option<&'static str> {
-    match format {
-        Format::F8E4M3 => Some("llvm.nvvm.ff.to.e4m3x2.rn"),
-        Format::F8E5M2 => Some("llvm.nvvm.ff.to.e5m2x2.rn"),
-        _ => None,
-    }
+/// Conversions of two numbers at once (PTX ISA, `cvt`, from `sm_89` on): of two f32, the first in the upper byte, and of two bytes to f16.
+struct Pairs {
+    from_f32: &'static str,
+    /// `None` where a shift does it.
+    to_f16: Option<&'static str>,
 }
 
-/// Exponent and fraction are encoded as in f16, except for the bias.
-pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<Val<'c>> {
+fn pairs(e: &Emit, format: Format) -> Option<Pairs> {
+    let pairs = match format {
+        Format::F8E4M3 => {
+            Pairs { from_f32: "llvm.nvvm.ff.to.e4m3x2.rn", to_f16: Some("llvm.nvvm.e4m3x2.to.f16x2.rn") }
+        }
+        Format::F8E5M2 => Pairs { from_f32: "llvm.nvvm.ff.to.e5m2x2.rn", to_f16: None },
+        _ => return None,
+    };
+    Some(pairs).filter(|_| e.f8)
+}
+
+/// One number or two neighbours, which an instruction converts together. Exponent and fraction are encoded as in f16, except for the bias.
+pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, xs: &[IntValue<'c>]) -> Res<Vec<Val<'c>>> {
+    let i16 = e.cx.i16_type();
+    let Some(name) = pairs(e, format).and_then(|p| p.to_f16) else {
+        return xs.iter().map(|x| half_of(e, format, *x)).collect();
+    };
+    let mut pair = e.zext(xs[0], i16)?;
+    if let Some(x) = xs.get(1) {
+        pair = e.or(pair, e.shl(e.zext(*x, i16)?, i16.const_int(8, false))?)?;
+    }
+    let halves = e.call(name, &[], &[pair.into()])?;
+    (0..xs.len()).map(|i| e.element(halves, i)).collect()
+}
+
+/// By arithmetic.
+fn half_of<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<Val<'c>> {
     let i16 = e.cx.i16_type();
     let f16 = e.cx.f16_type();
-    let wide = e.b.build_int_z_extend(x, i16, "")?;
+    let wide = e.zext(x, i16)?;
     let c = |v: u64| i16.const_int(v, false);
     if format.exponent == Format::F16.exponent && format.infinities {
         return e.bitcast(e.shl(wide, c(8))?.into(), f16);
@@ -33,37 +56,41 @@ pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<V
     e.select(is_nan, f16.const_float(f64::NAN).into(), value.into())
 }
 
-/// By the conversion of `sm_89` on, which saturates to the largest number; otherwise by arithmetic.
-pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> Res<Val<'c>> {
-    let size = e.call_float("llvm.fabs", &[x])?;
-    let instruction = instruction(format).filter(|_| e.f8);
-    let bits = match instruction {
-        Some(name) => {
-            let zero = e.f32().const_zero();
-            let pair = int(e.call(name, &[], &[zero.into(), x.into()])?)?;
-            e.b.build_int_truncate(pair, e.i8(), "")?
-        }
-        None => rounded(e, format, x, size)?,
-    };
-    let c = |v: u32| e.i8().const_int(v.into(), false);
+/// One number or two neighbours. By the conversion of `sm_89` on, which saturates to the largest number; otherwise by arithmetic.
+pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, xs: &[FloatValue<'c>]) -> Res<Vec<Val<'c>>> {
+    let Some(pairs) = pairs(e, format) else { return xs.iter().map(|x| byte_of(e, format, *x)).collect() };
     let last = e.f32().const_float(format.last().into());
-    let nan = |bits| e.or(bits, c(format.nan()));
-    match (format.infinity(), instruction) {
-        (None, _) => {
-            let fits = e.fcmp(FloatPredicate::OLE, size, last)?;
-            e.select(fits, bits.into(), nan(bits)?.into())
-        }
-        // The instruction converts NaN to NaN.
-        (Some(infinity), Some(_)) => {
-            let beyond = e.fcmp(FloatPredicate::OGT, size, last)?;
-            let infinite = e.or(e.and(bits, c(0x80))?, c(infinity))?;
-            e.select(beyond, infinite.into(), bits.into())
-        }
-        (Some(_), None) => {
-            let is_nan = e.fcmp(FloatPredicate::UNO, size, size)?;
-            e.select(is_nan, nan(bits)?.into(), bits.into())
+    let beyond = |x| e.fcmp(FloatPredicate::OGT, e.call_float("llvm.fabs", &[x])?, last);
+    let infinity = format.infinity();
+    let of = |x: Option<&FloatValue<'c>>| {
+        let Some(x) = x.copied() else { return Ok(e.f32().const_zero()) };
+        // What has no infinity becomes NaN.
+        if infinity.is_some() { Ok(x) } else { e.fselect(beyond(x)?, e.f32().const_float(f64::NAN), x) }
+    };
+    let mut bits = int(e.call(pairs.from_f32, &[], &[of(xs.get(1))?.into(), of(xs.first())?.into()])?)?;
+    let i16 = e.cx.i16_type();
+    if let Some(infinity) = infinity {
+        // What is beyond the largest number was made the largest.
+        for (i, x) in xs.iter().enumerate() {
+            let more = i16.const_int(u64::from(infinity ^ (infinity - 1)) << (8 * i), false);
+            bits = e.xor(bits, e.iselect(beyond(*x)?, more, i16.const_zero())?)?;
         }
     }
+    let byte = |i: u64| Ok(e.trunc(e.lshr(bits, i16.const_int(8 * i, false))?, e.i8())?.into());
+    (0..xs.len() as u64).map(byte).collect()
+}
+
+/// By arithmetic.
+fn byte_of<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> Res<Val<'c>> {
+    let size = e.call_float("llvm.fabs", &[x])?;
+    let bits = rounded(e, format, x, size)?;
+    let nan = |bits| e.or(bits, e.i8().const_int(format.nan().into(), false));
+    if format.infinities {
+        let is_nan = e.fcmp(FloatPredicate::UNO, size, size)?;
+        return e.select(is_nan, nan(bits)?.into(), bits.into());
+    }
+    let fits = e.fcmp(FloatPredicate::OLE, size, e.f32().const_float(format.last().into()))?;
+    e.select(fits, bits.into(), nan(bits)?.into())
 }
 
 /// The byte of a number, by arithmetic. In formats without infinities the number must not be too large.

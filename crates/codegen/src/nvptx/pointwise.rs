@@ -9,7 +9,7 @@ use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type, UnaryOp};
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 impl<'c> Gen<'c, '_> {
     pub fn pointwise(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
@@ -32,6 +32,12 @@ impl<'c> Gen<'c, '_> {
             if divisors.len() * 4 <= count {
                 return self.by_reciprocals(&args, Self::reciprocal);
             }
+        }
+        if let (Op::Cast(to), Some(from), [x]) = (&data.op, from, &args[..])
+            && from != *to
+            && (from.f8().is_some() || to.f8().is_some())
+        {
+            return self.cast_f8(x, from, *to);
         }
         // Registers that hold the same operands (replicas along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
@@ -297,16 +303,41 @@ impl<'c> Gen<'c, '_> {
         };
         self.e.icmp(p, int(a)?, int(b)?)
     }
+    /// Casts from or to an 8-bit float, of neighbours together; equal operands are cast once.
+    fn cast_f8(&mut self, xs: &[Reg<'c>], from: Elem, to: Elem) -> Res<Vec<Reg<'c>>> {
+        let plain: Vec<Val<'c>> = xs.iter().map(|x| x.plain(&self.e, &mut self.memo)).collect::<Res<_>>()?;
+        let mut distinct = plain.clone();
+        let mut seen = HashSet::new();
+        distinct.retain(|x| seen.insert(*x));
+        let mut known: HashMap<Val<'c>, Val<'c>> = HashMap::new();
+        for pair in distinct.chunks(2) {
+            let bytes = match from.f8() {
+                Some(format) => {
+                    let pair: Vec<_> = pair.iter().map(|x| int(*x)).collect::<Res<_>>()?;
+                    let halves = f8::to_f16(&self.e, format, &pair)?;
+                    halves.into_iter().map(|x| self.cast(x, Elem::F16, to)).collect::<Res<Vec<_>>>()?
+                }
+                None => {
+                    let Some(format) = to.f8() else { return Err(mistyped("a cast to an 8-bit float")) };
+                    let wide = pair.iter().map(|x| self.cast(*x, from, Elem::F32).and_then(float));
+                    let wide: Vec<_> = wide.collect::<Res<_>>()?;
+                    f8::from_f32(&self.e, format, &wide)?
+                }
+            };
+            known.extend(pair.iter().copied().zip(bytes));
+        }
+        Ok(plain.iter().map(|x| Reg::of(known[x], to)).collect())
+    }
     pub fn cast(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
         match (from.f8(), to.f8()) {
             _ if from == to => return Ok(a),
             (Some(format), _) => {
-                let wide = f8::to_f16(&self.e, format, int(a)?)?;
-                return self.cast(wide, Elem::F16, to);
+                let wide = f8::to_f16(&self.e, format, &[int(a)?])?;
+                return self.cast(wide[0], Elem::F16, to);
             }
             (_, Some(format)) => {
                 let x = self.cast(a, from, Elem::F32)?;
-                return f8::from_f32(&self.e, format, float(x)?);
+                return Ok(f8::from_f32(&self.e, format, &[float(x)?])?[0]);
             }
             _ => {}
         }

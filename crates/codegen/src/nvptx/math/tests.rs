@@ -351,8 +351,8 @@ fn f8_there_and_back() {
     let cx = Context::create();
     for format in [Format::F8E4M3, Format::F8E5M2] {
         let address = with(&cx, false, 1, false, |e, x| {
-            let byte = super::super::f8::from_f32(e, format, x[0])?;
-            let half = super::super::f8::to_f16(e, format, byte.into_int_value())?;
+            let byte = super::super::f8::from_f32(e, format, x)?[0];
+            let half = super::super::f8::to_f16(e, format, &[byte.into_int_value()])?[0];
             Ok(e.b.build_float_ext(half.into_float_value(), e.f32(), "")?)
         });
         // SAFETY: the function was made with one f32 argument and result; `cx` keeps its code.
