@@ -395,7 +395,7 @@ fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Rc<
 
 /// The same with peeled rows, if rows are unaligned.
 fn peeled<'m>(nest: &Nest<'m>, base: &Schedule) -> Option<(Schedule, RowPlan<'m>, Rc<Scene>)> {
-    [2, 4, 8].into_iter().find_map(|vector| {
+    [2, 4, 8, 16].into_iter().find_map(|vector| {
         let peeled = base.clone().then(Step::Peel(Axis::Row, vector));
         fitting(nest, &peeled).map(|(plan, scene)| (peeled, plan, scene))
     })
