@@ -3,6 +3,7 @@ use crate::{
     Arithmetic, Array, AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, LoadMode, Op, Param,
     ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
+use std::collections::HashMap;
 
 /// The program of a role; it receives the number of its copy if there are several.
 pub type Program<'a> = Box<dyn FnOnce(&mut Builder, Option<Value>) + 'a>;
@@ -13,6 +14,8 @@ pub struct Builder {
     kernel: Kernel,
     open: Vec<Region>,
     fault: Option<String>,
+    /// What wider values were cast from, by these.
+    narrow: HashMap<Value, Value>,
 }
 
 impl Builder {
@@ -21,6 +24,7 @@ impl Builder {
             kernel: Kernel { name: name.into(), grid, warps, blocks: 1, cluster: 1, ..Kernel::default() },
             open: vec![Region::default()],
             fault: None,
+            narrow: HashMap::new(),
         }
     }
     /// Marks the program as invalid, with the reason; the caller checks [`Builder::fault`] before it uses the program.
@@ -180,13 +184,22 @@ impl Builder {
         let shape: Vec<usize> = (0..n).map(|i| if at(&x, i) == 1 { at(&y, i) } else { at(&x, i) }).collect();
         (self.broadcast_to(a, &shape), self.broadcast_to(b, &shape))
     }
-    /// The same value if it has the type already.
+    /// The same value if it has the type already, or what it was cast from if that has.
     pub fn cast(&mut self, v: Value, to: Elem) -> Value {
-        if self.elem(v) == Some(to) {
+        let elem = self.elem(v);
+        if elem == Some(to) {
             return v;
         }
+        if let Some(narrow) = self.narrow.get(&v).copied().filter(|n| self.elem(*n) == Some(to)) {
+            return narrow;
+        }
         let ty = Type::block(to, self.shape(v));
-        self.one(Op::Cast(to), &[v], ty)
+        let cast = self.one(Op::Cast(to), &[v], ty);
+        let formats = elem.and_then(Elem::format).zip(to.format());
+        if formats.is_some_and(|(from, to)| to.holds(from)) {
+            self.narrow.insert(cast, v);
+        }
+        cast
     }
     /// Pointer and offset are broadcast to each other.
     pub fn ptr_add(&mut self, p: Value, offset: Value) -> Value {
