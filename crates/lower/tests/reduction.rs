@@ -183,7 +183,9 @@ fn peeled_loops() {
 #[test]
 fn positions_in_loops() {
     let pad = |d: &str, n: usize, what: &str| {
-        format!("graph k(%x: {d}[9,{n}]) {{ %a = {what}\n %y = reduce.argmax %a axes=[1]\n %z = reduce.argmin %a axes=[1]\n return %y, %z }}")
+        format!(
+            "graph k(%x: {d}[9,{n}]) {{ %a = {what}\n %y = reduce.argmax %a axes=[1]\n %z = reduce.argmin %a axes=[1]\n return %y, %z }}"
+        )
     };
     for (d, vector) in [("f32", 4), ("bf16", 8), ("f16", 8)] {
         for n in [1025, 2045, 5003] {

@@ -14,9 +14,7 @@ struct Pairs {
 
 fn pairs(e: &Emit, format: Format) -> Option<Pairs> {
     let pairs = match format {
-        Format::F8E4M3 => {
-            Pairs { from_f32: "llvm.nvvm.ff.to.e4m3x2.rn", to_f16: Some("llvm.nvvm.e4m3x2.to.f16x2.rn") }
-        }
+        Format::F8E4M3 => Pairs { from_f32: "llvm.nvvm.ff.to.e4m3x2.rn", to_f16: Some("llvm.nvvm.e4m3x2.to.f16x2.rn") },
         Format::F8E5M2 => Pairs { from_f32: "llvm.nvvm.ff.to.e5m2x2.rn", to_f16: None },
         _ => return None,
     };

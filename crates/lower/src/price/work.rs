@@ -3,6 +3,7 @@ use super::lanes::{self, lines, lines_of_run, of_run, places, written};
 use super::{Bit, Seen, WARP, Work, log2, windows};
 use crate::facts::instructions::quotient;
 use crate::facts::{Access, Facts, Instructions, SECTOR};
+use crate::unaligned::VECTOR;
 use kiln_block::layout::{LANE_BITS, take_lanes};
 use kiln_block::passes::layout::SMALL;
 use kiln_plan::{Axis, Schedule, Step};
@@ -231,7 +232,11 @@ impl Work {
         // Blocks of fewer elements have layouts of their own.
         let full = largest.map_or(0.0, |s| s.elements);
         let alike = seen.iter().filter(|s| s.along == fastest && s.elements >= full);
-        let mut vector = alike.map(|s| width(s.vector)).max().unwrap_or(1).max(width(bound));
+        let most = alike.clone().map(|s| width(s.vector)).max().unwrap_or(1);
+        // A vector of the widest type at most: its lanes would not fill sectors.
+        let small = |s: &&Seen| s.elements * s.access.bytes as f64 <= SMALL as f64;
+        let widest = alike.filter(|s| !small(s)).map(|s| s.access.bytes).max();
+        let mut vector = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1))).max(width(bound));
         let row_at = splits.iter().position(|s| s.0 == Axis::Row);
         let reduced = row_at.filter(|_| facts.levels > 0 || facts.scans > 0);
         if let (Some(f), Some(r)) = (fastest, reduced)

@@ -81,6 +81,9 @@ pub(super) fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     wish.min(elements / (32 << warp_bits(k))).max(1)
 }
 
+/// Bytes of a vector access.
+pub(super) const VECTOR: usize = 16;
+
 /// The preferred distribution of a memory access: the contiguous axis and the elements that one thread takes along it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Access {
@@ -102,7 +105,7 @@ impl Access {
                 (axis, run, align) = (a, r, al);
             }
         }
-        let wide = (align.min(16) / bytes).max(1).min(run);
+        let wide = (align.min(VECTOR) / bytes).max(1).min(run);
         Access { axis, vector: width(k, shape, wide), run, bytes }
     }
     /// Rows that go through shared memory element by element: a short row belongs to one thread, so that lanes exchange
@@ -129,7 +132,7 @@ impl Access {
     /// The layout of what is scanned along `axis`. Along the contiguous axis a thread takes whole vectors even if these
     /// are unaligned: such a load takes two accesses and a shift, and stores are converted ([`Access::scatters`]).
     pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
-        let whole = (16 / self.bytes).min(self.run);
+        let whole = (VECTOR / self.bytes).min(self.run);
         let vector = if axis == self.axis { vector.max(width(k, shape, whole)) } else { vector };
         Flat::scanned(shape, &self.order(shape.len()), (vector, lane_bits(k)), warp_bits(k), axis)
     }
@@ -144,18 +147,21 @@ impl Access {
         1 << own > self.vector
     }
     /// Whether it does not matter how a block of this shape is accessed.
-    fn is_small(&self, shape: &[usize]) -> bool {
+    pub fn is_small(&self, shape: &[usize]) -> bool {
         shape.iter().product::<usize>() * self.bytes <= SMALL
     }
-    /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
-    /// or the block is so small that it does not matter.
-    pub fn suits(&self, flat: &Flat, shape: &[usize]) -> bool {
+    /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction, a load fills them in
+    /// two of one thread, which finds the other half in the L1 cache, or the block is so small that it does not matter.
+    pub fn suits(&self, flat: &Flat, shape: &[usize], load: bool) -> bool {
         if self.run == 1 || self.is_small(shape) {
             return true;
         }
         let axis = axis_bits(shape, self.axis);
-        let vector = flat.registers.iter().zip(axis.clone()).take(4).take_while(|(r, b)| **r == *b).count();
-        let vector = vector.min((16 / self.bytes).max(1).ilog2() as usize) as u8;
+        let own = flat.registers.iter().zip(axis.clone()).take_while(|(r, b)| **r == *b).count();
+        if load && self.vector * self.bytes == VECTOR && (1 << own) * self.bytes == 2 * VECTOR {
+            return true;
+        }
+        let vector = own.min((VECTOR / self.bytes).max(1).ilog2() as usize) as u8;
         let lanes = (axis.start + vector..axis.end).take_while(|b| flat.lanes.contains(&Some(*b))).count() as u8;
         let run = 1usize << (vector + lanes);
         run * self.bytes >= 32 || run >= self.run

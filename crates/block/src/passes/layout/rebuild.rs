@@ -203,17 +203,17 @@ impl Rebuild<'_> {
     }
     fn load(&mut self, i: Inst, data: &InstData) {
         let (ptr, result) = (data.args[0], data.results[0]);
-        let flat = self.access_layout(ptr, self.home(result));
+        let flat = self.access_layout(ptr, self.home(result), true);
         let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
         self.keep_in(i, result, &flat, args);
     }
     fn store(&mut self, i: Inst, data: &InstData) {
         let flat = match self.natural[data.args[1].0 as usize].clone() {
             Some(natural) if self.scatters(data.args[0], &natural) => self.preferred(data.args[0]),
-            Some(natural) => self.access_layout(data.args[0], natural),
+            Some(natural) => self.access_layout(data.args[0], natural, false),
             // Of a constant or position: where addresses are computed from what is in registers, as that lies.
             None => match self.natural[data.args[0].0 as usize].clone() {
-                Some(natural) => self.access_layout(data.args[0], natural),
+                Some(natural) => self.access_layout(data.args[0], natural, false),
                 None => self.preferred(data.args[0]),
             },
         };
@@ -225,12 +225,12 @@ impl Rebuild<'_> {
     }
     /// `flat` if it suits the access, else the access's own. Programs with roles have no scratch memory for
     /// conversions.
-    fn access_layout(&self, ptr: Value, flat: Flat) -> Flat {
+    fn access_layout(&self, ptr: Value, flat: Flat, load: bool) -> Flat {
         if roles(self.old).is_some() {
             return flat;
         }
         let access = Access::of(self.old, self.facts, ptr);
-        if access.suits(&flat, self.old.ty(ptr).shape()) { flat } else { self.preferred(ptr) }
+        if access.suits(&flat, self.old.ty(ptr).shape(), load) { flat } else { self.preferred(ptr) }
     }
     /// Whether what is stored is converted first. Blocks that share an instance exchange no elements.
     fn scatters(&self, ptr: Value, flat: &Flat) -> bool {

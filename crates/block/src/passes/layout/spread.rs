@@ -1,5 +1,5 @@
 //! Propagates layouts from anchors to every value.
-use super::anchors::{Access, accumulator, default_layout, width};
+use super::anchors::{Access, VECTOR, accumulator, default_layout, width};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
@@ -13,6 +13,8 @@ struct Wishes {
     /// The largest access and its bytes.
     access: Option<(usize, Access)>,
     accesses: Vec<Access>,
+    /// Rows go through shared memory.
+    rows: bool,
     /// Axes that are reduced or scanned, and one that is scanned.
     reduced: Vec<usize>,
     scanned: Option<usize>,
@@ -35,7 +37,10 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
             (Some(matmul), _) => matmul.clone(),
             (None, Some((_, access))) => {
                 let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
-                let vector = along.map(|a| a.vector).max().unwrap_or(access.vector);
+                let most = along.clone().map(|a| a.vector).max().unwrap_or(access.vector);
+                // Lanes of more elements than are a vector of the widest type do not fill sectors: these would be converted.
+                let widest = along.filter(|a| !wish.rows && !a.is_small(shape)).map(|a| a.bytes).max();
+                let vector = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1)));
                 let asked = k.vector.filter(|n| access.run >= *n).map_or(1, |n| width(k, shape, n));
                 let vector = vector.max(asked);
                 match wish.scanned {
@@ -110,6 +115,7 @@ impl Wishes {
             Op::Pack { .. } | Op::Unpack { .. } => {
                 let value = if matches!(data.op, Op::Pack { .. }) { data.args[0] } else { data.results[0] };
                 let access = Access::of_rows(k, value);
+                self.rows = true;
                 self.accesses.push(access);
                 self.access = Some((k.ty(value).count() * access.bytes, access));
             }

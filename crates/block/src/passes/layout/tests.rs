@@ -151,3 +151,36 @@ fn scattered_stores_are_converted() {
     assert_eq!(layout_of(&odd, |op| *op == Op::Store), vec![Flat::blocked(&[8, 128], &[1, 0], 1, 1, &[])]);
     assert_eq!(count(&odd, |op| *op == Op::ConvertLayout), 1);
 }
+
+/// Of arrays of several types a thread takes vectors of the widest, so that none is converted. What is loaded for a group of rows that take
+/// longer vectors is loaded as these lie.
+#[test]
+fn types_of_several_widths() {
+    let narrowed = |rows: usize| {
+        let mut b = Builder::new("narrowed", [1, 1, 1], 4);
+        let params = [("x", Elem::Bf16, true), ("g", Elem::F32, true), ("y", Elem::F8e4m3, false)];
+        let [x, g, y] = params.map(|(name, elem, readonly)| b.param(name, elem, readonly));
+        let j = b.iota(4096);
+        let mut at = j;
+        if rows > 1 {
+            let (i, n) = (b.iota(rows), b.i32(4096));
+            let i = b.binary(BinaryOp::Mul, i, n);
+            let i = b.expand_dims(i, 1);
+            let i = b.broadcast_to(i, &[rows, 4096]);
+            at = b.binary(BinaryOp::Add, i, j);
+        }
+        let (xs, gs, ys) = (b.ptr_add(x, at), b.ptr_add(g, j), b.ptr_add(y, at));
+        let (x, g) = (b.load(xs, None, None), b.load(gs, None, None));
+        let x = b.cast(x, Elem::F32);
+        let v = b.binary(BinaryOp::Mul, x, g);
+        let v = b.cast(v, Elem::F8e4m3);
+        b.store(ys, v, None);
+        assign(&b.finish())
+    };
+    let one = narrowed(1);
+    assert_eq!(count(&one, |op| *op == Op::ConvertLayout), 0);
+    assert_eq!(layout_of(&one, |op| *op == Op::Store), vec![Flat::blocked(&[4096], &[0], 4, 2, &[])]);
+    let rows = narrowed(2);
+    assert_eq!(count(&rows, |op| *op == Op::ConvertLayout), 0);
+    assert_eq!(layout_of(&rows, |op| *op == Op::Store), vec![Flat::blocked(&[2, 4096], &[1, 0], 8, 2, &[])]);
+}
