@@ -6,7 +6,7 @@ use crate::emit::Emitter;
 use crate::expr::{CoordId, Expr};
 use crate::rows::RowPlan;
 use crate::tile::Frame;
-use crate::unaligned::VECTOR;
+use kiln_block::passes::layout::VECTOR;
 use kiln_block::{BinaryOp as B, Value};
 use kiln_graph::DType;
 

@@ -8,9 +8,7 @@ use crate::row_loop::reduced::{self, Reduced};
 use crate::rows::RowPlan;
 use crate::space::Space;
 use crate::tile::Cut;
-
-/// Bytes of a vector access.
-pub const VECTOR: usize = 16;
+use kiln_block::passes::layout::VECTOR;
 
 /// How the coordinate of an unaligned row follows from lanes.
 #[derive(Clone, Debug)]

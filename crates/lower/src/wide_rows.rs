@@ -11,7 +11,7 @@ use crate::row_loop::split_row::{JOINED, columns_of, joining_warps};
 use crate::rows::{Emitted, RowPlan, Wide};
 use crate::schedule;
 use crate::space::runs_on;
-use crate::unaligned::VECTOR;
+use kiln_block::passes::layout::VECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 
 /// Bytes of a row from which on it fills the loads of an instance.

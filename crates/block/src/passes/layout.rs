@@ -24,6 +24,8 @@ use crate::analysis::analyse;
 
 /// Bytes of a block up to which it does not matter how it is accessed.
 pub const SMALL: usize = 1024;
+/// Bytes of the longest access of a thread.
+pub const VECTOR: usize = 16;
 
 /// The kernel with layouts.
 pub fn assign(kernel: &Kernel) -> Kernel {

@@ -60,12 +60,12 @@ pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, xs: &[FloatValue<'c>]) 
     let last = e.f32().const_float(format.last().into());
     let beyond = |x| e.fcmp(FloatPredicate::OGT, e.call_float("llvm.fabs", &[x])?, last);
     let infinity = format.infinity();
-    let of = |x: Option<&FloatValue<'c>>| {
-        let Some(x) = x.copied() else { return Ok(e.f32().const_zero()) };
+    let operand = |i: usize| {
+        let Some(x) = xs.get(i).copied() else { return Ok(e.f32().const_zero()) };
         // What has no infinity becomes NaN.
         if infinity.is_some() { Ok(x) } else { e.fselect(beyond(x)?, e.f32().const_float(f64::NAN), x) }
     };
-    let mut bits = int(e.call(pairs.from_f32, &[], &[of(xs.get(1))?.into(), of(xs.first())?.into()])?)?;
+    let mut bits = int(e.call(pairs.from_f32, &[], &[operand(1)?.into(), operand(0)?.into()])?)?;
     let i16 = e.cx.i16_type();
     if let Some(infinity) = infinity {
         // What is beyond the largest number was made the largest.

@@ -311,7 +311,7 @@ impl<'c> Gen<'c, '_> {
         distinct.retain(|x| seen.insert(*x));
         let mut known: HashMap<Val<'c>, Val<'c>> = HashMap::new();
         for pair in distinct.chunks(2) {
-            let bytes = match from.f8() {
+            let casts = match from.f8() {
                 Some(format) => {
                     let pair: Vec<_> = pair.iter().map(|x| int(*x)).collect::<Res<_>>()?;
                     let halves = f8::to_f16(&self.e, format, &pair)?;
@@ -324,7 +324,7 @@ impl<'c> Gen<'c, '_> {
                     f8::from_f32(&self.e, format, &wide)?
                 }
             };
-            known.extend(pair.iter().copied().zip(bytes));
+            known.extend(pair.iter().copied().zip(casts));
         }
         Ok(plain.iter().map(|x| Reg::of(known[x], to)).collect())
     }

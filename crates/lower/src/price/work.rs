@@ -3,9 +3,8 @@ use super::lanes::{self, lines, lines_of_run, of_run, places, written};
 use super::{Bit, Seen, WARP, Work, log2, windows};
 use crate::facts::instructions::quotient;
 use crate::facts::{Access, Facts, Instructions, SECTOR};
-use crate::unaligned::VECTOR;
 use kiln_block::layout::{LANE_BITS, take_lanes};
-use kiln_block::passes::layout::SMALL;
+use kiln_block::passes::layout::{SMALL, VECTOR};
 use kiln_plan::{Axis, Schedule, Step};
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 use super::{Priced, elements, stored_along, strip, warps, widest};
 use crate::facts::Facts;
 use crate::nest::Nest;
-use crate::unaligned::VECTOR;
+use kiln_block::passes::layout::VECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest

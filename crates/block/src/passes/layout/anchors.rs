@@ -1,5 +1,5 @@
 //! The layouts that ops prefer: those of memory accesses and of matmuls.
-use super::SMALL;
+use super::{SMALL, VECTOR};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
 use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
@@ -80,9 +80,6 @@ pub(super) fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();
     wish.min(elements / (32 << warp_bits(k))).max(1)
 }
-
-/// Bytes of a vector access.
-pub(super) const VECTOR: usize = 16;
 
 /// The preferred distribution of a memory access: the contiguous axis and the elements that one thread takes along it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,6 @@
 //! Propagates layouts from anchors to every value.
-use super::anchors::{Access, VECTOR, accumulator, default_layout, width};
+use super::VECTOR;
+use super::anchors::{Access, accumulator, default_layout, width};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
