@@ -30,9 +30,14 @@
 //!   the next arrival at a barrier: an arrival hands the stage back, and without the fence the next copy may overtake the
 //!   reads;
 //! - `roles` occurs once, in the kernel's own list; a role contains no cluster barrier; multicast needs a cluster.
+//!
+//! Addresses, by [`offsets`]: no access takes an integer that may have wrapped.
 mod lower;
+mod offsets;
 mod rules;
 mod upper;
+
+pub use offsets::{offsets, offsets_within};
 
 use crate::{BlockError, Inst, InstData, Kernel, Op, Region, Type, Value, text};
 use std::collections::{HashMap, HashSet};

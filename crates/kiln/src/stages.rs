@@ -96,6 +96,7 @@ pub fn print_file(
         FileKind::BlockText => {
             let block = kiln_block::text::parse(&read()?).map_err(|e| wrong(path, e))?;
             kiln_block::verify::verify(&block).map_err(|e| wrong(path, e))?;
+            kiln_block::verify::offsets(&block).map_err(|e| wrong(path, e))?;
             let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(path, e));
             let alone = std::slice::from_ref(&block);
             options.check()?;

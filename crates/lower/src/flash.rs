@@ -320,7 +320,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
     let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().chain([sink]).flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-    let mut f = open_with(of.name, &scene, &shape, &used);
+    let mut f = open_with(of.name, &scene, &shape, &used, of.machine);
     let part = f.part;
     f.em.coords.insert(part_id(z), Lanes { base: part, ..Lanes::default() });
     let depth = [cut(d1, z.d, 0, 1), cut(d2, z.d, 0, way.depth())].map(|c| in_parts(&mut f, c));

@@ -283,7 +283,7 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
     }
     for step in steps {
         if let Work::Block { code, .. } = step
-            && let Err(e) = kiln_block::verify::verify(code)
+            && let Err(e) = kiln_block::verify::verify(code).and_then(|()| kiln_block::verify::offsets(code))
         {
             let what = format!("the emitted program is wrong: {e}");
             return Err(LowerError::Invariant { kernel: kernel.to_string(), what });

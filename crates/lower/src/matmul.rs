@@ -351,7 +351,7 @@ fn tiled(
     let shape = Shape { cuts, rank: 2, parts: 1, warps: t.warps, blocks: 1, reversed: false };
     let mut used = loads(&scene.dag, &[scene.roots(), vec![a], b.clone()].concat(), |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-    let mut f = open_with(name, &scene, &shape, &used);
+    let mut f = open_with(name, &scene, &shape, &used, machine);
     grouped(&mut f, p, &ids, t);
     f.em.row = row;
     let sums = accumulate(&mut f, p, &ids, t, (a, &b), dtype);

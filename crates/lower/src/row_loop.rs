@@ -106,7 +106,7 @@ impl<'a> RowLoop<'a> {
 
     fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let p = &self.plan;
-        let mut f = open(self.name, self.scene, &p.shape(1));
+        let mut f = open(self.name, self.scene, &p.shape(1), p.machine);
         if let Some(distance) = p.prefetch {
             f.prefetch(self.scene, p, distance);
         }
@@ -153,7 +153,7 @@ impl<'a> RowLoop<'a> {
     }
 
     fn in_loops(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
-        let mut f = open(self.name, self.scene, &self.plan.shape(1));
+        let mut f = open(self.name, self.scene, &self.plan.shape(1), self.plan.machine);
         let lane = f.iota(self.plan.row);
         for level in &self.levels {
             let done = self.accumulate(&mut f, level, lane);

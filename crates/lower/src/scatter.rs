@@ -321,7 +321,7 @@ impl<'a> Scatter<'a> {
         };
         let cuts: Vec<Cut> = space.coords.iter().map(cut).collect();
         let shape = Shape { cuts, rank: 1, parts: 1, warps: block.div_ceil(32).max(1), blocks: 1, reversed: false };
-        let mut f = open(&format!("{}_write", self.of.name), &scene, &shape);
+        let mut f = open(&format!("{}_write", self.of.name), &scene, &shape, self.of.machine);
         let bounds = [0, steps as i64, 1].map(|n| f.b.i32(n));
         looped(&mut f, bounds, &[], |f, k, _| {
             if let Some(axis) = axis {

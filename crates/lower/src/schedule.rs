@@ -367,7 +367,7 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32) -> Result<Emitted, Lo
         }
         let (vector, registers) = (tiled.vector, tiled.registers);
         let (scene, shape) = tiled.points();
-        let mut step = points(nest.name, &scene, &shape)?;
+        let mut step = points(nest, &scene, &shape)?;
         limit_registers(&mut step, registers);
         if let Work::Block { code, .. } = &mut step {
             code.vector = vector;
@@ -407,8 +407,8 @@ pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>)
     }
 }
 
-fn points(name: &str, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::Kernel>, LowerError> {
-    let mut frame = open(name, scene, shape);
+fn points(nest: &Nest, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    let mut frame = open(nest.name, scene, shape, nest.machine);
     scene.stores.iter().for_each(|s| frame.store(s));
     frame.finish()
 }

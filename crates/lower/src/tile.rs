@@ -11,6 +11,7 @@ use crate::math;
 use crate::unaligned::Unaligned;
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
+use kiln_machine::Machine;
 use kiln_plan::exec::{Slot, Work};
 use std::collections::BTreeMap;
 
@@ -80,16 +81,16 @@ pub fn loads(dag: &Dag, roots: &[NodeId], stop: impl Fn(NodeId) -> bool) -> Vec<
 }
 
 /// Starts a program for the scene's stores.
-pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape) -> Frame<'a> {
+pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape, machine: &Machine) -> Frame<'a> {
     let written = scene.stores.iter().map(|s| (s.slot, s.dtype, false));
     let used: Vec<Used> = loads(&scene.dag, &scene.roots(), |_| false).into_iter().chain(written).collect();
-    open_with(name, scene, shape, &used)
+    open_with(name, scene, shape, &used, machine)
 }
 
 /// Starts a program that uses these buffers; parameters are in the order of the slots.
-pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used]) -> Frame<'a> {
+pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used], machine: &Machine) -> Frame<'a> {
     let instances = shape.instances();
-    let mut frame = open_bare(name, scene, used, &shape.cuts, instances);
+    let mut frame = open_bare(name, scene, used, (&shape.cuts, instances), machine);
     frame.b.set_warps(shape.warps.max(1));
     frame.b.set_blocks(shape.blocks.max(1));
     frame.rank = shape.rank;
@@ -99,10 +100,16 @@ pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used])
 
 /// Starts a program of `instances` instances without binding coordinates: the caller computes the position in the grid.
 /// Tiles have two axes.
-pub fn open_bare<'a>(name: &str, scene: &'a Scene, used: &[Used], cuts: &[Cut], instances: usize) -> Frame<'a> {
+pub fn open_bare<'a>(
+    name: &str,
+    scene: &'a Scene,
+    used: &[Used],
+    (cuts, instances): (&[Cut], usize),
+    machine: &Machine,
+) -> Frame<'a> {
     let slots: BTreeMap<Slot, (DType, bool)> = used.iter().map(|&(slot, d, readonly)| (slot, (d, readonly))).collect();
     let mut b = Builder::new(name, [instances, 1, 1], 1);
-    let mut em = Emitter::new(&scene.dag, index_elem(scene, cuts));
+    let mut em = Emitter::new(&scene.dag, index_elem(scene, cuts, machine));
     let mut args = vec![];
     for (slot, (dtype, readonly)) in &slots {
         let p = b.param(slot_name(*slot), math::stored(*dtype), *readonly);
@@ -122,21 +129,23 @@ fn slot_name(slot: Slot) -> String {
     }
 }
 
-/// i64 where an offset, or a position rounded up to a tile, can exceed i32.
-fn index_elem(scene: &Scene, cuts: &[Cut]) -> Elem {
-    const LIMIT: i128 = 1 << 30;
+/// i64 where an offset, or a position rounded up to a tile, can exceed what the machine computes in 32 bits.
+fn index_elem(scene: &Scene, cuts: &[Cut], machine: &Machine) -> Elem {
+    let limit = i128::from(machine.narrow_offsets);
     let points: i128 = cuts.iter().map(|c| (c.count() * c.block) as i128).product();
-    let mut large = points > LIMIT;
-    let mut see = |e: &Expr| e.walk(&mut |e| large |= magnitude(e) > LIMIT);
+    let mut large = points > limit;
+    let mut see = |e: &Expr| e.walk(&mut |e| large |= magnitude(e) > limit);
     // Those of operands too, which a program loads by itself: no store reaches them.
     scene.dag.nodes.iter().for_each(|n| n.exprs(&mut see));
     scene.stores.iter().for_each(|s| std::iter::once(&s.at).chain(s.guards.iter().map(|g| &g.expr)).for_each(&mut see));
     if large { Elem::I64 } else { Elem::I32 }
 }
+/// Bound on the absolute value of an expression, of each of its terms, and of every sum of some of them.
 fn magnitude(e: &Expr) -> i128 {
     let atom = |a: &Atom| match a {
         Atom::Coord { extent, .. } | Atom::Value { extent, .. } => *extent as i128,
-        Atom::Div(..) => 0,
+        // A quotient rounds toward minus infinity.
+        Atom::Div(x, k) => magnitude(x) / i128::from(*k) + 1,
         Atom::Mod(_, k) => i128::from(*k),
     };
     let terms: i128 = e.terms.iter().map(|(a, c)| atom(a) * i128::from(c.abs())).sum();
@@ -363,7 +372,8 @@ mod tests {
         let value = scene.dag.add(NodeOp::Anchor { at: vec![] }, DType::F32);
         let store = Store::new(Slot::Output(0), DType::F32, Expr::default(), value);
         scene.stores.push(store);
-        let mut f = open("k", &scene, &Shape::default());
+        let machine = kiln_machine::Arch::Cpu.machine();
+        let mut f = open("k", &scene, &Shape::default(), machine);
         f.store(&scene.stores[0]);
         match f.finish() {
             Err(LowerError::Invariant { kernel, what }) => {

@@ -182,7 +182,8 @@ struct Plain<'a> {
 impl Plain<'_> {
     fn write(self) -> Result<Work<Kernel>, LowerError> {
         let (z, elem) = (self.shape, crate::math::stored(self.task.dtype));
-        let mut f = open_bare(self.task.name, self.task.scene, &self.used(), &self.cuts(), 0);
+        let mut f =
+            open_bare(self.task.name, self.task.scene, &self.used(), (&self.cuts(), 0), self.task.matmul.machine);
         f.b.set_grid([z.tiles_m, z.tiles_n, z.batch]);
         f.b.set_warps(4 * z.copies);
         let mut map = |s: &Strided, name: &str, outer: usize| {

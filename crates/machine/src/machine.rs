@@ -18,6 +18,9 @@ pub struct Machine {
     /// Where the figures of each section come from, by name of the section.
     #[serde(default)]
     pub sources: BTreeMap<String, String>,
+    /// Offsets up to this many elements are computed in 32 bits, larger ones in 64.
+    #[serde(default = "narrow_offsets", skip_serializing_if = "is_narrow_offsets")]
+    pub narrow_offsets: u64,
     /// Roofline rates.
     pub rates: Rates,
     /// What Kiln's kernels can hold on chip.
@@ -46,6 +49,14 @@ pub struct Machine {
     /// Cost model of cuBLASLt matmuls.
     #[serde(default)]
     pub library: Library,
+}
+
+/// Half of what 32 bits hold: positions rounded up to whole tiles still fit.
+fn narrow_offsets() -> u64 {
+    1 << 30
+}
+fn is_narrow_offsets(n: &u64) -> bool {
+    *n == narrow_offsets()
 }
 
 /// Rates of the planner's roofline. Measured, not taken from data sheets: `kiln doctor --calibrate` fits them.

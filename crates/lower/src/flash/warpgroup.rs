@@ -189,7 +189,7 @@ fn plain(
             // Rows without a key between these are found.
             ends = masked_range(&mut r.dag, score, t1, z.t, mask_dtype(g, v).mask_limit());
         }
-        before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends)?);
+        before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends, of.machine)?);
         before.scratch.push(mask.scratch());
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
@@ -235,7 +235,7 @@ fn plain(
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(score_tiles::others(&scene.dag, score, &beside));
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
-    let mut f = open_bare(of.name, &scene, &used, &cuts, 0);
+    let mut f = open_bare(of.name, &scene, &used, (&cuts, 0), of.machine);
     let elem = math::stored(dtype);
     let mut operand = |name: &str, array: Strided, elem: Elem, [rows, columns]: [usize; 2]| {
         let map = f.descriptor(name, array.slot, array.map(elem, [rows, columns]), true);

@@ -75,7 +75,7 @@ impl RowLoop<'_> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(totals.iter().map(|t| (t.slot, DType::I64, false)));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used);
+        let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used, self.plan.machine);
         let Some(part) = f.part else {
             return Err(LowerError::Invariant { kernel: self.name.to_string(), what: "a row has one chunk".into() });
         };

@@ -101,7 +101,7 @@ impl RowLoop<'_> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(places(totals, true));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used);
+        let mut f = open_with(self.name, self.scene, &self.plan.shape(self.plan.parts), &used, self.plan.machine);
         let mut start = vec![];
         for ((_, _, body), total) in self.scans().into_iter().zip(totals) {
             let part = f.part;

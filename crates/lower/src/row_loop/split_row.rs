@@ -73,7 +73,8 @@ impl RowLoop<'_> {
             own.push(Partial { of: p.of, places });
         }
         let used: Vec<Used> = places(found, true).chain(places(&own, false)).collect();
-        let mut f = open_with(&format!("{}_joined", self.name), self.scene, &self.plan.shape(1), &used);
+        let mut f =
+            open_with(&format!("{}_joined", self.name), self.scene, &self.plan.shape(1), &used, self.plan.machine);
         for (p, own) in found.iter().zip(&own) {
             self.per_wide_row = per_wide_row;
             let acc = self.combined(&mut f, p, None);
@@ -88,7 +89,7 @@ impl RowLoop<'_> {
     pub fn written(&self, results: &[Partial], columns: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let mut used = self.reads(self.scene.roots().into_iter(), results);
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.last_shape(self.plan.parts), &used);
+        let mut f = open_with(self.name, self.scene, &self.last_shape(self.plan.parts), &used, self.plan.machine);
         let mut ix: Vec<Expr> = self.plan.kept.iter().map(|c| Expr::coord(c.id, c.extent)).collect();
         let mut shape: Vec<usize> = self.plan.kept.iter().map(|c| c.extent).collect();
         if let (Some(last), Some(n)) = (ix.pop(), shape.last_mut()) {
@@ -173,7 +174,7 @@ impl RowLoop<'_> {
     fn open_partial(&self, name: &str, level: &[Reduced], before: &[Partial], own: &[Partial]) -> Frame<'_> {
         let mut used = self.reads(level.iter().map(Reduced::body), before);
         used.extend(places(own, false));
-        open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used)
+        open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used, self.plan.machine)
     }
     /// What nodes read where these partial results are known, and these.
     fn reads(&self, roots: impl Iterator<Item = NodeId>, done: &[Partial]) -> Vec<Used> {
@@ -362,7 +363,7 @@ impl RowLoop<'_> {
         }
         let mut used = self.reads(self.scene.roots().into_iter(), done);
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.last_shape(parts), &used);
+        let mut f = open_with(self.name, self.scene, &self.last_shape(parts), &used, self.plan.machine);
         self.combine_parts(&mut f, done);
         let lane = f.iota(self.plan.row);
         self.write(&mut f, lane);

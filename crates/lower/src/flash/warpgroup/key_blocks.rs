@@ -19,6 +19,7 @@ use crate::scores::{Sizes, is_number};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, Kernel, ReduceOp as R, Value};
 use kiln_graph::{BinaryOp, CompareOp, DType, Type as Array, UnaryOp};
+use kiln_machine::Machine;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 
@@ -177,6 +178,7 @@ impl Mask {
         z: &Sizes,
         tiles: &Tiles,
         ends: [Option<NodeId>; 2],
+        machine: &Machine,
     ) -> Result<Work<Kernel>, LowerError> {
         let Coords { s, t: [t, _], .. } = Coords::of(z);
         let mut scene = Scene { dag: dag.clone(), stores: vec![] };
@@ -190,7 +192,7 @@ impl Mask {
         used.push((self.slot, DType::I32, false));
         let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
         let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS, blocks: 1, reversed: false };
-        let mut f = open_with(name, &scene, &shape, &used);
+        let mut f = open_with(name, &scene, &shape, &used, machine);
 
         let keys = tiles.keys;
         let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
