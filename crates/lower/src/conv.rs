@@ -3,49 +3,56 @@
 //! - On the host, the matmul reads patches through strided windows of the input, which is copied to scratch only for
 //!   padding.
 //! - On GPUs: an implicit GEMM over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
-//! - Transposed convolutions are matmuls of every point's channels with the whole window; the epilogue sums what
-//!   overlapping windows contribute to one place. No weight is multiplied with the zeros between points, so an infinite
-//!   weight gives what PyTorch gives.
+//! - Transposed convolutions on GPUs are convolutions of stride 1 ([`transposed`]), one launch for each part of the result. On the
+//!   host they are matmuls of every point's channels with the whole window; the epilogue sums what overlapping windows
+//!   contribute to one place.
 //! - Depthwise convolutions are direct.
 mod implicit_gemm;
+mod transposed;
 
 use crate::composite::Decomposed;
-use crate::dag::NodeOp;
+use crate::dag::{Guard, NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
 use crate::multiply::{Multiply, Product};
 use crate::nest::Visit;
-use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
+use crate::placed::{self, Lattice};
+use crate::resolve::{Body, Inside, Matmul as Place, Resolved, Resolver, inside};
 use crate::rows::Emitted;
+use crate::space::Space;
 use crate::window::UNROLL;
-use crate::{LowerError, gemm, matmul, reduction};
+use crate::{LowerError, gemm, matmul, pointwise, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::{Matrix, Slot, axes};
 use kiln_plan::{Hardware, Step};
+use transposed::Part;
 
 /// A convolution's operands and sizes.
-struct Conv<'a> {
+struct Conv {
     x: ValueId,
     w: ValueId,
     x_shape: Vec<usize>,
     w_shape: Vec<usize>,
     out: Vec<usize>,
-    stride: &'a [usize],
-    padding: &'a [usize],
-    dilation: &'a [usize],
+    stride: Vec<usize>,
+    /// Zeros before the input's first position; negative: that many positions are not read.
+    padding: Vec<i64>,
+    dilation: Vec<usize>,
     groups: usize,
     transposed: bool,
-    /// Input and output channels of a group.
+    /// Input channels and rows of the weight in a group: output channels, in a part of a transposed convolution each with its residues.
     cin: usize,
     cout: usize,
     /// Elements of a patch, and points of an image of the result.
     k: usize,
     points: usize,
+    /// What it computes of a transposed convolution.
+    part: Option<Part>,
 }
 
-impl<'a> Conv<'a> {
-    fn new(g: &'a Graph, v: ValueId) -> Option<Conv<'a>> {
+impl Conv {
+    fn new(g: &Graph, v: ValueId) -> Option<Conv> {
         let Op::Conv { stride, padding, dilation, groups, transposed, .. } = g.op(v) else { return None };
         let args = g.args(v);
         let (x_shape, w_shape, out) = (g.shape(args[0]).to_vec(), g.shape(args[1]).to_vec(), g.shape(v).to_vec());
@@ -53,12 +60,48 @@ impl<'a> Conv<'a> {
         let k = cin * w_shape[2..].iter().product::<usize>();
         let points = out[2..].iter().product();
         let (x, w, groups, transposed) = (args[0], args[1], *groups, *transposed);
-        Some(Conv { x, w, x_shape, w_shape, out, stride, padding, dilation, groups, transposed, cin, cout, k, points })
+        let (stride, dilation) = (stride.clone(), dilation.clone());
+        let padding = padding.iter().map(|&p| p as i64).collect();
+        let part = None;
+        Some(Conv {
+            x,
+            w,
+            x_shape,
+            w_shape,
+            out,
+            stride,
+            padding,
+            dilation,
+            groups,
+            transposed,
+            cin,
+            cout,
+            k,
+            points,
+            part,
+        })
     }
     /// A window of one point, without strides and padding.
     fn is_pointwise(&self) -> bool {
-        let window = self.w_shape[2..].iter().chain(self.stride).all(|&n| n == 1);
-        window && self.padding.iter().all(|&p| p == 0)
+        let window = self.w_shape[2..].iter().chain(&self.stride).all(|&n| n == 1);
+        window && self.padding.iter().all(|&p| p == 0) && self.out[2..] == self.x_shape[2..]
+    }
+    /// Index of the weight's element for a row of a group, an input channel of the group, and a point of the window.
+    fn weight_element(&self, at: [&Expr; 3], window: &[Expr]) -> Vec<Expr> {
+        match &self.part {
+            Some(part) => part.weight(self.cin, at, window),
+            None => {
+                let row = at[0].clone().scale(self.cout as i64).plus(at[1]);
+                [&[row, at[2].clone()], window].concat()
+            }
+        }
+    }
+    /// Group, row of the weight in the group, and position, from an index of the value.
+    fn place(&self, ix: &[Expr]) -> (Expr, Expr, Vec<Expr>) {
+        match &self.part {
+            Some(part) => part.place(ix),
+            None => (ix[1].clone().div(self.cout as i64), ix[1].clone().rem(self.cout as i64), ix[2..].to_vec()),
+        }
     }
     /// A position in a patch as channel and point of the window.
     fn in_patch(&self, k: &Expr) -> Vec<Expr> {
@@ -67,9 +110,7 @@ impl<'a> Conv<'a> {
     /// Index of the weight at (group, output channel, position in the patch).
     fn weight_index(&self, at: &[Expr]) -> Vec<Expr> {
         let inner = self.in_patch(&at[2]);
-        let mut ix = vec![at[0].clone().scale(self.cout as i64).plus(&at[1]), inner[0].clone()];
-        ix.extend_from_slice(&inner[1..]);
-        ix
+        self.weight_element([&at[0], &at[1], &inner[0]], &inner[1..])
     }
     /// The weight as an operand on the host.
     fn weight(&self, h: &mut Host) -> Result<Matrix, LowerError> {
@@ -94,7 +135,7 @@ impl<'a> Conv<'a> {
         let mut ix = vec![at[0].clone(), at[1].clone().scale(self.cin as i64).plus(&inner[0])];
         let mut bounds = vec![];
         for d in 0..self.stride.len() {
-            let (s, p) = (self.stride[d] as i64, self.padding[d] as i64);
+            let (s, p) = (self.stride[d] as i64, self.padding[d]);
             let reach = inner[d + 1].clone().scale(self.dilation[d] as i64);
             let e = place[d].clone().scale(s).plus(&reach).shift(-p);
             bounds.push((e.clone(), 0, self.x_shape[d + 2] as i64));
@@ -128,7 +169,7 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
 }
 
 /// The convolution of a body.
-fn find<'a>(of: &Body<'a>) -> Result<(ValueId, Conv<'a>), LowerError> {
+fn find(of: &Body) -> Result<(ValueId, Conv), LowerError> {
     let g = of.graph;
     let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     Ok((v, Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?))
@@ -151,10 +192,13 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         _ => {}
     }
     if c.transposed {
-        return by_columns(of, v, &mut |of| gemm::lower(of, machine));
+        return match (of.product(), parts(of, v, &c, machine)) {
+            (Some(asked), Some(parts)) => in_parts(of, v, (&c, &parts), machine, &asked),
+            _ => by_columns(of, v, &mut |of| gemm::lower(of, machine)),
+        };
     }
     match of.product() {
-        Some(asked) => gpu(of, v, &c, machine, &asked),
+        Some(asked) => gpu(of, v, (&c, &[]), machine, &asked),
         None if machine.arch.is_gpu() => reduction::lower(of, machine, 0),
         None => host(of, v, &c),
     }
@@ -166,39 +210,169 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     if is_small(&c) {
         return Ok(vec![]);
     }
-    if c.transposed {
-        return by_columns(of, v, &mut |of| gemm::candidates(of, machine));
-    }
-    let one = |(p, us)| (Multiply::Matmul(p), us);
-    let all = match by_images(&c) {
-        true => by_image(of, v, &c, machine, &|p| matmul::candidates(of, p, machine))?,
-        false => by_patches(of, v, &c, machine, &|p| {
-            let mut all = implicit_gemm::candidates(of, &c, p, machine)?;
+    let all = match (c.transposed, parts(of, v, &c, machine)) {
+        (true, None) => return by_columns(of, v, &mut |of| gemm::candidates(of, machine)),
+        (true, Some(parts)) => candidates_in_parts(of, v, (&c, &parts), machine)?,
+        (false, _) => products(of, v, (&c, &[]), machine)?,
+    };
+    Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
+}
+
+/// Schedules of a convolution that is one launch; `lattice`: where its results are.
+fn products(
+    of: &Body,
+    v: ValueId,
+    (c, lattice): (&Conv, &[Lattice]),
+    machine: &Hardware,
+) -> Result<Vec<(Product, f64)>, LowerError> {
+    match by_images(c) {
+        true => by_image(of, v, (c, lattice), machine, &|p| matmul::candidates(of, p, machine)),
+        false => by_patches(of, v, (c, lattice), machine, &|p| {
+            let mut all = implicit_gemm::candidates(of, c, p, machine)?;
             all.extend(matmul::candidates(of, p, machine)?);
             Ok(all)
-        })?,
-    };
-    Ok(all.into_iter().map(one).collect())
+        }),
+    }
 }
 
 /// What is made of a convolution's matmul.
 type Then<'a, T> = &'a dyn Fn(&matmul::Matmul) -> Result<T, LowerError>;
 
 /// A convolution by the schedule of a matmul: an implicit GEMM, or one that reads patches.
-fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
-    match (asked.forms.implicit, by_images(c)) {
+fn gpu(
+    of: &Body,
+    v: ValueId,
+    c: (&Conv, &[Lattice]),
+    machine: &Hardware,
+    asked: &Product,
+) -> Result<Emitted, LowerError> {
+    match (asked.forms.implicit, by_images(c.0)) {
         (true, true) => {
             let step = Step::ImplicitGemm;
             Err(of.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
         }
-        (true, false) => by_patches(of, v, c, machine, &|p| implicit_gemm::lower(of, c, p, machine, asked)),
+        (true, false) => by_patches(of, v, c, machine, &|p| implicit_gemm::lower(of, c.0, p, machine, asked)),
         (false, true) => by_image(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
         (false, false) => by_patches(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
     }
 }
 
+/// The parts of a transposed convolution on a GPU, where its kernel can be computed part by part: one part has all
+/// results; of several, each computes the epilogue of its own results.
+fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
+    let parts = transposed::parts(c).filter(|_| c.transposed && machine.arch.is_gpu())?;
+    let sums = |p: &Part| p.window_points() > 0;
+    let placed = |p: &Part| {
+        let (conv, lattice) = (p.conv(c), p.lattice(c));
+        let fits = |m: &matmul::Matmul| Ok(matmul::is_fused(of, m));
+        by_patches(of, v, (&conv, &lattice), machine, &fits).unwrap_or(false)
+    };
+    let whole = parts.len() == 1 && sums(&parts[0]);
+    (whole || sums(&parts[0]) && parts.iter().all(placed)).then_some(parts)
+}
+
+/// Whether a form may be that of several launches that share a kernel's results.
+fn is_shared(p: &Product) -> bool {
+    p.forms.slices == 1 && !p.forms.apart && p.forms.copies == [false; 2]
+}
+
+/// Schedules of a transposed convolution in parts: those of its largest part, at the sum of what all parts are predicted to take.
+fn candidates_in_parts(
+    of: &Body,
+    v: ValueId,
+    (c, parts): (&Conv, &[Part]),
+    machine: &Hardware,
+) -> Result<Vec<(Product, f64)>, LowerError> {
+    let of_part = |p: &Part| products(of, v, (&p.conv(c), &p.lattice(c)), machine);
+    let mut all = of_part(&parts[0])?;
+    if parts.len() == 1 {
+        return Ok(all);
+    }
+    all.retain(|a| is_shared(&a.0));
+    for part in &parts[1..] {
+        if part.window_points() == 0 {
+            continue;
+        }
+        let others = of_part(part)?;
+        let same = |p: &Product| others.iter().find(|o| o.0.forms == p.forms && o.0.tile.size == p.tile.size);
+        all.retain(|a| same(&a.0).is_some());
+        all.iter_mut().for_each(|a| a.1 += same(&a.0).map_or(0.0, |o| o.1));
+    }
+    Ok(all)
+}
+
+/// A transposed convolution by the schedule of a matmul, part by part.
+fn in_parts(
+    of: &Body,
+    v: ValueId,
+    (c, parts): (&Conv, &[Part]),
+    machine: &Hardware,
+    asked: &Product,
+) -> Result<Emitted, LowerError> {
+    if let [part] = parts {
+        return gpu(of, v, (&part.conv(c), &part.lattice(c)), machine, asked);
+    }
+    if !is_shared(asked) {
+        return Err(of.unsupported(
+            "parts of a transposed convolution do not share sums, or copies of operands other than an implicit GEMM's",
+        ));
+    }
+    let mut out = Emitted::default();
+    for (n, part) in parts.iter().enumerate() {
+        let name = format!("{}_part{n}", of.name);
+        let of = &Body { name: if n == 0 { of.name } else { &name }, ..*of };
+        let (conv, lattice) = (part.conv(c), part.lattice(c));
+        if part.window_points() == 0 {
+            out = out.then(without_sums(of, v, &lattice)?);
+            continue;
+        }
+        // The number of resident blocks is that of the largest part, where it is given.
+        let tile = crate::multiply::Tile { persist: asked.tile.persist.filter(|_| n == 0), ..asked.tile };
+        let asked = &Product { tile, ..*asked };
+        let before = std::mem::take(&mut out);
+        let made = before.made;
+        out = by_patches(of, v, (&conv, &lattice), machine, &|p| match asked.forms.implicit {
+            true => implicit_gemm::part(of, &conv, p, machine, asked, before.clone()),
+            false => matmul::with_operands(of, p, machine, asked, before.clone()),
+        })?;
+        out.made = made.or(out.made);
+    }
+    Ok(out)
+}
+
+/// Results of residues that no point of the window reaches: the epilogue of zero.
+fn without_sums(of: &Body, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
+    let (node, zero) = (Body { matmul: Some((v, Place::Node)), ..*of }, Body { matmul: Some((v, Place::Zero)), ..*of });
+    let mut all = Emitted::default();
+    for (i, &out) in of.graph.outputs.iter().enumerate() {
+        let shape = of.graph.shape(out).to_vec();
+        let mut space = Space::new(&shape, &vec![false; shape.len()]);
+        let left = placed::on_lattice(&node, out, &mut space, lattice)
+            .ok_or_else(|| of.unsupported("an output that is not elementwise in the transposed convolution"))?;
+        let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
+        let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
+            let find = |id| space.coords.iter().position(|c| c.id == id).map(|n| axes[n].clone());
+            let ix: Vec<Expr> = space.axes.iter().map(|e| e.substitute(&find)).collect();
+            let guards: Vec<Guard> =
+                left.iter().map(|&a| Guard { expr: ix[a].clone(), lo: 0, hi: shape[a] as i64 }).collect();
+            let mut r = zero.resolver();
+            let value = r.at(out, &ix, &guards)?;
+            let store = Store::new(Slot::Output(i as u32), of.graph.dtype(out), linear(&ix, &shape), value);
+            Ok(Scene { dag: r.dag, stores: vec![store.within(guards)] })
+        };
+        all = all.then(pointwise::launch(of, &format!("without{i}"), &extents, &scene)?);
+    }
+    Ok(all)
+}
+
 /// The matmul of the weight with im2col patches.
-fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T>) -> Result<T, LowerError> {
+fn by_patches<T>(
+    of: &Body,
+    v: ValueId,
+    (c, lattice): (&Conv, &[Lattice]),
+    machine: &Hardware,
+    then: Then<T>,
+) -> Result<T, LowerError> {
     let images = c.x_shape[0];
     let matmul = matmul::Matmul {
         v,
@@ -213,6 +387,7 @@ fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then
         precision: matmul::precision(of, v),
         nearest: true,
         low: None,
+        lattice,
         terms: Terms::Products,
         row: None,
         after: matmul::after(of, v),
@@ -223,9 +398,9 @@ fn by_patches<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then
             c.patch(r, &[image, at[0].clone(), at[1].clone(), point])
         },
         place: &|ix| {
-            let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
-            let point = linear(&ix[2..], &c.out[2..]);
-            vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
+            let (group, row, position) = c.place(ix);
+            let point = linear(&position, &c.out[2..]);
+            vec![group, row, ix[0].clone().scale(c.points as i64).plus(&point)]
         },
     };
     then(&matmul)
@@ -240,7 +415,13 @@ fn by_images(c: &Conv) -> bool {
 }
 
 /// A window of one point: a batch of matmuls, one per image, that read the input in place.
-fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T>) -> Result<T, LowerError> {
+fn by_image<T>(
+    of: &Body,
+    v: ValueId,
+    (c, lattice): (&Conv, &[Lattice]),
+    machine: &Hardware,
+    then: Then<T>,
+) -> Result<T, LowerError> {
     let matmul = matmul::Matmul {
         v,
         batch: vec![c.x_shape[0], c.groups],
@@ -254,6 +435,7 @@ fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T
         precision: matmul::precision(of, v),
         nearest: true,
         low: None,
+        lattice,
         terms: Terms::Products,
         row: None,
         after: matmul::after(of, v),
@@ -261,8 +443,8 @@ fn by_image<T>(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, then: Then<T
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {
-            let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
-            vec![ix[0].clone(), group, channel, linear(&ix[2..], &c.out[2..])]
+            let (group, row, position) = c.place(ix);
+            vec![ix[0].clone(), group, row, linear(&position, &c.out[2..])]
         },
     };
     then(&matmul)
@@ -284,7 +466,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let x = h.padded(c.x, &shape, "padded", |at| {
         let shifted = |(d, e): (usize, &Expr)| match d {
             0 | 1 => e.clone(),
-            _ => e.clone().shift(-(c.padding[d - 2] as i64)),
+            _ => e.clone().shift(-c.padding[d - 2]),
         };
         let ix: Vec<Expr> = at.iter().enumerate().map(shifted).collect();
         let bounds = ix.iter().zip(&c.x_shape).skip(2).map(|(e, s)| (e.clone(), 0, *s as i64)).collect();

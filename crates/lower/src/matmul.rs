@@ -18,9 +18,9 @@ mod tiles;
 
 use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
-use crate::expr::{CoordId, Expr};
+use crate::expr::{CoordId, Expr, linear};
 use crate::multiply::{Forms, Multiply, Product};
-use crate::placed::{self, the_sums};
+use crate::placed::{self, Lattice, the_sums};
 use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
 use crate::row::Row;
 use crate::rows::Emitted;
@@ -60,6 +60,8 @@ pub struct Matmul<'a> {
     pub b: OperandAt<'a>,
     /// (batch…, m, n) from an index of the value.
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
+    /// Which positions of the value it computes: all of them, or those of a lattice.
+    pub lattice: &'a [Lattice],
     /// Dual GEMM: a second right operand with as many columns, which come after those of the first.
     pub dual: Option<Dual<'a>>,
     /// How f32 is multiplied.
@@ -188,7 +190,12 @@ pub fn with_operands(
 /// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
 fn fitting(of: &Body, p: &Matmul) -> Option<Vec<placed::Placed>> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    placed::outputs(&p.nodes(of), &dims, p.place, p.row).filter(|_| p.row.is_none_or(|n| n <= p.n))
+    placed::outputs(&p.nodes(of), &dims, (p.place, p.lattice), p.row).filter(|_| p.row.is_none_or(|n| n <= p.n))
+}
+
+/// Whether tiles can compute the epilogue.
+pub fn is_fused(of: &Body, p: &Matmul) -> bool {
+    p.row.is_none() && fitting(of, p).is_some()
 }
 
 /// The matmul in slices of K.
@@ -249,22 +256,25 @@ fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
 /// has one.
 fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
-    let space = Space::new(&shape, &vec![false; shape.len()]);
-    let (mut position, mut guards) = (Expr::default(), vec![]);
+    let mut space = Space::new(&shape, &vec![false; shape.len()]);
+    let mut left = vec![];
+    for l in p.lattice {
+        let along = space.axes[l.axis].clone();
+        left.extend(l.restrict(&mut space, &along));
+    }
+    let (mut solved, mut guards): (Vec<(CoordId, Expr)>, _) = (vec![], vec![]);
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    let strides = Type::new(DType::F32, shape).strides();
     let exprs = (p.place)(&space.axes);
     for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
         let inverse = crate::invert::invert(e, d)
             .ok_or_else(|| of.unsupported("a matmul whose result order cannot be inverted"))?;
-        for (id, expr) in &inverse.coords {
-            if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(*id)) {
-                position = position.plus(&expr.clone().scale(strides[axis] as i64));
-            }
-        }
+        solved.extend(inverse.coords.iter().cloned());
         guards.extend(inverse.guards(extent));
     }
-    Ok((position, guards))
+    let find = |id| solved.iter().find(|s| s.0 == id).map(|s| s.1.clone());
+    let index: Vec<Expr> = space.axes.iter().map(|e| e.substitute(&find)).collect();
+    guards.extend(left.into_iter().map(|a| Guard { expr: index[a].clone(), lo: 0, hi: shape[a] as i64 }));
+    Ok((linear(&index, &shape), guards))
 }
 
 /// The stores of the epilogue at `at` (batch…, m, n).

@@ -75,6 +75,7 @@ fn with<T>(of: &Body, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Re
         precision: Precision::Exact,
         nearest: false,
         low: None,
+        lattice: &[],
         terms: found.terms,
         row: None,
         after: 0.0,

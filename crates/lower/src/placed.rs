@@ -18,6 +18,27 @@ pub struct Placed {
     guards: Vec<Guard>,
 }
 
+/// Positions along an axis of a matmul's value that it computes, of those that it has: `stride · i + k + start` for `i` and `k` below
+/// `extents`, where that is within the axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lattice {
+    pub axis: usize,
+    pub stride: i64,
+    pub start: i64,
+    pub extents: [usize; 2],
+}
+
+impl Lattice {
+    /// Makes a space one of these positions, where `along` is the place on the axis; gives the axis of the space that they
+    /// leave, if they are positions along one of its axes.
+    pub fn restrict(&self, space: &mut Space, along: &Expr) -> Option<usize> {
+        let id = along.clone().shift(-along.constant).as_coord()?;
+        let axis = space.axes.iter().position(|e| e.as_coord() == Some(id))?;
+        space.stride(id, self.stride, self.start - along.constant, self.extents);
+        Some(axis)
+    }
+}
+
 /// Coordinate that stands for dimension `i` in a [`Placed`].
 fn stand_in(i: usize, extent: usize) -> Expr {
     Expr::coord(u32::MAX - i as u32, extent)
@@ -31,10 +52,10 @@ fn stand_in(i: usize, extent: usize) -> Expr {
 pub fn outputs(
     of: &Body,
     dims: &[usize],
-    place: &dyn Fn(&[Expr]) -> Vec<Expr>,
+    (place, lattice): (&dyn Fn(&[Expr]) -> Vec<Expr>, &[Lattice]),
     row: Option<usize>,
 ) -> Option<Vec<Placed>> {
-    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, place, row)).collect()
+    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, (place, lattice), row)).collect()
 }
 
 /// [`outputs`] for one output.
@@ -42,7 +63,7 @@ pub fn output(
     of: &Body,
     i: usize,
     dims: &[usize],
-    place: &dyn Fn(&[Expr]) -> Vec<Expr>,
+    (place, lattice): (&dyn Fn(&[Expr]) -> Vec<Expr>, &[Lattice]),
     row: Option<usize>,
 ) -> Option<Placed> {
     let g = of.graph;
@@ -63,6 +84,7 @@ pub fn output(
     };
     let extents: Vec<usize> = g.shape(out).iter().copied().chain(row).collect();
     let mut space = Space::new(&extents, &(0..extents.len()).map(|axis| axis == rank).collect::<Vec<_>>());
+    let left = on_lattice(of, out, &mut space, lattice)?;
     let scene = space.refine(&resolve).ok()?;
     let value = scene.stores.first()?.value;
     let all = anchors(&scene.dag, &[value]);
@@ -96,7 +118,21 @@ pub fn output(
         return None;
     }
     let find = |id| solved.iter().find(|s| s.0 == id).map(|s| s.1.clone());
-    Some(Placed { output: i, axes: space.axes[..rank].iter().map(|e| e.substitute(&find)).collect(), guards })
+    let axes: Vec<Expr> = space.axes[..rank].iter().map(|e| e.substitute(&find)).collect();
+    guards.extend(left.into_iter().map(|a| Guard { expr: axes[a].clone(), lo: 0, hi: extents[a] as i64 }));
+    Some(Placed { output: i, axes, guards })
+}
+
+/// Restricts a space of the output's axes to those positions of the matmul that a lattice has; gives the axes on which some of them
+/// are out of bounds. `None` if a position of the output is not one of the matmul, up to a constant.
+pub fn on_lattice(of: &Body, out: ValueId, space: &mut Space, lattice: &[Lattice]) -> Option<Vec<usize>> {
+    if lattice.is_empty() {
+        return Some(vec![]);
+    }
+    let mut r = of.resolver();
+    let value = r.at(out, &space.axes, &[]).ok()?;
+    let [at] = &anchors(&r.dag, &[value])[..] else { return None };
+    lattice.iter().map(|l| l.restrict(space, at.get(l.axis)?)).collect()
 }
 
 /// Drops guards from the loads of `value` that do not concern their addresses: the store has these guards anyway.

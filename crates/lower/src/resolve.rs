@@ -23,6 +23,8 @@ const MAX_NODES: usize = 40_000;
 pub enum Matmul {
     /// A node of the scalar program.
     Node,
+    /// Zero everywhere: sums without terms.
+    Zero,
     /// In memory, dense, in this dtype.
     At(Slot, DType),
     /// In memory as `count` split-K slices, one after the other, which are still to be summed.
@@ -312,6 +314,7 @@ impl<'a> Resolver<'a> {
                 }
                 self.dag.add(NodeOp::Anchor { at }, dtype)
             }
+            Matmul::Zero => self.dag.number(dtype, 0.0),
             Matmul::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
             Matmul::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
             Matmul::KeyParts { first, count } => self.joined_parts(first, count, here),

@@ -81,6 +81,16 @@ impl Space {
         let whole = Expr::coord(a, outer).scale(inner as i64).plus(&Expr::coord(b, inner));
         self.replace(|c| (c == id).then(|| whole.clone()));
     }
+    /// Replaces a coordinate by `stride · outer + inner + start`, where `outer` and `inner` run over these extents.
+    pub fn stride(&mut self, id: CoordId, stride: i64, start: i64, [outer, inner]: [usize; 2]) {
+        let Some(i) = self.coords.iter().position(|c| c.id == id) else { return };
+        let row = self.coords.remove(i).row;
+        let (a, b) = (self.fresh(), self.fresh());
+        let kept = [(a, outer), (b, inner)].into_iter().filter(|c| c.1 > 1);
+        self.coords.splice(i..i, kept.map(|(id, extent)| Coord { id, extent, row }));
+        let whole = Expr::coord(a, outer).scale(stride).plus(&Expr::coord(b, inner)).shift(start);
+        self.replace(|c| (c == id).then(|| whole.clone()));
+    }
     /// Moves groups of `count` neighbours of `row` into `along`, as its outermost part (wide rows); returns the merged
     /// coordinate. The row is rounded up to whole groups.
     pub fn deal(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {

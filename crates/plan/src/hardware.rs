@@ -29,12 +29,7 @@ impl Hardware<'_> {
     }
     /// The precision in which an f32 matmul or convolution is computed, and its flops per second.
     pub fn f32_matmul(&self, op: &Op) -> (Precision, f64) {
-        // A transposed convolution is lowered as a matmul.
-        let allowed = if matches!(op, Op::Conv { transposed: false, .. }) {
-            self.contract.conv()
-        } else {
-            self.contract.matmul()
-        };
+        let allowed = if matches!(op, Op::Conv { .. }) { self.contract.conv() } else { self.contract.matmul() };
         let rate = match allowed {
             Precision::Exact => None,
             Precision::Tf32x3 => self.rates.tf32x3,

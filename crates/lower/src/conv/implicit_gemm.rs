@@ -24,9 +24,8 @@ use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Precision, Step, exec::Slot};
 
-/// Scratch buffers: the copy of the input, and the weight in the order of K.
+/// The scratch buffer of the input's copy.
 const INPUT: Slot = Slot::Scratch(0);
-const WEIGHT: Slot = Slot::Scratch(1);
 /// Operands are K-major, in rows of whole lines.
 const DEEP: Side = Side { major: Major::Depth, lines: true };
 /// Most elements of a buffer.
@@ -37,7 +36,7 @@ pub const NEEDS: &str = "it is for convolutions of half types, or in tf32, from 
      otherwise; not for transposed ones, or a window of one point";
 
 struct Windows<'a> {
-    c: &'a Conv<'a>,
+    c: &'a Conv,
     /// The convolution.
     v: ValueId,
     dtype: DType,
@@ -48,6 +47,11 @@ struct Windows<'a> {
     /// Channels of a group, rounded up to whole stages of K.
     channels: usize,
     points: usize,
+    /// Zeros before the input along each axis, and the first position of the copy that the window reads.
+    front: Vec<i64>,
+    first: Vec<usize>,
+    /// The scratch buffer of the weight in the order of K.
+    weight: Slot,
 }
 
 /// The implicit GEMM of a convolution (`by_patches`: as an im2col matmul), by a schedule.
@@ -58,10 +62,29 @@ pub fn lower(
     machine: &Hardware,
     asked: &Product,
 ) -> Result<Emitted, LowerError> {
-    let lowered = with(of, c, by_patches, machine, &|w, matmul| {
-        let copies = w.copy_input(of)?.then(w.copy_weight(of)?);
-        let before = Emitted { scratch: w.scratch().into(), ..copies };
-        matmul::with_operands(of, matmul, machine, asked, before)
+    part(of, c, by_patches, machine, asked, Emitted::default())
+}
+
+/// One of several parts of a transposed convolution, after the others in `before`.
+pub fn part(
+    of: &Body,
+    c: &Conv,
+    by_patches: &Matmul,
+    machine: &Hardware,
+    asked: &Product,
+    before: Emitted,
+) -> Result<Emitted, LowerError> {
+    let weight = Slot::Scratch(before.scratch.len().max(1) as u32);
+    let lowered = with(of, c, by_patches, (machine, weight), &|w, matmul| {
+        let [input, weight] = w.scratch();
+        let mut out = before.clone();
+        if out.scratch.is_empty() {
+            out = w.copy_input(of)?;
+            out.scratch.push(input);
+        }
+        out = out.then(w.copy_weight(of)?);
+        out.scratch.push(weight);
+        matmul::with_operands(of, matmul, machine, asked, out)
     })?;
     let Some(out) = lowered else {
         return Err(of.unsupported(format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm)));
@@ -76,7 +99,7 @@ pub fn candidates(
     by_patches: &Matmul,
     machine: &Hardware,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
-    let found = with(of, c, by_patches, machine, &|w, matmul| {
+    let found = with(of, c, by_patches, (machine, Slot::Scratch(1)), &|w, matmul| {
         let (precision, cycles) = (matmul.precision, w.copies(machine));
         let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
         let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, ..p.forms }, ..p }, us);
@@ -93,14 +116,14 @@ fn with<T>(
     of: &Body,
     c: &Conv,
     by_patches: &Matmul,
-    machine: &Hardware,
+    (machine, weight): (&Hardware, Slot),
     then: Then<T>,
 ) -> Result<Option<T>, LowerError> {
     let dtype = matmul::operands(of, by_patches.v);
     // Exact f32 wants M-major and N-major operands, in which tiles cannot be shifted by a point: their starts are
     // multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
-    let w = Windows::new(c, by_patches.v, dtype);
+    let w = Windows::new(c, by_patches.v, dtype, weight);
     // Batch invariance: im2col sums in another order, and which is faster depends on the number of images.
     let either = !machine.contract.batch_invariant && warpgroup::takes(dtype, machine);
     if !either || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
@@ -110,12 +133,12 @@ fn with<T>(
         batch: by_patches.batch.clone(),
         n: w.points,
         k: w.depth(),
-        run: Some(Run { len: w.channels, rows: w.input()[1] }),
+        run: Some(Run { len: w.channels, rows: w.input()[1] - w.skipped() }),
         a: &|r, at| w.weight_at(r, at),
         b: &|r, at| w.input_at(r, at),
         place: &|ix| {
-            let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
-            vec![group, channel, linear(&[&ix[..1], &ix[2..]].concat(), &w.images())]
+            let (group, row, position) = c.place(ix);
+            vec![group, row, linear(&[&ix[..1], &position[..]].concat(), &w.images())]
         },
         ..*by_patches
     };
@@ -123,18 +146,24 @@ fn with<T>(
 }
 
 impl<'a> Windows<'a> {
-    fn new(c: &'a Conv<'a>, v: ValueId, dtype: DType) -> Windows<'a> {
+    fn new(c: &'a Conv, v: ValueId, dtype: DType, weight: Slot) -> Windows<'a> {
         let dims = 0..c.stride.len();
-        let reach: Vec<usize> = dims.clone().map(|d| (c.w_shape[d + 2] - 1) * c.dilation[d]).collect();
+        // Parts of a transposed convolution read one copy.
+        let (front, reach) = match &c.part {
+            Some(part) => (part.front.clone(), part.reach.clone()),
+            None => (c.padding.clone(), dims.clone().map(|d| (c.w_shape[d + 2] - 1) * c.dilation[d]).collect()),
+        };
+        let first = dims.clone().map(|d| (front[d] - c.padding[d]) as usize).collect();
         let phases = dims.clone().map(|d| c.stride[d].min(reach[d] + 1)).collect();
         let padded = |d: usize| {
-            let (size, all) = (c.x_shape[d + 2] + c.padding[d], c.out[d + 2] + reach[d] / c.stride[d]);
-            let shared = size.max(all.saturating_sub(c.padding[d])).max(c.out[d + 2]);
+            let (size, all) = (c.x_shape[d + 2] as i64 + front[d], c.out[d + 2] + reach[d] / c.stride[d]);
+            let shared = all.saturating_sub(front[d].max(0) as usize).max(c.out[d + 2]).max(size.max(0) as usize);
             if c.stride[d] == 1 { all.min(shared) } else { all }
         };
         let padded: Vec<usize> = dims.map(padded).collect();
         let points = c.x_shape[0] * padded.iter().product::<usize>();
-        Windows { c, v, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
+        let channels = c.cin.next_multiple_of(SPAN / dtype.bytes());
+        Windows { c, v, dtype, phases, padded, channels, points, front, first, weight }
     }
     /// Buffers of the copies.
     fn scratch(&self) -> [Type; 2] {
@@ -154,6 +183,10 @@ impl<'a> Windows<'a> {
     fn weight(&self) -> [usize; 3] {
         [self.c.groups, self.c.cout, self.depth()]
     }
+    /// Rows of the copy before the first that the window reads.
+    fn skipped(&self) -> usize {
+        self.first.iter().zip(&self.padded).fold(0, |row, (first, n)| row * n + first)
+    }
     /// A position of K as point of the window and channel.
     fn in_window(&self, k: &Expr) -> (Vec<Expr>, Expr) {
         let channels = self.channels as i64;
@@ -162,7 +195,7 @@ impl<'a> Windows<'a> {
     /// The element of the copy at (group, k, n).
     fn input_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
         let (point, channel) = self.in_window(&at[1]);
-        let far = |d: usize| point[d].clone().scale(self.c.dilation[d] as i64);
+        let far = |d: usize| point[d].clone().scale(self.c.dilation[d] as i64).shift(self.first[d] as i64);
         let dims = 0..self.padded.len();
         let phases: Vec<Expr> = dims.clone().map(|d| far(d).rem(self.c.stride[d] as i64)).collect();
         let shift: Vec<Expr> = dims.map(|d| far(d).div(self.c.stride[d] as i64)).collect();
@@ -174,7 +207,7 @@ impl<'a> Windows<'a> {
     /// The element of the weight at (group, m, k).
     fn weight_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
         let at = linear(at, &self.weight());
-        Ok(r.dag.add(NodeOp::Load { slot: WEIGHT, at, guards: vec![] }, self.dtype))
+        Ok(r.dag.add(NodeOp::Load { slot: self.weight, at, guards: vec![] }, self.dtype))
     }
     /// Images and their padded axes.
     fn images(&self) -> Vec<usize> {
@@ -188,7 +221,7 @@ impl<'a> Windows<'a> {
             let mut ix = vec![point[0].clone(), axes[0].clone().scale(c.cin as i64).plus(channel)];
             let mut bounds = vec![(channel.clone(), 0, c.cin as i64)];
             for d in 0..dims {
-                let first = phase[d].clone().shift(-(c.padding[d] as i64));
+                let first = phase[d].clone().shift(-self.front[d]);
                 let position = point[d + 1].clone().scale(c.stride[d] as i64).plus(&first);
                 bounds.push((position.clone(), 0, c.x_shape[d + 2] as i64));
                 ix.push(position);
@@ -202,8 +235,8 @@ impl<'a> Windows<'a> {
         let space = [&[c.groups, c.cout], &c.w_shape[2..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
             let (channel, point) = (&axes[axes.len() - 1], &axes[2..axes.len() - 1]);
-            let ix = [&[axes[0].clone().scale(c.cout as i64).plus(&axes[1]), channel.clone()], point].concat();
-            self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (WEIGHT, linear(axes, &space)))
+            let ix = c.weight_element([&axes[0], &axes[1], channel], point);
+            self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (self.weight, linear(axes, &space)))
         };
         pointwise::launch(of, "weight", &space, &scene)
     }
