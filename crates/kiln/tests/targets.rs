@@ -44,6 +44,10 @@ fn every_graph_assembles_for_every_machine() {
             let options = snapshot::options(name).expect("is known");
             let machine = options.machine().clone();
             let compiled = kiln::compile(&model, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let plan = &compiled.plan;
+            let bounded = plan.unpriced() > 0 || plan.lower_bound_us <= plan.predicted_us();
+            let (bound, predicted) = (plan.lower_bound_us, plan.predicted_us());
+            assert!(bounded, "{name}, {}: bound {bound} us, predicted {predicted} us", path.display());
             let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
             for p in all {
                 let about = format!("{} of {} for {name}", p.name, path.display());

@@ -227,12 +227,22 @@ fn products(
 ) -> Result<Vec<(Product, f64)>, LowerError> {
     match by_images(c) {
         true => by_image(of, v, (c, lattice), machine, &|p| matmul::candidates(of, p, machine)),
-        false => by_patches(of, v, (c, lattice), machine, &|p| {
-            let mut all = implicit_gemm::candidates(of, c, p, machine)?;
-            all.extend(matmul::candidates(of, p, machine)?);
-            Ok(all)
-        }),
+        false => window_products(of, v, (c, lattice), machine),
     }
+}
+
+/// The same, for the matmul with patches of all images.
+fn window_products(
+    of: &Body,
+    v: ValueId,
+    (c, lattice): (&Conv, &[Lattice]),
+    machine: &Hardware,
+) -> Result<Vec<(Product, f64)>, LowerError> {
+    by_patches(of, v, (c, lattice), machine, &|p| {
+        let mut all = implicit_gemm::candidates(of, c, p, machine)?;
+        all.extend(matmul::candidates(of, p, machine)?);
+        Ok(all)
+    })
 }
 
 /// What is made of a convolution's matmul.
@@ -283,11 +293,11 @@ fn candidates_in_parts(
     (c, parts): (&Conv, &[Part]),
     machine: &Hardware,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
-    let of_part = |p: &Part| products(of, v, (&p.conv(c), &p.lattice(c)), machine);
-    let mut all = of_part(&parts[0])?;
-    if parts.len() == 1 {
-        return Ok(all);
+    if let [whole] = parts {
+        return products(of, v, (&whole.conv(c), &whole.lattice(c)), machine);
     }
+    let of_part = |p: &Part| window_products(of, v, (&p.conv(c), &p.lattice(c)), machine);
+    let mut all = of_part(&parts[0])?;
     all.retain(|a| is_shared(&a.0));
     for part in &parts[1..] {
         if part.window_points() == 0 {

@@ -164,6 +164,16 @@ impl Machine {
         machine.check()?;
         Ok(machine)
     }
+    /// Seconds of the cheapest launch of any price in this description: no kernel takes less.
+    pub fn cheapest_launch(&self) -> f64 {
+        let cycles = [self.gemm.launch, self.gemm.soon, self.warpgroups.fill].map(|n| n / self.units.clock);
+        let all = cycles.into_iter().chain([1e-6 * self.nests.launch, self.rates.launch]);
+        all.filter(|s| *s > 0.0 && s.is_finite()).fold(f64::INFINITY, f64::min)
+    }
+    /// Seconds in which no kernel moves fewer than these bytes: what fits the L2 cache may be there from the run before.
+    pub fn least_transfer(&self, bytes: f64) -> f64 {
+        (bytes - self.units.l2 as f64).max(0.0) / (self.rates.bandwidth * self.nests.bandwidth.max(1.0))
+    }
     /// Flops per second of matmuls with operands of the type of this name.
     pub fn matrix_rate(&self, dtype: &str) -> f64 {
         let find = |d: &str| self.rates.matrix.get(d).copied();

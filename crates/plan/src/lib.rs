@@ -293,11 +293,12 @@ impl Plan {
     }
     /// Predicted microseconds of a run: the sum over its kernels, without fallbacks, whose time is unknown.
     pub fn predicted_us(&self) -> f64 {
-        self.run().filter_map(|k| k.cost.us).sum()
+        // A sum of nothing begins at -0.
+        self.run().filter_map(|k| k.cost.us).fold(0.0, |sum, us| sum + us)
     }
     /// The same by the roofline; never below [`Plan::lower_bound_us`].
     pub fn roofline_us(&self) -> f64 {
-        self.run().filter_map(|k| k.cost.roofline_us).sum()
+        self.run().filter_map(|k| k.cost.roofline_us).fold(0.0, |sum, us| sum + us)
     }
     /// The kernels of a run.
     fn run(&self) -> impl Iterator<Item = &Kernel> {

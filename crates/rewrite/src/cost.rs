@@ -130,8 +130,9 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
 /// Price of attention without a block program, in seconds: more than any alternative.
 pub const INTERPRETED: f64 = 1.0;
 
-/// A lower bound in seconds of the time of every plan of this program, the larger of two: moving inputs, parameters and results once
-/// (except lookup tables); and a launch per matmul, each at its roofline bound and reading its weights.
+/// A lower bound in seconds of the time of every plan of this program, by every schedule that the contract allows, the larger of two: moving
+/// inputs, parameters and results once (except lookup tables, and what may stay in the L2 cache); and a launch per matmul, each by the fastest
+/// unit that may compute it. Launches are the cheapest of the machine's.
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     // The log-sum-exp of an attention may come from the kernel of its result.
     let computes = |v: &&usize| {
@@ -147,11 +148,12 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let shares_launch = |v: usize| {
         m.dual_gemm(dag.ty(v).dtype.name()) && siblings.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
     };
+    let launch = m.cheapest_launch();
     let kernels: f64 = matmuls
         .map(|&v| {
-            let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
-            let launch = if shares_launch(v) { m.rates.launch / 2. } else { m.rates.launch };
-            launch + (weights / m.rates.bandwidth).max(matrix_flops(dag, v) / matrix_rate(dag, v, m))
+            let launch = if shares_launch(v) { launch / 2. } else { launch };
+            let exact = m.matrix_rate(operands(dag, v).name());
+            launch + matrix_flops(dag, v) / matrix_rate(dag, v, m).max(exact)
         })
         .sum();
     let tables: FxHashSet<usize> = dag
@@ -163,6 +165,5 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let leaves = dag.live.iter().filter(|&&v| dag.class[v] == kiln_graph::ops::Class::Leaf && !tables.contains(&v));
     let written = dag.roots.iter().filter(|&&r| dag.class[r] != kiln_graph::ops::Class::Leaf);
     let moved: f64 = leaves.chain(written.clone()).map(|&v| dag.bytes(v)).sum();
-    let launch = if written.count() > 0 { m.rates.launch } else { 0. };
-    kernels.max(if launch > 0. { launch + moved / m.rates.bandwidth } else { 0. })
+    kernels.max(if written.count() > 0 { launch + m.least_transfer(moved) } else { 0. })
 }

@@ -80,7 +80,8 @@ impl Report {
             load_kernels: load,
             fallback: fallback_why.iter().map(|f| f.op.clone()).collect(),
             fallback_why,
-            lower_bound_us: c.plan.lower_bound_us,
+            // A bound above what is predicted would be none.
+            lower_bound_us: c.plan.lower_bound_us.min(c.plan.predicted_us()),
             predicted_us: c.plan.predicted_us(),
             roofline_us: c.plan.roofline_us(),
             unpriced,
