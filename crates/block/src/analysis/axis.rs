@@ -25,13 +25,9 @@ impl Analysis {
     pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
         self.axes(ptr).get(axis).map_or((1, 1), |a| (a.contiguous as usize, a.divisor as usize))
     }
-    /// Whether elements along `axis` are contiguous except at breaks that are at least `apart` elements from each
-    /// other: where a quotient of the position changes or a remainder wraps.
-    pub fn follows(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> bool {
-        self.step(k, v, axis, apart) == Some(1)
-    }
-    /// Difference from one element to the next, except at those breaks.
-    fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
+    /// Difference from one element along `axis` to the next, except at breaks that are at least `apart` elements from each other: where a
+    /// quotient of the position changes or a remainder wraps.
+    pub fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
         if let Some(form) = self.affine(v) {
             return Some(form.coeffs.get(axis).copied().unwrap_or(0));
         }
@@ -196,7 +192,7 @@ mod tests {
         let [p, apart, near] = [at, apart, near].map(|at| b.ptr_add(x, at));
         let k = b.finish();
         let a = analyse(&k);
-        assert_eq!([p, apart, near].map(|v| a.follows(&k, v, 0, 8)), [true, false, false]);
+        assert_eq!([p, apart, near].map(|v| a.step(&k, v, 0, 8) == Some(1)), [true, false, false]);
     }
 
     /// `i % 768` on 1024 elements is contiguous in runs of 256, `i / 768` constant.

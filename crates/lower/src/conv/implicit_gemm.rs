@@ -29,7 +29,7 @@ const INPUT: Slot = Slot::Scratch(0);
 /// Operands are K-major, in rows of whole lines.
 const DEEP: Side = Side { major: Major::Depth, lines: true };
 /// Most elements of a buffer.
-const MOST: usize = 1 << 30;
+const MOST: usize = 1 << 32;
 
 /// What it needs, as an error message.
 pub const NEEDS: &str = "it is for convolutions of half types, or in tf32, from sm_90 on, whose results do not depend on the batch's size \

@@ -3,6 +3,7 @@ use super::shape::SPAN;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::matmul::Matmul;
+use kiln_block::passes::warpgroup::roles::epilogue::MAX_ROW_STEP;
 use kiln_block::{Array, BinaryOp as B, Builder, Elem, Swizzle, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Slot;
@@ -71,7 +72,7 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
     s.at.coords(&mut |c| used |= c == columns);
     let is_column = |a: &Atom| matches!(a, Atom::Coord { id, .. } if *id == columns);
     let step = s.at.terms.iter().find(|t| is_column(&t.0)).map_or(1, |t| t.1);
-    used && step == 1 && matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16)
+    used && (1..=MAX_ROW_STEP).contains(&step) && matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16)
 }
 
 /// The load of an array with the rows and columns of the only result and its type: the epilogue can read tiles of it through the buffers of

@@ -289,11 +289,15 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
 /// layout.
 const RUN: i64 = 8;
 
+/// Largest distance of neighbours in a row, in elements, for which the same holds: interleaved rows of a transposed convolution.
+pub const MAX_ROW_STEP: i64 = 4;
+
 /// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the
 /// accumulators' layout a thread has a few columns of many rows; from shared memory threads read whole rows.
 fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool {
     let data = k.inst(i);
     let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
-    let rows = || *k.ty(data.args[0]).shape() == size && facts.follows(k, data.args[0], 1, RUN);
+    let near = |p| facts.step(k, p, 1, RUN).is_some_and(|step| (1..=MAX_ROW_STEP).contains(&step));
+    let rows = || *k.ty(data.args[0]).shape() == size && near(data.args[0]);
     data.op == Op::TileStore || floats(data.args[1]) && rows()
 }
