@@ -38,9 +38,13 @@ for d in FLOATS:
     case(base + "flash_attention_for_cpu", *square, 0.0, True, scale=0.3, keep=1)
     case(base + "flash_attention", *square, 0.0, True, scale=0.3, by=reference(*square, is_causal=True, scale=0.3), keep=1)
     case(base + "flash_attention", q, k, v, by=reference(q, k, v), keep=1)
+
+    # Exponentials become weights of the half type, so torch's kernels of some processors compute them no better than that: their sum, and
+    # with it the log-sum-exp, has the relative error of one rounding.
+    exponentials = (0.0, 0.0 if d == f32 else torch.finfo(d).eps / 2)
     # With the log-sum-exp.
-    case(base + "flash_attention_for_cpu", q, k, v, attn_mask=normal(d, 2, 4, 9, 7), keep=2)
-    case(base + "flash_attention_for_cpu", *square, 0.0, True, scale=0.3, keep=2)
+    case(base + "flash_attention_for_cpu", q, k, v, attn_mask=normal(d, 2, 4, 9, 7), keep=2, rounding=exponentials)
+    case(base + "flash_attention_for_cpu", *square, 0.0, True, scale=0.3, keep=2, rounding=exponentials)
 
     def both(q, k, v, scale):
         sums = torch.logsumexp(q.float() @ k.float().mT * scale, -1)

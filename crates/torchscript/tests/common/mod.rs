@@ -2,7 +2,6 @@
 #[path = "../../../aten/tests/compare.rs"]
 mod compare;
 
-pub use compare::difference;
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, Type};
 use kiln_torchscript::{Imported, Memory, Session};
 use std::{
@@ -10,6 +9,11 @@ use std::{
     process::Command,
     sync::OnceLock,
 };
+
+/// The first difference beyond the tolerance, if any.
+pub fn difference(got: &[Tensor], want: &[Tensor]) -> Option<String> {
+    compare::difference_beyond(got, want, &[])
+}
 
 /// The folder with all archives of the group `small` and the small networks, exported at the first call.
 pub fn archives() -> &'static Path {
