@@ -31,9 +31,9 @@ def flat(results):
     return [results] if isinstance(results, torch.Tensor) else [t for r in results for t in flat(r)]
 
 
-def case(name, *given, by=None, keep=None, refused=None, left=None, rounding=(), **named):
+def case(name, *given, by=None, keep=None, refused=None, left=None, drawn="", rounding=(), **named):
     """One call. `by`: what computes the results instead of the operator; `keep`: how many results are used; `refused`: words
-    of the refusal; `left`: words of the reason why the call is left to libtorch; `rounding`:
+    of the refusal; `left`: words of the reason why the call is left to libtorch; `drawn`: how the call was drawn at random; `rounding`:
     of each result, how far torch's own rounding of what the operator computes on the way may take it from the exact value."""
     base, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, base), overload or "default")
@@ -80,7 +80,7 @@ def case(name, *given, by=None, keep=None, refused=None, left=None, rounding=(),
     call = {"name": f"aten::{base}", "overload": overload, "args": args, "outs": outs}
     raw = {"inputs": inputs, "values": values, "calls": [call], "outputs": outputs, "structure": None}
     shown = ", ".join(str(list(t.shape)) + " " + DTYPES[t.dtype][0] for t in flat([v for v in named.values() if isinstance(v, torch.Tensor)]))
-    cases.append({"name": f"{name}({shown})", "raw": raw, "refused": refused, "left": left, "rounding": list(rounding)})
+    cases.append({"name": f"{name}({shown}) {drawn}".strip(), "raw": raw, "refused": refused, "left": left, "rounding": list(rounding)})
 
 
 def normal(dtype, *shape):

@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 
+import drawn
 import torch
 from calls import FLOATS, INTS, case, normal, special, whole, write
 from torch.nn import functional as F
@@ -328,6 +329,9 @@ for d in FLOATS:
     for corners in (False, True):
         case("upsample_bicubic2d", x, [9, 5], corners)
         case("upsample_bicubic2d.vec", x, None, corners, [1.7, 0.6])
+
+for seed in (1, 2, 3):
+    drawn.resampling(seed, 100)
 
 # Steps of recurrent networks.
 for d in FLOATS:

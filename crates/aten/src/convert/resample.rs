@@ -7,12 +7,12 @@ use crate::raw::{Arg, Call};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, Tensor, Type, ValueId};
 
 pub const TABLE: Table = &[
-    ("aten::upsample_nearest1d", |c, call| nearest(c, call, 0.0)),
-    ("aten::upsample_nearest2d", |c, call| nearest(c, call, 0.0)),
-    ("aten::upsample_nearest3d", |c, call| nearest(c, call, 0.0)),
-    ("aten::_upsample_nearest_exact1d", |c, call| nearest(c, call, 0.5)),
-    ("aten::_upsample_nearest_exact2d", |c, call| nearest(c, call, 0.5)),
-    ("aten::_upsample_nearest_exact3d", |c, call| nearest(c, call, 0.5)),
+    ("aten::upsample_nearest1d", |c, call| nearest(c, call, Nearest::Floor)),
+    ("aten::upsample_nearest2d", |c, call| nearest(c, call, Nearest::Floor)),
+    ("aten::upsample_nearest3d", |c, call| nearest(c, call, Nearest::Floor)),
+    ("aten::_upsample_nearest_exact1d", |c, call| nearest(c, call, Nearest::Centre)),
+    ("aten::_upsample_nearest_exact2d", |c, call| nearest(c, call, Nearest::Centre)),
+    ("aten::_upsample_nearest_exact3d", |c, call| nearest(c, call, Nearest::Centre)),
     ("aten::upsample_linear1d", linear),
     ("aten::upsample_bilinear2d", linear),
     ("aten::upsample_trilinear3d", linear),
@@ -31,6 +31,7 @@ fn ratio(scale: Option<f64>, have: usize, want: usize) -> f64 {
 fn scale(c: &Ctx, call: &Call, i: usize, from: usize) -> Option<f64> {
     match c.arg(call, from) {
         Arg::List(items) => items.get(i).and_then(super::context::scalar_of).map(|s| s.as_f64()),
+        Arg::Ints(items) => items.get(i).map(|s| *s as f64),
         _ => c.opt_scalar(call, from + i).ok().flatten().map(|s| s.as_f64()),
     }
 }
@@ -125,26 +126,69 @@ fn with(c: &mut Ctx, op: BinaryOp, x: ValueId, by: i64) -> Res<ValueId> {
     c.binary(op, x, by)
 }
 
+/// Which point of an output position is mapped to the input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nearest {
+    /// Its start.
+    Floor,
+    /// Its centre (`nearest-exact`).
+    Centre,
+}
+
+/// Arithmetic in which eager PyTorch computes nearest positions of dense tensors on the host. The rounding counts: a position close to an
+/// integer selects one of two elements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    /// Small images have a kernel of their own: positions in f32; an axis that keeps or doubles its size ignores the given factor.
+    Image,
+    /// The general kernel: positions in the compute type of the elements, rounded to f32 before their floor.
+    General(DType),
+}
+
+impl Rounding {
+    /// Of a result of this type. An image is small if it has at most 128 rows and columns together.
+    fn of(ty: &Type) -> Rounding {
+        match ty.shape[..] {
+            [_, _, rows, columns] if rows.saturating_add(columns) <= 128 => Rounding::Image,
+            _ if ty.dtype == DType::F64 => Rounding::General(DType::F64),
+            _ => Rounding::General(DType::F32),
+        }
+    }
+    /// The input position that output position `i` reads, along an axis of `have` elements of which `want` are made by the factor `scale`, if
+    /// one is given.
+    fn position(self, nearest: Nearest, i: usize, have: usize, want: usize, scale: Option<f64>) -> usize {
+        let step = ratio(scale, have, want);
+        let (i32, step32) = (i as f32, step as f32);
+        let place = match (self, nearest) {
+            (Rounding::Image, Nearest::Floor) if want == have => return i,
+            (Rounding::Image, Nearest::Floor) if want == 2 * have => return i / 2,
+            (Rounding::Image, Nearest::Centre) => ((i as f64 + 0.5) * f64::from(step32)) as f32,
+            (Rounding::General(DType::F64), Nearest::Floor) => (i as f64 * step) as f32,
+            (Rounding::General(DType::F64), Nearest::Centre) => ((step * (i as f64 + 0.5) - 0.5) + 0.5) as f32,
+            (Rounding::General(_), Nearest::Centre) => (step32 * (i32 + 0.5) - 0.5) + 0.5,
+            (_, Nearest::Floor) => i32 * step32,
+        };
+        (place as usize).min(have - 1)
+    }
+}
+
 /// `(x, size?, scales)`: the input element at `floor((output position + centre) * ratio)`.
-fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
+fn nearest(c: &mut Ctx, call: &Call, nearest: Nearest) -> Res<Vec<ValueId>> {
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let rounding = Rounding::of(&ty);
     for axis in 2..ty.rank() {
         let (have, want) = sizes(c, x, &ty, axis)?;
-        if have == want {
-            continue;
-        }
-        // torch computes the positions in f32.
-        let step = ratio(scale(c, call, axis - 2, 2), have, want) as f32;
-        let places: Vec<usize> = (0..want).map(|i| (((i as f32 + centre) * step) as usize).min(have - 1)).collect();
+        let factor = scale(c, call, axis - 2, 2);
+        let places: Vec<usize> = (0..want).map(|i| rounding.position(nearest, i, have, want, factor)).collect();
         let whole = want % have == 0 && places.iter().enumerate().all(|(i, p)| *p == i / (want / have));
         x = if whole {
             widen(c, x, axis, want / have)?
         } else {
             let wanted: Vec<i64> = places.iter().map(|p| *p as i64).collect();
-            let of = fraction(f64::from(step)).or_else(|| fraction(have as f64 / want as f64));
-            let exact = of.map(|(p, q)| match centre > 0.0 {
-                true => Fraction { by: 2 * p, plus: p, of: 2 * q, less: 0 },
-                false => Fraction { by: p, plus: 0, of: q, less: 0 },
+            let of = fraction(ratio(factor, have, want)).or_else(|| fraction(have as f64 / want as f64));
+            let exact = of.map(|(p, q)| match nearest {
+                Nearest::Centre => Fraction { by: 2 * p, plus: p, of: 2 * q, less: 0 },
+                Nearest::Floor => Fraction { by: p, plus: 0, of: q, less: 0 },
             });
             Positions::new(c, &wanted, exact, 0, have)?.take(c, x, axis, 0)?
         };
@@ -154,6 +198,9 @@ fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
 
 /// Every element of `axis` repeated `times`.
 fn widen(c: &mut Ctx, x: ValueId, axis: usize, times: usize) -> Res<ValueId> {
+    if times == 1 {
+        return Ok(x);
+    }
     let shape = c.shape(x);
     let total = at(&shape, axis)?.checked_mul(times).ok_or("a result beyond all bounds")?;
     let r = c.repeated(x, axis, times)?;
