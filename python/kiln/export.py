@@ -132,7 +132,7 @@ def export(
             stacklevel=3,
         )
     shapes = _dynamic_shapes(module, args, kwargs, dynamic)
-    with torch.no_grad(), _hooks_restored():
+    with torch.no_grad(), _hooks_restored(), versions.shapes_of_states():
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except UserError as error:
@@ -292,7 +292,7 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
         # Torch has checked that all of its operators are functional. Tracing it again would change
         # nothing, and take about as long as the export.
         return exported
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), versions.shapes_of_states():
         # Of torch's own copying of tree specs.
         warnings.simplefilter("ignore", FutureWarning)
         try:

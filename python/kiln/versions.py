@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -21,6 +22,31 @@ WRITTEN = frozenset(
     for name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
     if (kind := getattr(OutputKind, name, None)) is not None
 )
+
+
+@contextlib.contextmanager
+def shapes_of_states() -> Iterator[None]:
+    """Meanwhile torch traces the states of an LSTM with the shapes that it computes.
+
+    Its shape function (up to 2.11) drops the axis of the batch where the batch is one, and else
+    none, in place of the axis of the step.
+    """
+    from torch._decomp import decompositions
+
+    traced = getattr(decompositions, "one_layer_lstm", None)
+    if traced is None:
+        yield
+        return
+
+    def one_layer(*args: Any, **kwargs: Any) -> Any:
+        out, states = traced(*args, **kwargs)
+        return out, tuple(s.squeeze(0) if s.dim() == 3 else s for s in states)
+
+    decompositions.one_layer_lstm = one_layer  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm = traced  # type: ignore[attr-defined]
 
 
 def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:

@@ -5,6 +5,7 @@
 //! graph in which every value is typed, and where its parameters come from; or all problems of the model at once ([`ImportErrors`]), each
 //! with its line in the model's source ([`source`]). In-place operators are rewritten first ([`mutation`]), since values of a graph never change.
 //! Never: libtorch. What has no conversion becomes a fallback, which names an operator for libtorch to run.
+mod arguments;
 pub mod convert;
 pub mod error;
 pub mod extent;
@@ -12,6 +13,7 @@ pub mod guard;
 pub mod mutation;
 pub mod program;
 pub mod raw;
+mod retype;
 pub mod source;
 pub mod specialise;
 

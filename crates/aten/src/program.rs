@@ -359,7 +359,7 @@ impl Program {
             // One unknown size makes many others unknown.
             return Err(crate::source::settle_problems(first.into()));
         }
-        correct(&mut values, &calls);
+        crate::retype::mend(&mut values, &calls).map_err(|p| crate::source::settle_problems(p.into()))?;
         let inputs = self.tensor_inputs().map(|(i, _)| i.name.clone());
         let ids = self.inputs.iter().filter_map(|i| if let InputKind::Value(id) = i.kind { Some(id) } else { None });
         let inputs = inputs.zip(ids).map(|(name, id)| RawInput { name, value: Some(id), scalar: None }).collect();
@@ -372,18 +372,6 @@ impl Program {
     fn origin(&self, id: usize) -> (String, String) {
         let call = self.calls.iter().find(|c| c.outs.contains(&id));
         call.map(|c| (c.source.clone(), c.module.clone())).unwrap_or_default()
-    }
-}
-
-/// Mends types that torch traces wrongly. Its shape function of `lstm` (up to 2.11) gives the states an axis that the operator does not.
-fn correct(values: &mut [RawInfo], calls: &[Call]) {
-    for call in calls.iter().filter(|c| c.name == "aten::lstm") {
-        for id in call.outs.iter().skip(1) {
-            let shape = &mut values[*id].shape;
-            if let [layers, 1, batch, width] = shape[..] {
-                *shape = vec![layers, batch, width];
-            }
-        }
     }
 }
 

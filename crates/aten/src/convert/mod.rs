@@ -13,7 +13,7 @@ mod creation;
 mod fallback;
 mod index;
 mod linear;
-mod names;
+pub(crate) mod names;
 mod norm;
 mod pointwise;
 mod pool;
@@ -33,7 +33,7 @@ use crate::{
     raw::{Arg, Call, Raw},
 };
 use context::{Ctx, Res};
-use kiln_graph::{DType, Graph, Source, Type, ValueId, fallback::collective::is_collective};
+use kiln_graph::{DType, Graph, Source, Type, UnaryOp, ValueId, fallback::collective::is_collective};
 use std::collections::HashMap;
 
 /// Converts one call; returns the values of its results in order. Trailing results that nothing uses may be omitted.
@@ -66,6 +66,14 @@ pub fn operators() -> Vec<&'static str> {
     let mut names: Vec<&str> = handlers().into_keys().collect();
     names.sort_unstable();
     names
+}
+
+/// Whether an operator computes each element of its result from the elements of its tensors there, broadcast to one shape.
+pub(crate) fn is_pointwise(name: &str) -> bool {
+    let listed = pointwise::TABLE.iter().any(|(listed, _)| *listed == name);
+    let function = name.strip_prefix("aten::").is_some_and(|n| UnaryOp::of_torch(n).is_some());
+    let other = ["aten::glu", "aten::prelu", "aten::_prelu_kernel", "aten::to", "aten::type_as"].contains(&name);
+    (listed || function) && !other
 }
 
 /// A converted graph and the sources of its parameters' data.
