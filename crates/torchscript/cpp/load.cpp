@@ -134,6 +134,49 @@ void name_whole_paths(const Module& m) {
     if (auto* g = tryToGraphFunction(*f)) name_calls(std::vector<Block*>{g->graph()->block()}, all);
 }
 
+// Arithmetic whose operands may be Python numbers, which tracing records as tensors of rank 0. Other operators take numbers as numbers, so a
+// constant tensor among their operands is one.
+const std::unordered_set<std::string> takes_numbers_as_tensors = {
+    "aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::subtract", "aten::subtract_", "aten::mul", "aten::mul_", "aten::multiply",
+    "aten::multiply_", "aten::div", "aten::div_", "aten::divide", "aten::divide_", "aten::true_divide", "aten::true_divide_",
+    "aten::floor_divide", "aten::floor_divide_",
+};
+
+// The type in which tracing records a Python number of that kind.
+bool number_type(at::ScalarType t) { return t == at::kDouble || t == at::kLong || t == at::kBool || t == at::kComplexDouble; }
+
+// Tracing records the Python number in `x * 0.5` as a tensor of rank 0, and saving loses the flag that makes it take part in type promotion
+// as a number. The flag is set again, on a constant of this use alone. It has to be done before freezing, which computes with constants and
+// makes tensors of the model constants too; an attribute keeps the constant from being merged with an equal tensor.
+void mark_numbers(at::ArrayRef<Block*> blocks) {
+  for (Block* b : blocks)
+    for (Node* n : b->nodes()) {
+      mark_numbers(n->blocks());
+      if (!takes_numbers_as_tensors.count(n->kind().toQualString())) continue;
+      for (size_t i = 0; i < 2 && i < n->inputs().size(); i++) {
+        Node* from = n->input(i)->node();
+        auto v = from->kind() == prim::Constant ? toIValue(n->input(i)) : std::nullopt;
+        if (!v || !v->isTensor() || !v->toTensor().defined()) continue;
+        const at::Tensor& t = v->toTensor();
+        if (t.dim() != 0 || !number_type(t.scalar_type()) || t.requires_grad()) continue;
+        at::Tensor number = t.clone();
+        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        Node* constant = b->owningGraph()->create(prim::Constant);
+        constant->t_(attr::value, number);
+        constant->i_(Symbol::attr("number"), 1);
+        constant->output()->setType(n->input(i)->type());
+        constant->setSourceRange(from->sourceRange());
+        constant->insertBefore(n);
+        n->replaceInput(i, constant->output());
+      }
+    }
+}
+
+void mark_numbers(const Module& m) {
+  for (auto* f : m._ivalue()->compilation_unit()->get_functions())
+    if (auto* g = tryToGraphFunction(*f)) mark_numbers(std::vector<Block*>{g->graph()->block()});
+}
+
 Module open_module(const std::string& path) {
   try {
     return torch::jit::load(path, at::kCPU);
@@ -206,6 +249,7 @@ std::unique_ptr<Archive> load(const std::string& path) {
   for (auto p : m.named_parameters()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
   for (auto p : m.named_buffers()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
   name_whole_paths(m);
+  mark_numbers(m);
   freeze_module_inplace(&m);
   a->module = m;
   a->graph = m.get_method("forward").graph()->copy();

@@ -43,15 +43,6 @@ bool holds_tensors(const c10::IValue& v) {
   return v.isGenericDict();
 }
 
-// Tracing records the Python number in `x * 0.5` as a rank-0 tensor, and saving loses the flag that makes it take part in type
-// promotion as a number. torch's optimising executor treats such literals as numbers; so does this.
-at::Tensor as_number(const at::Tensor& t) {
-  if (t.dim() != 0 || (t.scalar_type() != at::kDouble && t.scalar_type() != at::kLong && t.scalar_type() != at::kBool)) return t;
-  at::Tensor number = t.clone();
-  number.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return number;
-}
-
 }  // namespace
 
 bool depends_on_data(const SymP& s) {
@@ -282,7 +273,6 @@ bool Specialiser::structural(Node* n) {
       if (s->value.isDevice()) s->value = at::Device(at::kCPU);  // one device for the whole graph
       s->weight = true;
       if (s->value.isTensor() && s->value.toTensor().defined()) {
-        s->value = as_number(s->value.toTensor());
         id_of(s);
         remember(s);
       } else if (holds_tensors(s->value)) {
