@@ -40,11 +40,12 @@ class Pieces:
         self._run = self._lowering.parts(piece)
         self.parts = piece.parts
         self._places = {node: i for i, node in enumerate(inputs)}
-        #: The symbols of the inputs' sizes: the least and the largest.
+        #: The symbols of the inputs' sizes: the least and the largest. Numbers read from data, such
+        #: as a float, have no range and are none of them.
         self.symbols = {
             str(s): (int(r.lower), int(r.upper) if r.upper.is_Integer else None)
             for s, r in exported.range_constraints.items()
-            if not symbol_is_type(s, SymT.UNBACKED_INT)
+            if not symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
         }
         #: Conditions on sizes, and the sizes that were traced, at which they hold.
         self.guards = [(text, versions.condition(text)) for text in versions.guards(exported)]

@@ -508,3 +508,15 @@ def test_one_operator_does_not_make_a_model_eager(name):
         assert states(found) == ["compiled", "eager"] * 2 + ["compiled"]
     calls = {state: sum(p.calls for p in found if p.state == state) for state in states(found)}
     assert calls["compiled"] > 8 * calls.get("eager", 0)
+
+
+@torch.no_grad()
+def test_kiln_compile_of_a_float_that_is_read_from_data():
+    class Bounded(nn.Module):
+        def forward(self, x, low):
+            return torch.clamp(x.exp(), low, 2.5) + 1
+
+    module = Bounded().eval()
+    compiled = kiln.compile(module, (X, torch.tensor(0.5)))
+    for low in (0.5, 1.5):
+        same(compiled(X, torch.tensor(low)), module(X, torch.tensor(low)))
