@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kiln import _native, export
+from kiln import _native, export, pairs
 from kiln import options as known_options
 from kiln._native import UsageError
 from kiln.compiled import Compiled
@@ -52,7 +52,12 @@ def load(
         )
     engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
     in_spec, out_spec = _nesting(program)
+    engine = pairs.wrapped(engine, *_complex(program))
     return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))
+
+
+#: The numbers of complex64 and complex128 in a `.pt2`.
+_COMPLEX = (10, 11)
 
 
 def _program(file: Path) -> dict[str, Any]:
@@ -78,6 +83,23 @@ def _exported_on(program: dict[str, Any]) -> str:
         return "cpu"
     index = next((i for kind, i in devices if kind == "cuda"), None)
     return "cpu" if index is None or index >= torch.cuda.device_count() else f"cuda:{index}"
+
+
+def _complex(program: dict[str, Any]) -> tuple[bool, list[int]]:
+    """Whether a `.pt2` takes complex tensors, and the positions of its results that are complex."""
+    try:
+        types = program["graph_module"]["graph"]["tensor_values"]
+        signature = program["graph_module"]["signature"]
+        users = [[s["user_input"]["arg"] for s in signature["input_specs"] if "user_input" in s]]
+        given = signature["output_specs"]
+        users += [[s["user_output"]["arg"] for s in given if "user_output" in s]]
+        takes, gives = (
+            [types.get(a.get("as_tensor", {}).get("name"), {}).get("dtype") in _COMPLEX for a in of]
+            for of in users
+        )
+    except (KeyError, AttributeError, TypeError):
+        return False, []
+    return any(takes), [i for i, is_complex in enumerate(gives) if is_complex]
 
 
 def _nesting(

@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from kiln import _native, export, versions
+from kiln import _native, export, pairs, versions
 from kiln import options as known_options
 from kiln._native import Engine, InputError, UnsupportedError, UsageError
 from kiln.chain import Pieces
@@ -118,7 +118,8 @@ def compile(
         engine, checked = read, False
     else:
         for_engine = known_options.for_engine(given, read.face.device)
-        engine = Engine(read.program.text, read.params, for_engine)
+        made = Engine(read.program.text, [pairs.parts(p) for p in read.params], for_engine)
+        engine = pairs.wrapped(made, read.program.takes_complex, read.program.complex_outputs)
         checked = bool(read.params) and known_options.is_checked(given)
     clock.lap("program")
     compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)

@@ -24,8 +24,9 @@ The text is one object with these keys:
 `writes`    `{"target", "value"}`: after a run the input or parameter `target` holds `value`.
 
 An argument is `"none"` or an object with one key: `value`, `int`, `float` (a number, or "inf",
-"-inf", "nan"), `bool`, `str`, `device`, `ints`, `list`, `size` (an expression over symbols) or
-`opaque` (what cannot be written down). A dtype is the number that ATen gives it.
+"-inf", "nan"), `complex` (two parts), `bool`, `str`, `device`, `ints`, `list`, `size` (an
+expression over symbols) or `opaque` (what cannot be written down). A dtype is the number that ATen
+gives it. Complex inputs, parameters and outputs are handed over as in `kiln.pairs`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class Program:
     symbols: dict[str, Json] = field(default_factory=dict)
     #: The call that gives each value, by the value's id.
     results: dict[int, fx.Node] = field(default_factory=dict)
+    #: Whether an input is complex, and the positions of the outputs that are.
+    takes_complex: bool = False
+    complex_outputs: list[int] = field(default_factory=list)
 
 def write(
     graph: fx.Graph,
@@ -192,6 +196,8 @@ class _Writer:
             len(self.calls),
             self.symbols,
             self.results,
+            any("value" in entry and self.is_complex(entry["value"]) for entry in self.inputs),
+            [i for i, o in enumerate(outputs) if "value" in o and self.is_complex(o["value"])],
         )
 
     def device(self) -> str:
@@ -269,6 +275,9 @@ class _Writer:
             info["name"] = name
         self.values.append(info)
         return len(self.values) - 1
+
+    def is_complex(self, value: int) -> bool:
+        return str(self.values[value]["dtype"]).startswith("complex")
 
     def ids_of(self, value: Any, node: fx.Node) -> Any:
         """Ids for the tensors of a result, nested as the result is."""

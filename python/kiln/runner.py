@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from kiln import _native, graph, pieces, views
+from kiln import _native, graph, pairs, pieces, views
 from kiln import options as known_options
 from kiln._native import DeviceError, Engine, InputError, KilnError, UsageError
 
@@ -146,9 +146,14 @@ class Runner:
             tensors = iter(static)
             # The alias shares memory and version without keeping the parameter itself alive.
             params = [
-                next(tensors).detach() if isinstance(p, int) else p for p in self.program.params
+                pairs.parts(next(tensors).detach() if isinstance(p, int) else p)
+                for p in self.program.params
             ]
-            engine = Engine(self.program.text, params, self.options)
+            engine = pairs.wrapped(
+                Engine(self.program.text, params, self.options),
+                self.program.takes_complex,
+                self.program.complex_outputs,
+            )
             found = self.bound[key] = Bound(engine, static, _forget(self, key))
             self.piece.engines.append(engine)
             self.piece.state = "compiled"

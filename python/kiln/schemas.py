@@ -26,6 +26,9 @@ DTYPES: dict[torch.dtype, str] = {
     torch.int8: "i8",
     torch.uint8: "u8",
     torch.bool: "bool",
+    # Within a program; at its edges they are pairs (`kiln.pairs`).
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
 }
 
 #: ATen's numbers of dtypes (c10/core/ScalarType.h).
@@ -161,8 +164,8 @@ def is_check(target: Any) -> bool:
 def foreign(value: Any) -> str:
     """What Kiln has no form for: why a tensor or number cannot be in a program; empty if it can.
 
-    >>> foreign(torch.ones(1)), foreign(torch.ones(1, dtype=torch.complex64))
-    ('', 'complex64 values, a dtype that Kiln does not have')
+    >>> foreign(torch.ones(1)), foreign(torch.ones(1, dtype=torch.complex32))
+    ('', 'complex32 values, a dtype that Kiln does not have')
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested:
@@ -199,6 +202,7 @@ _LITERALS: dict[type, Callable[[Any], Json]] = {
     bool: lambda v: {"bool": v},
     int: lambda v: {"int": v},
     float: _float,
+    complex: lambda v: {"complex": [v.real, v.imag]},
     str: lambda v: {"str": v},
     torch.dtype: _dtype,
     torch.device: lambda v: {"device": str(v)},

@@ -1,7 +1,7 @@
-"""Programs drawn at random by a seed, for every door: of each family a module, its inputs, and what eager PyTorch computes.
+"""Programs drawn at random by a seed, for every door: a module, its inputs, and eager results.
 
-`python families.py FOLDER` writes each one as a traced TorchScript archive with its inputs and eager results, for the tests of
-`crates/torchscript`.
+`python families.py FOLDER` writes each one as a traced TorchScript archive with its inputs and
+eager results, for the tests of `crates/torchscript`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Drawn:
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     texts: list[str]
-    #: Whether float64 tells which of two results is nearer to the truth: not where rounding selects elements, or types are the matter.
+    #: Whether float64 tells which of two results is nearer to the truth: not where rounding selects
+    #: elements, or types are the matter.
     continuous: bool = False
 
     def eager_in_f64(self) -> list[torch.Tensor | None]:
@@ -58,12 +59,20 @@ class Drawn:
         return results
 
 
-def drawn(name: str, seed: int, expressions: Sequence[str], inputs: Sequence[torch.Tensor], **modules: nn.Module):
+def drawn(
+    name: str,
+    seed: int,
+    expressions: Sequence[str],
+    inputs: Sequence[torch.Tensor],
+    **modules: nn.Module,
+):
     """The program of expressions over `m`, the module, and `x0`, `x1`, …, the inputs."""
     names = ", ".join(["m", *(f"x{i}" for i in range(len(inputs)))])
     scope = {"torch": torch, "F": F, "math": math, "inf": math.inf}
     functions = [eval(f"lambda {names}: {text}", scope) for text in expressions]
-    return Drawn(f"{name}_{seed}", Program(functions, **modules).eval(), tuple(inputs), list(expressions))
+    return Drawn(
+        f"{name}_{seed}", Program(functions, **modules).eval(), tuple(inputs), list(expressions)
+    )
 
 
 # Resampling.
@@ -73,7 +82,8 @@ MODES = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}
 
 
 def resampling(seed: int) -> Drawn:
-    """Every mode by size and by factor, with `recompute_scale_factor`, `align_corners` and `antialias`; sizes of one, factors near one."""
+    """Every mode by size and by factor, with `recompute_scale_factor`, `align_corners` and
+    `antialias`; sizes of one, factors near one."""
     rng = random.Random(seed)
     dims = seed % 3 + 1
     dtype = rng.choice((torch.float32, torch.float32, torch.float64))
@@ -88,7 +98,9 @@ def resampling(seed: int) -> Drawn:
         if rng.random() < 0.4:
             options["size"] = [rng.choice((1, n, 2 * n, rng.randint(1, 3 * n))) for n in have]
         else:
-            factors = [rng.choice((*FACTORS, rng.uniform(0.3, 2.5), rng.uniform(0.9, 1.1))) for _ in have]
+            factors = [
+                rng.choice((*FACTORS, rng.uniform(0.3, 2.5), rng.uniform(0.9, 1.1))) for _ in have
+            ]
             if min(math.floor(n * f) for n, f in zip(have, factors, strict=True)) < 1:
                 continue
             options["scale_factor"] = factors if rng.random() < 0.7 or dims == 1 else factors[0]
@@ -110,7 +122,8 @@ def resampling(seed: int) -> Drawn:
 
 # Results of operators that fall back, under views and arithmetic.
 
-#: Operators with several results that libtorch runs, and one of the inputs that they take: a matrix or an LSTM's input.
+#: A result of operators that libtorch runs, most of which have several: of matrices, or of an
+#: LSTM's input.
 SEVERAL = (
     "m.lstm(x1)[0]",
     "m.lstm(x1)[1][0]",
@@ -141,7 +154,18 @@ def views_of(rng: random.Random, shape: Sequence[int]) -> str:
     rank = len(shape)
     kinds = ["unsqueeze", "reshape", "flatten", "squeeze"]
     if rank:
-        kinds += ["select", "slice", "narrow", "transpose", "chunk", "unbind", "split", "expand", "permute", "movedim"] * 2
+        kinds += [
+            "select",
+            "slice",
+            "narrow",
+            "transpose",
+            "chunk",
+            "unbind",
+            "split",
+            "expand",
+            "permute",
+            "movedim",
+        ] * 2
     kind = rng.choice(kinds)
     axis = rng.randrange(rank) if rank else 0
     size = shape[axis] if rank else 1
@@ -151,7 +175,8 @@ def views_of(rng: random.Random, shape: Sequence[int]) -> str:
             return f".select({at}, {rng.choice((-1, 0, size - 1))})"
         case "slice":
             leading = ":, " * axis
-            return f"[{leading}{rng.choice((f'{size // 2}:', ':-1' if size > 1 else ':', '::2', '-1:'))}]"
+            part = rng.choice((f"{size // 2}:", ":-1" if size > 1 else ":", "::2", "-1:"))
+            return f"[{leading}{part}]"
         case "narrow":
             return f".narrow({at}, {size // 2}, {size - size // 2})"
         case "transpose":
@@ -163,7 +188,8 @@ def views_of(rng: random.Random, shape: Sequence[int]) -> str:
         case "unbind":
             return f".unbind({at})[-1]"
         case "expand":
-            return f".unsqueeze({at}).expand({', '.join(['-1'] * axis + ['2'] + ['-1'] * (rank - axis))})" if at >= 0 else ".mT" * (rank > 1)
+            sizes = ["-1"] * axis + ["2"] + ["-1"] * (rank - axis)
+            return f".unsqueeze({axis}).expand({', '.join(sizes)})"
         case "permute":
             axes = list(range(rank))
             rng.shuffle(axes)
@@ -194,7 +220,7 @@ ARITHMETIC = (
 
 
 def fallback_views(seed: int) -> Drawn:
-    """Arithmetic on two views, of up to three steps each, of a result of an operator that falls back."""
+    """Arithmetic on two views, of up to three steps each, of a result of a fallback."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     modules = {
@@ -239,21 +265,65 @@ def fallback_views(seed: int) -> Drawn:
 # Promotion.
 
 PAIRS = (
-    "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} / {b}", "{a} // {b}", "{a} % {b}", "{a} ** {b}", "torch.add({a}, {b}, alpha=2)",
-    "torch.div({a}, {b}, rounding_mode='floor')", "torch.div({a}, {b}, rounding_mode='trunc')", "torch.fmod({a}, {b})",
-    "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "torch.fmax({a}, {b})", "torch.atan2({a}, {b})", "torch.hypot({a}, {b})",
-    "torch.pow({a}, {b})", "torch.float_power({a}, {b})", "torch.logaddexp({a}, {b})", "torch.xlogy({a}, {b})", "torch.copysign({a}, {b})",
-    "torch.true_divide({a}, {b})", "torch.rsub({a}, {b})", "torch.where(x0 > 0, {a}, {b})", "{a} < {b}", "{a} == {b}", "{a} >= {b}",
-    "torch.clamp({a}, {b})", "torch.clamp({a}, max={b})", "{a} & {b}", "{a} | {b}", "torch.bitwise_xor({a}, {b})",
-    "torch.heaviside({a}, {b})", "torch.ldexp({a}, x5)", "torch.cat([{a}.reshape(1), {b}.reshape(1)])",
-)  # fmt: skip
+    "{a} + {b}",
+    "{a} - {b}",
+    "{a} * {b}",
+    "{a} / {b}",
+    "{a} // {b}",
+    "{a} % {b}",
+    "{a} ** {b}",
+    "torch.add({a}, {b}, alpha=2)",
+    "torch.div({a}, {b}, rounding_mode='floor')",
+    "torch.div({a}, {b}, rounding_mode='trunc')",
+    "torch.fmod({a}, {b})",
+    "torch.maximum({a}, {b})",
+    "torch.minimum({a}, {b})",
+    "torch.fmax({a}, {b})",
+    "torch.atan2({a}, {b})",
+    "torch.hypot({a}, {b})",
+    "torch.pow({a}, {b})",
+    "torch.float_power({a}, {b})",
+    "torch.logaddexp({a}, {b})",
+    "torch.xlogy({a}, {b})",
+    "torch.copysign({a}, {b})",
+    "torch.true_divide({a}, {b})",
+    "torch.rsub({a}, {b})",
+    "torch.where(x0 > 0, {a}, {b})",
+    "{a} < {b}",
+    "{a} == {b}",
+    "{a} >= {b}",
+    "torch.clamp({a}, {b})",
+    "torch.clamp({a}, max={b})",
+    "{a} & {b}",
+    "{a} | {b}",
+    "torch.bitwise_xor({a}, {b})",
+    "torch.heaviside({a}, {b})",
+    "torch.ldexp({a}, x5)",
+    "torch.cat([{a}.reshape(1), {b}.reshape(1)])",
+)
 TRIPLES = (
-    "torch.lerp({a}, {b}, {c})", "torch.addcmul({a}, {b}, {c})", "torch.addcmul({a}, {b}, {c}, value=2)", "torch.addcdiv({a}, {b}, {c})",
-    "torch.clamp({a}, {b}, {c})", "torch.where({a} > {b}, {b}, {c})", "{a} * {b} + {c}", "({a} + {b}) / {c}", "{a} - {b} * {c}",
+    "torch.lerp({a}, {b}, {c})",
+    "torch.addcmul({a}, {b}, {c})",
+    "torch.addcmul({a}, {b}, {c}, value=2)",
+    "torch.addcdiv({a}, {b}, {c})",
+    "torch.clamp({a}, {b}, {c})",
+    "torch.where({a} > {b}, {b}, {c})",
+    "{a} * {b} + {c}",
+    "({a} + {b}) / {c}",
+    "{a} - {b} * {c}",
     "torch.stack([{a}.reshape(()), {b}.reshape(()), {c}.reshape(())]).sum()",
-)  # fmt: skip
+)
 NUMBERS = ("(2)", "3.0", "0.1", "(-1)", "True", "2.5")
-TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+TYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
 
 
 class Constants(nn.Module):
@@ -268,16 +338,35 @@ class Constants(nn.Module):
 
 
 def promotion(seed: int) -> Drawn:
-    """Binary and ternary operators over tensors of rank 0 and 1 of all types, Python numbers, and constants of the model."""
+    """Binary and ternary operators over tensors of rank 0 and 1 of all types, Python numbers, and
+    constants of the model."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     inputs = [(torch.rand(()) * 4 + 0.5).to(t) for t in TYPES]
     inputs += [(torch.rand(3) * 4 + 0.5).to(t) for t in (torch.float32, torch.float16, torch.int64)]
     tensors = [f"x{i}" for i in range(len(inputs))]
-    constants = ["m.c.f64", "m.c.f32", "m.c.f16", "m.c.i64", "torch.tensor(0.1, dtype=torch.float64)", "torch.tensor(2)"]
+    constants = [
+        "m.c.f64",
+        "m.c.f32",
+        "m.c.f16",
+        "m.c.i64",
+        "torch.tensor(0.1, dtype=torch.float64)",
+        "torch.tensor(2)",
+    ]
 
     def operands(n: int) -> list[str]:
-        found = [rng.choice((rng.choice(tensors[:8]), rng.choice(tensors[:8]), rng.choice(constants), rng.choice(NUMBERS), rng.choice(tensors))) for _ in range(n)]
+        found = [
+            rng.choice(
+                (
+                    rng.choice(tensors[:8]),
+                    rng.choice(tensors[:8]),
+                    rng.choice(constants),
+                    rng.choice(NUMBERS),
+                    rng.choice(tensors),
+                )
+            )
+            for _ in range(n)
+        ]
         # A result that depends on an input.
         found[rng.randrange(n)] = rng.choice(tensors)
         return found
@@ -293,11 +382,113 @@ def promotion(seed: int) -> Drawn:
             traced = torch.jit.trace(one.module, one.inputs, check_trace=False)
         except (RuntimeError, TypeError, AttributeError):
             continue
-        # A bound that is a tensor beside one that is a number is read from the tensor, which a graph cannot do.
+        # A bound that is a tensor beside one that is a number is read from the tensor, which a
+        # graph cannot do.
         if "Implicit" in str(traced.graph):
             continue
         texts.append(text)
     return drawn("promotion", seed, texts, inputs, c=Constants())
+
+
+# Complex values as pairs.
+
+
+class Rotation(nn.Module):
+    """The rotations of a rotary embedding, as the original Llama holds them."""
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.outer(torch.arange(4.0), 10.0 ** -torch.arange(3.0))
+        self.register_buffer("z", torch.polar(torch.ones_like(angles), angles))
+
+
+#: The rotary embedding as the original Llama writes it.
+ROTARY = (
+    "torch.view_as_real(torch.view_as_complex(x0.float().reshape(*x0.shape[:-1], -1, 2))"
+    " * m.c.z.view(1, 1, 4, 3)).flatten(3).type_as(x0)"
+)
+COMPLEX = (
+    "torch.view_as_complex(x0.reshape(2, 3, 4, 3, 2))",
+    "torch.complex(x0[..., :3], x1[..., 3:])",
+    "torch.polar(x1[..., :3].abs(), x0[..., 3:])",
+    "m.c.z",
+    "torch.polar(torch.ones(4, 3), torch.outer(torch.arange(4.0), torch.ones(3)))",
+    "x0[..., :3].to(torch.complex64)",
+    "torch.view_as_complex(torch.stack([x1[..., :3], x0[..., :3]], -1))",
+)
+OF_ONE = (
+    "{a}.conj()",
+    "{a} * (1 - 2j)",
+    "1j * x0[..., :3] + {a}",
+    "-{a}",
+    "{a} * 2.5",
+    "{a} / 3",
+    "{a} + 0.5",
+    "1 - {a}",
+    "torch.exp({a} * 0.1)",
+    "{a}.flip(-1)",
+    "{a}.resolve_conj()",
+    "{a} * {a}",
+    "torch.square({a})",
+    "torch.roll({a}, 1, 0)",
+)
+OF_TWO = (
+    "{a} * {b}",
+    "{a} + {b}",
+    "{a} - {b}",
+    "{a} / ({b} + 4)",
+    "{a} * {b}.conj()",
+    "torch.add({a}, {b}, alpha=2)",
+    "{a} * x1[..., :3]",
+    "x0[..., :3] - {a}",
+    "{a} / (x1[..., 3:].abs() + 1)",
+)
+MOVED = (
+    "",
+    ".mT",
+    ".transpose(-1, -2)",
+    "[..., 1:, :]",
+    ".unsqueeze(0)",
+    ".reshape(-1)",
+    ".sum(-1)",
+    ".mean(0)",
+    ".flatten(-2)",
+    ".chunk(2, -1)[0]",
+    ".expand(2, 3, 4, 3)",
+)
+REAL = (
+    "{a}.abs()",
+    "{a}.real + 1",
+    "{a}.imag * 2",
+    "torch.view_as_real({a})",
+    "torch.view_as_real({a}).flatten(-2)",
+    "({a} + 5).angle()",
+    "torch.cat([{a}, {a}.conj()], -1).imag",
+    "{a}.real.sum() + {a}.imag",
+    "torch.where({a}.real > 0, {a}, -{a}).real",
+)
+
+
+def complex_pairs(seed: int) -> Drawn:
+    """The rotary embedding, and arithmetic on complex values between real inputs and results."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    inputs = [torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 6)]
+    texts = [ROTARY]
+    while len(texts) < 8:
+        values = [rng.choice(COMPLEX) for _ in range(2)]
+        for _ in range(rng.randint(0, 2)):
+            i = rng.randrange(2)
+            template = rng.choice(OF_ONE + OF_TWO)
+            values[i] = f"({template.format(a=values[i], b=values[1 - i])})"
+        moved = f"({rng.choice(OF_TWO).format(a=values[0], b=values[1])}){rng.choice(MOVED)}"
+        text = rng.choice(REAL).format(a=f"({moved})")
+        try:
+            drawn("", 0, [text], inputs, c=Rotation()).eager()
+        except (RuntimeError, IndexError):
+            continue
+        texts.append(text)
+    return drawn("complex_pairs", seed, texts, inputs, c=Rotation())
 
 
 #: Families with the seeds that tests draw.
@@ -305,6 +496,7 @@ FAMILIES: dict[Callable[[int], Drawn], range] = {
     resampling: range(12),
     fallback_views: range(8),
     promotion: range(16),
+    complex_pairs: range(10),
 }
 
 
@@ -318,10 +510,15 @@ def write(folder: Path) -> None:
     for family, seeds in FAMILIES.items():
         for seed in seeds:
             program = family(seed)
-            traced = torch.jit.trace(program.module, tuple(x.clone() for x in program.inputs), check_trace=False)
+            traced = torch.jit.trace(
+                program.module, tuple(x.clone() for x in program.inputs), check_trace=False
+            )
             traced.save(str(folder / f"{program.name}.pt"))
             for kind, tensors in (("in", program.inputs), ("out", program.eager())):
-                save_file({str(i): t.clone().contiguous() for i, t in enumerate(tensors)}, folder / f"{program.name}.{kind}.safetensors")
+                save_file(
+                    {str(i): t.clone().contiguous() for i, t in enumerate(tensors)},
+                    folder / f"{program.name}.{kind}.safetensors",
+                )
             (folder / f"{program.name}.txt").write_text("\n".join(program.texts))
 
 

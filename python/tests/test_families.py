@@ -26,7 +26,9 @@ def same(program, got):
     wrong = []
     for text, ours, want, true in zip(program.texts, got, program.eager(), exact, strict=True):
         if (ours.dtype, ours.shape) != (want.dtype, want.shape):
-            wrong.append(f"{text}: {ours.dtype} {list(ours.shape)}, eager {want.dtype} {list(want.shape)}")
+            wrong.append(
+                f"{text}: {ours.dtype} {list(ours.shape)}, eager {want.dtype} {list(want.shape)}"
+            )
             continue
         try:
             torch.testing.assert_close(ours, want, equal_nan=True)
@@ -39,7 +41,9 @@ def same(program, got):
 @torch.no_grad()
 def test_torch_compile(family, seed):
     program = family(seed)
-    same(program, torch.compile(program.module, backend=backend.kiln, options=EXACT)(*program.inputs))
+    same(
+        program, torch.compile(program.module, backend=backend.kiln, options=EXACT)(*program.inputs)
+    )
 
 
 @torch.no_grad()

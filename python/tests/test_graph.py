@@ -235,11 +235,11 @@ def test_tensors_of_other_dtypes_are_refused_unless_nothing_reads_them():
     def graph_of(read):
         g = torch.fx.Graph()
         x, p = g.placeholder("x"), g.placeholder("p")
-        x.meta["val"], p.meta["val"] = torch.ones(2), torch.ones(2, dtype=torch.complex64)
+        x.meta["val"], p.meta["val"] = torch.ones(2), torch.ones(2, dtype=torch.complex32)
         g.output((x, p) if read else (x,))
         return g
 
-    text = "table is torch.complex64, a dtype that Kiln does not have: convert it"
+    text = "table is torch.complex32, a dtype that Kiln does not have: convert it"
     with pytest.raises(kiln.UnsupportedError, match=text):
         graph.write(graph_of(True), None, params={1: "table"})
     assert graph.write(graph_of(False), None, params={1: "table"}).params == []

@@ -4,6 +4,7 @@
 //! the symbols from the types of inputs, and checks ranges and guards. [`Program::at`] gives the calls for these sizes ([`Raw`]), which
 //! [`crate::convert`] turns into a graph: behind the door every size is known.
 use crate::{
+    convert::context::part_type,
     error::{ImportErrors, Problem},
     extent::{Extent, Sizes},
     mutation::Write,
@@ -11,7 +12,10 @@ use crate::{
 };
 use kiln_graph::{DType, Type};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+};
 
 /// A program for all sizes within its ranges.
 #[derive(Debug, Deserialize)]
@@ -109,6 +113,19 @@ pub enum Output {
     Constant(Arg),
     /// Nothing.
     None,
+}
+
+impl Value {
+    /// The value as a caller passes it, and as the data of a parameter is: a complex tensor has its parts along one more axis.
+    pub fn in_memory(&self) -> Cow<'_, Value> {
+        match part_type(&self.dtype) {
+            None => Cow::Borrowed(self),
+            Some(part) => {
+                let shape = self.shape.iter().cloned().chain([Extent::Integer(2)]).collect();
+                Cow::Owned(Value { dtype: part.name().into(), shape, name: self.name.clone() })
+            }
+        }
+    }
 }
 
 impl Program {
@@ -264,6 +281,7 @@ impl Program {
         // Dimensions that are symbols first: expressions may need them.
         for direct in [true, false] {
             for ((input, value), ty) in self.tensor_inputs().zip(inputs) {
+                let value = &value.in_memory();
                 if direct {
                     same_kind(&input.name, value, ty)?;
                 }

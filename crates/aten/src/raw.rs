@@ -94,6 +94,8 @@ pub enum Arg {
     Int(i64),
     #[serde(deserialize_with = "float")]
     Float(f64),
+    /// A complex number: its parts.
+    Complex([f64; 2]),
     Bool(bool),
     Str(String),
     Device(String),

@@ -78,7 +78,7 @@ impl Program {
     pub fn from_json(text: &str, params: Vec<Param>) -> Result<Program, Error> {
         let program = program::Program::from_json(text).map_err(Error::model)?;
         let fits = |(id, p): (&usize, &Param)| {
-            let value = &program.values[*id];
+            let value = program.values[*id].in_memory();
             let size = |e: &kiln_aten::extent::Extent| usize::try_from(e.value(&Sizes::new()).ok()?).ok();
             let sizes: Option<Vec<usize>> = value.shape.iter().map(size).collect();
             value.dtype == p.ty().dtype.name() && sizes.as_ref() == Some(&p.ty().shape)
@@ -146,11 +146,13 @@ impl Program {
     }
     /// Types of the inputs that are tensors, in order.
     pub fn input_dims(&self) -> Vec<Dims> {
-        self.program.tensor_inputs().map(|(_, v)| dims(v)).collect()
+        self.program.tensor_inputs().map(|(_, v)| dims(&v.in_memory())).collect()
     }
     /// Types of the outputs that are tensors, in order.
     pub fn output_dims(&self) -> Vec<Dims> {
-        let value = |o: &Output| if let Output::Value(id) = o { Some(dims(&self.program.values[*id])) } else { None };
+        let value = |o: &Output| {
+            if let Output::Value(id) = o { Some(dims(&self.program.values[*id].in_memory())) } else { None }
+        };
         self.program.outputs.iter().filter_map(value).collect()
     }
     /// The data of its parameters, in order.

@@ -157,6 +157,15 @@ pub fn dtype(number: u32) -> Option<DType> {
     })
 }
 
+/// The name of the complex dtype with the schema's number, and the type of its parts.
+pub fn complex(number: u32) -> Option<(&'static str, DType)> {
+    match number {
+        10 => Some(("complex64", DType::F32)),
+        11 => Some(("complex128", DType::F64)),
+        _ => None,
+    }
+}
+
 /// Where in a storage of so many bytes the elements are, if they are dense and in row-major order. Fails if they are beyond it.
 fn place(storage: usize, stored: &Stored) -> Result<Option<Range<usize>>, String> {
     let (ty, width) = (&stored.ty, stored.ty.dtype.bytes());

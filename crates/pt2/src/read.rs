@@ -3,7 +3,7 @@
 //! Inputs are the user's arguments, in order; parameters, buffers and constants are values with a name, whose data stays in the archive.
 //! Arguments at their default are not in the file: they come from the operator's schema ([`fallback::parameters`]). Nodes that compute
 //! sizes give expressions; assertions about tensors are dropped, since every type is known.
-use crate::archive::{Archive, Stored, dtype};
+use crate::archive::{Archive, Stored, complex, dtype};
 use crate::schema::*;
 use kiln_aten::extent::Extent;
 use kiln_aten::guard;
@@ -40,6 +40,12 @@ lift(self)
 native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 new_empty_strided(self, size, stride, dtype=None, layout=None, device=None, pin_memory=None)
 real(self)
+imag(self)
+view_as_complex(self)
+view_as_complex_copy(self)
+view_as_real(self)
+polar(abs, angle)
+complex(real, imag)
 _unsafe_view(self, size)
 copy_(self, src, non_blocking=False)
 zero_(self)
@@ -183,7 +189,9 @@ impl<'a> Reader<'a> {
     fn value(&mut self, name: &'a str, parameter: Option<&str>) -> Result<usize, Problem> {
         let graph = self.scope.graph;
         let meta = graph.tensor_values.get(name).ok_or_else(|| Problem::new(format!("value {name} has no type")))?;
-        let dtype = dtype(meta.dtype).map_or_else(|| format!("ScalarType {}", meta.dtype), |d| d.name().to_string());
+        let other =
+            || complex(meta.dtype).map_or_else(|| format!("ScalarType {}", meta.dtype), |(name, _)| name.into());
+        let dtype = dtype(meta.dtype).map_or_else(other, |d| d.name().to_string());
         let shape = meta.sizes.iter().map(|s| self.size(s)).collect::<Result<_, _>>()?;
         self.program.values.push(Value { dtype, shape, name: parameter.map(str::to_string) });
         let id = self.program.values.len() - 1;
@@ -225,11 +233,12 @@ impl<'a> Reader<'a> {
             Problem::new(format!("`{name}` is stored as a pickled object")).help(help)
         };
         let (entry, meta) = payload.entry(folder).zip(payload.tensor_meta.as_ref()).ok_or_else(pickled)?;
-        let dtype = dtype(meta.dtype).ok_or_else(|| {
+        let parts = complex(meta.dtype).map(|(_, part)| part);
+        let dtype = dtype(meta.dtype).or(parts).ok_or_else(|| {
             Problem::new(format!("`{name}` has a type that Kiln does not have (ScalarType {})", meta.dtype))
         })?;
         let size = |s| usize::try_from(self.fixed(s)?).map_err(|_| Problem::new("a tensor has a negative size"));
-        let stored = Stored {
+        let mut stored = Stored {
             name: name.clone(),
             entry,
             ty: Type::new(dtype, meta.sizes.iter().map(size).collect::<Result<Vec<usize>, _>>()?),
@@ -240,6 +249,13 @@ impl<'a> Reader<'a> {
         let shape = stored.ty.shape.iter().map(|n| Extent::Integer(*n as i64));
         if !self.program.values[id].shape.iter().cloned().eq(shape) {
             return Err(Problem::new(format!("`{name}` is stored in another shape than the program reads")));
+        }
+        if parts.is_some() {
+            // A complex element is two that follow each other.
+            stored.ty.shape.push(2);
+            stored.strides.iter_mut().for_each(|s| *s = s.saturating_mul(2));
+            stored.strides.push(1);
+            stored.offset = stored.offset.saturating_mul(2);
         }
         self.program.params.push(id);
         self.stored.push(stored);
@@ -429,6 +445,7 @@ impl<'a> Reader<'a> {
             Argument::AsInt(n) => Arg::Int(*n),
             Argument::AsInts(all) => Arg::Ints(all.clone()),
             Argument::AsFloat(x) => Arg::Float(x.value()),
+            Argument::AsComplex(z) => Arg::Complex([z.real.value(), z.imag.value()]),
             Argument::AsFloats(all) => Arg::List(all.iter().map(|x| Arg::Float(x.value())).collect()),
             Argument::AsBool(b) => Arg::Bool(*b),
             Argument::AsBools(all) => Arg::List(all.iter().map(|b| Arg::Bool(*b)).collect()),
@@ -437,9 +454,11 @@ impl<'a> Reader<'a> {
             // A list of numbers becomes one of integers when sizes are known.
             Argument::AsSymInts(all) if all.is_empty() => Arg::Ints(vec![]),
             Argument::AsSymInts(all) => Arg::List(all.iter().map(|s| self.number(s)).collect::<Result<_, _>>()?),
-            Argument::AsScalarType(n) => match dtype(*n) {
-                Some(d) => Arg::Int(i64::from(d.torch_number())),
-                None => return Err(Problem::new(format!("ScalarType {n} is a type that Kiln does not have"))),
+            Argument::AsScalarType(n) => match (dtype(*n), complex(*n)) {
+                (Some(d), _) => Arg::Int(i64::from(d.torch_number())),
+                // ATen's numbers are one less than the schema's.
+                (None, Some(_)) => Arg::Int(i64::from(*n) - 1),
+                (None, None) => return Err(Problem::new(format!("ScalarType {n} is a type that Kiln does not have"))),
             },
             // Values have no strides: formats and layouts of memory mean nothing.
             Argument::AsMemoryFormat(_) | Argument::AsLayout(_) => Arg::None,

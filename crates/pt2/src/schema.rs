@@ -90,6 +90,11 @@ pub enum Hint {
     AsBool(#[serde(deserialize_with = "ignored")] ()),
     AsFloat(#[serde(deserialize_with = "ignored")] ()),
 }
+#[derive(Deserialize, Debug)]
+pub struct ComplexValue {
+    pub real: Float,
+    pub imag: Float,
+}
 /// A part of a program that a node calls.
 #[derive(Deserialize, Debug)]
 pub struct Region {
@@ -148,6 +153,7 @@ pub enum Argument {
     AsInts(Vec<i64>),
     AsFloat(Float),
     AsFloats(Vec<Float>),
+    AsComplex(ComplexValue),
     AsBool(bool),
     AsBools(Vec<bool>),
     AsString(String),

@@ -132,6 +132,8 @@ const char* dtype_name(at::ScalarType t) {
     case at::kChar: return "i8";
     case at::kByte: return "u8";
     case at::kBool: return "bool";
+    case at::kComplexFloat: return "complex64";
+    case at::kComplexDouble: return "complex128";
     default: return c10::toString(t);
   }
 }

@@ -537,12 +537,15 @@ const char* kt_specialise(kiln::Archive* a, at::Tensor** tensors, int n, char** 
   });
 }
 
-// Contents of a constant or folded value as a new dense tensor, owned by the caller. Null for other values.
+// Contents of a constant or folded value as a new dense tensor, owned by the caller; of a complex one its parts, along one more axis. Null for
+// other values.
 at::Tensor* kt_value(kiln::Archive* a, int id, char** error) {
   return kiln::guarded(error, (at::Tensor*)nullptr, [&]() -> at::Tensor* {
     const kiln::ValueInfo& v = a->result.values.at(id);
     const at::Tensor& t = v.constant.defined() ? v.constant : v.folded;
-    return t.defined() ? new at::Tensor(t.contiguous().resolve_neg().resolve_conj()) : nullptr;
+    if (!t.defined()) return nullptr;
+    at::Tensor dense = t.contiguous().resolve_neg().resolve_conj();
+    return new at::Tensor(dense.is_complex() ? at::view_as_real(dense) : dense);
   });
 }
 

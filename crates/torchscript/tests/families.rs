@@ -59,6 +59,11 @@ fn views_of_results_of_fallbacks() {
 }
 
 #[test]
+fn complex_values_as_pairs() {
+    check("complex_pairs");
+}
+
+#[test]
 fn promotion_of_scalars_and_tensors_of_rank_0() {
     check("promotion");
 }

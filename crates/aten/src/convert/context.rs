@@ -37,6 +37,10 @@ pub struct Ctx<'a> {
     source: Source,
     /// The collective that the next one has to follow.
     pub last_collective: Option<ValueId>,
+    /// Raw value id → real and imaginary part of a complex value.
+    pub complex: HashMap<usize, [ValueId; 2]>,
+    /// Whether complex values count as their parts: a conversion of real values runs on one of these ([`super::complex`]).
+    pub of_parts: bool,
 }
 
 impl<'a> Ctx<'a> {
@@ -50,6 +54,8 @@ impl<'a> Ctx<'a> {
             seen: HashMap::new(),
             source: Source::default(),
             last_collective: None,
+            complex: HashMap::new(),
+            of_parts: false,
         }
     }
     pub fn set_source(&mut self, source: Source) {
@@ -66,7 +72,8 @@ impl<'a> Ctx<'a> {
     }
     pub fn raw_type(&self, id: usize) -> Res<Type> {
         let info = self.info(id);
-        Ok(Type::new(info.dtype.parse::<DType>()?, info.shape.clone()))
+        let part = if self.of_parts { part_type(&info.dtype) } else { None };
+        Ok(Type::new(part.map_or_else(|| info.dtype.parse::<DType>(), Ok)?, info.shape.clone()))
     }
     /// Type of result `i`.
     pub fn out(&self, call: &Call, i: usize) -> Res<Type> {
@@ -90,6 +97,9 @@ impl<'a> Ctx<'a> {
         if let Some(v) = self.values[id] {
             return Ok(v);
         }
+        if part_type(&self.info(id).dtype).is_some() {
+            return Err("an operand is complex".into());
+        }
         if !self.info(id).constant {
             return Err("an operand has no compiled form".into());
         }
@@ -97,15 +107,23 @@ impl<'a> Ctx<'a> {
         self.values[id] = Some(v);
         Ok(v)
     }
+    /// Forgets the graph value of a raw value.
+    pub fn unbind(&mut self, id: usize) {
+        self.values[id] = None;
+    }
+    /// A parameter of this type with the contents of a raw value.
+    pub fn leaf_of(&mut self, id: usize, ty: Type) -> ValueId {
+        let kind = if self.info(id).constant { "constant" } else { "folded" };
+        let name = self.info(id).name.clone().unwrap_or_else(|| format!("{kind}.{id}"));
+        self.param(name, ty, Init::External, ParamData::Raw(id))
+    }
     /// A parameter (or constant, for rank 0) with the contents of a raw value.
     pub fn leaf(&mut self, id: usize) -> Res<ValueId> {
         let (info, ty) = (self.info(id), self.raw_type(id)?);
         if let (0, Some(s)) = (ty.rank(), info.scalar.as_ref().and_then(scalar_of)) {
             return Ok(self.constant(ty.dtype, s));
         }
-        let kind = if info.constant { "constant" } else { "folded" };
-        let name = info.name.clone().unwrap_or_else(|| format!("{kind}.{id}"));
-        Ok(self.param(name, ty, Init::External, ParamData::Raw(id)))
+        Ok(self.leaf_of(id, ty))
     }
     fn param(&mut self, name: String, ty: Type, init: Init, data: ParamData) -> ValueId {
         self.params.push(data);
@@ -354,6 +372,15 @@ impl<'a> Ctx<'a> {
         let wide = self.cast(v, dtype.compute())?;
         let result = body(self, wide)?;
         self.cast(result, dtype)
+    }
+}
+
+/// The type of the parts of a complex dtype, by its name.
+pub fn part_type(complex: &str) -> Option<DType> {
+    match complex {
+        "complex64" => Some(DType::F32),
+        "complex128" => Some(DType::F64),
+        _ => None,
     }
 }
 

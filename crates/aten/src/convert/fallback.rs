@@ -90,6 +90,7 @@ fn template(ctx: &mut Ctx, arg: &Arg, operands: &mut Vec<ValueId>) -> Result<Val
         Arg::Device(v) => json!({ "device": v }),
         Arg::Ints(v) => json!(v),
         Arg::List(v) => Value::Array(v.iter().map(|a| template(ctx, a, operands)).collect::<Result<_, _>>()?),
+        Arg::Complex(_) => return Err("an argument is a complex number".into()),
         Arg::Size(e) => return Err(format!("the size {e} is not known")),
         Arg::Opaque(kind) => return Err(format!("an argument is a {kind}")),
     })

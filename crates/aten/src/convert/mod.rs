@@ -6,6 +6,7 @@
 #![warn(clippy::indexing_slicing)]
 mod attention;
 mod collective;
+mod complex;
 #[expect(clippy::indexing_slicing, reason = "ids are valid: Raw::check")]
 pub(crate) mod context;
 mod conv;
@@ -128,7 +129,11 @@ fn walk<'a>(raw: &'a Raw, name: &str) -> (Ctx<'a>, Vec<Problem>, Vec<Refusal>) {
             Ok(ty) => {
                 let v = ctx.graph.input(ty);
                 if let Some(id) = input.value {
-                    ctx.bind(id, v);
+                    match complex::input(&mut ctx, id, v) {
+                        Ok(true) => {}
+                        Ok(false) => ctx.bind(id, v),
+                        Err(why) => problems.push(Problem::new(format!("input `{}`: {why}", input.name))),
+                    }
                 }
             }
             Err(p) => problems.push(p),
@@ -143,13 +148,16 @@ fn walk<'a>(raw: &'a Raw, name: &str) -> (Ctx<'a>, Vec<Problem>, Vec<Refusal>) {
                 if let Ok(ty) = ctx.raw_type(*id) {
                     let v = ctx.graph.input(ty);
                     ctx.bind(*id, v);
+                } else {
+                    complex::stand_in(&mut ctx, *id);
                 }
             }
         }
     }
     if problems.is_empty() && refused.is_empty() {
         for id in &raw.outputs {
-            match ctx.value(*id) {
+            let value = if complex::is_complex(&ctx, *id) { complex::joined(&mut ctx, *id) } else { ctx.value(*id) };
+            match value {
                 Ok(v) => ctx.graph.outputs.push(v),
                 Err(why) => problems.push(Problem::new(format!("an output cannot be compiled: {why}"))),
             }
@@ -187,6 +195,9 @@ fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> 
     match (input.value, &input.scalar) {
         (Some(id), _) => {
             let info = &raw.values[id];
+            if let Some(ty) = complex::pair_type(&info.dtype, &info.shape) {
+                return Ok(ty);
+            }
             let dtype: DType = info.dtype.parse().map_err(|_| {
                 Problem::new(format!("input `{}` is {}, a dtype that Kiln does not have", input.name, info.dtype))
                     .help(format!("Kiln's dtypes are {}; convert the input", DType::names()))
@@ -213,6 +224,11 @@ fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -
         return Ok(());
     }
     random::refuse(call)?;
+    match complex::convert(ctx, handlers, call) {
+        Some(Ok(())) => return Ok(()),
+        Some(Err(why)) => return fallback::fall_back(ctx, call, why),
+        None => {}
+    }
     if is_collective(&call.name) {
         return fallback::fall_back(ctx, call, "torch.distributed runs it with the other processes".into());
     }

@@ -1,6 +1,6 @@
 //! Pointwise operators: arithmetic, comparison, selection, casts.
 mod activations;
-mod functions;
+pub mod functions;
 mod shifts;
 
 use super::{

@@ -114,23 +114,25 @@ pub fn atanh(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })
 }
 
-/// `sqrt(a² + b²)` without overflow: the larger times `sqrt(1 + q²)` with q the quotient. Infinite if either is.
 pub fn hypot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    of_two(c, call, |c, a, b| {
-        let (a, b) = (c.unary(Abs, a)?, c.unary(Abs, b)?);
-        let (large, small) = (c.binary(Max, a, b)?, c.binary(Min, a, b)?);
-        let q = c.binary(Div, small, large)?;
-        let qq = c.binary(Mul, q, q)?;
-        let sum = c.with(Add, qq, 1.0)?;
-        let root = c.unary(Sqrt, sum)?;
-        let r = c.binary(Mul, large, root)?;
-        let none = c.compare_with(Eq, large, 0.0)?;
-        let r = c.select(none, large, r)?;
-        let (far, also) = (c.unary(IsInf, a)?, c.unary(IsInf, b)?);
-        let far = c.binary(Or, far, also)?;
-        let infinite = constant(c, r, f64::INFINITY);
-        c.select(far, infinite, r)
-    })
+    of_two(c, call, hypotenuse)
+}
+
+/// `sqrt(a² + b²)` without overflow: the larger times `sqrt(1 + q²)` with q the quotient. Infinite if either is.
+pub fn hypotenuse(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
+    let (a, b) = (c.unary(Abs, a)?, c.unary(Abs, b)?);
+    let (large, small) = (c.binary(Max, a, b)?, c.binary(Min, a, b)?);
+    let q = c.binary(Div, small, large)?;
+    let qq = c.binary(Mul, q, q)?;
+    let sum = c.with(Add, qq, 1.0)?;
+    let root = c.unary(Sqrt, sum)?;
+    let r = c.binary(Mul, large, root)?;
+    let none = c.compare_with(Eq, large, 0.0)?;
+    let r = c.select(none, large, r)?;
+    let (far, also) = (c.unary(IsInf, a)?, c.unary(IsInf, b)?);
+    let far = c.binary(Or, far, also)?;
+    let infinite = constant(c, r, f64::INFINITY);
+    c.select(far, infinite, r)
 }
 
 /// `(x, eps?)`: `log(x / (1 - x))` of x limited to eps and 1 - eps.
