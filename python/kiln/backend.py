@@ -26,10 +26,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import composites, flex, pieces, sources
+from kiln import flex, pieces, sources, tracing, transforms
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
@@ -81,7 +80,7 @@ def _compile(
     if _needs_gradients(gm, example_inputs):
         pieces.register(piece)
         return _train(gm, chosen, piece)
-    names, traced = _names(gm), flex.expanded(gm)
+    names, expanded = _names(gm), flex.expanded(gm)
     versions = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
@@ -93,28 +92,13 @@ def _compile(
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(_train(lowered, chosen, piece))
 
-    compiler = aot_autograd(
-        fw_compiler=eagerly,
-        bw_compiler=eagerly,
-        inference_compiler=inference,
-        decompositions={},
-        keep_inference_input_mutations=True,
-    )
     try:
-        with composites.kept():
-            run = compiler(traced, example_inputs)
+        run = tracing.traced(expanded, example_inputs, inference, eagerly)
     except (KilnError, TorchDynamoException):
         # The latter is how AOT asks dynamo for another trace.
         raise
     except Exception as error:
-        # An operator that torch cannot trace whole. If that was not it, this fails as well.
-        pieces.log.info("composite operators are decomposed: %s", error)
-        try:
-            run = compiler(traced, example_inputs)
-        except (KilnError, TorchDynamoException):
-            raise
-        except Exception as error:
-            run = _untraced(gm, error, chosen, piece)
+        run = _untraced(gm, error, chosen, piece)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
     return versions.followed(run) if known_options.is_checked(chosen) else run
@@ -131,7 +115,7 @@ def _untraced(
         told = f"{why}; leave out fallback='error' to let PyTorch run it"
         raise UnsupportedError(told) from error
     piece.refuse(why)
-    return gm.forward
+    return transforms.eager(gm)
 
 
 # What dynamo's graph says
@@ -188,4 +172,4 @@ def _train(
         _warned_of_training = True
         text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
         warnings.warn(text, stacklevel=2)
-    return gm.forward
+    return transforms.eager(gm)

@@ -7,16 +7,16 @@ schemas say nothing of that. Kept whole, what is written to such a result would 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from kiln import pieces
+from kiln import pieces, versions
 
 #: Operators whose results may be views, and those whose results may be views of a single operand.
 VIEWS = {"meshgrid", "broadcast_tensors", "type_as", "sum_to_size"}
@@ -28,18 +28,55 @@ RARE = ("backward", "sparse", "fbgemm", "quantize", "_test_", "_cufft", "dimname
 BROKEN = ("std_mean", "var_mean")
 
 
-def kept() -> AbstractContextManager[Any]:
+def kept(*, differentiated: bool) -> AbstractContextManager[Any]:
     """Meanwhile AOT keeps composite operators.
+
+    `differentiated`: whether what is traced takes derivatives. Torch's function gives operators
+    that it keeps none: a gradient through one would be zero, and a tangent missing. So they are
+    decomposed where autograd records them.
 
     The function is private to torch: without it they come decomposed, and Kiln's own patterns find
     some of them again."""
     try:
         from torch.export.exported_program import _override_composite_implicit_decomp
 
-        return _override_composite_implicit_decomp(_rules())
+        override = _override_composite_implicit_decomp(_rules())
+        return _recorded(override) if differentiated else override
     except (ImportError, AttributeError) as error:
         pieces.log.info("composite operators are decomposed: %s", error)
         return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _recorded(override: AbstractContextManager[Any]) -> Iterator[None]:
+    """The override, with decompositions where autograd records operators."""
+    decompositions = {op: _decomposition(op) for op in _rules()}
+    with override:
+        for op, decomposition in decompositions.items():
+            for key, kernel in op.py_kernels.items():
+                if key.name.startswith("Autograd"):
+                    op.py_kernels[key] = _recording(kernel, decomposition)
+            op._dispatch_cache.clear()
+        yield
+
+
+def _recording(kernel: Callable[..., Any], decomposition: Callable[..., Any]) -> Any:
+    """What autograd calls for an operator: `kernel` where it records nothing."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        backward = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        chosen = decomposition if backward or versions.is_forward_mode() else kernel
+        return chosen(*args, **kwargs)
+
+    return call
+
+
+def _decomposition(op: Any) -> Callable[..., Any]:
+    """What an operator is made of, outside of the override."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    known = op.py_kernels.get(key)
+    return known if callable(known) else partial(op._op_dk, key)
 
 
 def decomposed() -> dict[Any, Callable[..., Any]]:

@@ -30,6 +30,9 @@ def expanded(gm: fx.GraphModule) -> fx.GraphModule:
     for node in graph.nodes:
         if node.target is operator:
             node.target = attention
+            # Of a mask of blocks only its function is read.
+            *blocks, mask = node.args[MASK]
+            node.update_arg(MASK, (*(None for _ in blocks), mask))
     changed = fx.GraphModule(gm, graph)
     changed.meta = gm.meta
     return changed

@@ -136,3 +136,70 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
             text = text.replace(symbol.name, places.get(symbol, symbol.name))
         found.append(text)
     return found
+
+
+# Transforms of torch.func, of which a thread has a stack
+
+
+def transform_depth() -> int:
+    """How many transforms this thread is in.
+
+    >>> transform_depth()
+    0
+    """
+    return int(torch._C._functorch.get_dynamic_layer_stack_depth())
+
+
+def leave_transforms(depth: int) -> None:
+    """Leaves all but the `depth` outermost transforms. Torch's own function for this takes each of
+    them off twice, and fails where a transform is within one of another kind."""
+    functorch = torch._C._functorch
+    leave = {
+        functorch.TransformType.Vmap: functorch._vmap_decrement_nesting,
+        functorch.TransformType.Grad: functorch._grad_decrement_nesting,
+        functorch.TransformType.Jvp: functorch._jvp_decrement_nesting,
+        functorch.TransformType.Functionalize: functorch._func_decrement_nesting,
+    }
+    while transform_depth() > depth:
+        leave[functorch.peek_interpreter_stack().key()]()
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation is under way, as within `torch.func.jvp`.
+
+    >>> is_forward_mode()
+    False
+    >>> with torch.autograd.forward_ad.dual_level():
+    ...     is_forward_mode()
+    True
+    """
+    # Torch has one level, and tells of it only by refusing a second one.
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level)
+    return False
+
+
+def leave_forward_mode() -> None:
+    """Ends forward-mode differentiation."""
+    torch._C._exit_dual_level(0)
+
+
+def autograd_settings() -> tuple[bool, str | None]:
+    """What transforms set in autograd: whether `requires_grad_` is allowed within them, and why
+    hooks of saved tensors are off, None if they are on."""
+    allowed = torch._C._functorch.get_inplace_requires_grad_allowed()
+    reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    return bool(allowed), reason
+
+
+def set_autograd_settings(settings: tuple[bool, str | None]) -> None:
+    """Sets what `autograd_settings` gave."""
+    allowed, reason = settings
+    torch._C._functorch.set_inplace_requires_grad_allowed(allowed)
+    if reason is None:
+        torch._C._autograd._saved_tensors_hooks_enable()
+    else:
+        torch._C._autograd._saved_tensors_hooks_disable(reason)
