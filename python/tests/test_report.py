@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import accuracy, backend, pieces
+from kiln import accuracy, backend, pieces, rounding
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -177,7 +177,7 @@ def test_check_leaves_the_module_and_the_inputs_alone():
 def test_compare_fails_for_what_is_wrong():
     eager = torch.tensor([1.0, 2.0, float("inf"), float("nan")])
     exact = torch.tensor([1.0, 2.0, float("inf"), float("nan")], dtype=torch.float64)
-    assert accuracy.compare(eager.clone(), eager, exact)
+    assert accuracy.compare(eager.clone(), eager, exact, [eager])
     for wrong in (
         torch.tensor([1.0, 2.001, float("inf"), float("nan")]),
         torch.tensor([1.0, 2.0, float("-inf"), float("nan")]),
@@ -188,20 +188,118 @@ def test_compare_fails_for_what_is_wrong():
         eager[:2],
         None,
     ):
-        assert not accuracy.compare(wrong, eager, exact), wrong
+        assert not accuracy.compare(wrong, eager, exact, [eager]), wrong
     one = torch.tensor([1, 2])
-    assert not accuracy.compare(torch.tensor([1, 3]), one, one)
-    assert not accuracy.compare([eager, eager], [eager], [exact])
+    assert not accuracy.compare(torch.tensor([1, 3]), one, one, [one])
+    assert not accuracy.compare([eager, eager], [eager], [exact], [[eager]])
     with pytest.raises(AssertionError, match="1 elements differ"):
-        accuracy.compare(torch.tensor([1, 3]), one, one).raise_if_failed()
+        accuracy.compare(torch.tensor([1, 3]), one, one, [one]).raise_if_failed()
 
 
-def test_compare_allows_twice_eagers_error_and_one_unit():
+def test_the_bound_is_of_the_spread_and_not_of_eagers_error():
     exact = torch.tensor([1.0], dtype=torch.float64)
     eps = torch.finfo(torch.float32).eps
-    eager = torch.tensor([1.0 + 2 * eps])
-    assert accuracy.compare(torch.tensor([1.0 + 5 * eps]), eager, exact)
-    assert not accuracy.compare(torch.tensor([1.0 + 6 * eps]), eager, exact)
+    moved = [torch.tensor([1.0 + 2 * eps]), torch.tensor([1.0 - 2 * eps])]
+    most = 2 * rounding.spread_factor(1) + 1
+    for eager in (torch.tensor([1.0]), torch.tensor([1.5])):
+        right, wrong = (torch.tensor([1.0 + n * eps]) for n in (int(most), int(most) + 1))
+        assert accuracy.compare(right, eager, exact, moved)
+        assert not accuracy.compare(wrong, eager, exact, moved)
+
+
+def test_where_rounding_decides_any_value_passes():
+    one = torch.tensor([1, 2])
+    assert accuracy.compare(torch.tensor([1, 3]), one, one, [one, torch.tensor([1, 4])])
+    assert not accuracy.compare(torch.tensor([2, 2]), one, one, [one, torch.tensor([1, 4])])
+    inf, large = torch.tensor([float("inf")]), torch.tensor([3e38])
+    assert accuracy.compare(large, inf, large.double(), [inf, large])
+
+
+class Wide(nn.Module):
+    """Makes f32 inside, whatever its inputs are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = torch.full((4,), 0.5)
+
+    def forward(self, x):
+        state = torch.zeros(x.shape[0], 4)
+        norm = x.float().square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+        rows = self.linear((x.float() * norm).to(self.linear.weight.dtype)) * self.scale
+        return state + rows + torch.arange(4, dtype=torch.float32)
+
+
+class Attends(nn.Module):
+    def forward(self, x):
+        q = torch.stack([x, x.sin(), x.cos()]) @ torch.eye(4, dtype=x.dtype)
+        return nn.functional.scaled_dot_product_attention(q, q, q), q.argmax(-1), (q > 0).any()
+
+
+#: Programs whose results are right, and how far a wrong one is off.
+PROGRAMS = {
+    "f32 made inside": Wide,
+    "attention": Attends,
+    "a mean of cosines": lambda: Function(lambda x: x.cos().mean()),
+    "a long sum": lambda: Function(lambda x: x.repeat(1, 2000).sum()),
+    "cancellation": lambda: Function(lambda x: (x * 1000 + x) - x * 1000),
+    "distances": lambda: Function(lambda x: torch.cdist(x.repeat(2, 1), x)),
+    "variance": lambda: Function(lambda x: torch.var(x + 100, -1)),
+}
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_check_passes_what_is_right_for_every_seed(name, dtype):
+    module = PROGRAMS[name]().eval()
+    if name != "f32 made inside":
+        module = module.to(dtype)
+    for seed in range(8 if name == "a mean of cosines" else 2):
+        torch.manual_seed(seed)
+        result = kiln.check(module, (torch.randn(16, 4, dtype=dtype),))
+        assert result, (seed, result)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_bound_is_small_beside_a_defect(name):
+    module = PROGRAMS[name]().eval()
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    eager, exact, samples = accuracy.references(lambda: module, (x,), {}, wide=module.double)
+    leaves = torch.utils._pytree.tree_leaves(eager)
+    # One input that is one part in a hundred off.
+    off = x.clone()
+    off[3, 1] *= 1.01
+    wrong = torch.utils._pytree.tree_leaves(module.float()(off))
+    found = accuracy.compare(
+        wrong,
+        leaves,
+        torch.utils._pytree.tree_leaves(exact),
+        [torch.utils._pytree.tree_leaves(sample) for sample in samples],
+    )
+    assert not found, found
+
+
+def test_a_model_that_is_wrong_fails(monkeypatch):
+    class Block2(Block):
+        def forward(self, x):
+            return super().forward(x) * 1.0001
+
+    compiled = accuracy._compiled
+    monkeypatch.setattr(
+        accuracy, "_compiled", lambda module, *more: compiled(Block2().eval(), *more)
+    )
+    torch.manual_seed(0)
+    assert not kiln.check(Block().eval(), (X,))
 
 
 # Snapshots
