@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh() -> None:
     """Each test starts without compiled code, with the same random numbers."""
     import torch
 
@@ -62,4 +62,3 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if FAKE and "kiln" not in torch._dynamo.list_backends():
         torch._dynamo.register_backend(backend.kiln, name="kiln")
-    monkeypatch.setattr(backend, "_warned_of_training", False)

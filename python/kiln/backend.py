@@ -21,6 +21,7 @@ outputs that alias inputs, repeats mutations of sizes and strides, and sets the 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,13 +29,14 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import flex, pieces, sources, tracing, transforms
+from kiln import flex, pieces, sources, tracing, transforms, versions
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
 from kiln.runner import Boxed, Versions
 
-_warned_of_training = False
+#: The models of which was said that they need gradients.
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def kiln(
@@ -79,15 +81,15 @@ def _compile(
     gm.meta["kiln_piece"] = piece
     if _needs_gradients(gm, example_inputs):
         pieces.register(piece)
-        return _train(gm, chosen, piece)
+        return _told_apart(_train(gm, chosen, piece), piece, example_inputs)
     names, expanded = _names(gm), flex.expanded(gm)
-    versions = Versions(example_inputs)
+    wrapped = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         lowered.meta["kiln_piece"] = piece
-        return Lowering(lowered, names, chosen, gradients, versions).run(piece)
+        return Lowering(lowered, names, chosen, gradients, wrapped).run(piece)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(_train(lowered, chosen, piece))
@@ -101,7 +103,8 @@ def _compile(
         run = _untraced(gm, error, chosen, piece)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
-    return versions.followed(run) if known_options.is_checked(chosen) else run
+    run = _told_apart(run, piece, example_inputs)
+    return wrapped.followed(run) if known_options.is_checked(chosen) else run
 
 
 def _untraced(
@@ -115,7 +118,7 @@ def _untraced(
         told = f"{why}; leave out fallback='error' to let PyTorch run it"
         raise UnsupportedError(told) from error
     piece.refuse(why)
-    return transforms.eager(gm)
+    return pieces.eagerly(piece, transforms.eager(gm))
 
 
 # What dynamo's graph says
@@ -161,15 +164,50 @@ def _needs_gradients(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
 def _train(
     gm: fx.GraphModule, chosen: Mapping[str, Any], piece: pieces.Piece
 ) -> Callable[..., Any]:
-    """Runs a graph that needs gradients, and says once that Kiln does not compile it."""
-    global _warned_of_training
+    """Runs a graph that needs gradients, and says once a model that Kiln does not compile it."""
     reason = "gradients are on; use torch.no_grad()"
     piece.state, piece.reason = "eager", reason
     if chosen.get("training") == "error":
         at = f" at {piece.source}" if piece.source else ""
         raise UnsupportedError(f"a graph that needs gradients{at}: run it under torch.no_grad()")
-    if not _warned_of_training:
-        _warned_of_training = True
-        text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
-        warnings.warn(text, stacklevel=2)
-    return transforms.eager(gm)
+    run = transforms.eager(gm)
+
+    def told(*args: Any) -> Any:
+        if piece.runs.eager == 0:
+            _warn(piece)
+        piece.runs.ran_eagerly(reason)
+        return run(*args)
+
+    return told
+
+
+def _warn(piece: pieces.Piece) -> None:
+    """Says once a model that it runs eagerly."""
+    model = versions.compiled_model()
+    if model is not None:
+        if model in _WARNED:
+            return
+        _WARNED.add(model)
+    text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
+    file, _, number = piece.source.rpartition(":")
+    # Python shows a text once a line, and two models may be of one class: hence a registry of its
+    # own, which is empty.
+    place = (file, int(number)) if number.isdigit() else ("<torch.compile>", 1)
+    warnings.warn_explicit(text, UserWarning, *place, registry={})
+
+
+def _told_apart(
+    run: Callable[..., Any], piece: pieces.Piece, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """What runs a piece, its calls counted for the model that has the first of its parameters."""
+    found = (i for i, t in enumerate(example_inputs) if isinstance(t, torch.nn.Parameter))
+    at = next(found, None)
+    piece.called_with(None if at is None else example_inputs[at])
+    if at is None:
+        return run
+
+    def counted(*args: Any) -> Any:
+        piece.called_with(args[at])
+        return run(*args)
+
+    return counted

@@ -63,7 +63,7 @@ class Lowering:
             if self.chosen.get("fallback") == "error":
                 raise
             piece.refuse(str(error))
-            return boxed(self.gm.forward)
+            return boxed(pieces.eagerly(piece, self.gm.forward))
 
     def whole(self, piece: pieces.Piece) -> Boxed | None:
         """What runs the graph in one piece; None if Kiln refuses something in it."""
@@ -98,7 +98,7 @@ class Lowering:
                 made.state = "eager"
                 if part.refused:
                     made.refuse(split.sentence(part.refused))
-                    run = boxed(module.forward)
+                    run = boxed(pieces.eagerly(made, module.forward))
                 else:
                     run = last(module, len(part.takes), self.gradients)
             if part.compiled or part.refused:
@@ -142,7 +142,7 @@ class Lowering:
         if program.calls == 0:
             but = " but views" if tail is not None else ""
             piece.state, piece.reason = "eager", f"it has no operators{but}"
-            return boxed(module.forward)
+            return boxed(pieces.eagerly(piece, module.forward))
         writes = any(split.written(node) for node in part.graph.nodes)
         runner = Runner(module, program, tail, writes, self.chosen, piece, self.versions)
         self.runners.append((runner, part.takes))

@@ -10,15 +10,74 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from kiln import versions
 
 log = logging.getLogger("kiln")
 
 #: What runs a piece: nothing yet (it was not called), Kiln, or PyTorch.
 State = Literal["waiting", "compiled", "eager"]
+
+
+@dataclass
+class Calls:
+    """How the calls of a piece ran."""
+
+    compiled: int = 0
+    eager: int = 0
+    #: How the last call ran, and why PyTorch ran it.
+    last: State = "waiting"
+    reason: str = ""
+    #: The number of the first call that ran as the last one did, with none between them that did
+    #: not, and when it was, in seconds since 1970.
+    since: int = 0
+    at: float = 0.0
+
+    def ran_compiled(self) -> None:
+        """Counts a call that Kiln ran."""
+        self.compiled += 1
+        if self.last != "compiled":
+            self._turn("compiled", "")
+
+    def ran_eagerly(self, reason: str) -> None:
+        """Counts a call that PyTorch ran."""
+        self.eager += 1
+        if self.last != "eager" or self.reason != reason:
+            self._turn("eager", reason)
+
+    def _turn(self, state: State, reason: str) -> None:
+        self.last, self.reason = state, reason
+        self.since, self.at = self.compiled + self.eager, time.time()
+
+    def __str__(self) -> str:
+        if self.last == "waiting":
+            return "none"
+        how = "compiled" if self.last == "compiled" else "run eagerly"
+        clock = time.strftime("%H:%M:%S", time.localtime(self.at))
+        if self.compiled and self.eager:
+            told = f"{self.compiled} compiled, {self.eager} run eagerly; "
+            told += f"{how} since call {self.since} ({clock})"
+        else:
+            told = f"{self.compiled + self.eager} {how} since {clock}"
+        return f"{told}: {self.reason}" if self.reason else told
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return vars(self).copy()
+
+
+@dataclass
+class Model:
+    """What was given to torch.compile, and how its calls of a piece ran."""
+
+    #: The module or function; None if it is not known.
+    model: weakref.ref[Any] | None
+    runs: Calls
 
 
 @dataclass(eq=False)
@@ -43,14 +102,49 @@ class Piece:
     #: What it was split into, in order, where Kiln refuses a part of it: pieces that Kiln compiles,
     #: and pieces that PyTorch runs.
     parts: list[Piece] = field(default_factory=list)
+    #: How the calls of the model ran that called last.
+    runs: Calls = field(default_factory=Calls)
+    #: How the calls of each model ran: two of one class may share a graph.
+    models: list[Model] = field(default_factory=list)
+    #: The tensor that tells models apart, as of the last call.
+    owner: weakref.ref[Any] | None = None
     #: Counts up with every piece.
     number: int = field(default_factory=itertools.count().__next__, init=False)
+
+    def called_with(self, owner: Any) -> None:
+        """Counts calls from now on for the model that has a tensor, which takes a look at the stack
+        where it is another one than before; None for models without tensors."""
+        if self.owner is not None and self.owner() is owner:
+            return
+        self.owner = _reference(owner)
+        model = versions.compiled_model()
+        for piece in self.parts or [self]:
+            piece.runs = piece.runs_of(model)
+
+    def runs_of(self, model: Any) -> Calls:
+        """How the calls of a model ran."""
+        self.models[:] = [m for m in self.models if m.model is None or m.model() is not None]
+        for known in self.models:
+            if (None if known.model is None else known.model()) is model:
+                return known.runs
+        self.models.append(Model(_reference(model), Calls()))
+        return self.models[-1].runs
 
     def refuse(self, reason: str) -> None:
         """From now on PyTorch runs the piece."""
         self.state, self.reason = "eager", reason
         at = f" at {self.source}" if self.source else ""
         log.warning("a piece%s runs eagerly: %s", at, reason)
+
+
+def eagerly(piece: Piece, run: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs a piece by PyTorch, with its calls counted."""
+
+    def counted(*args: Any) -> Any:
+        piece.runs.ran_eagerly(piece.reason)
+        return run(*args)
+
+    return counted
 
 
 _LIVE: weakref.WeakSet[Piece] = weakref.WeakSet()
@@ -74,6 +168,25 @@ def live() -> list[Piece]:
     True
     """
     return sorted(_LIVE, key=lambda piece: piece.number)
+
+
+def of_model(model: Any) -> list[tuple[Piece, Calls]]:
+    """The live pieces that a module or function has called which was given to torch.compile, and
+    how its calls ran.
+
+    >>> of_model(print)
+    []
+    """
+    found = ((p, m) for p in live() for m in p.models)
+    return [(p, m.runs) for p, m in found if m.model is not None and m.model() is model]
+
+
+def _reference(value: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        # None, and what has no weak references.
+        return None
 
 
 @contextlib.contextmanager

@@ -9,13 +9,13 @@ from __future__ import annotations
 import html
 import json
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from kiln import pieces
+from kiln import pieces, versions
 from kiln._native import Engine, KilnError, UsageError
 from kiln.compiled import Compiled
 
@@ -71,6 +71,8 @@ class Part:
     break_source: str = ""
     #: The ranges of its sizes.
     symbols: dict[str, Any] = field(default_factory=dict)
+    #: How its calls ran, of each model; empty where they are not the user's.
+    runs: tuple[pieces.Calls, ...] = ()
     #: The sizes that were compiled.
     bindings: list[dict[str, Any]] = field(default_factory=list)
     #: The engine's report, terminal text and page.
@@ -103,9 +105,16 @@ class Report:
     """
 
     def __init__(
-        self, parts: list[Part], *, dynamo: bool, sizes: dict[str, int] | None = None
+        self,
+        parts: list[Part],
+        *,
+        dynamo: bool,
+        sizes: dict[str, int] | None = None,
+        calls: Sequence[tuple[str, pieces.Calls]] = (),
     ) -> None:
         self.parts = parts
+        #: How calls of the model ran before, by the user's line where each piece of it starts.
+        self.calls = list(calls)
         self._dynamo = dynamo
         self._sizes = sizes
 
@@ -115,9 +124,18 @@ class Report:
         return cls([Part.of_engine(engine, sizes)], dynamo=False, sizes=sizes)
 
     @classmethod
-    def of_pieces(cls, found: list[pieces.Piece]) -> Report:
-        """The report of what dynamo handed over."""
-        parts = []
+    def of_pieces(
+        cls,
+        found: list[pieces.Piece],
+        *,
+        called: Mapping[pieces.Piece, Sequence[pieces.Calls]] | None = None,
+        earlier: Iterable[tuple[pieces.Piece, pieces.Calls]] = (),
+    ) -> Report:
+        """The report of what dynamo handed over.
+
+        `called`: how the user's calls of the pieces ran. `earlier`: other pieces of the same model,
+        and how its calls of them ran."""
+        parts: list[Part] = []
         for piece in found:
             about: dict[str, Any] = {
                 "source": piece.source,
@@ -126,11 +144,15 @@ class Report:
                 "break_source": piece.break_source,
                 "symbols": piece.symbols,
             }
+            first = len(parts)
             if piece.state == "compiled":
                 parts += [Part.of_engine(engine, **about) for engine in piece.engines]
             else:
                 parts.append(Part(piece.state, **about))
-        return cls(parts, dynamo=True)
+            if len(parts) > first:
+                runs = tuple(replace(calls) for calls in (called or {}).get(piece, ()))
+                parts[first] = replace(parts[first], runs=runs)
+        return cls(parts, dynamo=True, calls=[(p.source, replace(runs)) for p, runs in earlier])
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -191,6 +213,8 @@ class Report:
         described = [
             {k: v for k, v in vars(part).items() if k not in hidden} for part in self.parts
         ]
+        for part in described:
+            part["runs"] = [runs.to_dict() for runs in part["runs"]]
         return {
             "kernels": [asdict(kernel) for kernel in self.kernels],
             "fallback": self.fallbacks,
@@ -200,6 +224,7 @@ class Report:
             "roofline_us": sum(plan.get("roofline_us") or 0 for plan in plans),
             "pieces": described,
             "graph_breaks": [{"source": s, "reason": r} for s, r in self.graph_breaks],
+            "calls": [{"source": source, **runs.to_dict()} for source, runs in self.calls],
         }
 
     def to_json(self) -> str:
@@ -213,6 +238,10 @@ class Report:
             why = f": {part.reason}" if part.reason else ""
             yield f"piece {i}{at}: {how}{why}", part
 
+    def _earlier(self) -> list[str]:
+        """How calls of the model ran before, a line each."""
+        return [f"at {source}: {runs}" if source else str(runs) for source, runs in self.calls]
+
     def __str__(self) -> str:
         if not self._dynamo:
             return self.parts[0].text
@@ -221,6 +250,7 @@ class Report:
         lines = []
         for heading, part in self._headings():
             lines.append(heading)
+            lines += [f"  calls       {runs}" for runs in part.runs]
             for name, range_ in part.symbols.items():
                 high = "" if range_["max"] is None else range_["max"]
                 lines.append(
@@ -231,6 +261,8 @@ class Report:
             if part.break_reason:
                 at = f" at {part.break_source}" if part.break_source else ""
                 lines.append(f"  graph break{at}: {part.break_reason}")
+        if self.calls:
+            lines += ["calls so far", *(f"  {line}" for line in self._earlier())]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -242,6 +274,7 @@ class Report:
         for heading, part in self._headings():
             if self._dynamo:
                 shown.append(f"<p>{html.escape(heading)}</p>")
+            shown += [f"<p>calls: {html.escape(str(runs))}</p>" for runs in part.runs]
             if part.page:
                 # A page of its own, so that its style stays within.
                 page = html.escape(part.page, quote=True)
@@ -250,6 +283,9 @@ class Report:
             if part.break_reason:
                 text = f"graph break at {part.break_source}: {part.break_reason}"
                 shown.append(f"<p>{html.escape(text)}</p>")
+        if self.calls:
+            items = "".join(f"<li>{html.escape(line)}</li>" for line in self._earlier())
+            shown.append(f"<p>calls so far</p><ul>{items}</ul>")
         return "\n".join(shown)
 
 
@@ -261,10 +297,13 @@ def explain(
 ) -> Report:
     """Says what Kiln makes of a function, a module or a compiled program.
 
-    Without a target it says what became of everything that `torch.compile` handed to Kiln so far.
+    Without a target it says what became of everything that `torch.compile` handed to Kiln so far,
+    and how its calls ran. For the result of `torch.compile` without arguments it says the same of
+    that alone.
 
     A function or module is compiled anew by `torch.compile` and called once with the arguments,
-    without gradients. What is compiled already stays as it is. For a `Compiled` the arguments
+    without gradients. What is compiled already stays as it is, and the report ends with how its
+    calls ran so far: compiled or eagerly, since when, and why. For a `Compiled` the arguments
     choose the sizes; without them the last used ones are shown.
 
     >>> import kiln
@@ -275,7 +314,11 @@ def explain(
     []
     """
     if target is None and not args and not kwargs:
-        return Report.of_pieces(pieces.live())
+        found = pieces.live()
+        called = {
+            piece: [m.runs for m in piece.models if m.runs.last != "waiting"] for piece in found
+        }
+        return Report.of_pieces(found, called=called)
     if isinstance(target, Compiled):
         sizes = target.sizes(*args, **kwargs) if args or kwargs else None
         return target.explain(sizes)
@@ -284,7 +327,12 @@ def explain(
             f"kiln.explain was given {type(target).__name__}: pass a function, a module or the "
             "result of kiln.compile"
         )
-    return Report.of_pieces(_pieces(_unwrapped(target), args, kwargs))
+    model = _unwrapped(target)
+    earlier = pieces.of_model(versions.model_of(model))
+    if earlier and not args and not kwargs:
+        called = {piece: [runs] for piece, runs in earlier}
+        return Report.of_pieces(list(called), called=called)
+    return Report.of_pieces(_pieces(model, args, kwargs), earlier=earlier)
 
 
 def _unwrapped(target: Callable[..., Any]) -> Callable[..., Any]:

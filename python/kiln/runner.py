@@ -94,12 +94,12 @@ class Runner:
         #: The key of the parameters of the last call, and what ran it.
         self.key: Hashable = None
         self.current: Bound | None = None
-        #: Sizes for which the engine refused.
-        self.refused: set[tuple[int, ...]] = set()
+        #: Sizes for which the engine refused, and why.
+        self.refused: dict[tuple[int, ...], str] = {}
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         if self.piece.state == "eager":
-            return self.eagerly(args)
+            return self.eagerly(args, self.piece.reason)
         key = _addresses(args, self.static)
         if self.current is None or key != self.key:
             try:
@@ -110,8 +110,10 @@ class Runner:
                 return self.refuse(args, error)
         engine = self.current.engine  # type: ignore[union-attr]
         inputs = list(self.pick_inputs(args))
-        if self.refused and _sizes(inputs) in self.refused:
-            return self.eagerly(args)
+        if self.refused:
+            why = self.refused.get(_sizes(inputs))
+            if why is not None:
+                return self.eagerly(args, why)
         try:
             if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
                 engine.refresh()
@@ -123,8 +125,8 @@ class Runner:
         except KilnError as error:
             return self.refuse(args, error)
         if outputs is None:
-            # Another thread compiles for these sizes.
-            return self.eagerly(args)
+            return self.eagerly(args, "another thread compiles for these sizes")
+        self.piece.runs.ran_compiled()
         if self.tail is not None:
             outputs = self.tail(outputs, args)
         args.clear()
@@ -182,17 +184,19 @@ class Runner:
             raise error
         sizes = _sizes(self.pick_inputs(args))
         # Where eager fails as well that is about the data, and its error is what callers know.
-        outputs = self.eagerly(args)
+        outputs = self.eagerly(args, str(error))
         # Other sizes of the same graph may do.
         if sizes and self.bound:
-            self.refused.add(sizes)
+            self.refused[sizes] = str(error)
             self.piece.reason = str(error)
             pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
         else:
             self.piece.refuse(str(error))
         return outputs
 
-    def eagerly(self, args: list[Any]) -> Sequence[Any]:
+    def eagerly(self, args: list[Any], reason: str) -> Sequence[Any]:
+        """Runs a call by PyTorch."""
+        self.piece.runs.ran_eagerly(reason)
         taken = list(args)
         args.clear()
         outputs: Sequence[Any] = self.gm.forward(*taken)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
+from torch._dynamo import eval_frame, external_utils
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -203,3 +205,41 @@ def set_autograd_settings(settings: tuple[bool, str | None]) -> None:
         torch._C._autograd._saved_tensors_hooks_enable()
     else:
         torch._C._autograd._saved_tensors_hooks_disable(reason)
+
+
+# What is compiled
+
+
+def compiled_model() -> Any:
+    """What was given to torch.compile: the module or function whose call is under way; None if
+    that cannot be told."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _EVAL_FRAME:
+            # The function's name changed between releases. That of what runs uncompiled has no
+            # callback.
+            known = frame.f_locals
+            if "callback" in known and "fn" in known:
+                return model_of(known["fn"])
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def model_of(function: Any) -> Any:
+    """The module whose call a function is, else the function itself.
+
+    >>> relu = torch.nn.ReLU()
+    >>> model_of(relu.forward) is relu, model_of(print) is print
+    (True, True)
+    """
+    # Torch wraps calls of modules that it inlines.
+    while getattr(getattr(function, "__code__", None), "co_filename", "") == _EXTERNAL:
+        function = getattr(function, "__wrapped__", None)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return owner
+    # A method is made anew wherever it is looked up.
+    return getattr(function, "__func__", function)
+
+
+_EVAL_FRAME, _EXTERNAL = eval_frame.__file__, external_utils.__file__

@@ -15,7 +15,7 @@ from kiln import backend, pieces
 # Training
 
 
-def test_gradients_run_eagerly_and_that_is_said_once():
+def test_gradients_run_eagerly_and_that_is_said_once_a_model():
     layer = nn.Linear(4, 4)
     want = layer(X).sum()
     want.backward()
@@ -23,17 +23,21 @@ def test_gradients_run_eagerly_and_that_is_said_once():
     layer.zero_grad()
     with pieces.collecting() as found, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        got = compiled(layer)(X).sum()
+        run = compiled(layer)
+        got = run(X).sum()
+        # The same graph, and another one of the same model.
+        run(X), run(X[:2])
         compiled(lambda x: layer(x) * 2)(X)
     got.backward()
     same(got, want)
     same([p.grad for p in layer.parameters()], grads)
-    assert [piece.state for piece in found] == ["eager", "eager"]
+    assert [piece.state for piece in found] == ["eager"] * 3
     assert all("gradients are on" in piece.reason for piece in found)
     said = [w for w in said if "kiln" in str(w.message)]
     assert [str(w.message) for w in said] == [
         "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
-    ]
+    ] * 2
+    assert all(w.filename == __file__ for w in said[1:])
 
 
 def test_gradients_may_be_an_error():

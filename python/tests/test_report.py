@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import kiln
-from kiln import accuracy, backend, pieces, rounding
+from kiln import accuracy, backend, pieces, rounding, runner
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -125,6 +127,77 @@ def test_explain_of_everything_that_was_compiled():
         taught(X)
     states = [part.state for part in kiln.explain().parts]
     assert states[-2:] == ["compiled", "eager"]
+
+
+def quiet(run, *args):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "kiln: gradients are on")
+        return run(*args)
+
+
+def test_explain_says_how_calls_of_each_model_ran():
+    first, second = Block().eval(), Block().eval()
+    # Dynamo has one graph for both.
+    run, other = (torch.compile(m, backend=backend.kiln) for m in (first, second))
+    with torch.no_grad():
+        run(X), run(X)
+    quiet(run, X), quiet(other, X)
+    with torch.no_grad():
+        run(X)
+    report = kiln.explain(run, X)
+    assert [part.state for part in report.parts] == ["compiled"]
+    assert [(c.compiled, c.eager, c.last) for _, c in report.calls] == [
+        (3, 0, "compiled"),
+        (0, 1, "eager"),
+    ]
+    told = "gradients are on; use torch.no_grad()"
+    assert "calls so far" in str(report) and re.search(
+        rf"1 run eagerly since [\d:]{{8}}: {re.escape(told)}", str(report)
+    )
+    assert told in report._repr_html_().rpartition("</iframe>")[2]
+    assert json.loads(report.to_json())["calls"][1]["reason"] == told
+    # Without arguments: of this model alone.
+    (part,) = kiln.explain(other).parts
+    assert part.state == "eager" and [c.eager for c in part.runs] == [1]
+    assert f"  calls       {part.runs[0]}" in str(kiln.explain(other))
+    assert [len(p.models) for p, _ in pieces.of_model(first)] == [1, 2]
+
+
+def test_calls_tell_since_when_and_why():
+    calls = pieces.Calls()
+    assert str(calls) == "none"
+    calls.ran_compiled(), calls.ran_compiled()
+    assert re.fullmatch(r"2 compiled since [\d:]{8}", str(calls))
+    calls.ran_eagerly("a reason"), calls.ran_eagerly("a reason")
+    want = r"2 compiled, 2 run eagerly; run eagerly since call 3 \([\d:]{8}\): a reason"
+    assert re.fullmatch(want, str(calls))
+    calls.ran_eagerly("another")
+    assert calls.since == 5 and calls.to_dict()["reason"] == "another"
+
+
+def test_sizes_that_are_refused_count_as_eager():
+    class Refusing:
+        def __init__(self, *_):
+            pass
+
+        def run(self, inputs):
+            if inputs[-1].shape[0] == 5:
+                raise kiln.UnsupportedError("not for five: take six")
+            return [inputs[-1] * 2]
+
+        def changed(self):
+            return False
+
+    def f(x):
+        return x * 2
+
+    run = torch.compile(f, backend=backend.kiln, dynamic=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "Engine", Refusing)
+        for n in (4, 5, 5, 6):
+            run(torch.ones(n, 3))
+    ((_, calls),) = pieces.of_model(f)
+    assert (calls.compiled, calls.eager, calls.last, calls.since) == (2, 2, "compiled", 4)
 
 
 def test_explain_of_something_else():
