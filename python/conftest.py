@@ -58,7 +58,9 @@ def fresh() -> None:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    from kiln import backend
+    from kiln import backend, frames
 
+    # A reset forgets it.
+    frames.install()
     if FAKE and "kiln" not in torch._dynamo.list_backends():
         torch._dynamo.register_backend(backend.kiln, name="kiln")

@@ -29,11 +29,13 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import flex, pieces, sources, tracing, transforms, versions
+from kiln import flex, frames, pieces, sources, tracing, transforms, versions
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
 from kiln.runner import Boxed, Versions
+
+frames.install()
 
 #: The models of which was said that they need gradients.
 _WARNED: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -91,6 +91,8 @@ class Piece:
     state: State = "waiting"
     #: Why PyTorch runs it.
     reason: str = ""
+    #: Whether dynamo compiles nothing of it, and hands no graph over: its calls are not counted.
+    is_left_out: bool = False
     #: Why dynamo ended the piece, if that was not the end of the function.
     break_reason: str = ""
     #: The user's line that ended it.

@@ -19,6 +19,9 @@ from kiln import pieces, versions
 from kiln._native import Engine, KilnError, UsageError
 from kiln.compiled import Compiled
 
+#: Of a function without tensor operators, or one that was called within another transform.
+_NOTHING = "dynamo found nothing to compile"
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -152,7 +155,11 @@ class Report:
             if len(parts) > first:
                 runs = tuple(replace(calls) for calls in (called or {}).get(piece, ()))
                 parts[first] = replace(parts[first], runs=runs)
-        return cls(parts, dynamo=True, calls=[(p.source, replace(runs)) for p, runs in earlier])
+        return cls(
+            parts,
+            dynamo=True,
+            calls=[(p.source, replace(runs)) for p, runs in earlier if runs.last != "waiting"],
+        )
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -246,7 +253,7 @@ class Report:
         if not self._dynamo:
             return self.parts[0].text
         if not self.parts:
-            return "dynamo found nothing to compile"
+            return _NOTHING
         lines = []
         for heading, part in self._headings():
             lines.append(heading)
@@ -270,7 +277,7 @@ class Report:
         return f"Report({n} kernels, {eager} pieces run eagerly, {breaks} graph breaks)"
 
     def _repr_html_(self) -> str:
-        shown = []
+        shown = [f"<p>{_NOTHING}</p>"] if self._dynamo and not self.parts else []
         for heading, part in self._headings():
             if self._dynamo:
                 shown.append(f"<p>{html.escape(heading)}</p>")
@@ -330,9 +337,13 @@ def explain(
     model = _unwrapped(target)
     earlier = pieces.of_model(versions.model_of(model))
     if earlier and not args and not kwargs:
-        called = {piece: [runs] for piece, runs in earlier}
-        return Report.of_pieces(list(called), called=called)
-    return Report.of_pieces(_pieces(model, args, kwargs), earlier=earlier)
+        called = {piece: [runs] for piece, runs in earlier if runs.last != "waiting"}
+        return Report.of_pieces([piece for piece, _ in earlier], called=called)
+    found = _pieces(model, args, kwargs)
+    # Dynamo does not look again at what it has left out.
+    known = {piece.source for piece in found}
+    found += [p for p, _ in earlier if p.is_left_out and p.source not in known]
+    return Report.of_pieces(found, earlier=earlier)
 
 
 def _unwrapped(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,7 +355,9 @@ def _unwrapped(target: Callable[..., Any]) -> Callable[..., Any]:
 def _pieces(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[pieces.Piece]:
-    from kiln import backend
+    from kiln import backend, frames
+
+    frames.install()
 
     # Dynamo keeps what it compiled by code object and by backend. With an entry and a backend of
     # its own this call neither finds what the user compiled nor takes its place.

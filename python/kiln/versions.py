@@ -7,11 +7,13 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import sympy
 import torch
-from torch._dynamo import eval_frame, external_utils
+from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -242,4 +244,28 @@ def model_of(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A function that dynamo traces, and the backend that it is for."""
+
+    code: CodeType
+    backend: Any
+
+
+def traced_code() -> Traced | None:
+    """What dynamo is tracing; None if that cannot be told."""
+    frame = sys._getframe()
+    while frame is not None:
+        known = frame.f_locals
+        if frame.f_code.co_filename == _CONVERT_FRAME and {"code", "compiler_fn"} <= known.keys():
+            backend = known["compiler_fn"]
+            # Torch wraps backends, for its debugging and for the options of the user.
+            while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+                backend = inner
+            return Traced(known["code"], getattr(backend, "compiler_fn", backend))
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
 _EVAL_FRAME, _EXTERNAL = eval_frame.__file__, external_utils.__file__
+_CONVERT_FRAME = convert_frame.__file__

@@ -227,9 +227,7 @@ def test_an_operator_that_gives_an_alias_is_none_that_computes():
         compiled(lambda x: torch.ops.kilntest.first(x * 2) + 1, fallback="error")(X)
 
 
-@torch.library.custom_op(
-    "kilntest::memory", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
-)
+@torch.library.custom_op("kilntest::memory", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
 def memory(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor(x.stride()) + x.new_zeros((), dtype=torch.int64)
 
@@ -520,3 +518,65 @@ def test_kiln_compile_of_a_float_that_is_read_from_data():
     compiled = kiln.compile(module, (X, torch.tensor(0.5)))
     for low in (0.5, 1.5):
         same(compiled(X, torch.tensor(low)), module(X, torch.tensor(low)))
+
+
+# A mixture of experts
+
+
+class Experts(nn.Module):
+    """A loop over experts, each for the tokens that chose it."""
+
+    def __init__(self, skips):
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.skips = skips
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == i)
+            if self.skips and token.numel() == 0:
+                continue
+            out[token] += weights[token, slot, None] * expert(x[token])
+        return out * 2
+
+
+@torch.no_grad()
+def test_a_mixture_of_experts_in_a_loop_is_compiled_as_by_kiln_compile():
+    module, x = Experts(False).eval(), torch.randn(10, 8)
+    run = torch.compile(module, backend=backend.kiln)
+    for rows in (x, x * 2, x):
+        torch.testing.assert_close(run(rows), module(rows))
+    ours, theirs = kiln.explain(module, x), kiln.compile(module, (x,)).explain()
+    assert [p.state for p in ours.parts] == [p.state for p in theirs.parts]
+    assert [k.nodes for k in ours.kernels] == [k.nodes for k in theirs.kernels] != []
+    # What is set while dynamo traces it is set for nothing else.
+    assert not torch._dynamo.config.capture_dynamic_output_shape_ops
+
+
+@torch.no_grad()
+def test_a_loop_that_dynamo_leaves_out_is_told_with_the_reason(caplog):
+    module, x = Experts(True).eval(), torch.randn(10, 8)
+    run = torch.compile(module, backend=backend.kiln)
+    torch.testing.assert_close(run(x), module(x))
+    for report in (kiln.explain(run, x), kiln.explain(run), kiln.explain()):
+        part = report.parts[-1]
+        assert part.state == "eager" and "test_split.py:" in part.source
+        assert "compiles nothing of `Experts.forward`: Data-dependent" in part.reason
+        assert "graph break in loop" in str(report)
+        assert "Data-dependent" in report._repr_html_() and "Data-dependent" in report.to_json()
+    assert "dynamo found nothing" in kiln.explain(lambda x: x, x)._repr_html_()
+
+
+@torch.no_grad()
+def test_positions_outside_of_a_loop_end_a_graph_whose_rest_is_compiled():
+    def f(x):
+        rows = x[torch.where(x[:, 0] > 0)[0]]
+        return (rows @ rows.t()).relu() + 1
+
+    with pieces.collecting() as found:
+        x = torch.randn(10, 8)
+        torch.testing.assert_close(torch.compile(f, backend=backend.kiln)(x), f(x))
+    assert [p.state for p in found][-1] == "compiled" and found[-1].calls >= 3
