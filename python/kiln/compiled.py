@@ -5,17 +5,23 @@ from __future__ import annotations
 import inspect
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.export import ExportedProgram
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils import _pytree as pytree
 
-from kiln import _native, export, versions
+from kiln import _native, arguments, export, target
 from kiln import options as known_options
 from kiln._native import Engine, InputError, UnsupportedError, UsageError
 from kiln.chain import Pieces
+from kiln.module_face import ModuleFace, attended, is_traced, moved
+from kiln.versions import any_autocast
 
 if TYPE_CHECKING:
     from kiln.bench import Table
@@ -25,11 +31,15 @@ if TYPE_CHECKING:
 #: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
 Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
 
+#: Compiles again: for example inputs `(args, kwargs)`, on a device.
+Again = Callable[[Any, "str | None"], "Compiled"]
+
 
 def compile(
-    module_or_program: torch.nn.Module | ExportedProgram,
+    module_or_program: torch.nn.Module | Callable[..., Any] | ExportedProgram,
     example_inputs: Any = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     dynamic: export.Dynamic = None,
     device: str | torch.device | None = None,
     options: Mapping[str, Any] | None = None,
@@ -37,14 +47,17 @@ def compile(
     max_length: int | None = None,
     batch_size: int = 1,
 ) -> Compiled:
-    """Compiles a module, or a program of `torch.export`.
+    """Compiles a module, a function, or a program of `torch.export`.
 
-    `example_inputs`: a tuple of the arguments, or a dict of them by name. `dynamic`: None or False
-    for static shapes, True for dynamic ones wherever the module allows them, or as `torch.export`
-    takes `dynamic_shapes`. `device`: moves the program there first. `options`: see `kiln.options`.
-    It is compiled now for the sizes of the example inputs, machine code of the device included, so
-    that what cannot be compiled is told here; and for those of `warm`. Other sizes are compiled at
-    their first call.
+    `example_inputs`: a tuple of the arguments, or a dict of them by name; `kwargs`: more by name.
+    `dynamic`: None or False for static shapes, True for dynamic ones wherever the module allows
+    them, or as `torch.export` takes `dynamic_shapes`. `device`: moves the program there first.
+    `options`: see `kiln.options`. It is compiled now for the sizes of the example inputs, machine
+    code of the device included, so that what cannot be compiled is told here; and for those of
+    `warm`. Other sizes are compiled at their first call.
+
+    A function may use modules, of its closure or by name: their weights are the program's. Methods
+    and `functools.partial` are functions too.
 
     A part that Kiln refuses runs eagerly in place, as in torch.compile, and `explain` names it;
     with `options={"fallback": "error"}` it is an error. Such a program cannot be saved.
@@ -58,82 +71,158 @@ def compile(
     `Compiled.refresh` does it); after `p.data = other` and the like compile again.
 
     >>> import torch, kiln
-    >>> double = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
+    >>> double = kiln.compile(lambda x: x * 2, (torch.ones(3),))
     >>> double(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([0., 0., 1.])
+    tensor([-2.,  0.,  2.])
     """
     given = known_options.check(options, backend=False)
     clock = _Clock()
-    decoder = None
-    if max_length is not None:
-        if example_inputs is not None or dynamic is not None:
-            raise UsageError(
-                "kiln.compile was given max_length and example inputs: leave out example_inputs "
-                "and dynamic to compile a language model for generate, else max_length"
-            )
-        from kiln import decoding
-
-        module = decoding.step(module_or_program, batch_size, max_length)
-        decoder = decoding.Decoder(module_or_program, batch_size, max_length)
-        example_inputs, dynamic = decoding.examples(module)
-        signature = inspect.signature(module.forward)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
-    elif isinstance(module_or_program, ExportedProgram):
-        module, exported, signature = None, module_or_program, None
-    elif isinstance(module_or_program, torch.nn.Module):
-        module = module_or_program
-        if example_inputs is None:
-            raise UsageError(
-                "kiln.compile was given a module without example inputs: pass a tuple of its "
-                "arguments, or a dict of them by name"
-            )
-        export.check(example_inputs)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
-        signature = inspect.signature(module.forward)
-    else:
-        raise UsageError(
-            f"kiln.compile was given {_a(module_or_program)}: pass a torch.nn.Module or the result "
-            'of torch.export.export; for functions use torch.compile(f, backend="kiln")'
-        )
+    source = _source(module_or_program, example_inputs, kwargs, dynamic, max_length, batch_size)
     clock.lap("export")
-    exported = export.functional(exported)
+    exported = export.functional(source.exported)
     if device is not None:
         exported = export.moved(exported, str(device))
     clock.lap("functional")
-    name = type(module).__name__ if module is not None else "program"
-    if decoder is not None:
-        name = type(module_or_program).__name__
-    original = None if module is None else lambda: module
+    module = source.module
     eager = None
     if given.get("while_compiling") == "eager":
         eager = module if module is not None and device is None else exported.module()
-    read = _read(exported, given, name=name, signature=signature, original=original)
+    original = None if module is None else lambda: module
+    about: dict[str, Any] = {"name": source.name, "signature": source.signature}
+    read = _read(exported, given, original=original, **about)
     if eager is not None and read.face.state and eager is not module:
         raise UsageError(
             "while_compiling='eager' runs the module meanwhile, and this program writes to "
             "buffers: pass the module itself, on the device where it is to run"
         )
     engine: Engine | Pieces
+    plain = None
     if isinstance(read, Pieces):
         engine, checked = read, False
     else:
         for_engine = known_options.for_engine(given, read.face.device)
         engine = Engine(read.program.text, read.params, for_engine)
         checked = bool(read.params) and known_options.is_checked(given)
+        if read.face.orders:
+            plain = _plain(exported, read, for_engine, about)
     clock.lap("program")
-    compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
+
+    shared = source.shared or exported
+
+    def again(examples: Any, device: str | None) -> Compiled:
+        """The same of the module as it is then."""
+        at: dict[str, Any] = {"device": device, "options": options, "warm": warm}
+        if max_length is not None:
+            return compile(shared, max_length=max_length, batch_size=batch_size, **at)
+        args, named = examples
+        return compile(shared, args, kwargs=named, dynamic=dynamic, **at)
+
+    compiled = Compiled(
+        engine,
+        read.face,
+        checked=checked,
+        eager=eager,
+        decoder=source.decoder,
+        module=source.shared,
+        make_module=exported.module,
+        plain=plain,
+        again=None if module is None else again,
+    )
     compiled.seconds = clock.laps
-    if eager is not None or decoder is not None:
+    if eager is not None or source.decoder is not None:
         # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
         pass
     elif read.face.examples is not None:
-        args, kwargs = read.face.examples
-        engine.warm(compiled.sizes(*args, **kwargs))
+        args, named = read.face.examples
+        engine.warm(compiled.sizes(*args, **named))
     elif not compiled.symbols:
         engine.warm({})
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is compiled."""
+
+    exported: ExportedProgram
+    name: str = "program"
+    #: What was exported, and how it is called; None for a program.
+    module: torch.nn.Module | None = None
+    signature: inspect.Signature | None = None
+    #: The module whose weights and state dict the compiled program has.
+    shared: torch.nn.Module | None = None
+    decoder: Decoder | None = None
+
+
+def _source(
+    given: Any,
+    example_inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    dynamic: export.Dynamic,
+    max_length: int | None,
+    batch_size: int,
+) -> _Source:
+    """Exports what the user gave."""
+    if isinstance(given, Compiled):
+        given = given.face.original() if given.face.original is not None else given
+    if max_length is not None:
+        if example_inputs is not None or kwargs or dynamic is not None:
+            raise UsageError(
+                "kiln.compile was given max_length and example inputs: leave out example_inputs "
+                "and dynamic to compile a language model for generate, else max_length"
+            )
+        from kiln import decoding
+
+        step = decoding.step(given, batch_size, max_length)
+        decoder = decoding.Decoder(given, batch_size, max_length)
+        example_inputs, dynamic = decoding.examples(step)
+        signature = inspect.signature(step.forward)
+        exported = export.export(step, *arguments.of_examples(example_inputs), dynamic)
+        return _Source(exported, type(given).__name__, step, signature, given, decoder)
+    if isinstance(given, ExportedProgram):
+        if example_inputs is not None or kwargs or dynamic is not None:
+            raise UsageError(
+                "kiln.compile was given an exported program and example inputs or `dynamic`: a "
+                "program has its own, so leave them out, or pass the module"
+            )
+        return _Source(given)
+    module = target.module_of(given)
+    name = target.name_of(module)
+    if example_inputs is None and kwargs is None:
+        raise UsageError(
+            f"kiln.compile was given {target.a(given)} without example inputs: pass a tuple of its "
+            "arguments, or a dict of them by name"
+        )
+    args, named = arguments.of_examples(example_inputs, kwargs)
+    signature = inspect.signature(module.forward)
+    arguments.check(signature, name, args, named)
+    export.check((args, named))
+    hooked = target.hooked(module)
+    if hooked:
+        warnings.warn(
+            f"kiln: hooks of {', '.join(hooked[:4])} are traced into the program, so that what "
+            "they do beyond tensors does not happen at calls: hooks on the compiled program do",
+            stacklevel=3,
+        )
+    exported = export.export(module, args, named, dynamic)
+    return _Source(exported, name, module, signature, module)
+
+
+def _plain(
+    exported: ExportedProgram,
+    read: export.Exported,
+    for_engine: dict[str, Any],
+    about: Mapping[str, Any],
+) -> Callable[[], Engine]:
+    """Makes an engine whose results have the order of their dimensions in memory, for artifacts."""
+
+    def make() -> Engine:
+        plain = export.read(exported, ordered=False, **about)
+        return Engine(plain.program.text, read.params, for_engine)
+
+    return make
 
 
 def _read(
@@ -169,19 +258,61 @@ class _Clock:
         self.laps[stage], self._last = now - self._last, now
 
 
-def _a(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
+def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
+    """What serves calls while nobody looks at them. Attributes of modules take torch 0.1
+    microseconds each, so what calls read is in variables."""
+    run, flat, single = compiled._run, compiled._flat, compiled._single
+    changed = compiled.engine.changed if compiled._checked else None
+    under_autocast = bool(compiled._autocast)
+
+    def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if under_autocast or any_autocast():
+            compiled._tell_autocast()
+        if changed is not None and changed():
+            compiled.engine.refresh()
+        leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
+        try:
+            outputs = run(leaves)
+        except Exception as error:
+            return compiled._failed(args, kwargs, leaves, error)
+        if outputs is None:
+            with torch.no_grad():
+                return compiled._eager(*args, **kwargs)  # type: ignore[misc]
+        return outputs[0] if single else compiled._unflatten(outputs)
+
+    return call
 
 
-class Compiled:
+class Compiled(ModuleFace):
     """A compiled program. Call it as the module is called.
+
+    It is a module of torch, with the weights and the state dict of the module that was compiled.
+    `.to` and the like move that module, and the program is compiled again at the next call. Hooks
+    that are registered here run; those of inner modules run only if they were there when the
+    module was compiled, as part of the program. The training mode stays that of compiling.
 
     >>> import torch, kiln
     >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
     >>> relu
     Compiled(ReLU, cpu)
     """
+
+    engine: Engine | Pieces
+    face: export.Face
+    device: str
+    seconds: dict[str, float]
+    _run: Callable[[list[Any]], Any]
+    _eager: Callable[..., Any] | None
+    _decoder: Decoder | None
+    _plain: Callable[[], Engine] | None
+    _again: Again | None
+    _checked: bool
+    _flat: int
+    _single: bool
+    _constants: dict[int, Any]
+    _orders: dict[int, list[int]]
+    _in_spec: pytree.TreeSpec | None
+    _out_spec: pytree.TreeSpec | None
 
     def __init__(
         self,
@@ -191,35 +322,50 @@ class Compiled:
         checked: bool = False,
         eager: Callable[..., Any] | None = None,
         decoder: Decoder | None = None,
+        module: torch.nn.Module | None = None,
+        make_module: Callable[[], torch.nn.Module] | None = None,
+        plain: Callable[[], Engine] | None = None,
+        again: Again | None = None,
     ) -> None:
-        self.engine = engine
+        super().__init__(module, make_module)
+        fields = self.__dict__
         #: Serves calls for whose sizes another thread compiles.
-        self._eager = eager
-        self._decoder = decoder
-        #: Whether each call looks for weights that were changed in place.
-        self._checked = checked
-        self.face = face
-        self.device = face.device
-        self._run = engine.run
+        fields["_eager"] = eager
+        fields["_decoder"] = decoder
+        #: Makes an engine for artifacts, where this one gives results in another order of memory.
+        fields["_plain"] = plain
+        #: Compiles the same module again, for other example inputs and on another device.
+        fields["_again"] = again
         #: Seconds of what came before the engine, by stage.
-        self.seconds: dict[str, float] = {}
-        self._constants = face.constants
-        self._in_spec, self._out_spec = face.in_spec, face.out_spec
+        fields["seconds"] = {}
+        #: Whether each call looks for weights that were changed in place.
+        fields["_checked"] = checked
+        self._take(engine, face)
+
+    def _take(self, engine: Engine | Pieces, face: export.Face) -> None:
+        """Runs this engine from now on."""
+        fields = self.__dict__
+        fields.update(engine=engine, face=face, device=face.device, _run=engine.run)
+        fields.update(_constants=face.constants, _orders=face.orders)
+        fields.update(_in_spec=face.in_spec, _out_spec=face.out_spec)
         #: How many arguments a call without nesting has, else -1.
-        self._flat = -1
+        fields["_flat"] = -1
         #: Whether the one output is the result.
-        self._single = False
-        if self._in_spec is not None and self._out_spec is not None:
-            n = self._in_spec.num_leaves
-            self._flat = n if export.caller(self._in_spec, n) else -1
-            self._single = self._out_spec.is_leaf() and not self._constants
+        fields["_single"] = False
+        if face.in_spec is not None and face.out_spec is not None:
+            n = face.in_spec.num_leaves
+            fields["_flat"] = n if export.caller(face.in_spec, n) else -1
+            fields["_single"] = face.out_spec.is_leaf() and not (face.constants or face.orders)
+        fields["_fast"] = fields["_serve"] = _calls(self)
 
     def __repr__(self) -> str:
         sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
         return f"Compiled({self.face.name}, {self.device}{sizes})"
 
     def __copy__(self) -> Compiled:
-        return Compiled(self.engine, self.face, checked=self._checked)
+        made = Compiled.__new__(Compiled)
+        made.__dict__.update(self.__dict__)
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
@@ -229,17 +375,71 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. Gives what the module gives, nested as the module nests it. Tensors of
-        the result are dense, and share no memory with the inputs or with each other."""
-        if self._checked and self.engine.changed():
-            self.engine.refresh()
-        if not kwargs and len(args) == self._flat:
-            outputs = self._run(list(args))
-        else:
-            outputs = self._run(self._flatten(args, kwargs))
-        if outputs is None:
-            with torch.no_grad():
-                return self._eager(*args, **kwargs)  # type: ignore[misc]
-        return outputs[0] if self._single else self._unflatten(outputs)
+        the result are dense, with their dimensions in the module's order in memory, and share no
+        memory with the inputs or with each other."""
+        if is_dynamo_compiling() and self.__dict__["_module"] is not None:
+            # As a part of what torch.compile traces.
+            return self.__dict__["_module"](*args, **kwargs)
+        if _global_forward_hooks or _global_forward_pre_hooks:
+            return attended(self, args, kwargs)
+        return self._serve(self, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """A call without this module's hooks, after a look at the weights if they may have been
+        replaced."""
+        if self._given_out and not self._looks_bound():
+            if not torch.compiler.is_compiling():
+                self._warn_once(
+                    f"{self} is called with other weights than it was compiled with, so the module "
+                    "runs eagerly: compile it with these weights"
+                )
+            return self._original(*args, **kwargs)
+        if not self._has_hooks():
+            self._serve = self._fast
+        return self._fast(self, args, kwargs)
+
+    def _failed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], error: Exception
+    ) -> Any:
+        """What a call gives whose arguments the engine did not take: in tracing what the module
+        gives."""
+        if any(map(is_traced, leaves)):
+            return self._original(*args, **kwargs)
+        if isinstance(error, InputError):
+            arguments.check_kinds(self.face.inputs, self.face.shapes, leaves)
+        raise error from None
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls what was compiled."""
+        if self.face.original is None:
+            raise UsageError(
+                f"{self} came from a file, and cannot be traced as part of another program: trace "
+                "the module that the file was made from"
+            )
+        return self.face.original()(*args, **kwargs)
+
+    def _looks_bound(self) -> bool:
+        """Whether the program has the module's weights; compiles it again if they were replaced
+        for good."""
+        fields = self.__dict__
+        fields["_given_out"] = False
+        if self._weights_are_bound() and not self._replaced:
+            return True
+        if self._again is not None and (self._replaced or self._has_moved()):
+            fresh = self._again(self.face.examples, None)
+            self._take(fresh.engine, fresh.face)
+            kept = ("_bound", "_autocast", "_checked", "_eager", "_decoder", "_plain", "seconds")
+            fields.update({name: fresh.__dict__[name] for name in kept})
+            fields["_replaced"] = False
+            return True
+        fields["_given_out"] = True
+        return False
+
+    def _can_move(self) -> bool:
+        return self._again is not None
+
+    def _move_examples(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.face = replace(self.face, examples=moved(self.face.examples, fn))
 
     def steps(self, count: int, *args: Any, **kwargs: Any) -> Any:
         """Calls the program `count` times with these inputs, and gives the result of the last call.
@@ -303,6 +503,8 @@ class Compiled:
         return self._decoder.generate(self, ids, max_new_tokens, eos)
 
     def _unflatten(self, outputs: list[Any]) -> Any:
+        for i, order in self._orders.items():
+            outputs[i] = outputs[i].permute(order)
         if self._out_spec is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         for i, value in self._constants.items():
@@ -311,48 +513,12 @@ class Compiled:
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, in the order of the program's inputs."""
-        if self._in_spec is None:
-            if kwargs:
-                names = ", ".join(kwargs)
-                raise InputError(f"the program was called with keywords {names}: give positions")
-            return list(args)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec == self._in_spec:
-            return leaves
-        args, kwargs = self._as_exported(self._in_spec, args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
-            raise InputError(
-                f"the program was called with {_shape_of(spec)}, and compiled for "
-                f"{_shape_of(self._in_spec)}: call it as it was compiled, or compile it again with "
-                "such example inputs"
-            )
-        return leaves
-
-    def _as_exported(
-        self, in_spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, given by position or by name as the example inputs were."""
-        positional, keywords = versions.children(in_spec)
-        names = list(keywords.context or ())
-        signature = self.face.signature
-        if signature is not None:
-            try:
-                bound = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                raise InputError(f"the program was called wrongly: {error}") from None
-            plain = [
-                p.name
-                for p in signature.parameters.values()
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
-            first = plain[: positional.num_children]
-            if set(first) | set(names) >= set(bound) and set(first) <= set(bound):
-                args = tuple(bound[name] for name in first)
-                kwargs = {name: bound[name] for name in bound if name not in first}
-        if set(kwargs) == set(names):
-            kwargs = {name: kwargs[name] for name in names}
-        return args, kwargs
+        if self._in_spec is not None:
+            return arguments.flatten(self._in_spec, self.face.signature, args, kwargs)
+        if kwargs:
+            names = ", ".join(kwargs)
+            raise InputError(f"the program was called with keywords {names}: give positions")
+        return list(args)
 
     # What can be asked
 
@@ -399,7 +565,7 @@ class Compiled:
                     f"{', '.join(symbols) or 'none'}"
                 )
             return dict(zip(symbols, sizes, strict=True))
-        args, kwargs = export.arguments(sizes)
+        args, kwargs = arguments.of_examples(sizes)
         return self.sizes(*args, **kwargs)
 
     def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
@@ -488,7 +654,8 @@ class Compiled:
 
         `sizes`: what to compile for where sizes are dynamic; the last used ones if left out.
         """
-        self.engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
+        engine = self.engine if self._plain is None else self._plain()
+        engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
 
     def bench(
         self,
@@ -521,12 +688,3 @@ class Compiled:
         bench.refuse_processes(self.engine.fallbacks())
         peers = bench.peers(self.face.original, against)
         return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
-
-
-def _shape_of(spec: pytree.TreeSpec) -> str:
-    positional, keywords = versions.children(spec)
-    plural = "" if positional.num_children == 1 else "s"
-    parts = [f"{positional.num_children} positional argument{plural}"]
-    if keywords.context:
-        parts.append("keywords " + ", ".join(keywords.context))
-    return f"{' and '.join(parts)} ({spec.num_leaves} leaves)"

@@ -43,6 +43,17 @@ def line(stack_trace: str | None) -> str:
     own = (frame for frame in frames if not frame.startswith(_TORCH))
     return next(own, frames[0] if frames else "")
 
+
+def users_line(stack_trace: str | None) -> str:
+    """The innermost frame outside of torch; empty if there is none.
+
+    >>> users_line('  File "model.py", line 3, in forward')
+    'model.py:3'
+    """
+    found = line(stack_trace)
+    return "" if found.startswith(_TORCH) else found
+
+
 def path(source: str) -> str:
     """The path of a module or parameter from dynamo's name of where it comes from.
 

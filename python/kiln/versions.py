@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,13 @@ WRITTEN = frozenset(
     kind
     for name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
     if (kind := getattr(OutputKind, name, None)) is not None
+)
+
+#: Whether autocast is on for any kind of device; private to torch.
+any_autocast: Callable[[], bool] = getattr(
+    torch._C,
+    "_is_any_autocast_enabled",
+    lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
 )
 
 
@@ -110,3 +118,18 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
             text = text.replace(symbol.name, places.get(symbol, symbol.name))
         found.append(text)
     return found
+
+
+def sharding(module: Any) -> str:
+    """What spreads the weights of a module over processes; empty if nothing does.
+
+    >>> sharding(torch.nn.Linear(1, 1))
+    ''
+    """
+    # Only what is imported already can have wrapped the module.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name in ("FSDPModule", "FullyShardedDataParallel"):
+        kind = getattr(fsdp, name, None)
+        if isinstance(kind, type) and isinstance(module, kind):
+            return "FSDP2 (fully_shard)" if name == "FSDPModule" else "FSDP"
+    return ""
