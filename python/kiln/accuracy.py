@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kiln.compiled import compile
+from kiln.compiling import compile
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import composites, flex, pieces, sources
+from kiln import composites, flex, pieces, scalars, sources
 from kiln import options as known_options
+from kiln import versions as torch_versions
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
 from kiln.runner import Boxed, Versions
@@ -87,8 +88,10 @@ def _compile(
     gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        lowered.meta["kiln_piece"] = piece
-        return Lowering(lowered, names, chosen, gradients, versions).run(piece)
+        numbers = scalars.as_tensors(lowered)
+        numbers.module.meta["kiln_piece"] = piece
+        run = Lowering(numbers.module, names, chosen, gradients, versions).run(piece)
+        return scalars.passing(run, numbers)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(_train(lowered, chosen, piece))
@@ -101,7 +104,7 @@ def _compile(
         keep_inference_input_mutations=True,
     )
     try:
-        with composites.kept():
+        with composites.kept(), torch_versions.numbers_left():
             run = compiler(traced, example_inputs)
     except (KilnError, TorchDynamoException):
         # The latter is how AOT asks dynamo for another trace.

@@ -70,7 +70,7 @@ class Pieces:
             about["signature"],
             exported.example_inputs,
             about["original"] or exported.module,
-            list(known.input_names.values()),
+            inputs=list(known.input_names.values()),
         )
         return made
 

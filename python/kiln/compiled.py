@@ -1,24 +1,19 @@
-"""`kiln.compile`: a module or an exported program as a callable, and what can be asked of it."""
+"""A compiled program as a module of torch, and what can be asked of it."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.export import ExportedProgram
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils import _pytree as pytree
 
-from kiln import _native, arguments, export, target
-from kiln import options as known_options
-from kiln._native import Engine, InputError, UnsupportedError, UsageError
+from kiln import arguments, export, scalars
+from kiln._native import Engine, InputError, UsageError
 from kiln.chain import Pieces
 from kiln.module_face import ModuleFace, attended, is_traced, moved
 from kiln.versions import any_autocast
@@ -35,235 +30,12 @@ Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
 Again = Callable[[Any, "str | None"], "Compiled"]
 
 
-def compile(
-    module_or_program: torch.nn.Module | Callable[..., Any] | ExportedProgram,
-    example_inputs: Any = None,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic: export.Dynamic = None,
-    device: str | torch.device | None = None,
-    options: Mapping[str, Any] | None = None,
-    warm: Iterable[Sizes] | None = None,
-    max_length: int | None = None,
-    batch_size: int = 1,
-) -> Compiled:
-    """Compiles a module, a function, or a program of `torch.export`.
-
-    `example_inputs`: a tuple of the arguments, or a dict of them by name; `kwargs`: more by name.
-    `dynamic`: None or False for static shapes, True for dynamic ones wherever the module allows
-    them, or as `torch.export` takes `dynamic_shapes`. `device`: moves the program there first.
-    `options`: see `kiln.options`. It is compiled now for the sizes of the example inputs, machine
-    code of the device included, so that what cannot be compiled is told here; and for those of
-    `warm`. Other sizes are compiled at their first call.
-
-    A function may use modules, of its closure or by name: their weights are the program's. Methods
-    and `functools.partial` are functions too.
-
-    A part that Kiln refuses runs eagerly in place, as in torch.compile, and `explain` names it;
-    with `options={"fallback": "error"}` it is an error. Such a program cannot be saved.
-
-    `max_length`: compiles a causal language model of transformers for `Compiled.generate`, with
-    caches of so many tokens, for `batch_size` texts at once. There are no example inputs then.
-
-    Gradients are off. Buffers that the module writes to are written in place: the compiled program
-    and the module share them, as they share all weights. Weights that are written to in place are
-    taken up at the next call (`options={"weights": "frozen"}` leaves out to look; then
-    `Compiled.refresh` does it); after `p.data = other` and the like compile again.
-
-    >>> import torch, kiln
-    >>> double = kiln.compile(lambda x: x * 2, (torch.ones(3),))
-    >>> double(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([-2.,  0.,  2.])
-    """
-    given = known_options.check(options, backend=False)
-    clock = _Clock()
-    source = _source(module_or_program, example_inputs, kwargs, dynamic, max_length, batch_size)
-    clock.lap("export")
-    exported = export.functional(source.exported)
-    if device is not None:
-        exported = export.moved(exported, str(device))
-    clock.lap("functional")
-    module = source.module
-    eager = None
-    if given.get("while_compiling") == "eager":
-        eager = module if module is not None and device is None else exported.module()
-    original = None if module is None else lambda: module
-    about: dict[str, Any] = {"name": source.name, "signature": source.signature}
-    read = _read(exported, given, original=original, **about)
-    if eager is not None and read.face.state and eager is not module:
-        raise UsageError(
-            "while_compiling='eager' runs the module meanwhile, and this program writes to "
-            "buffers: pass the module itself, on the device where it is to run"
-        )
-    engine: Engine | Pieces
-    plain = None
-    if isinstance(read, Pieces):
-        engine, checked = read, False
-    else:
-        for_engine = known_options.for_engine(given, read.face.device)
-        engine = Engine(read.program.text, read.params, for_engine)
-        checked = bool(read.params) and known_options.is_checked(given)
-        if read.face.orders:
-            plain = _plain(exported, read, for_engine, about)
-    clock.lap("program")
-
-    shared = source.shared or exported
-
-    def again(examples: Any, device: str | None) -> Compiled:
-        """The same of the module as it is then."""
-        at: dict[str, Any] = {"device": device, "options": options, "warm": warm}
-        if max_length is not None:
-            return compile(shared, max_length=max_length, batch_size=batch_size, **at)
-        args, named = examples
-        return compile(shared, args, kwargs=named, dynamic=dynamic, **at)
-
-    compiled = Compiled(
-        engine,
-        read.face,
-        checked=checked,
-        eager=eager,
-        decoder=source.decoder,
-        module=source.shared,
-        make_module=exported.module,
-        plain=plain,
-        again=None if module is None else again,
-    )
-    compiled.seconds = clock.laps
-    if eager is not None or source.decoder is not None:
-        # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
-        pass
-    elif read.face.examples is not None:
-        args, named = read.face.examples
-        engine.warm(compiled.sizes(*args, **named))
-    elif not compiled.symbols:
-        engine.warm({})
-    for sizes in warm or ():
-        compiled.warm(sizes)
-    return compiled
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What is compiled."""
-
-    exported: ExportedProgram
-    name: str = "program"
-    #: What was exported, and how it is called; None for a program.
-    module: torch.nn.Module | None = None
-    signature: inspect.Signature | None = None
-    #: The module whose weights and state dict the compiled program has.
-    shared: torch.nn.Module | None = None
-    decoder: Decoder | None = None
-
-
-def _source(
-    given: Any,
-    example_inputs: Any,
-    kwargs: Mapping[str, Any] | None,
-    dynamic: export.Dynamic,
-    max_length: int | None,
-    batch_size: int,
-) -> _Source:
-    """Exports what the user gave."""
-    if isinstance(given, Compiled):
-        given = given.face.original() if given.face.original is not None else given
-    if max_length is not None:
-        if example_inputs is not None or kwargs or dynamic is not None:
-            raise UsageError(
-                "kiln.compile was given max_length and example inputs: leave out example_inputs "
-                "and dynamic to compile a language model for generate, else max_length"
-            )
-        from kiln import decoding
-
-        step = decoding.step(given, batch_size, max_length)
-        decoder = decoding.Decoder(given, batch_size, max_length)
-        example_inputs, dynamic = decoding.examples(step)
-        signature = inspect.signature(step.forward)
-        exported = export.export(step, *arguments.of_examples(example_inputs), dynamic)
-        return _Source(exported, type(given).__name__, step, signature, given, decoder)
-    if isinstance(given, ExportedProgram):
-        if example_inputs is not None or kwargs or dynamic is not None:
-            raise UsageError(
-                "kiln.compile was given an exported program and example inputs or `dynamic`: a "
-                "program has its own, so leave them out, or pass the module"
-            )
-        return _Source(given)
-    module = target.module_of(given)
-    name = target.name_of(module)
-    if example_inputs is None and kwargs is None:
-        raise UsageError(
-            f"kiln.compile was given {target.a(given)} without example inputs: pass a tuple of its "
-            "arguments, or a dict of them by name"
-        )
-    args, named = arguments.of_examples(example_inputs, kwargs)
-    signature = inspect.signature(module.forward)
-    arguments.check(signature, name, args, named)
-    export.check((args, named))
-    hooked = target.hooked(module)
-    if hooked:
-        warnings.warn(
-            f"kiln: hooks of {', '.join(hooked[:4])} are traced into the program, so that what "
-            "they do beyond tensors does not happen at calls: hooks on the compiled program do",
-            stacklevel=3,
-        )
-    exported = export.export(module, args, named, dynamic)
-    return _Source(exported, name, module, signature, module)
-
-
-def _plain(
-    exported: ExportedProgram,
-    read: export.Exported,
-    for_engine: dict[str, Any],
-    about: Mapping[str, Any],
-) -> Callable[[], Engine]:
-    """Makes an engine whose results have the order of their dimensions in memory, for artifacts."""
-
-    def make() -> Engine:
-        plain = export.read(exported, ordered=False, **about)
-        return Engine(plain.program.text, read.params, for_engine)
-
-    return make
-
-
-def _read(
-    exported: ExportedProgram, given: Mapping[str, Any], **about: Any
-) -> export.Exported | Pieces:
-    """The program in one piece; in several ones if Kiln refuses a part of it."""
-    splits = given.get("fallback") != "error"
-    try:
-        read = export.read(exported, **about)
-        if not splits or not _native.refusals(read.program.text):
-            return read
-        problem = None
-    except UnsupportedError as error:
-        if not splits:
-            raise
-        problem = error
-    try:
-        return Pieces.of(exported, given, **about)
-    except UnsupportedError as error:
-        raise problem or error from None
-
-
-class _Clock:
-    """Seconds of stages that follow each other."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Ends a stage."""
-        now = time.perf_counter()
-        self.laps[stage], self._last = now - self._last, now
-
-
 def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
     """What serves calls while nobody looks at them. Attributes of modules take torch 0.1
     microseconds each, so what calls read is in variables."""
     run, flat, single = compiled._run, compiled._flat, compiled._single
     changed = compiled.engine.changed if compiled._checked else None
-    under_autocast = bool(compiled._autocast)
+    under_autocast, numbers = bool(compiled._autocast), compiled.face.numbers
 
     def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if under_autocast or any_autocast():
@@ -271,6 +43,8 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
         if changed is not None and changed():
             compiled.engine.refresh()
         leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
+        if numbers:
+            scalars.of_call(leaves, numbers, compiled.face.inputs)
         try:
             outputs = run(leaves)
         except Exception as error:

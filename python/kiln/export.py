@@ -8,6 +8,7 @@ otherwise.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import json
 import re
@@ -28,7 +29,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import composites, failures, graph, versions, views
+from kiln import composites, failures, graph, scalars, versions, views
 from kiln._native import InputError, UnsupportedError, UsageError
 
 #: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
@@ -66,6 +67,8 @@ class Face:
     examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     #: Gives what it was compiled from, as a callable of PyTorch.
     original: Callable[[], Callable[..., Any]] | None = None
+    #: Kinds of the flat inputs for whose numbers the program takes tensors, by their positions.
+    numbers: dict[int, type] = field(default_factory=dict)
     #: The names of the flat inputs.
     inputs: list[str] = field(default_factory=list)
 
@@ -282,7 +285,7 @@ def read(
         signature,
         exported.example_inputs,
         original or exported.module,
-        [entry["name"] for entry in written["inputs"]],
+        inputs=[entry["name"] for entry in written["inputs"]],
     )
     params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
     return Exported(program, params_in_order, face)
@@ -305,6 +308,16 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
                 f"{failures.REMEDY}"
             ) from error
         return program
+
+
+def with_tensors(exported: ExportedProgram) -> ExportedProgram:
+    """The program with tensors for the numbers that it reads from tensors."""
+    numbers = scalars.as_tensors(exported.graph_module, inputs=False)
+    if numbers.module is exported.graph_module:
+        return exported
+    changed = copy.copy(exported)
+    changed._graph_module = numbers.module
+    return changed
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:

@@ -224,7 +224,7 @@ def test_wrong_example_inputs_leave_buffers_as_they_are():
 
 def test_example_inputs_outside_of_dynamic():
     batch = torch.export.Dim("batch", min=5)
-    with pytest.raises(kiln.UsageError, match="outside of `dynamic`.*pass example inputs"):
+    with pytest.raises(kiln.UsageError, match=r"outside of `dynamic`.*pass example inputs"):
         kiln.compile(LAYER, (X,), dynamic={"input": {0: batch}})
 
 
@@ -253,7 +253,7 @@ def test_what_torch_says_is_logged_for_who_asks(caplog):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_cannot_be_called_says_what_can():
-    with pytest.raises(kiln.UsageError, match="an int: pass a torch.nn.Module, a function, or"):
+    with pytest.raises(kiln.UsageError, match=r"an int: pass a torch.nn.Module, a function, or"):
         kiln.compile(3, (X,))
     with pytest.raises(kiln.UsageError, match="was given the class ReLU: pass"):
         kiln.compile(nn.ReLU, (X,))
