@@ -49,8 +49,8 @@ def kiln(
 ) -> Callable[..., Any]:
     """Compiles a graph of dynamo; `torch.compile(model, backend="kiln")` calls it.
 
-    `mode`: every mode of torch.compile is taken; Kiln makes no difference between them. `options`:
-    see `kiln.options`.
+    `mode`: every mode of torch.compile is taken, and no other; Kiln makes no difference between
+    them. `options`: see `kiln.options`.
 
     >>> import torch
     >>> relu = torch.compile(torch.nn.ReLU(), backend="kiln")
@@ -58,6 +58,7 @@ def kiln(
     tensor([0., 0., 1.])
     """
     try:
+        known_options.check_mode(mode)
         return _compile(gm, example_inputs, options)
     except KilnError as error:
         # Dynamo wraps what a backend raises in an exception of its own. Raised by the first call,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from kiln._native import Engine, UnsupportedError, UsageError
 from kiln.chain import Pieces
 from kiln.compiled import Compiled, Sizes
 from kiln.pieces import log
+from kiln.sources import of_live
 
 if TYPE_CHECKING:
     from kiln.decoding import Decoder
@@ -125,11 +127,16 @@ def compile(
         pass
     elif read.face.examples is not None:
         args, named = read.face.examples
-        engine.warm(compiled.sizes(*args, **named))
+        try:
+            engine.warm(compiled.sizes(*args, **named))
+        except UnsupportedError as error:
+            raise UnsupportedError(of_live(str(error))) from None
     elif not compiled.symbols:
         engine.warm({})
     for sizes in warm or ():
         compiled.warm(sizes)
+    if log.isEnabledFor(logging.DEBUG) and compiled.bindings():
+        log.debug("%s\n%s", compiled, compiled.explain())
     return compiled
 
 

@@ -6,6 +6,7 @@ its own; when a parameter goes, its engines go.
 
 from __future__ import annotations
 
+import logging
 import operator
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -94,6 +95,8 @@ class Runner:
         #: The key of the parameters of the last call, and what ran it.
         self.key: Hashable = None
         self.current: Bound | None = None
+        #: Whether the plan of the current engine is still to be logged.
+        self.untold = False
         #: Sizes for which the engine refused.
         self.refused: set[tuple[int, ...]] = set()
 
@@ -125,6 +128,8 @@ class Runner:
         if outputs is None:
             # Another thread compiles for these sizes.
             return self.eagerly(args)
+        if self.untold:
+            self.tell(engine)
         if self.tail is not None:
             outputs = self.tail(outputs, args)
         args.clear()
@@ -153,7 +158,14 @@ class Runner:
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
             found.versions = self.versions.now
+            self.untold = pieces.log.isEnabledFor(logging.DEBUG)
         self.key, self.current = key, found
+
+    def tell(self, engine: Engine) -> None:
+        """Logs what was fused and why."""
+        self.untold = False
+        at = f" at {self.piece.source}" if self.piece.source else ""
+        pieces.log.debug("a piece%s is compiled\n%s\n%s", at, engine.text(), engine.plan())
 
     def replace(self, static: Sequence[torch.Tensor]) -> None:
         """Lets go of engines for these parameters as they were: with other memory."""

@@ -166,7 +166,9 @@ class Rewriting:
         if not isinstance(value, SYMBOLIC):
             return False
         if node.op == "placeholder":
-            return self.inputs and not (value.node.expr.free_symbols & self.sizes)
+            # The sizes of nested tensors are symbols as well, and no numbers.
+            plain = type(value.node.hint) in DTYPES
+            return self.inputs and plain and not (value.node.expr.free_symbols & self.sizes)
         if _reads_data(node):
             (read,) = node.all_input_nodes
             tensor = read.meta.get("val")

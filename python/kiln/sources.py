@@ -84,3 +84,13 @@ def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
     where = line(node.meta.get("stack_trace")) if node is not None else ""
     at = f" at {where}" if where else ""
     return UnsupportedError(f"{what}{at}: {remedy}")
+
+
+def of_live(text: str) -> str:
+    """What the native module says of a program, where that is a module in this process.
+
+    >>> of_live("the model was saved in training mode, as `aten::dropout` shows")
+    'the module is in training mode, as `aten::dropout` shows'
+    """
+    text = text.replace("the model was saved in training mode", "the module is in training mode")
+    return text.replace("before the model is exported", "before it is compiled")
