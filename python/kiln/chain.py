@@ -44,7 +44,7 @@ class Pieces:
         self.symbols = {
             str(s): (int(r.lower), int(r.upper) if r.upper.is_Integer else None)
             for s, r in exported.range_constraints.items()
-            if not symbol_is_type(s, SymT.UNBACKED_INT)
+            if not symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
         }
         #: Conditions on sizes, and the sizes that were traced, at which they hold.
         self.guards = [(text, versions.condition(text)) for text in versions.guards(exported)]

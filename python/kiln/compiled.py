@@ -36,6 +36,7 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
     run, flat, single = compiled._run, compiled._flat, compiled._single
     changed = compiled.engine.changed if compiled._checked else None
     under_autocast, numbers = bool(compiled._autocast), compiled.face.numbers
+    device = compiled.device
 
     def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if under_autocast or any_autocast():
@@ -44,7 +45,7 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
             compiled.engine.refresh()
         leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
         if numbers:
-            scalars.of_call(leaves, numbers, compiled.face.inputs)
+            scalars.of_call(leaves, numbers, compiled.face.inputs, device)
         try:
             outputs = run(leaves)
         except Exception as error:

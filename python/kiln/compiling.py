@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from kiln import _native, arguments, export, scalars, target
+from kiln import _native, arguments, export, scalars, target, tracing
 from kiln import options as known_options
 from kiln._native import Engine, UnsupportedError, UsageError
 from kiln.chain import Pieces
@@ -225,18 +225,20 @@ def _with_numbers(
     """The exported module, and which of these numbers are its inputs. Without names, those by which
     it branches, or that are sizes, keep their value."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    known = (t for t in (*leaves, *module.parameters()) if isinstance(t, torch.Tensor))
+    device = next((t.device for t in known), None)
     sizes = scalars.without_numbers(dynamic)
     floats = {i for i in numbers if type(leaves[i]) is float}
     tried = [numbers, floats, numbers - floats] if dynamic is True else [numbers]
     for chosen in tried:
         tensors = [
-            torch.tensor(v, dtype=scalars.DTYPES[type(v)]) if i in chosen else v
+            torch.tensor(v, dtype=scalars.DTYPES[type(v)], device=device) if i in chosen else v
             for i, v in enumerate(leaves)
         ]
         given, named = pytree.tree_unflatten(tensors, spec)
         try:
             with scalars.read_from_tensors(module, chosen):
-                exported = export.export(module, given, named, sizes)
+                exported = _exported(module, given, named, sizes)
             if not chosen:
                 return exported, chosen
             exported = export.functional(exported)
@@ -247,7 +249,87 @@ def _with_numbers(
             if dynamic is not True or not numbers:
                 raise
             log.info("numbers keep their values: %s", error)
-    return export.export(module, args, kwargs, sizes), set()
+    return _exported(module, args, kwargs, sizes), set()
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Any
+) -> ExportedProgram:
+    """The exported module. Tensors that it keeps in attributes from call to call become buffers,
+    which are state."""
+    with tracing.watched(module) as assigned, warnings.catch_warnings():
+        # Torch says that it drops them.
+        warnings.filterwarnings("ignore", "The tensor attribute", UserWarning)
+        exported = export.export(module, args, kwargs, sizes)
+    if not assigned:
+        return exported
+    state = [a for a in assigned if a.is_state()]
+    others = [a for a in assigned if not a.is_state()]
+    for a in state:
+        del a.module.__dict__[a.name]
+        a.module.register_buffer(a.name, a.before, persistent=False)
+    if state:
+        with tracing.watched(module):
+            exported = export.export(module, args, kwargs, sizes)
+    read = [a for a in others if a.was_there and _is_read(module, a, args, kwargs, sizes)]
+    for a in read:
+        shape = list(a.shape)
+        raise UnsupportedError(
+            f"the module keeps a tensor in `{a.path}`, which is {_shown(a.before)} before the "
+            f"first call: make it a tensor of shape {shape} before it is compiled, or use "
+            'torch.compile(model, backend="kiln")'
+        )
+    if others:
+        names = ", ".join(f"`{a.path}`" for a in others)
+        warnings.warn(
+            f"kiln: the module assigns {names}, which calls of the compiled program do not: return "
+            "these tensors, or make them buffers of the same shape",
+            stacklevel=5,
+        )
+    return exported
+
+
+def _is_read(
+    module: torch.nn.Module, a: tracing.Assigned, args: Any, kwargs: Any, sizes: Any
+) -> bool:
+    """Whether a module reads a tensor that an earlier call left in an attribute."""
+    if -1 in a.shape:
+        return True
+    given = next(
+        (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)), None
+    )
+    device = given.device if given is not None else None
+    del a.module.__dict__[a.name]
+    left = torch.zeros(a.shape, dtype=a.dtype, device=device)
+    a.module.register_buffer(a.name, left, persistent=False)
+    try:
+        with tracing.watched(module):
+            second = export.functional(export.export(module, args, kwargs, sizes))
+        names = {
+            spec.arg.name for spec in second.graph_signature.input_specs if spec.target == a.path
+        }
+        kept = [n for n in second.graph.find_nodes(op="placeholder") if n.name in names]
+        # What is written over is no operand.
+        over = torch.ops.aten.copy.default
+        return any(
+            user.target is not over or user.args[0] is not node
+            for node in kept
+            for user in node.users
+            if user.op != "output"
+        )
+    except UnsupportedError:
+        return True
+    finally:
+        delattr(a.module, a.name)
+        a.module.__dict__[a.name] = a.before
+
+
+def _shown(value: Any) -> str:
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"{value!r}"
+    )
 
 
 def _plain(

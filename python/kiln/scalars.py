@@ -436,16 +436,18 @@ def without_numbers(dynamic: Any) -> Any:
     return {name: None if value is True else value for name, value in dynamic.items()}
 
 
-def of_call(leaves: list[Any], numbers: Mapping[int, type], names: Sequence[str]) -> None:
+def of_call(
+    leaves: list[Any], numbers: Mapping[int, type], names: Sequence[str], device: str
+) -> None:
     """Puts tensors for the numbers among the flat arguments of a call.
 
     >>> leaves = [2]
-    >>> of_call(leaves, {0: float}, ["scale"])
+    >>> of_call(leaves, {0: float}, ["scale"], "cpu")
     >>> leaves
     [tensor(2., dtype=torch.float64)]
     """
     for i, kind in numbers.items():
-        value = leaves[i]
+        value: Any = leaves[i]
         if isinstance(value, torch.Tensor):
             continue
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -453,4 +455,5 @@ def of_call(leaves: list[Any], numbers: Mapping[int, type], names: Sequence[str]
                 f"input `{names[i]}` is {value!r}, and was a number of type {kind.__name__} among "
                 "the example inputs: pass one, or compile it again with this one"
             )
-        leaves[i] = torch.tensor(value, dtype=DTYPES[kind])
+        number: Any = value
+        leaves[i] = torch.full((), number, dtype=DTYPES[kind], device=device)
