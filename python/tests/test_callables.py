@@ -140,7 +140,7 @@ def test_defaults_may_be_passed_or_left_out(example):
         ((X, None), (X, X), "input `mask` is a tensor, and was none among the example inputs"),
         ((X, X), (X, None), "input `mask` is None, and was a tensor among the example inputs"),
         ((X, X), (X,), "input `mask` is None, and was a tensor among the example inputs"),
-        ((X, None, 2.0), (X,), "input `scale` is 1.0"),
+        ((X, None, 2.0), (X,), "scale`? is 1.0"),
         ((X,), (), "called wrongly: missing a required argument: 'x'"),
     ],
 )

@@ -82,6 +82,7 @@ def test_functional_call_runs_the_module_with_these_weights(layer):
         torch.testing.assert_close(compiled(X), before)
 
 
+@pytest.mark.native
 def test_transforms_of_torch_func(layer):
     compiled = kiln.compile(layer, (X,))
     weights = dict(layer.named_parameters())
@@ -135,6 +136,7 @@ def test_the_training_mode_stays_that_of_compiling():
     outer.eval()
 
 
+@pytest.mark.native
 def test_autocast_is_that_of_compiling(layer):
     compiled = kiln.compile(layer, (X,))
     with (

@@ -112,6 +112,7 @@ def test_numbers_and_sizes_together():
     assert {piece.state for piece in found} == {"compiled"}
 
 
+@pytest.mark.native
 def test_a_number_in_two_pieces():
     def f(x, s):
         y = (x * s).bernoulli(0.5) * 0
@@ -185,7 +186,7 @@ def test_numbers_are_inputs_with_dynamic():
 def test_numbers_are_constants_without_dynamic():
     compiled = kiln.compile(Scaled().eval(), (X, 0.5, 3))
     torch.testing.assert_close(compiled(X, 0.5, 3), Scaled()(X, 0.5, 3))
-    with pytest.raises(kiln.InputError, match=r"`scale` is 0.75"):
+    with pytest.raises(kiln.InputError, match=r"scale`? is 0.75"):
         compiled(X, 0.75, 3)
 
 
@@ -193,7 +194,7 @@ def test_numbers_by_name():
     given = {"x": None, "scale": True, "shift": None}
     compiled = kiln.compile(Scaled().eval(), (X, 0.5, 3), dynamic=given)
     torch.testing.assert_close(compiled(X, 2.5, 3), Scaled()(X, 2.5, 3))
-    with pytest.raises(kiln.InputError, match="`shift` is 4"):
+    with pytest.raises(kiln.InputError, match=r"shift`? is 4"):
         compiled(X, 2.5, 4)
     branches = {"x": None, "scale": None, "shift": None, "negative": True}
     with pytest.raises(kiln.UnsupportedError, match=r"cannot trace .* data-dependent"):
@@ -209,7 +210,7 @@ def test_bools_by_name():
 def test_numbers_that_are_sizes_keep_their_value():
     compiled = kiln.compile(lambda x, n, s: x[:, :n] * s, (X, 3, 0.5), dynamic=True)
     torch.testing.assert_close(compiled(X, 3, 1.5), X[:, :3] * 1.5)
-    with pytest.raises(kiln.InputError, match="`n` is 2"):
+    with pytest.raises(kiln.InputError, match=r"n`? is 2"):
         compiled(X, 2, 1.5)
 
 
