@@ -25,7 +25,8 @@ from kiln._native import (
 if TYPE_CHECKING:
     from kiln.accuracy import check
     from kiln.artifact import load
-    from kiln.compiled import Compiled, compile
+    from kiln.compiled import Compiled
+    from kiln.compiling import compile
     from kiln.environment import doctor
     from kiln.plans import snapshot
     from kiln.report import Report, explain
@@ -53,7 +54,7 @@ _LAZY = {
     "Compiled": "compiled",
     "Report": "report",
     "check": "accuracy",
-    "compile": "compiled",
+    "compile": "compiling",
     "doctor": "environment",
     "explain": "report",
     "load": "artifact",

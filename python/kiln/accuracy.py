@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from kiln import options as known_options
 from kiln import rounding
-from kiln.compiled import compile
+from kiln.compiling import compile
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from kiln import _native, export, pairs
 from kiln import options as known_options
-from kiln._native import UsageError
+from kiln._native import KilnError, UsageError
 from kiln.compiled import Compiled
 
 
@@ -50,7 +50,10 @@ def load(
             "while_compiling='eager' runs the module meanwhile, which a file does not have: leave "
             "the option out"
         )
-    engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
+    try:
+        engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
+    except KilnError as error:
+        raise _advised(file, error) from None
     in_spec, out_spec = _nesting(program)
     engine = pairs.wrapped(engine, *_complex(program))
     return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))
@@ -58,6 +61,41 @@ def load(
 
 #: The numbers of complex64 and complex128 in a `.pt2`.
 _COMPLEX = (10, 11)
+
+
+def _advised(file: Path, error: KilnError) -> KilnError:
+    """The error with what to do in Python: the native module answers for the command, which reads
+    archives of TorchScript."""
+    what, _, remedy = str(error).partition(";")
+    if "jit" not in remedy and "TorchScript" not in what:
+        return error
+    compiled = "    compiled = kiln.compile(model, example_inputs)"
+    if "(a state_dict)" in what:
+        steps = [
+            "build the model, give it these weights, and compile it:",
+            f"    model.load_state_dict(torch.load({str(file)!r}))",
+            "    model.eval()",
+            compiled,
+        ]
+    elif "a pickled module" in what:
+        steps = [
+            "load it where its class can be imported, and compile it:",
+            f"    model = torch.load({str(file)!r}, weights_only=False)  # runs code of the file",
+            "    model.eval()",
+            compiled,
+        ]
+    elif "holds a TorchScript archive" in what:
+        steps = [
+            "compile the module that it was made of, or compile the archive by the command "
+            "(`kiln compile`) and load the artifact",
+        ]
+    else:
+        what = what.replace("neither a TorchScript archive nor a Kiln file", "no file of Kiln's")
+        steps = [
+            "give a program of torch.export.save (.pt2), an artifact of Compiled.save (.kiln), or "
+            "compile a module by kiln.compile(model, example_inputs)",
+        ]
+    return UsageError(f"{what}; " + "\n".join(steps))
 
 
 def _program(file: Path) -> dict[str, Any]:

@@ -29,8 +29,9 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import flex, frames, pieces, sources, tracing, transforms, versions
+from kiln import flex, frames, pieces, scalars, sources, tracing, transforms
 from kiln import options as known_options
+from kiln import versions as torch_versions
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
 from kiln.runner import Boxed, Versions
@@ -51,8 +52,8 @@ def kiln(
 ) -> Callable[..., Any]:
     """Compiles a graph of dynamo; `torch.compile(model, backend="kiln")` calls it.
 
-    `mode`: every mode of torch.compile is taken; Kiln makes no difference between them. `options`:
-    see `kiln.options`.
+    `mode`: every mode of torch.compile is taken, and no other; Kiln makes no difference between
+    them. `options`: see `kiln.options`.
 
     >>> import torch
     >>> relu = torch.compile(torch.nn.ReLU(), backend="kiln")
@@ -60,6 +61,7 @@ def kiln(
     tensor([0., 0., 1.])
     """
     try:
+        known_options.check_mode(mode)
         return _compile(gm, example_inputs, options)
     except KilnError as error:
         # Dynamo wraps what a backend raises in an exception of its own. Raised by the first call,
@@ -90,14 +92,17 @@ def _compile(
     gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        lowered.meta["kiln_piece"] = piece
-        return Lowering(lowered, names, chosen, gradients, wrapped).run(piece)
+        numbers = scalars.as_tensors(lowered)
+        numbers.module.meta["kiln_piece"] = piece
+        run = Lowering(numbers.module, names, chosen, gradients, wrapped).run(piece)
+        return scalars.passing(run, numbers)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return boxed(_train(lowered, chosen, piece))
 
     try:
-        run = tracing.traced(expanded, example_inputs, inference, eagerly)
+        with torch_versions.numbers_left():
+            run = tracing.traced(expanded, example_inputs, inference, eagerly)
     except (KilnError, TorchDynamoException):
         # The latter is how AOT asks dynamo for another trace.
         raise
@@ -185,7 +190,7 @@ def _train(
 
 def _warn(piece: pieces.Piece) -> None:
     """Says once a model that it runs eagerly."""
-    model = versions.compiled_model()
+    model = torch_versions.compiled_model()
     if model is not None:
         if model in _WARNED:
             return

@@ -15,7 +15,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from kiln import export, pieces, versions
+from kiln import export, pieces, versions, views
 from kiln._native import InputError, ShapeError, UnsupportedError, UsageError
 from kiln.lowering import Lowering
 from kiln.runner import Versions
@@ -67,9 +67,11 @@ class Pieces:
             [_shape(made.values[i]) for i in made.names],
             known.constants,
             known.state,
+            {},
             about["signature"],
             exported.example_inputs,
             about["original"] or exported.module,
+            inputs=list(known.input_names.values()),
         )
         return made
 
@@ -230,7 +232,7 @@ def _own(result: Any, known: set[int]) -> Any:
     if not isinstance(result, torch.Tensor):
         return result
     memory = result.untyped_storage().data_ptr()
-    if memory in known or not result.is_contiguous():
-        return result.clone(memory_format=torch.contiguous_format)
+    if memory in known or not views.has_no_gaps(result.shape, result.stride()):
+        return result.clone()
     known.add(memory)
     return result

@@ -1,21 +1,22 @@
-"""`kiln.compile`: a module or an exported program as a callable, and what can be asked of it."""
+"""A compiled program as a module of torch, and what can be asked of it."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils import _pytree as pytree
 
-from kiln import _native, export, pairs, versions
-from kiln import options as known_options
-from kiln._native import Engine, InputError, UnsupportedError, UsageError
+from kiln import arguments, export, scalars
+from kiln._native import Engine, InputError, UsageError
 from kiln.chain import Pieces
+from kiln.module_face import ModuleFace, attended, is_traced, moved
+from kiln.versions import any_autocast
 
 if TYPE_CHECKING:
     from kiln.bench import Table
@@ -25,164 +26,68 @@ if TYPE_CHECKING:
 #: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
 Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
 
-
-def compile(
-    module_or_program: torch.nn.Module | ExportedProgram,
-    example_inputs: Any = None,
-    *,
-    dynamic: export.Dynamic = None,
-    device: str | torch.device | None = None,
-    options: Mapping[str, Any] | None = None,
-    warm: Iterable[Sizes] | None = None,
-    max_length: int | None = None,
-    batch_size: int = 1,
-) -> Compiled:
-    """Compiles a module, or a program of `torch.export`.
-
-    `example_inputs`: a tuple of the arguments, or a dict of them by name. `dynamic`: None or False
-    for static shapes, True for dynamic ones wherever the module allows them, or as `torch.export`
-    takes `dynamic_shapes`. `device`: moves the program there first. `options`: see `kiln.options`.
-    It is compiled now for the sizes of the example inputs, machine code of the device included, so
-    that what cannot be compiled is told here; and for those of `warm`. Other sizes are compiled at
-    their first call.
-
-    A part that Kiln refuses runs eagerly in place, as in torch.compile, and `explain` names it;
-    with `options={"fallback": "error"}` it is an error. Such a program cannot be saved.
-
-    `max_length`: compiles a causal language model of transformers for `Compiled.generate`, with
-    caches of so many tokens, for `batch_size` texts at once. There are no example inputs then.
-
-    Gradients are off. Buffers that the module writes to are written in place: the compiled program
-    and the module share them, as they share all weights. Weights that are written to in place are
-    taken up at the next call (`options={"weights": "frozen"}` leaves out to look; then
-    `Compiled.refresh` does it); after `p.data = other` and the like compile again.
-
-    >>> import torch, kiln
-    >>> double = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
-    >>> double(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([0., 0., 1.])
-    """
-    given = known_options.check(options, backend=False)
-    clock = _Clock()
-    decoder = None
-    if max_length is not None:
-        if example_inputs is not None or dynamic is not None:
-            raise UsageError(
-                "kiln.compile was given max_length and example inputs: leave out example_inputs "
-                "and dynamic to compile a language model for generate, else max_length"
-            )
-        from kiln import decoding
-
-        module = decoding.step(module_or_program, batch_size, max_length)
-        decoder = decoding.Decoder(module_or_program, batch_size, max_length)
-        example_inputs, dynamic = decoding.examples(module)
-        signature = inspect.signature(module.forward)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
-    elif isinstance(module_or_program, ExportedProgram):
-        module, exported, signature = None, module_or_program, None
-    elif isinstance(module_or_program, torch.nn.Module):
-        module = module_or_program
-        if example_inputs is None:
-            raise UsageError(
-                "kiln.compile was given a module without example inputs: pass a tuple of its "
-                "arguments, or a dict of them by name"
-            )
-        export.check(example_inputs)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
-        signature = inspect.signature(module.forward)
-    else:
-        raise UsageError(
-            f"kiln.compile was given {_a(module_or_program)}: pass a torch.nn.Module or the result "
-            'of torch.export.export; for functions use torch.compile(f, backend="kiln")'
-        )
-    clock.lap("export")
-    exported = export.functional(exported)
-    if device is not None:
-        exported = export.moved(exported, str(device))
-    clock.lap("functional")
-    name = type(module).__name__ if module is not None else "program"
-    if decoder is not None:
-        name = type(module_or_program).__name__
-    original = None if module is None else lambda: module
-    eager = None
-    if given.get("while_compiling") == "eager":
-        eager = module if module is not None and device is None else exported.module()
-    read = _read(exported, given, name=name, signature=signature, original=original)
-    if eager is not None and read.face.state and eager is not module:
-        raise UsageError(
-            "while_compiling='eager' runs the module meanwhile, and this program writes to "
-            "buffers: pass the module itself, on the device where it is to run"
-        )
-    engine: Engine | Pieces
-    if isinstance(read, Pieces):
-        engine, checked = read, False
-    else:
-        for_engine = known_options.for_engine(given, read.face.device)
-        made = Engine(read.program.text, [pairs.parts(p) for p in read.params], for_engine)
-        engine = pairs.wrapped(made, read.program.takes_complex, read.program.complex_outputs)
-        checked = bool(read.params) and known_options.is_checked(given)
-    clock.lap("program")
-    compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
-    compiled.seconds = clock.laps
-    if eager is not None or decoder is not None:
-        # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
-        pass
-    elif read.face.examples is not None:
-        args, kwargs = read.face.examples
-        engine.warm(compiled.sizes(*args, **kwargs))
-    elif not compiled.symbols:
-        engine.warm({})
-    for sizes in warm or ():
-        compiled.warm(sizes)
-    return compiled
+#: Compiles again: for example inputs `(args, kwargs)`, on a device.
+Again = Callable[[Any, "str | None"], "Compiled"]
 
 
-def _read(
-    exported: ExportedProgram, given: Mapping[str, Any], **about: Any
-) -> export.Exported | Pieces:
-    """The program in one piece; in several ones if Kiln refuses a part of it."""
-    splits = given.get("fallback") != "error"
-    try:
-        read = export.read(exported, **about)
-        if not splits or not _native.refusals(read.program.text):
-            return read
-        problem = None
-    except UnsupportedError as error:
-        if not splits:
-            raise
-        problem = error
-    try:
-        return Pieces.of(exported, given, **about)
-    except UnsupportedError as error:
-        raise problem or error from None
+def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
+    """What serves calls while nobody looks at them. Attributes of modules take torch 0.1
+    microseconds each, so what calls read is in variables."""
+    run, flat, single = compiled._run, compiled._flat, compiled._single
+    changed = compiled.engine.changed if compiled._checked else None
+    under_autocast, numbers = bool(compiled._autocast), compiled.face.numbers
+    device = compiled.device
+
+    def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if under_autocast or any_autocast():
+            compiled._tell_autocast()
+        if changed is not None and changed():
+            compiled.engine.refresh()
+        leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
+        if numbers:
+            scalars.of_call(leaves, numbers, compiled.face.inputs, device)
+        try:
+            outputs = run(leaves)
+        except Exception as error:
+            return compiled._failed(args, kwargs, leaves, error)
+        if outputs is None:
+            with torch.no_grad():
+                return compiled._eager(*args, **kwargs)  # type: ignore[misc]
+        return outputs[0] if single else compiled._unflatten(outputs)
+
+    return call
 
 
-class _Clock:
-    """Seconds of stages that follow each other."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Ends a stage."""
-        now = time.perf_counter()
-        self.laps[stage], self._last = now - self._last, now
-
-
-def _a(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
-
-
-class Compiled:
+class Compiled(ModuleFace):
     """A compiled program. Call it as the module is called.
+
+    It is a module of torch, with the weights and the state dict of the module that was compiled.
+    `.to` and the like move that module, and the program is compiled again at the next call. Hooks
+    that are registered here run; those of inner modules run only if they were there when the
+    module was compiled, as part of the program. The training mode stays that of compiling.
 
     >>> import torch, kiln
     >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
     >>> relu
     Compiled(ReLU, cpu)
     """
+
+    engine: Engine | Pieces
+    face: export.Face
+    device: str
+    seconds: dict[str, float]
+    _run: Callable[[list[Any]], Any]
+    _eager: Callable[..., Any] | None
+    _decoder: Decoder | None
+    _plain: Callable[[], Engine] | None
+    _again: Again | None
+    _checked: bool
+    _flat: int
+    _single: bool
+    _constants: dict[int, Any]
+    _orders: dict[int, list[int]]
+    _in_spec: pytree.TreeSpec | None
+    _out_spec: pytree.TreeSpec | None
 
     def __init__(
         self,
@@ -192,35 +97,50 @@ class Compiled:
         checked: bool = False,
         eager: Callable[..., Any] | None = None,
         decoder: Decoder | None = None,
+        module: torch.nn.Module | None = None,
+        make_module: Callable[[], torch.nn.Module] | None = None,
+        plain: Callable[[], Engine] | None = None,
+        again: Again | None = None,
     ) -> None:
-        self.engine = engine
+        super().__init__(module, make_module)
+        fields = self.__dict__
         #: Serves calls for whose sizes another thread compiles.
-        self._eager = eager
-        self._decoder = decoder
-        #: Whether each call looks for weights that were changed in place.
-        self._checked = checked
-        self.face = face
-        self.device = face.device
-        self._run = engine.run
+        fields["_eager"] = eager
+        fields["_decoder"] = decoder
+        #: Makes an engine for artifacts, where this one gives results in another order of memory.
+        fields["_plain"] = plain
+        #: Compiles the same module again, for other example inputs and on another device.
+        fields["_again"] = again
         #: Seconds of what came before the engine, by stage.
-        self.seconds: dict[str, float] = {}
-        self._constants = face.constants
-        self._in_spec, self._out_spec = face.in_spec, face.out_spec
+        fields["seconds"] = {}
+        #: Whether each call looks for weights that were changed in place.
+        fields["_checked"] = checked
+        self._take(engine, face)
+
+    def _take(self, engine: Engine | Pieces, face: export.Face) -> None:
+        """Runs this engine from now on."""
+        fields = self.__dict__
+        fields.update(engine=engine, face=face, device=face.device, _run=engine.run)
+        fields.update(_constants=face.constants, _orders=face.orders)
+        fields.update(_in_spec=face.in_spec, _out_spec=face.out_spec)
         #: How many arguments a call without nesting has, else -1.
-        self._flat = -1
+        fields["_flat"] = -1
         #: Whether the one output is the result.
-        self._single = False
-        if self._in_spec is not None and self._out_spec is not None:
-            n = self._in_spec.num_leaves
-            self._flat = n if export.caller(self._in_spec, n) else -1
-            self._single = self._out_spec.is_leaf() and not self._constants
+        fields["_single"] = False
+        if face.in_spec is not None and face.out_spec is not None:
+            n = face.in_spec.num_leaves
+            fields["_flat"] = n if export.caller(face.in_spec, n) else -1
+            fields["_single"] = face.out_spec.is_leaf() and not (face.constants or face.orders)
+        fields["_fast"] = fields["_serve"] = _calls(self)
 
     def __repr__(self) -> str:
         sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
         return f"Compiled({self.face.name}, {self.device}{sizes})"
 
     def __copy__(self) -> Compiled:
-        return Compiled(self.engine, self.face, checked=self._checked)
+        made = Compiled.__new__(Compiled)
+        made.__dict__.update(self.__dict__)
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
@@ -230,17 +150,71 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. Gives what the module gives, nested as the module nests it. Tensors of
-        the result are dense, and share no memory with the inputs or with each other."""
-        if self._checked and self.engine.changed():
-            self.engine.refresh()
-        if not kwargs and len(args) == self._flat:
-            outputs = self._run(list(args))
-        else:
-            outputs = self._run(self._flatten(args, kwargs))
-        if outputs is None:
-            with torch.no_grad():
-                return self._eager(*args, **kwargs)  # type: ignore[misc]
-        return outputs[0] if self._single else self._unflatten(outputs)
+        the result are dense, with their dimensions in the module's order in memory, and share no
+        memory with the inputs or with each other."""
+        if is_dynamo_compiling() and self.__dict__["_module"] is not None:
+            # As a part of what torch.compile traces.
+            return self.__dict__["_module"](*args, **kwargs)
+        if _global_forward_hooks or _global_forward_pre_hooks:
+            return attended(self, args, kwargs)
+        return self._serve(self, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """A call without this module's hooks, after a look at the weights if they may have been
+        replaced."""
+        if self._given_out and not self._looks_bound():
+            if not torch.compiler.is_compiling():
+                self._warn_once(
+                    f"{self} is called with other weights than it was compiled with, so the module "
+                    "runs eagerly: compile it with these weights"
+                )
+            return self._original(*args, **kwargs)
+        if not self._has_hooks():
+            self._serve = self._fast
+        return self._fast(self, args, kwargs)
+
+    def _failed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], error: Exception
+    ) -> Any:
+        """What a call gives whose arguments the engine did not take: in tracing what the module
+        gives."""
+        if any(map(is_traced, leaves)):
+            return self._original(*args, **kwargs)
+        if isinstance(error, InputError):
+            arguments.check_kinds(self.face.inputs, self.face.shapes, leaves)
+        raise error from None
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls what was compiled."""
+        if self.face.original is None:
+            raise UsageError(
+                f"{self} came from a file, and cannot be traced as part of another program: trace "
+                "the module that the file was made from"
+            )
+        return self.face.original()(*args, **kwargs)
+
+    def _looks_bound(self) -> bool:
+        """Whether the program has the module's weights; compiles it again if they were replaced
+        for good."""
+        fields = self.__dict__
+        fields["_given_out"] = False
+        if self._weights_are_bound() and not self._replaced:
+            return True
+        if self._again is not None and (self._replaced or self._has_moved()):
+            fresh = self._again(self.face.examples, None)
+            self._take(fresh.engine, fresh.face)
+            kept = ("_bound", "_autocast", "_checked", "_eager", "_decoder", "_plain", "seconds")
+            fields.update({name: fresh.__dict__[name] for name in kept})
+            fields["_replaced"] = False
+            return True
+        fields["_given_out"] = True
+        return False
+
+    def _can_move(self) -> bool:
+        return self._again is not None
+
+    def _move_examples(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.face = replace(self.face, examples=moved(self.face.examples, fn))
 
     def steps(self, count: int, *args: Any, **kwargs: Any) -> Any:
         """Calls the program `count` times with these inputs, and gives the result of the last call.
@@ -304,6 +278,8 @@ class Compiled:
         return self._decoder.generate(self, ids, max_new_tokens, eos)
 
     def _unflatten(self, outputs: list[Any]) -> Any:
+        for i, order in self._orders.items():
+            outputs[i] = outputs[i].permute(order)
         if self._out_spec is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         for i, value in self._constants.items():
@@ -312,48 +288,12 @@ class Compiled:
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, in the order of the program's inputs."""
-        if self._in_spec is None:
-            if kwargs:
-                names = ", ".join(kwargs)
-                raise InputError(f"the program was called with keywords {names}: give positions")
-            return list(args)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec == self._in_spec:
-            return leaves
-        args, kwargs = self._as_exported(self._in_spec, args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
-            raise InputError(
-                f"the program was called with {_shape_of(spec)}, and compiled for "
-                f"{_shape_of(self._in_spec)}: call it as it was compiled, or compile it again with "
-                "such example inputs"
-            )
-        return leaves
-
-    def _as_exported(
-        self, in_spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, given by position or by name as the example inputs were."""
-        positional, keywords = versions.children(in_spec)
-        names = list(keywords.context or ())
-        signature = self.face.signature
-        if signature is not None:
-            try:
-                bound = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                raise InputError(f"the program was called wrongly: {error}") from None
-            plain = [
-                p.name
-                for p in signature.parameters.values()
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
-            first = plain[: positional.num_children]
-            if set(first) | set(names) >= set(bound) and set(first) <= set(bound):
-                args = tuple(bound[name] for name in first)
-                kwargs = {name: bound[name] for name in bound if name not in first}
-        if set(kwargs) == set(names):
-            kwargs = {name: kwargs[name] for name in names}
-        return args, kwargs
+        if self._in_spec is not None:
+            return arguments.flatten(self._in_spec, self.face.signature, args, kwargs)
+        if kwargs:
+            names = ", ".join(kwargs)
+            raise InputError(f"the program was called with keywords {names}: give positions")
+        return list(args)
 
     # What can be asked
 
@@ -400,7 +340,7 @@ class Compiled:
                     f"{', '.join(symbols) or 'none'}"
                 )
             return dict(zip(symbols, sizes, strict=True))
-        args, kwargs = export.arguments(sizes)
+        args, kwargs = arguments.of_examples(sizes)
         return self.sizes(*args, **kwargs)
 
     def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
@@ -489,7 +429,8 @@ class Compiled:
 
         `sizes`: what to compile for where sizes are dynamic; the last used ones if left out.
         """
-        self.engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
+        engine = self.engine if self._plain is None else self._plain()
+        engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
 
     def bench(
         self,
@@ -522,12 +463,3 @@ class Compiled:
         bench.refuse_processes(self.engine.fallbacks())
         peers = bench.peers(self.face.original, against)
         return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
-
-
-def _shape_of(spec: pytree.TreeSpec) -> str:
-    positional, keywords = versions.children(spec)
-    plural = "" if positional.num_children == 1 else "s"
-    parts = [f"{positional.num_children} positional argument{plural}"]
-    if keywords.context:
-        parts.append("keywords " + ", ".join(keywords.context))
-    return f"{' and '.join(parts)} ({spec.num_leaves} leaves)"

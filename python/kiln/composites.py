@@ -22,6 +22,9 @@ from kiln import pieces, versions
 VIEWS = {"meshgrid", "broadcast_tensors", "type_as", "sum_to_size"}
 VIEWS |= {"atleast_1d", "atleast_2d", "atleast_3d"}
 VIEWS_OF_ONE = {"einsum", "chain_matmul", "linalg_multi_dot"}
+#: Numbers of tensors. Torch makes tensors of floats that a graph computes with again, if it finds
+#: the operator that these stand for.
+NUMBERS = {"item", "is_nonzero"}
 #: Never in a graph of inference; to restore an operator takes torch 0.2 ms.
 RARE = ("backward", "sparse", "fbgemm", "quantize", "_test_", "_cufft", "dimname", "names")
 #: Torch cannot trace these whole with dynamic sizes; they become one operator each.
@@ -99,12 +102,13 @@ def _rules() -> dict[Any, Callable[..., Any]]:
 def _rule(op: Any) -> Callable[..., Any]:
     """Keeps the operator, or decomposes it where it has to be."""
     views, views_of_one = _name(op) in VIEWS, _name(op) in VIEWS_OF_ONE
+    numbers = _name(op) in NUMBERS
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         # Wrapper subclasses, as DTensor, decompose what they have no rule for, such as linear.
         wrapped = any(is_traceable_wrapper_subclass(t) for t in tensors)
-        if views or (views_of_one and len(tensors) == 1) or wrapped:
+        if views or numbers or (views_of_one and len(tensors) == 1) or wrapped:
             return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return NotImplemented
 

@@ -37,9 +37,50 @@ def doctor() -> str:
         *_torch(),
         f"backend   {_backend()}",
         "",
-        _native.doctor().rstrip(),
+        *_engine(_native.doctor()),
     ]
+    missing = _missing()
+    if missing:
+        lines += ["", "missing in this environment:", *(f"  {text}" for text in missing)]
     return Text("\n".join(lines))
+
+
+def _engine(text: str) -> list[str]:
+    """What the native module found, as far as it is about the package: archives of TorchScript,
+    which need a libtorch of their own, are read by the command alone."""
+    kept: list[str] = []
+    left_out = False
+    for line in text.rstrip().splitlines():
+        if not line.startswith(" "):
+            left_out = " libtorch " in line
+        if not left_out:
+            kept.append(line.replace("run with --device cpu", "compile for the CPU"))
+    return kept
+
+
+def _missing() -> list[str]:
+    """What the package needs or can use and this environment does not have, and how to get it."""
+    found = []
+    for name, why in _PACKAGES.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found.append(f"{name}: {why}; pip install '{name}'")
+            continue
+        if name == "torch" and tuple(map(int, version.split(".")[:2])) < (2, 8):
+            found.append(f"torch {version} is older than 2.8; pip install 'torch>=2.8'")
+    if not metadata.entry_points(group="torch_dynamo_backends", name="kiln"):
+        found.append("the wheel of kiln: torch.compile does not know the backend by its name")
+    return found
+
+
+#: Packages, and what each is for.
+_PACKAGES = {
+    "torch": "nothing runs without it",
+    "numpy": "torch warns without it",
+    "pytest": "for the fixtures kiln_plan and kiln_snapshot",
+    "transformers": "for kiln.compile(model, max_length=...)",
+}
 
 
 def _torch() -> list[str]:

@@ -8,6 +8,7 @@ otherwise.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import json
 import re
@@ -28,7 +29,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import composites, graph, versions
+from kiln import composites, failures, graph, scalars, versions, views
 from kiln._native import InputError, UnsupportedError, UsageError
 
 #: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
@@ -57,12 +58,19 @@ class Face:
     constants: dict[int, Any] = field(default_factory=dict)
     #: Buffers that the program writes to; None where only the engine knows.
     state: dict[str, torch.Tensor] | None = field(default_factory=dict)
+    #: For outputs whose dimensions have another order in memory: position in the flat outputs, and
+    #: the order that makes the module's result of the engine's.
+    orders: dict[int, list[int]] = field(default_factory=dict)
     #: How the module is called; None for a program that came without it.
     signature: inspect.Signature | None = None
     #: The example inputs, `(args, kwargs)`, if there are any.
     examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     #: Gives what it was compiled from, as a callable of PyTorch.
     original: Callable[[], Callable[..., Any]] | None = None
+    #: Kinds of the flat inputs for whose numbers the program takes tensors, by their positions.
+    numbers: dict[int, type] = field(default_factory=dict)
+    #: The names of the flat inputs.
+    inputs: list[str] = field(default_factory=list)
 
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The sizes of the symbols for these flat inputs."""
@@ -85,21 +93,6 @@ class Exported:
     program: graph.Program
     params: list[torch.Tensor]
     face: Face
-
-
-def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments: of a tuple or list, a dict by name, or one value.
-
-    >>> arguments((1, 2)), arguments({"x": 1}), arguments(3)
-    (((1, 2), {}), ((), {'x': 1}), ((3,), {}))
-    """
-    if example_inputs is None:
-        return (), {}
-    if isinstance(example_inputs, Mapping) and all(isinstance(k, str) for k in example_inputs):
-        return (), dict(example_inputs)
-    if type(example_inputs) in (tuple, list):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
 
 
 def check(example_inputs: Any) -> None:
@@ -132,24 +125,34 @@ def export(
             stacklevel=3,
         )
     shapes = _dynamic_shapes(module, args, kwargs, dynamic)
-    with torch.no_grad(), _hooks_restored(), versions.shapes_of_states():
-        try:
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
-        except UserError as error:
-            if error.error_type in _OF_USERS:
-                raise UsageError(f"torch.export refused the arguments: {error}") from None
-            first: Exception = error
-        except Exception as error:
-            first = error
+    try:
+        return _traced(module, args, kwargs, shapes, strict=False)
+    except UserError as error:
+        if error.error_type in _OF_USERS:
+            text = str(error).partition("For more information")[0].strip()
+            raise UsageError(f"torch.export refused the arguments: {text}") from None
+        first: Exception = error
+    except Exception as error:
+        first = error
+    try:
         # Tracing by bytecode follows what plain tracing cannot, such as caches that are made in
         # the call.
-        try:
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
-        except Exception:
-            raise UnsupportedError(
-                f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
-                'torch.compile(model, backend="kiln"), which runs what it cannot trace'
-            ) from first
+        return _traced(module, args, kwargs, shapes, strict=True)
+    except Exception:
+        pass
+    raise failures.of_export(module, args, kwargs, first) from None
+
+
+def _traced(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any,
+    *,
+    strict: bool,
+) -> ExportedProgram:
+    with torch.no_grad(), _hooks_restored(), failures.quiet(), versions.shapes_of_states():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
 
 
 @contextlib.contextmanager
@@ -163,11 +166,6 @@ def _hooks_restored() -> Iterator[None]:
     finally:
         for left in set(hooks) - before:
             del hooks[left]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _dynamic_shapes(
@@ -251,11 +249,16 @@ def read(
     name: str = "forward",
     signature: inspect.Signature | None = None,
     original: Callable[[], Callable[..., Any]] | None = None,
+    ordered: bool = True,
 ) -> Exported:
-    """Writes an exported program, which must be in functional form (see `functional`)."""
+    """Writes an exported program, which must be in functional form (see `functional`). Outputs
+    whose dimensions have another order in memory are written in that order if `ordered`."""
     known = interface(exported)
+    in_order, orders = exported.graph, dict[int, list[int]]()
+    if ordered:
+        in_order, orders = views.in_memory_order(in_order, known.mutations)
     program = graph.write(
-        exported.graph,
+        in_order,
         exported.graph_module,
         name=name,
         params=known.params,
@@ -278,9 +281,11 @@ def read(
         shapes,
         known.constants,
         known.state,
+        orders,
         signature,
         exported.example_inputs,
         original or exported.module,
+        inputs=[entry["name"] for entry in written["inputs"]],
     )
     params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
     return Exported(program, params_in_order, face)
@@ -299,10 +304,20 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
             program: ExportedProgram = exported.run_decompositions(composites.decomposed())
         except Exception as error:
             raise UnsupportedError(
-                f"torch.export cannot make the program functional ({_first_line(error)}): mend "
-                'it, or use torch.compile(model, backend="kiln"), which runs what it cannot trace'
+                f"torch.export cannot make the program functional ({failures.first_line(error)}): "
+                f"{failures.REMEDY}"
             ) from error
         return program
+
+
+def with_tensors(exported: ExportedProgram) -> ExportedProgram:
+    """The program with tensors for the numbers that it reads from tensors."""
+    numbers = scalars.as_tensors(exported.graph_module, inputs=False)
+    if numbers.module is exported.graph_module:
+        return exported
+    changed = copy.copy(exported)
+    changed._graph_module = numbers.module
+    return changed
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:

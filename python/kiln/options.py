@@ -42,6 +42,23 @@ _BACKEND = ("training",)
 _PROGRAM = ("buckets",)
 
 
+#: Those of torch.compile.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def check_mode(mode: str | None) -> None:
+    """Raises `kiln.UsageError` for a mode that torch.compile does not have.
+
+    >>> check_mode("max-autotune")
+    """
+    if mode is None or mode in MODES:
+        return
+    close = difflib.get_close_matches(str(mode), MODES, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    listed = ", ".join(MODES)
+    raise UsageError(f"unknown mode {mode!r} of torch.compile: {hint}the modes are {listed}")
+
+
 def is_checked(options: Mapping[str, Any]) -> bool:
     """Whether weights may change between calls.
 

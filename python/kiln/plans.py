@@ -16,7 +16,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kiln.compiled import Compiled, compile
+from kiln.compiled import Compiled
+from kiln.compiling import compile
 from kiln.report import Report
 
 #: What changes while a plan stays: estimates, steps of the search, lines of source.

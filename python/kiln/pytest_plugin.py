@@ -16,20 +16,20 @@ import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 
 class Snapshot:
-    """Compares equal to the text that is kept for a test. Each comparison of a test has a file."""
+    """Compares equal to the text that is kept for a test, or ends the test with the difference.
+    Each comparison of a test has a file."""
 
     def __init__(self, folder: Path, test: str, update: bool) -> None:
         self.folder, self.test, self.update = folder, test, update
         self.compared = 0
-        self.problem: list[str] = []
 
     def __eq__(self, other: object) -> bool:
+        __tracebackhide__ = True
         if not isinstance(other, str):
             return NotImplemented
         number = f"-{self.compared}" if self.compared else ""
@@ -40,17 +40,20 @@ class Snapshot:
             file.write_text(other, encoding="utf-8")
             return True
         if not file.exists():
-            self.problem = [f"there is no {file}: write it by `pytest --kiln-update`", other]
-            return False
+            return self._fail([f"there is no {file}: write it by `pytest --kiln-update`", other])
         kept = file.read_text(encoding="utf-8")
         if kept == other:
             return True
         old, new = kept.splitlines(), other.splitlines()
-        self.problem = [
-            "the plan changed; if that is meant, run `pytest --kiln-update`",
-            *difflib.unified_diff(old, new, str(file), "now", lineterm=""),
-        ]
-        return False
+        difference = list(difflib.unified_diff(old, new, str(file), "now", lineterm="", n=1))
+        return self._fail(
+            [*difference, "the plan changed: if that is meant, `pytest --kiln-update`"]
+        )
+
+    def _fail(self, problem: list[str]) -> bool:
+        """Ends the test with the difference. Of an explanation of `==` pytest shows a few lines."""
+        __tracebackhide__ = True
+        raise AssertionError("\n".join(["", *problem]))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -79,11 +82,3 @@ def kiln_snapshot(request: pytest.FixtureRequest) -> Snapshot:
     name = re.sub(r"[^\w.\-\[\]]", "_", request.node.name)
     update = bool(request.config.getoption("--kiln-update"))
     return Snapshot(file.parent / "__kiln__" / file.stem, name, update)
-
-
-def pytest_assertrepr_compare(op: str, left: Any, right: Any) -> list[str] | None:
-    """Shows the difference of the plans."""
-    for side in (left, right):
-        if isinstance(side, Snapshot) and op == "==" and side.problem:
-            return side.problem
-    return None

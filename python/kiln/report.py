@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -91,11 +92,27 @@ class Part:
             "compiled",
             bindings=engine.bindings(),
             plan=json.loads(engine.report(sizes)),
-            text=engine.text(sizes),
+            text=_for_python(engine.text(sizes)),
             page=engine.html(sizes),
             engine=engine,
             **more,
         )
+
+
+#: What ends a report of the command: its flags.
+_FLAGS = re.compile(r"\n--kernel NAME: .*\Z", re.DOTALL)
+#: What follows the sentence that a prediction is not for this machine: commands that mend it.
+_CALIBRATION = re.compile(r"(, not for this one);\s+`kiln doctor --calibrate.*?result\n", re.DOTALL)
+
+
+def _for_python(text: str) -> str:
+    """The command's report with what can be asked of a `Report` in place of flags.
+
+    >>> _for_python("x\\n\\n--kernel NAME: one kernel").splitlines()[-1]
+    'report.kernels: each kernel; report.why(a, b): why two parts are fused or not'
+    """
+    asked = "\nreport.kernels: each kernel; report.why(a, b): why two parts are fused or not\n"
+    return _CALIBRATION.sub(r"\1\n", _FLAGS.sub(asked, text))
 
 
 class Report:
@@ -193,6 +210,11 @@ class Report:
 
     def why(self, a: str, b: str) -> str:
         """Why `a` and `b` (kernels, or values by name) are in one kernel, or are not."""
+        for inner, outer in ((a, b), (b, a)):
+            if inner == outer or inner.startswith(f"{outer}."):
+                told = f"`{inner}` is a part of `{outer}`"
+                told = f"both names are `{a}`" if inner == outer else told
+                raise UsageError(f"{told}: name two parts that share nothing")
         answers = []
         for part in self.parts:
             if part.engine is not None:
@@ -204,7 +226,32 @@ class Report:
             return "\n".join(answers)
         if not any(part.engine for part in self.parts):
             raise UsageError("nothing was compiled: the report's `eager` says why")
-        raise problem
+        places = [self._pieces_with(name) for name in (a, b)]
+        for name, found in zip((a, b), places, strict=True):
+            if not found and all(places[:1]):
+                raise UsageError(str(problem).replace(f"`{a}`", f"`{name}`"))
+        if not all(places):
+            raise problem
+        first, last = places[0][0], places[1][0]
+        lines = [f"{a} is in piece {first}, {b} in piece {last}: no kernel has parts of both."]
+        low, high = sorted((first, last))
+        for i, (heading, part) in enumerate(self._headings()):
+            if low < i < high or (low <= i < high and part.break_reason):
+                reason = part.break_reason.partition("\n")[0]
+                lines.append(f"  between them: {reason or heading}")
+        return "\n".join(lines)
+
+    def _pieces_with(self, name: str) -> list[int]:
+        """The pieces that know a name."""
+        found = []
+        for i, part in enumerate(self.parts):
+            if part.engine is not None:
+                try:
+                    part.engine.why(name, name, self._sizes)
+                except KilnError:
+                    continue
+                found.append(i)
+        return found
 
     def why_not(self, a: str, b: str) -> str:
         """Why `a` and `b` are not in one kernel; the same question as `why`."""

@@ -6,6 +6,7 @@ its own; when a parameter goes, its engines go.
 
 from __future__ import annotations
 
+import logging
 import operator
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -96,6 +97,8 @@ class Runner:
         self.current: Bound | None = None
         #: Sizes for which the engine refused, and why.
         self.refused: dict[tuple[int, ...], str] = {}
+        #: Whether the plan of the current engine is still to be logged.
+        self.untold = False
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         if self.piece.state == "eager":
@@ -127,6 +130,8 @@ class Runner:
         if outputs is None:
             return self.eagerly(args, "another thread compiles for these sizes")
         self.piece.runs.ran_compiled()
+        if self.untold:
+            self.tell(engine)
         if self.tail is not None:
             outputs = self.tail(outputs, args)
         args.clear()
@@ -160,7 +165,14 @@ class Runner:
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
             found.versions = self.versions.now
+            self.untold = pieces.log.isEnabledFor(logging.DEBUG)
         self.key, self.current = key, found
+
+    def tell(self, engine: Engine) -> None:
+        """Logs what was fused and why."""
+        self.untold = False
+        at = f" at {self.piece.source}" if self.piece.source else ""
+        pieces.log.debug("a piece%s is compiled\n%s\n%s", at, engine.text(), engine.plan())
 
     def replace(self, static: Sequence[torch.Tensor]) -> None:
         """Lets go of engines for these parameters as they were: with other memory."""

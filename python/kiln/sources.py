@@ -43,6 +43,17 @@ def line(stack_trace: str | None) -> str:
     own = (frame for frame in frames if not frame.startswith(_TORCH))
     return next(own, frames[0] if frames else "")
 
+
+def users_line(stack_trace: str | None) -> str:
+    """The innermost frame outside of torch; empty if there is none.
+
+    >>> users_line('  File "model.py", line 3, in forward')
+    'model.py:3'
+    """
+    found = line(stack_trace)
+    return "" if found.startswith(_TORCH) else found
+
+
 def path(source: str) -> str:
     """The path of a module or parameter from dynamo's name of where it comes from.
 
@@ -73,3 +84,13 @@ def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
     where = line(node.meta.get("stack_trace")) if node is not None else ""
     at = f" at {where}" if where else ""
     return UnsupportedError(f"{what}{at}: {remedy}")
+
+
+def of_live(text: str) -> str:
+    """What the native module says of a program, where that is a module in this process.
+
+    >>> of_live("the model was saved in training mode, as `aten::dropout` shows")
+    'the module is in training mode, as `aten::dropout` shows'
+    """
+    text = text.replace("the model was saved in training mode", "the module is in training mode")
+    return text.replace("before the model is exported", "before it is compiled")

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from kiln import _native, graph
 from kiln.schemas import READS_DATA, SYMBOLIC, exchanges, foreign, is_check
-from kiln.sources import line, refusal
+from kiln.sources import line, of_live, refusal
 from kiln.views import source
 
 Write = Callable[[Mapping[fx.Node, str]], graph.Program]
@@ -60,7 +60,7 @@ def refused(whole: fx.Graph, write: Write) -> dict[fx.Node, str]:
         if not nodes:
             # Of a call that the writer has not written: it cannot be left out.
             raise refusal(message, None, "leave it out of the compiled part")
-        found[nodes[0]] = message
+        found[nodes[0]] = of_live(message)
     return found
 
 

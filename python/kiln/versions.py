@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -25,6 +26,13 @@ WRITTEN = frozenset(
     kind
     for name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
     if (kind := getattr(OutputKind, name, None)) is not None
+)
+
+#: Whether autocast is on for any kind of device; private to torch.
+any_autocast: Callable[[], bool] = getattr(
+    torch._C,
+    "_is_any_autocast_enabled",
+    lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
 )
 
 
@@ -269,3 +277,71 @@ def traced_code() -> Traced | None:
 
 _EVAL_FRAME, _EXTERNAL = eval_frame.__file__, external_utils.__file__
 _CONVERT_FRAME = convert_frame.__file__
+
+
+def sharding(module: Any) -> str:
+    """What spreads the weights of a module over processes; empty if nothing does.
+
+    >>> sharding(torch.nn.Linear(1, 1))
+    ''
+    """
+    # Only what is imported already can have wrapped the module.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name in ("FSDPModule", "FullyShardedDataParallel"):
+        kind = getattr(fsdp, name, None)
+        if isinstance(kind, type) and isinstance(module, kind):
+            return "FSDP2 (fully_shard)" if name == "FSDPModule" else "FSDP"
+    return ""
+
+
+def is_of_floats(value: Any) -> bool:
+    """Whether a symbolic number depends on floats that callers pass, and on nothing else.
+
+    >>> is_of_floats(1.0)
+    False
+    """
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return False
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    symbols = value.node.expr.free_symbols
+    return bool(symbols) and all(symbol_is_type(s, SymT.FLOAT) for s in symbols)
+
+
+def guarded(value: Any) -> Any:
+    """The value that a symbolic number had at tracing, with a guard on it."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(value)
+
+
+def keep_floats(symbols: Iterable[Any]) -> None:
+    """Has dynamo trace again, with the values of these floats that callers pass, if there are
+    any among the symbols."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    names = [str(s) for s in symbols if symbol_is_type(s, SymT.FLOAT)]
+    if not names:
+        return
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    for name in names:
+        TensorifyState.specialize(name)
+    raise TensorifyScalarRestartAnalysis
+
+
+@contextlib.contextmanager
+def numbers_left() -> Iterator[None]:
+    """Meanwhile torch leaves the symbols of floats in graphs, where it would make tensors of some
+    and constants of the others."""
+    name = "TENSORIFY_PYTHON_SCALARS"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

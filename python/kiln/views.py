@@ -195,9 +195,15 @@ def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def _is_reordered(node: fx.Node) -> bool:
     """Whether a tensor has no gaps in memory, and another order of its dimensions there."""
     layout = _layout(node)
-    if layout is None or _is_dense(*layout):
-        return False
-    sizes, strides = layout
+    return layout is not None and not _is_dense(*layout) and has_no_gaps(*layout)
+
+
+def has_no_gaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each place in memory is that of one element, in whatever order.
+
+    >>> has_no_gaps((2, 3), (1, 2)), has_no_gaps((2, 3), (0, 1))
+    (True, False)
+    """
     order = _slowest_first(sizes, strides)
     return _is_dense([sizes[i] for i in order], [strides[i] for i in order])
 
@@ -240,3 +246,46 @@ def _permuted(head: fx.Graph, base: fx.Node, order: Sequence[int]) -> fx.Node:
     node = head.call_function(torch.ops.aten.permute.default, (base, list(order)))
     node.meta = {**base.meta, "val": base.meta["val"].permute(order)}
     return node
+
+
+def in_memory_order(
+    graph: fx.Graph, left_out: Collection[int]
+) -> tuple[fx.Graph, dict[int, list[int]]]:
+    """The graph with outputs permuted to the order that their dimensions have in memory, and for
+    each of those, by its number among the outputs that are not left out, the way back.
+
+    `left_out`: positions of outputs that stay as they are.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> x = torch.ones(1, 2, 3, 4)
+    >>> last = torch.channels_last
+    >>> traced = make_fx(lambda x: [x.contiguous(memory_format=last)], tracing_mode="fake")(x)
+    >>> in_memory_order(traced.graph, ())[1]
+    {0: [0, 3, 1, 2]}
+    """
+    (end,) = graph.find_nodes(op="output")
+    results = [r for i, r in enumerate(end.args[0]) if i not in left_out]
+    orders: dict[int, list[int]] = {}
+    for i, result in enumerate(results):
+        is_tensor = isinstance(result, fx.Node) and isinstance(
+            result.meta.get("val"), torch.Tensor
+        )
+        if is_tensor and _is_reordered(result):
+            sizes, strides = _layout(result) or ([], [])
+            orders[i] = _slowest_first(sizes, strides)
+    if not orders:
+        return graph, {}
+    head = fx.Graph(graph.owning_module)
+    copies: dict[fx.Node, fx.Node] = {}
+    head.graph_copy(graph, copies)
+    outputs, number = [], 0
+    for i, result in enumerate(end.args[0]):
+        value = copies[result] if isinstance(result, fx.Node) else result
+        if i not in left_out:
+            if number in orders:
+                value = _permuted(head, value, orders[number])
+            number += 1
+        outputs.append(value)
+    head.output(tuple(outputs))
+    back = {i: [order.index(j) for j in range(len(order))] for i, order in orders.items()}
+    return head, back

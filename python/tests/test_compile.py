@@ -91,7 +91,7 @@ def test_registered_dataclasses():
 
 def test_a_call_of_another_nesting_says_so():
     compiled = kiln.compile(Nested().eval(), (X, 2.0))
-    with pytest.raises(kiln.InputError, match=r"2 positional arguments.*compile it again"):
+    with pytest.raises(kiln.InputError, match=r"`more` was not among the example.*compile it"):
         compiled(X, 2.0, more={"a": [X]})
     with pytest.raises(kiln.InputError, match="called wrongly"):
         compiled(X, 2.0, nothing=1)
@@ -143,8 +143,6 @@ def test_timings_are_of_every_stage():
 
 
 def test_what_cannot_be_compiled_says_what_can():
-    with pytest.raises(kiln.UsageError, match=r"a function: pass a torch.nn.Module"):
-        kiln.compile(lambda x: x, (X,))
     with pytest.raises(kiln.UsageError, match="without example inputs: pass a tuple"):
         kiln.compile(nn.ReLU())
     with pytest.raises(kiln.UsageError, match="unknown option 'trainin'"):

@@ -202,8 +202,8 @@ def test_sizes_that_depend_on_data(f):
 def test_a_number_that_is_read_from_a_tensor():
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         found = agree(lambda x: (x * 2 + x.sum().item(), x.relu() + 1), X)
-    assert "a number is read from a tensor" in found[1].reason
-    assert states(found) == ["compiled", "eager", "compiled"]
+    # It is an operand, and so no number.
+    assert states(found) == ["compiled"]
 
 
 @pytest.mark.native
@@ -404,8 +404,14 @@ def test_kiln_compile_splits_as_torch_compile_does(name, dynamic):
         want = module(X, scale=3.0)
         torch.manual_seed(1)
         same(run(x=X, scale=3.0), want)
-    with pytest.raises(kiln.InputError, match=r"`scale` is 2.0, but .* compiled for 3.0"):
-        run(x=X, scale=2.0)
+    if dynamic:
+        torch.manual_seed(1)
+        want = module(X, scale=2.0)
+        torch.manual_seed(1)
+        same(run(x=X, scale=2.0), want)
+    else:
+        with pytest.raises(kiln.InputError, match=r"`scale` is 2.0, but .* compiled for 3.0"):
+            run(x=X, scale=2.0)
     with pytest.raises(kiln.ShapeError, match=r"`x` has 7 in dimension 1, and not 4|`x` has 7"):
         run(x=torch.ones(3, 7), scale=3.0)
     with pytest.raises(kiln.ShapeError, match=r"`x` is float64\[3, 4\]"):
