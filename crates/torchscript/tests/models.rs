@@ -116,6 +116,7 @@ fn mutation() {
 fn pointwise_operators() {
     check_all(&[
         ("op_arithmetic", &[]),
+        ("op_complex_view", &[]),
         ("op_rounding", &[]),
         ("op_division", &[]),
         ("op_int_division", &[]),
