@@ -22,7 +22,7 @@ from timing import Side, measure
 import kiln
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-# Bytes of a tensor; multiply-adds.
+# Bytes of a tensor; FMAs.
 BYTES, WORK = 1 << 31, 1 << 41
 #: Relative rounding of an operand.
 TERM = {"f32": 2.0**-11, "bf16": 2.0**-9, "f16": 2.0**-11}

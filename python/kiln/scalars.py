@@ -104,7 +104,7 @@ class Rewriting:
         self.device = _device(gm.graph)
         #: Inputs without dimensions on the host, of a graph whose tensors are elsewhere.
         self.on_host = _on_host(gm.graph) if inputs and self.device.type != "cpu" else set()
-        #: The node whose rewriting is under way.
+        #: The node whose rewriting is in flight.
         self.now: fx.Node | None = None
 
     def run(self) -> Numbers:

@@ -177,7 +177,7 @@ def leave_transforms(depth: int) -> None:
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode differentiation is under way, as within `torch.func.jvp`.
+    """Whether forward-mode differentiation is in flight, as within `torch.func.jvp`.
 
     >>> is_forward_mode()
     False
@@ -221,7 +221,7 @@ def set_autograd_settings(settings: tuple[bool, str | None]) -> None:
 
 
 def compiled_model() -> Any:
-    """What was given to torch.compile: the module or function whose call is under way; None if
+    """What was given to torch.compile: the module or function whose call is in flight; None if
     that cannot be told."""
     frame = sys._getframe()
     while frame is not None:

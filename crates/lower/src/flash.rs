@@ -26,7 +26,7 @@ use crate::key_end::key_range;
 use crate::math;
 use crate::matmul::{self, precision, zero_outside};
 use crate::multiply::{Attention, Multiply};
-use crate::placed::{self, the_sums};
+use crate::placed::{self, Positions, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
 use crate::rows::Emitted;
@@ -203,7 +203,7 @@ fn results(
         // The log-sum-exp has no columns.
         let rank = if lse.is_some_and(|lse| follows(g, out, lse)) { nb + 3 } else { nb + 4 };
         let of_rank = |ix: &[Expr]| place(ix).into_iter().take(rank).collect::<Vec<Expr>>();
-        let placed = placed::output(&body, i, &dims[..rank], (&of_rank, &[]), None);
+        let placed = placed::output(&body, i, &dims[..rank], Positions { place: &of_rank, lattice: &[] }, None);
         placed.ok_or_else(|| of.unsupported(NOT_PLACED))?.store(r, &at[..rank])
     };
     g.outputs.iter().enumerate().map(store).collect()

@@ -20,7 +20,7 @@ use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr, linear};
 use crate::multiply::{Forms, Multiply, Product};
-use crate::placed::{self, Lattice, the_sums};
+use crate::placed::{self, Lattice, Positions, the_sums};
 use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
 use crate::row::Row;
 use crate::rows::Emitted;
@@ -190,7 +190,8 @@ pub fn with_operands(
 /// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
 fn fitting(of: &Body, p: &Matmul) -> Option<Vec<placed::Placed>> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    placed::outputs(&p.nodes(of), &dims, (p.place, p.lattice), p.row).filter(|_| p.row.is_none_or(|n| n <= p.n))
+    placed::outputs(&p.nodes(of), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
+        .filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
 /// Whether tiles can compute the epilogue.

@@ -39,6 +39,13 @@ impl Lattice {
     }
 }
 
+/// Where a value is among the dimensions of its matmul, and which of its positions the matmul computes: all, or those of a lattice.
+#[derive(Clone, Copy)]
+pub struct Positions<'a> {
+    pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
+    pub lattice: &'a [Lattice],
+}
+
 /// Coordinate that stands for dimension `i` in a [`Placed`].
 fn stand_in(i: usize, extent: usize) -> Expr {
     Expr::coord(u32::MAX - i as u32, extent)
@@ -49,13 +56,8 @@ fn stand_in(i: usize, extent: usize) -> Expr {
 /// radix), or reads several of its elements. The two elements of a dual GEMM are solved for the first.
 /// `row`: length of the rows that the epilogue reduces. An output along the row is solved for its own element; an
 /// output with one value per row is stored once for all columns.
-pub fn outputs(
-    of: &Body,
-    dims: &[usize],
-    (place, lattice): (&dyn Fn(&[Expr]) -> Vec<Expr>, &[Lattice]),
-    row: Option<usize>,
-) -> Option<Vec<Placed>> {
-    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, (place, lattice), row)).collect()
+pub fn outputs(of: &Body, dims: &[usize], positions: Positions, row: Option<usize>) -> Option<Vec<Placed>> {
+    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, positions, row)).collect()
 }
 
 /// [`outputs`] for one output.
@@ -63,7 +65,7 @@ pub fn output(
     of: &Body,
     i: usize,
     dims: &[usize],
-    (place, lattice): (&dyn Fn(&[Expr]) -> Vec<Expr>, &[Lattice]),
+    Positions { place, lattice }: Positions,
     row: Option<usize>,
 ) -> Option<Placed> {
     let g = of.graph;

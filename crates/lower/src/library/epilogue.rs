@@ -7,7 +7,7 @@ use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::gemm::{self, Dims};
 use crate::host::Operand;
-use crate::placed::{outputs, the_sums};
+use crate::placed::{Positions, outputs, the_sums};
 use crate::resolve::{Body, Matmul};
 use crate::rows::Emitted;
 use crate::space::Space;
@@ -22,7 +22,7 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Option<Emitted> {
     }
     let body = Body { matmul: Some((v, Matmul::Node)), ..*of };
     let dims = [&d.batch[..], &[d.m, d.n]].concat();
-    let all = outputs(&body, &dims, (&|ix: &[Expr]| gemm::place(g, v, ix), &[]), None)?;
+    let all = outputs(&body, &dims, Positions { place: &|ix| gemm::place(g, v, ix), lattice: &[] }, None)?;
     let [only] = &all[..] else { return None };
     let axes = Space::new(&dims, &vec![false; dims.len()]).axes;
     let mut r = body.resolver();
