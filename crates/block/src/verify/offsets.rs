@@ -5,7 +5,8 @@
 //! computed from it; no access takes such a value. Offsets are in elements; code generation scales them to bytes in 64 bits.
 //!
 //! Nothing is known about integers that are read from memory: whoever emits a program has to choose the type of an offset by their
-//! extent. Bit operations may wrap on purpose, as hashes do, and end what is known.
+//! extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit operations may wrap on purpose, as
+//! hashes do, and end what is known.
 use crate::analysis::{Analysis, analyse};
 use crate::{BinaryOp, BlockError, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value, text};
 use std::collections::HashMap;
@@ -131,7 +132,7 @@ impl Offsets<'_> {
             Some(b) if b.0 < limits.0 || b.1 > limits.1 => {
                 let sums = matches!(
                     data.op,
-                    Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) | Op::Unary(UnaryOp::Neg) | Op::Cast(_)
+                    Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) | Op::Unary(UnaryOp::Neg)
                 );
                 if sums {
                     self.wrapped.entry(v).or_insert(i);
@@ -283,5 +284,26 @@ mod tests {
             crate::verify::verify(&k).unwrap();
             assert_eq!(offsets(&k).is_ok(), fits, "{trips} trips");
         }
+    }
+
+    /// An index that is computed as data may have any bound: what is read by it is guarded by its extent.
+    #[test]
+    fn indices_of_data_are_cast() {
+        let mut b = Builder::new("take", [1, 1, 1], 1);
+        let table = b.param("table", Elem::F32, true);
+        let out = b.param("out", Elem::F32, false);
+        let rows = b.iota(32);
+        let rows = b.cast(rows, Elem::I64);
+        let far = b.constant(Type::block(Elem::I64, [32]), Const::Int(1 << 40));
+        let index = b.binary(BinaryOp::Mul, rows, far);
+        let index = b.cast(index, Elem::I32);
+        let from = b.ptr_add(table, index);
+        let v = b.load(from, None, None);
+        let lanes = b.iota(32);
+        let to = b.ptr_add(out, lanes);
+        b.store(to, v, None);
+        let k = b.finish();
+        crate::verify::verify(&k).unwrap();
+        assert_eq!(offsets(&k), Ok(()));
     }
 }
