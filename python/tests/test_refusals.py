@@ -91,10 +91,10 @@ def test_what_kiln_refuses_may_be_an_error():
         compiled(branch, fallback="error")(X)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32], ids=str)
 def test_an_input_of_a_dtype_that_kiln_lacks_runs_eagerly(dtype):
     x = torch.arange(5).to(dtype)
-    f = lambda x: x.abs() + 1 if dtype.is_complex else x.float() + 1  # noqa: E731
+    f = lambda x: x.float() + 1  # noqa: E731
     with torch.no_grad(), pieces.collecting() as found:
         same(compiled(f, fallback="torch")(x), f(x))
         (piece, after) = found
