@@ -6,6 +6,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,10 @@ from torch.utils import _pytree as pytree
 from kiln import _native, export, pairs, versions
 from kiln import options as known_options
 from kiln._native import Engine, InputError, UnsupportedError, UsageError
-from kiln.chain import Pieces
 
 if TYPE_CHECKING:
     from kiln.bench import Table
+    from kiln.chain import Pieces
     from kiln.decoding import Decoder
     from kiln.report import Report
 
@@ -76,10 +77,8 @@ def compile(
         module = decoding.step(module_or_program, batch_size, max_length)
         decoder = decoding.Decoder(module_or_program, batch_size, max_length)
         example_inputs, dynamic = decoding.examples(module)
-        signature = inspect.signature(module.forward)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
     elif isinstance(module_or_program, ExportedProgram):
-        module, exported, signature = None, module_or_program, None
+        module = None
     elif isinstance(module_or_program, torch.nn.Module):
         module = module_or_program
         if example_inputs is None:
@@ -88,43 +87,93 @@ def compile(
                 "arguments, or a dict of them by name"
             )
         export.check(example_inputs)
-        exported = export.export(module, *export.arguments(example_inputs), dynamic)
-        signature = inspect.signature(module.forward)
     else:
         raise UsageError(
             f"kiln.compile was given {_a(module_or_program)}: pass a torch.nn.Module or the result "
             'of torch.export.export; for functions use torch.compile(f, backend="kiln")'
         )
+    about = _About(module, decoder, given, list(warm or ()))
+    if module is None:
+        return _exported(module_or_program, about, device, clock)
+    about.name = type(module if decoder is None else module_or_program).__name__
+    about.signature = inspect.signature(module.forward)
+    args, kwargs = export.arguments(example_inputs)
+    if not dynamic and decoder is None and export.is_on(module, (args, kwargs), device):
+        read = export.record(
+            module,
+            args,
+            kwargs,
+            name=about.name,
+            signature=about.signature,
+            original=lambda: module,
+        )
+        clock.lap("export")
+        if read is not None:
+            clock.lap("functional")
+            try:
+                return _engine(read, about, module, clock)
+            except UnsupportedError as error:
+                export.log.info("%s goes through torch.export: %s", about.name, error)
+                clock = _Clock()
+    exported = export.export(module, args, kwargs, dynamic)
+    return _exported(exported, about, device, clock)
+
+
+@dataclass
+class _About:
+    """What is compiled, and how."""
+
+    module: torch.nn.Module | None
+    decoder: Decoder | None
+    given: Mapping[str, Any]
+    warm: list[Sizes]
+    name: str = "program"
+    signature: inspect.Signature | None = None
+
+
+def _exported(
+    exported: ExportedProgram, about: _About, device: str | torch.device | None, clock: _Clock
+) -> Compiled:
+    """Compiles a program of torch.export."""
     clock.lap("export")
+    module = about.module
     exported = export.functional(exported)
     if device is not None:
         exported = export.moved(exported, str(device))
     clock.lap("functional")
-    name = type(module).__name__ if module is not None else "program"
-    if decoder is not None:
-        name = type(module_or_program).__name__
     original = None if module is None else lambda: module
     eager = None
-    if given.get("while_compiling") == "eager":
+    if about.given.get("while_compiling") == "eager":
         eager = module if module is not None and device is None else exported.module()
-    read = _read(exported, given, name=name, signature=signature, original=original)
+    read = _read(
+        exported, about.given, name=about.name, signature=about.signature, original=original
+    )
     if eager is not None and read.face.state and eager is not module:
         raise UsageError(
             "while_compiling='eager' runs the module meanwhile, and this program writes to "
             "buffers: pass the module itself, on the device where it is to run"
         )
+    return _engine(read, about, eager, clock)
+
+
+def _engine(
+    read: export.Exported | Pieces, about: _About, eager: Callable[..., Any] | None, clock: _Clock
+) -> Compiled:
+    """Compiles a program for the sizes that are asked for."""
+    if about.given.get("while_compiling") != "eager":
+        eager = None
     engine: Engine | Pieces
-    if isinstance(read, Pieces):
-        engine, checked = read, False
+    if isinstance(read, export.Exported):
+        for_engine = known_options.for_engine(about.given, read.face.device)
+        plain = Engine(read.program.text, [pairs.parts(p) for p in read.params], for_engine)
+        engine = pairs.wrapped(plain, read.program.takes_complex, read.program.complex_outputs)
+        checked = bool(read.params) and known_options.is_checked(about.given)
     else:
-        for_engine = known_options.for_engine(given, read.face.device)
-        made = Engine(read.program.text, [pairs.parts(p) for p in read.params], for_engine)
-        engine = pairs.wrapped(made, read.program.takes_complex, read.program.complex_outputs)
-        checked = bool(read.params) and known_options.is_checked(given)
+        engine, checked = read, False
     clock.lap("program")
-    compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
+    compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=about.decoder)
     compiled.seconds = clock.laps
-    if eager is not None or decoder is not None:
+    if eager is not None or about.decoder is not None:
         # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
         pass
     elif read.face.examples is not None:
@@ -132,7 +181,7 @@ def compile(
         engine.warm(compiled.sizes(*args, **kwargs))
     elif not compiled.symbols:
         engine.warm({})
-    for sizes in warm or ():
+    for sizes in about.warm:
         compiled.warm(sizes)
     return compiled
 
@@ -151,6 +200,8 @@ def _read(
         if not splits:
             raise
         problem = error
+    from kiln.chain import Pieces
+
     try:
         return Pieces.of(exported, given, **about)
     except UnsupportedError as error:
@@ -421,6 +472,7 @@ class Compiled:
         >>> len(report.kernels)
         1
         """
+        from kiln.chain import Pieces
         from kiln.report import Report
 
         if isinstance(self.engine, Pieces):

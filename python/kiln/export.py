@@ -1,8 +1,9 @@
 """From a module or an `ExportedProgram` to the program that the native engine reads.
 
-A module goes through `torch.export.export` without gradients, then `run_decompositions`:
-composite operators stay whole, and mutations are in the signature. Shapes are static unless asked
-otherwise.
+A module is recorded in one run (`trace`), whose calls the engine takes as they are. What that
+refuses, and what has sizes that change, goes through `torch.export.export` without gradients:
+`functional` makes it functional where it has calls that write. Composite operators stay whole.
+Shapes are static unless asked otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -28,11 +29,10 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import composites, graph, versions
-from kiln._native import InputError, UnsupportedError, UsageError
+from kiln import composites, graph, trace, versions
+from kiln._native import InputError, UnsupportedError, UsageError, refusals
 
-#: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
-_OF_USERS = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
+log = logging.getLogger("kiln")
 
 _SYMBOL = re.compile(r"^Symbol\('([^']*)'")
 
@@ -125,6 +125,10 @@ def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic = None
 ) -> ExportedProgram:
     """Exports a module as it is called with these arguments, without gradients."""
+    from torch._dynamo.exc import UserError, UserErrorType
+
+    # They say that `dynamic` or the inputs do not fit the module.
+    of_users = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
     if module.training:
         warnings.warn(
             "kiln: the module is in training mode; call .eval() first unless dropout and batch "
@@ -136,7 +140,7 @@ def export(
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except UserError as error:
-            if error.error_type in _OF_USERS:
+            if error.error_type in of_users:
                 raise UsageError(f"torch.export refused the arguments: {error}") from None
             first: Exception = error
         except Exception as error:
@@ -150,6 +154,78 @@ def export(
                 f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
                 'torch.compile(model, backend="kiln"), which runs what it cannot trace'
             ) from first
+
+
+def is_on(
+    module: torch.nn.Module, inputs: Any, device: str | torch.device | None
+) -> bool:
+    """Whether a module and inputs are on this device already.
+
+    >>> is_on(torch.nn.ReLU(), (torch.ones(1),), "cpu")
+    True
+    """
+    if device is None:
+        return True
+    wanted = torch.device(device)
+    found = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    return all(t.device == wanted for t in [*found, *module.parameters(), *module.buffers()])
+
+
+def record(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+) -> Exported | None:
+    """Records a call of the module, and writes it; None where the module needs torch.export, or
+    Kiln refuses a call as it is recorded."""
+    decomposed: set[Any] = set()
+    # Composite operators that Kiln refuses whole are decomposed in a second run.
+    for _ in range(2):
+        try:
+            run = trace.trace(module, args, kwargs, lambda op: op not in decomposed)
+            program = graph.write(
+                run.graph,
+                run.owner,
+                name=name,
+                params=run.params,
+                input_names=run.input_names,
+                written=run.written,
+            )
+        except (trace.NotTraced, UnsupportedError) as error:
+            log.info("%s goes through torch.export: %s", name, error)
+            return None
+        refused = refusals(program.text)
+        if not refused:
+            break
+        nodes = [program.results[i] for outs, _, _ in refused for i in outs if i in program.results]
+        more = {n.target for n in nodes if trace.kind_of(n.target).composite} - decomposed
+        if not more:
+            log.info("%s goes through torch.export: %s", name, refused[0][1])
+            return None
+        decomposed |= more
+    else:
+        return None
+    values = [n.meta.get("val") for n in run.graph.find_nodes(op="placeholder")]
+    tensors = [v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)]
+    face = Face(
+        name,
+        program.device,
+        run.in_spec,
+        run.out_spec,
+        [],
+        [None if t is None else list(t.shape) for t in tensors],
+        run.constants,
+        run.state,
+        signature,
+        (args, kwargs),
+        original,
+    )
+    params_in_order = [run.tensors[p] if isinstance(p, int) else p for p in program.params]
+    return Exported(program, params_in_order, face)
 
 
 @contextlib.contextmanager
