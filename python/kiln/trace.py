@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kiln import versions
+from kiln import shapes, versions
 from kiln.schemas import READS_DATA
 
 #: Where frames are that say nothing of the user's source.
@@ -363,6 +363,8 @@ class _Recorder:
             args = (self.constant(args[0]), *args[1:])
             func = torch.ops.aten.lift_fresh_copy.default
             kind = kind_of(func)
+        if kind.identity:
+            return args[0]
         if kind.dropout:
             if _argument(func, args, kwargs, "train") and _argument(func, args, kwargs, "p"):
                 raise NotTraced(f"{func} draws random numbers")
@@ -378,10 +380,13 @@ class _Recorder:
         ):
             raise NotTraced(f"{func} has a result whose size depends on data")
         if kind.composite and (kind.aliases or not self.keeps(func, args)):
-            if kind.by_strides and type(args[0]) is Shadow and not args[0].is_contiguous():
-                args[0].memory.by_strides = True
             with mode:
-                return func.decompose(*args, **kwargs)
+                result = func.decompose(*args, **kwargs)
+            if kind.by_strides and type(args[0]) is Shadow and not args[0].is_contiguous():
+                for tensor in (args[0], result):
+                    if type(tensor) is Shadow:
+                        tensor.memory.by_strides = True
+            return result
         return self.record(func, kind, args, kwargs)
 
     def keeps(self, func: Any, args: Sequence[Any]) -> bool:
@@ -410,7 +415,11 @@ class _Recorder:
         node_args = tuple(node_of(a) for a in args)
         node_kwargs = {k: node_of(v) for k, v in kwargs.items()}
         device, meta_kwargs = self.device(func, kind, operands, args, kwargs)
-        result = func(*_metas(self, args), **{k: _metas(self, v) for k, v in meta_kwargs.items()})
+        metas = _metas(self, args)
+        meta_kwargs = {k: _metas(self, v) for k, v in meta_kwargs.items()}
+        result = shapes.result(func, metas, meta_kwargs)
+        if result is None:
+            result = func(*metas, **meta_kwargs)
         if kind.numbers:
             return result
         node = self.graph.create_node("call_function", func, node_args, node_kwargs)
@@ -549,6 +558,8 @@ class Kind:
 
     #: Why it is never recorded.
     refused: str = ""
+    #: Whether it does nothing where no gradients are computed.
+    identity: bool = False
     composite: bool = False
     #: Whether it may give views, or writes.
     aliases: bool = False
@@ -576,6 +587,8 @@ def kind_of(func: Any) -> Kind:
     name = schema.name
     if name in READS_DATA or torch.Tag.data_dependent_output in tags:
         return Kind(refused="reads elements")
+    if name == "aten::detach_":
+        return Kind(identity=True)
     if torch.Tag.inplace_view in tags or name in ("aten::set_", "aten::resize"):
         return Kind(refused="changes what a tensor is")
     masks = name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
