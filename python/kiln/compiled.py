@@ -193,13 +193,18 @@ def _read(
     splits = given.get("fallback") != "error"
     try:
         read = export.read(exported, **about)
-        if not splits or not _native.refusals(read.program.text):
+        if not _native.refusals(read.program.text):
             return read
         problem = None
     except UnsupportedError as error:
-        if not splits:
-            raise
         problem = error
+    again = export.functional(exported, forced=True)
+    if again is not exported:
+        return _read(again, given, **about)
+    if not splits:
+        if problem is not None:
+            raise problem
+        return read
     from kiln.chain import Pieces
 
     try:

@@ -281,7 +281,7 @@ class Interface:
 
 
 def interface(exported: ExportedProgram) -> Interface:
-    """The interface of a program, which must be in functional form (see `functional`)."""
+    """The interface of a program, whose graph must be functional (see `functional`)."""
     specs = exported.graph_signature
     found = Interface()
     for i, spec in enumerate(specs.input_specs):
@@ -362,11 +362,16 @@ def read(
     return Exported(program, params_in_order, face)
 
 
-def functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without in-place operators, composite operators whole."""
+def functional(exported: ExportedProgram, *, forced: bool = False) -> ExportedProgram:
+    """The program without in-place operators, composite operators whole.
+
+    A program whose calls neither write nor draw is that as it is; `forced` makes others of its
+    operators those of core ATen all the same, where Kiln refuses one."""
     if exported.dialect == "ATEN":
         # Torch has checked that all of its operators are functional. Tracing it again would change
         # nothing, and take about as long as the export.
+        return exported
+    if not forced and all(map(_is_functional, exported.graph.nodes)):
         return exported
     with warnings.catch_warnings(), versions.shapes_of_states():
         # Of torch's own copying of tree specs.
@@ -379,6 +384,19 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
                 'it, or use torch.compile(model, backend="kiln"), which runs what it cannot trace'
             ) from error
         return program
+
+
+def _is_functional(node: torch.fx.Node) -> bool:
+    """Whether a call computes its results, and does nothing else."""
+    target = node.target
+    if node.op == "get_attr":
+        return isinstance(node.meta.get("val"), torch.Tensor)
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.HigherOrderOperator)
+    if not target._schema.name.startswith("aten::"):
+        # Torch's own operators for sizes, and those of others, which may be composite.
+        return not (target._schema.is_mutable or target._can_decompose())
+    return not target._schema.is_mutable and trace.is_deterministic(target, node.args, node.kwargs)
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:

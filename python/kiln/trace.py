@@ -365,15 +365,10 @@ class _Recorder:
             kind = kind_of(func)
         if kind.identity:
             return args[0]
-        if kind.dropout:
-            if _argument(func, args, kwargs, "train") and _argument(func, args, kwargs, "p"):
-                raise NotTraced(f"{func} draws random numbers")
+        if kind.dropout and is_deterministic(func, args, kwargs):
             return args[0]
-        if kind.draws and not _is_still(func, args, kwargs):
-            raise NotTraced(f"{func} draws random numbers")
-        if kind.trains and _argument(func, args, kwargs, kind.trains):
-            if _argument(func, args, kwargs, "running_mean") is not None:
-                raise NotTraced(f"{func} changes statistics")
+        if not is_deterministic(func, args, kwargs):
+            raise NotTraced(f"{func} draws random numbers, or changes statistics of a batch")
         if kind.masks and any(
             isinstance(t, torch.Tensor) and t.dtype in (torch.bool, torch.uint8)
             for t in pytree.tree_leaves(args[1])
@@ -622,8 +617,21 @@ def kind_of(func: Any) -> Kind:
     )
 
 
-def _is_still(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator that may draw random numbers draws none, with these arguments."""
+def is_deterministic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call neither draws random numbers nor changes statistics of a batch.
+
+    >>> dropout, x = torch.ops.aten.dropout.default, torch.ones(1)
+    >>> is_deterministic(dropout, (x, 0.5, False), {}), is_deterministic(dropout, (x, 0.5, True), {})
+    (True, False)
+    """
+    kind = kind_of(func)
+    if kind.trains and _argument(func, args, kwargs, kind.trains):
+        return _argument(func, args, kwargs, "running_mean") is None
+    if kind.dropout:
+        drawn = _argument(func, args, kwargs, "train") and _argument(func, args, kwargs, "p")
+        return not drawn
+    if not kind.draws:
+        return True
     names = {a.name for a in func._schema.arguments}
     for name in ("train", "training"):
         if name in names and _argument(func, args, kwargs, name) is False:
