@@ -66,6 +66,7 @@ def compile(
     given = known_options.check(options, backend=False)
     clock = _Clock()
     decoder = None
+    module: torch.nn.Module | None
     if max_length is not None:
         if example_inputs is not None or dynamic is not None:
             raise UsageError(
@@ -94,7 +95,8 @@ def compile(
         )
     about = _About(module, decoder, given, list(warm or ()))
     if module is None:
-        return _exported(module_or_program, about, device, clock)
+        program: Any = module_or_program
+        return _exported(program, about, device, clock)
     about.name = type(module if decoder is None else module_or_program).__name__
     about.signature = inspect.signature(module.forward)
     args, kwargs = export.arguments(example_inputs)
@@ -553,12 +555,14 @@ class Compiled:
         *args: Any,
         against: Sequence[str] = ("eager", "inductor"),
         repetitions: int = 50,
+        seconds: float = 5.0,
         **kwargs: Any,
     ) -> Table:
         """Times the program beside others in the same run.
 
         `args`, `kwargs`: the inputs; the example inputs if there are none. `against`: "eager",
-        "inductor", or a callable's name and the callable.
+        "inductor", or a callable's name and the callable. `repetitions`: samples of each, fewer
+        where they would take more than `seconds` in all; compilation is not among them.
 
         >>> import torch, kiln
         >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
@@ -578,7 +582,9 @@ class Compiled:
             args, kwargs = self.face.examples
         bench.refuse_processes(self.engine.fallbacks())
         peers = bench.peers(self.face.original, against)
-        return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
+        return bench.measure(
+            {"kiln": self, **peers}, args, kwargs, self.device, repetitions, seconds
+        )
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:

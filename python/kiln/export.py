@@ -29,7 +29,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import composites, graph, trace, versions
+from kiln import composites, graph, kinds, trace, versions
 from kiln._native import InputError, UnsupportedError, UsageError, refusals
 
 log = logging.getLogger("kiln")
@@ -156,9 +156,7 @@ def export(
             ) from first
 
 
-def is_on(
-    module: torch.nn.Module, inputs: Any, device: str | torch.device | None
-) -> bool:
+def is_on(module: torch.nn.Module, inputs: Any, device: str | torch.device | None) -> bool:
     """Whether a module and inputs are on this device already.
 
     >>> is_on(torch.nn.ReLU(), (torch.ones(1),), "cpu")
@@ -186,7 +184,7 @@ def record(
     # Composite operators that Kiln refuses whole are decomposed in a second run.
     for _ in range(2):
         try:
-            run = trace.trace(module, args, kwargs, lambda op: op not in decomposed)
+            run = trace.trace(module, args, kwargs, decomposed)
             program = graph.write(
                 run.graph,
                 run.owner,
@@ -202,7 +200,7 @@ def record(
         if not refused:
             break
         nodes = [program.results[i] for outs, _, _ in refused for i in outs if i in program.results]
-        more = {n.target for n in nodes if trace.kind_of(n.target).composite} - decomposed
+        more = {n.target for n in nodes if kinds.kind_of(n.target).composite} - decomposed
         if not more:
             log.info("%s goes through torch.export: %s", name, refused[0][1])
             return None
@@ -210,7 +208,9 @@ def record(
     else:
         return None
     values = [n.meta.get("val") for n in run.graph.find_nodes(op="placeholder")]
-    tensors = [v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)]
+    tensors = [
+        v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)
+    ]
     face = Face(
         name,
         program.device,
@@ -396,7 +396,7 @@ def _is_functional(node: torch.fx.Node) -> bool:
     if not target._schema.name.startswith("aten::"):
         # Torch's own operators for sizes, and those of others, which may be composite.
         return not (target._schema.is_mutable or target._can_decompose())
-    return not target._schema.is_mutable and trace.is_deterministic(target, node.args, node.kwargs)
+    return not target._schema.is_mutable and kinds.is_deterministic(target, node.args, node.kwargs)
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:

@@ -74,6 +74,7 @@ class Program:
     takes_complex: bool = False
     complex_outputs: list[int] = field(default_factory=list)
 
+
 def write(
     graph: fx.Graph,
     owner: Any,
@@ -107,6 +108,7 @@ def write(
     """
     given = (params or {}, input_names or {}, mutations or {}, ranges or {})
     return _Writer(owner, *given, left_out, written).write(graph, name, guards)
+
 
 class _Writer:
     """The state of writing one graph."""

@@ -62,7 +62,7 @@ def _strides(shape: Shape, operands: Sequence[torch.Tensor]) -> Shape:
     for t in operands:
         own = [0] * (n - t.dim()) + [
             0 if size == 1 and whole != 1 else stride
-            for size, stride, whole in zip(t.shape, t.stride(), shape[n - t.dim() :])
+            for size, stride, whole in zip(t.shape, t.stride(), shape[n - t.dim() :], strict=True)
         ]
         every.append(own)
 
@@ -249,15 +249,15 @@ def _windows(
     sizes: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[int] | None:
     n = len(sizes)
-    given = [_each(v, n) for v in (kernel, stride, padding, dilation)]
-    if any(v is None for v in given):
+    widths, steps, margins, gaps = (_each(v, n) for v in (kernel, stride, padding, dilation))
+    if widths is None or steps is None or margins is None or gaps is None:
         return None
     found = []
-    for size, k, s, p, d in zip(sizes, *given, strict=True):  # type: ignore[arg-type]
-        left = size + 2 * p - d * (k - 1) - 1
-        if left < 0 or s < 1 or p < 0:
+    for axis, size in enumerate(sizes):
+        left = size + 2 * margins[axis] - gaps[axis] * (widths[axis] - 1) - 1
+        if left < 0 or steps[axis] < 1 or margins[axis] < 0:
             return None
-        found.append(left // s + 1)
+        found.append(left // steps[axis] + 1)
     return found
 
 
@@ -267,7 +267,11 @@ def _pooled(
     if x.dim() != 4 or x.dtype not in _FLOATS or ceil is not False:
         return None
     widths, margins = _each(kernel, 2), _each(padding, 2)
-    if widths is None or margins is None or any(2 * m > w for m, w in zip(margins, widths)):
+    if (
+        widths is None
+        or margins is None
+        or any(2 * m > w for m, w in zip(margins, widths, strict=True))
+    ):
         return None
     steps = widths if type(stride) in (list, tuple) and not stride else stride
     sizes = _windows(x.shape[2:], widths, steps, padding, dilation)
@@ -359,7 +363,8 @@ def _cat(tensors: Any, dim: int = 0) -> Result | None:
     for t in tensors:
         if t.dtype is not first.dtype or t.dim() != first.dim():
             return None
-        if any(a != b for i, (a, b) in enumerate(zip(t.shape, first.shape)) if i != axis):
+        pairs = enumerate(zip(t.shape, first.shape, strict=True))
+        if any(a != b for i, (a, b) in pairs if i != axis):
             return None
     size = sum(t.shape[axis] for t in tensors)
     return (*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype
@@ -379,9 +384,8 @@ def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Resul
         return None
     if not -x.dim() <= dim < x.dim():
         return None
-    fits = (
-        a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape)) if i != dim % x.dim()
-    )
+    pairs = enumerate(zip(index.shape, x.shape, strict=True))
+    fits = (a <= b for i, (a, b) in pairs if i != dim % x.dim())
     return (tuple(index.shape), x.dtype) if all(fits) else None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import CodeType, FrameType
 
 import torch
 from torch import fx
@@ -33,6 +35,31 @@ def place(stack_trace: str | None) -> str:
     return "\n".join(kept)
 
 
+#: Whether frames of a file are shown.
+_SHOWN: dict[str, bool] = {}
+
+
+def frames(until: CodeType) -> str:
+    """The user's frames of this moment as a stack trace writes them, the innermost last.
+
+    `until`: the code of the function that called the user's.
+
+    >>> frames(frames.__code__).startswith("/")
+    False
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and frame.f_code is not until:
+        file = frame.f_code.co_filename
+        shown = _SHOWN.get(file)
+        if shown is None:
+            shown = _SHOWN[file] = not file.startswith((*_NOT_USERS, _TORCH))
+        if shown:
+            found.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(reversed(found))
+
+
 def line(stack_trace: str | None) -> str:
     """The frame to show to a user: the innermost one outside of torch.
 
@@ -42,6 +69,7 @@ def line(stack_trace: str | None) -> str:
     frames = place(stack_trace).splitlines()
     own = (frame for frame in frames if not frame.startswith(_TORCH))
     return next(own, frames[0] if frames else "")
+
 
 def path(source: str) -> str:
     """The path of a module or parameter from dynamo's name of where it comes from.
@@ -57,6 +85,7 @@ def path(source: str) -> str:
         return root.group(1) + rest
     # The name of the variable that holds a module says nothing about the module.
     return rest.strip(".") or root.group(1)
+
 
 def module_path(source: str) -> str:
     """The path of a module within the compiled one, from the name in a node's module stack.

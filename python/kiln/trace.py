@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
+import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,44 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kiln import shapes, versions
-from kiln.schemas import READS_DATA
-
-#: Where frames are that say nothing of the user's source.
-_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-
-#: Composite operators that are decomposed although their schemas say nothing of views
-#: (`composites.VIEWS`), or that would be refused whole.
-_ALIASING = frozenset(
-    {
-        "aten::meshgrid",
-        "aten::broadcast_tensors",
-        "aten::type_as",
-        "aten::sum_to_size",
-        "aten::atleast_1d",
-        "aten::atleast_2d",
-        "aten::atleast_3d",
-    }
-)
-#: The same of those that are views of a single operand.
-_ALIASING_ONE = frozenset({"aten::einsum", "aten::chain_matmul", "aten::linalg_multi_dot"})
-
-#: Composite operators that are the identity where they are not in training.
-_DROPOUTS = frozenset(
-    {
-        "aten::dropout",
-        "aten::feature_dropout",
-        "aten::alpha_dropout",
-        "aten::feature_alpha_dropout",
-        "aten::dropout_",
-        "aten::feature_dropout_",
-        "aten::alpha_dropout_",
-        "aten::feature_alpha_dropout_",
-    }
-)
-
-#: Composite operators that give a view or a copy, as the strides of their operand ask for.
-_BY_STRIDES = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"})
+from kiln import kinds, shapes, sources, versions
 
 #: What is asked of a tensor or its memory beyond operators.
 _OUTSIDE = frozenset(
@@ -94,7 +55,7 @@ _OUTSIDE = frozenset(
 )
 
 
-class NotTraced(Exception):
+class NotTraced(Exception):  # noqa: N818
     """Why a module is left to torch.export."""
 
 
@@ -133,9 +94,7 @@ class Shadow(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotTraced(f"{func} was called outside of the trace")
 
 
@@ -153,11 +112,11 @@ def trace(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    whole: Callable[[Any], bool] = lambda _: True,
+    decomposed: Collection[Any] = (),
 ) -> Trace:
     """Records a call of the module.
 
-    `whole`: whether a composite operator that computes new tensors may stay whole.
+    `decomposed`: composite operators that do not stay whole.
 
     >>> traced = trace(torch.nn.Linear(2, 3).eval(), (torch.ones(1, 2),), {})
     >>> [str(n.target) for n in traced.graph.nodes if n.op == "call_function"]
@@ -166,7 +125,7 @@ def trace(
     if module.training:
         raise NotTraced("the module is in training mode")
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
-    recorder = _Recorder(module, whole)
+    recorder = _Recorder(module, decomposed)
     given = [
         recorder.take(leaf, name)
         for leaf, name in zip(leaves, _names(module, args, kwargs), strict=True)
@@ -190,9 +149,7 @@ def trace(
     return recorder.end(results, in_spec, out_spec)
 
 
-def _names(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[str]:
+def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
     """Names for the leaves of a call, as torch.export has them: `x`, `pairs_0`, `by_name_key`."""
     try:
         signature = inspect.signature(module.forward)
@@ -220,8 +177,8 @@ def _names(
 class _Recorder:
     """The state of recording one run."""
 
-    def __init__(self, module: torch.nn.Module, whole: Callable[[Any], bool]) -> None:
-        self.whole = whole
+    def __init__(self, module: torch.nn.Module, decomposed: Collection[Any]) -> None:
+        self.decomposed = decomposed
         self.graph = fx.Graph()
         self.owner = torch.nn.Module()
         #: Why the run is not recorded after all.
@@ -271,8 +228,7 @@ class _Recorder:
         if not isinstance(leaf, torch.Tensor):
             node.meta["val"] = leaf
             return leaf
-        made = self.placed(leaf, node)
-        return made
+        return self.placed(leaf, node)
 
     def placed(self, tensor: torch.Tensor, node: fx.Node) -> Shadow:
         """The shadow of a tensor that is there before the run."""
@@ -356,18 +312,18 @@ class _Recorder:
             torch.nn.Module.__call__ = original  # type: ignore[method-assign]
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], mode: Any) -> Any:
-        kind = kind_of(func)
+        kind = kinds.kind_of(func)
         if kind.refused:
             raise NotTraced(f"{func} {kind.refused}")
         if kind.lifts and type(args[0]) is torch.Tensor and id(args[0]) not in self.named:
             args = (self.constant(args[0]), *args[1:])
             func = torch.ops.aten.lift_fresh_copy.default
-            kind = kind_of(func)
+            kind = kinds.kind_of(func)
         if kind.identity:
             return args[0]
-        if kind.dropout and is_deterministic(func, args, kwargs):
+        if kind.dropout and kinds.is_deterministic(func, args, kwargs):
             return args[0]
-        if not is_deterministic(func, args, kwargs):
+        if not kinds.is_deterministic(func, args, kwargs):
             raise NotTraced(f"{func} draws random numbers, or changes statistics of a batch")
         if kind.masks and any(
             isinstance(t, torch.Tensor) and t.dtype in (torch.bool, torch.uint8)
@@ -386,15 +342,15 @@ class _Recorder:
 
     def keeps(self, func: Any, args: Sequence[Any]) -> bool:
         name = func._schema.name
-        if name in _ALIASING or not name.startswith("aten::"):
+        if name in kinds.ALIASING or not name.startswith("aten::"):
             return False
-        if name in _ALIASING_ONE:
+        if name in kinds.ALIASING_ONE:
             tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-            return len(tensors) != 1 and self.whole(func)
-        return self.whole(func)
+            return len(tensors) != 1 and func not in self.decomposed
+        return func not in self.decomposed
 
     def record(
-        self, func: Any, kind: Kind, args: Sequence[Any], kwargs: dict[str, Any]
+        self, func: Any, kind: kinds.Kind, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         operands: list[Shadow] = []
 
@@ -418,10 +374,10 @@ class _Recorder:
         if kind.numbers:
             return result
         node = self.graph.create_node("call_function", func, node_args, node_kwargs)
-        node.meta["stack_trace"] = _frames()
+        node.meta["stack_trace"] = sources.frames(trace.__code__)
         node.meta["nn_module_stack"] = self.stack[-1]
         for target in kind.writes:
-            self.write(func, _argument(func, args, kwargs, target))
+            self.write(func, kinds.argument(func, args, kwargs, target))
         made = self.results(result, node, device, operands, kind)
         node.meta["val"] = made
         return made
@@ -432,7 +388,7 @@ class _Recorder:
         node: fx.Node,
         device: torch.device,
         operands: Sequence[Shadow],
-        kind: Kind,
+        kind: kinds.Kind,
     ) -> Any:
         if isinstance(result, torch.Tensor):
             for operand in operands:
@@ -446,7 +402,7 @@ class _Recorder:
                 if not isinstance(item, torch.Tensor):
                     made.append(item)
                     continue
-                part = self.graph.create_node("call_function", _getitem(), (node, i))
+                part = self.graph.create_node("call_function", operator.getitem, (node, i))
                 found = self.results(item, part, device, operands, kind)
                 part.meta["val"] = found
                 made.append(found)
@@ -470,7 +426,7 @@ class _Recorder:
     def device(
         self,
         func: Any,
-        kind: Kind,
+        kind: kinds.Kind,
         operands: Sequence[Shadow],
         args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -547,147 +503,12 @@ class _Recorder:
             raise NotTraced("a tensor of the module is written that shares memory with another")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What an operator's schema and tags say."""
-
-    #: Why it is never recorded.
-    refused: str = ""
-    #: Whether it does nothing where no gradients are computed.
-    identity: bool = False
-    composite: bool = False
-    #: Whether it may give views, or writes.
-    aliases: bool = False
-    #: Arguments that it writes to.
-    writes: tuple[str, ...] = ()
-    by_strides: bool = False
-    dropout: bool = False
-    draws: bool = False
-    #: The argument that says whether statistics are updated.
-    trains: str = ""
-    masks: bool = False
-    lifts: bool = False
-    #: Whether it gives numbers, and no tensors.
-    numbers: bool = False
-    #: The position of the argument `device`.
-    device: int | None = None
-
-
-@cache
-def kind_of(func: Any) -> Kind:
-    """What is to know of an operator."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return Kind(refused="is no operator")
-    schema, tags = func._schema, func.tags
-    name = schema.name
-    if name in READS_DATA or torch.Tag.data_dependent_output in tags:
-        return Kind(refused="reads elements")
-    if name == "aten::detach_":
-        return Kind(identity=True)
-    if torch.Tag.inplace_view in tags or name in ("aten::set_", "aten::resize"):
-        return Kind(refused="changes what a tensor is")
-    masks = name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
-    if torch.Tag.dynamic_output_shape in tags and not masks:
-        return Kind(refused="has results whose sizes depend on data")
-    names = [a.name for a in schema.arguments]
-    written = tuple(
-        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    )
-    composite = func._can_decompose()
-    aliasing = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
-    trains = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
-    returned = [str(r.type) for r in schema.returns]
-    given = {"Tensor", "Tensor[]", "List[Tensor]", "Optional[Tensor]", "Tensor?"}
-    numbers = bool(returned) and not any(r in given for r in returned)
-    if numbers and any(r not in given for r in returned) and composite:
-        return Kind(composite=True, aliases=True)
-    return Kind(
-        composite=composite,
-        aliases=any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
-        or (aliasing in tags and name not in trains),
-        writes=written,
-        by_strides=name in _BY_STRIDES,
-        dropout=name in _DROPOUTS,
-        draws=torch.Tag.nondeterministic_seeded in tags,
-        trains=trains.get(name, "training" if composite and "training" in names else ""),
-        masks=masks,
-        lifts=name in ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"),
-        numbers=numbers,
-        device=names.index("device") if "device" in names else None,
-    )
-
-
-def is_deterministic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call neither draws random numbers nor changes statistics of a batch.
-
-    >>> dropout, x = torch.ops.aten.dropout.default, torch.ones(1)
-    >>> is_deterministic(dropout, (x, 0.5, False), {}), is_deterministic(dropout, (x, 0.5, True), {})
-    (True, False)
-    """
-    kind = kind_of(func)
-    if kind.trains and _argument(func, args, kwargs, kind.trains):
-        return _argument(func, args, kwargs, "running_mean") is None
-    if kind.dropout:
-        drawn = _argument(func, args, kwargs, "train") and _argument(func, args, kwargs, "p")
-        return not drawn
-    if not kind.draws:
-        return True
-    names = {a.name for a in func._schema.arguments}
-    for name in ("train", "training"):
-        if name in names and _argument(func, args, kwargs, name) is False:
-            return True
-    return any(
-        name in names and _argument(func, args, kwargs, name) == 0
-        for name in ("dropout_p", "dropout")
-    )
-
-
-def _argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name == name:
-            if i < len(args):
-                return args[i]
-            default = argument.default_value if argument.has_default_value() else None
-            return kwargs.get(name, default)
-    return None
-
-
 def _metas(recorder: _Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return recorder.known(value).meta
     if type(value) in (list, tuple):
         return [_metas(recorder, v) for v in value]
     return value
-
-
-@cache
-def _getitem() -> Any:
-    import operator
-
-    return operator.getitem
-
-
-_SHOWN: dict[str, bool] = {}
-
-
-def _frames() -> str:
-    """The user's frames of this call as a stack trace writes them, the innermost last."""
-    frame = sys._getframe(2)
-    found: list[str] = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        shown = _SHOWN.get(file)
-        if shown is None:
-            shown = _SHOWN[file] = not file.startswith(_HIDDEN)
-        if shown:
-            found.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
-        elif frame.f_code is _TRACE:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return "\n".join(reversed(found))
-
-
-_TRACE = trace.__code__
 
 
 class _Calls(TorchDispatchMode):
@@ -702,9 +523,7 @@ class _Calls(TorchDispatchMode):
         # Else dynamo is imported, which takes seconds.
         return False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return self.recorder.call(func, args, kwargs or {}, self)
         except NotTraced as error:
@@ -720,9 +539,7 @@ class _Guard(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _OUTSIDE or _is_transformed():
             name = getattr(func, "__name__", func)
             self.recorder.refused = self.recorder.refused or f"{name} is not recorded"
@@ -754,9 +571,7 @@ def _attributes(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str,
     return found
 
 
-def _restore(
-    module: torch.nn.Module, before: list[tuple[dict[str, Any], dict[str, Any]]]
-) -> str:
+def _restore(module: torch.nn.Module, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Puts attributes back; gives the name of one that was another."""
     assigned = ""
     for values, known in before:

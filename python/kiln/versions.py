@@ -32,7 +32,9 @@ def exporting() -> Iterator[None]:
     True
     """
     flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {name: getattr(torch.compiler, name) for name in flags if hasattr(torch.compiler, name)}
+    before = {
+        name: getattr(torch.compiler, name) for name in flags if hasattr(torch.compiler, name)
+    }
     try:
         for name in before:
             setattr(torch.compiler, name, True)
@@ -40,6 +42,7 @@ def exporting() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(torch.compiler, name, value)
+
 
 #: Kinds of outputs that are written to parameters or buffers; 2.8 has none for parameters.
 WRITTEN = frozenset(

@@ -120,6 +120,12 @@ def copied(values):
     )
 
 
+def scaled(values, factor):
+    return torch.utils._pytree.tree_map(
+        lambda t: t * factor if isinstance(t, torch.Tensor) else t, values
+    )
+
+
 @pytest.fixture
 def only_recorded(monkeypatch):
     """torch.export is not there."""
@@ -134,17 +140,14 @@ def only_recorded(monkeypatch):
 def test_a_recorded_run_computes_what_eager_computes(name, only_recorded):
     model, args, kwargs = RECORDED[name]
     before = copied(dict(model.named_buffers()))
-    example = {"pair": kwargs["pair"]} if not args else args
-    recorded = export.record(model, *((), example) if not args else (args, kwargs), name="M")
+    example = args if args else {"pair": kwargs["pair"]}
+    recorded = export.record(model, *((args, kwargs) if args else ((), example)), name="M")
     assert recorded is not None
     # kiln.compile takes positions or names, and records no call twice.
     if not (args and kwargs):
         compiled = kiln.compile(model, copied(example))
         for factor in (1, -2):
-            given = copied(torch.utils._pytree.tree_map(
-                lambda t: t * factor if isinstance(t, torch.Tensor) else t, (args, kwargs)
-            ))
-            again = copied(given)
+            given, again = ((scaled(args, factor), scaled(kwargs, factor)) for _ in range(2))
             state = copied(dict(model.named_buffers()))
             with torch.no_grad():
                 got = copied(compiled(*given[0], **given[1]))
@@ -268,9 +271,10 @@ def test_weights_are_neither_copied_nor_read():
     layer = nn.Linear(4, 4).eval()
     traced = trace.trace(layer, (X,), {})
     assert [t is p for t, p in zip(traced.tensors.values(), layer.parameters(), strict=True)]
-    assert all(t.data_ptr() == p.data_ptr() for t, p in zip(
-        traced.tensors.values(), layer.parameters(), strict=True
-    ))
+    assert all(
+        t.data_ptr() == p.data_ptr()
+        for t, p in zip(traced.tensors.values(), layer.parameters(), strict=True)
+    )
     huge = nn.Linear(4, 4).eval()
     huge.register_buffer("unused", torch.empty(1).expand(2**40))
     assert list(trace.trace(huge, (X,), {}).params.values()) == ["weight", "bias"]
