@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kiln import shapes
 from kiln.schemas import READS_DATA
 
 #: Composite operators that are decomposed although their schemas say nothing of views
@@ -60,7 +61,10 @@ class Kind:
     aliases: bool = False
     #: Arguments that it writes to.
     writes: tuple[str, ...] = ()
+    #: Whether its result is a view or a copy, as strides ask for.
     by_strides: bool = False
+    #: Whether the strides of its result are known on the device alone.
+    of_device: bool = False
     dropout: bool = False
     draws: bool = False
     #: The argument that says whether statistics are updated.
@@ -107,6 +111,7 @@ def kind_of(func: Any) -> Kind:
         or (aliasing in tags and name not in trains),
         writes=written,
         by_strides=name in _BY_STRIDES,
+        of_device=name in shapes.OF_DEVICE,
         dropout=name in _DROPOUTS,
         draws=torch.Tag.nondeterministic_seeded in tags,
         trains=trains.get(name, "training" if composite and "training" in names else ""),

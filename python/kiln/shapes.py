@@ -18,14 +18,16 @@ import torch
 Shape = tuple[int, ...]
 #: A result, dense and row-major.
 Result = tuple[Shape, torch.dtype]
-Rule = Callable[..., "Result | None"]
+#: None for what it does not know, a list for several results.
+Rule = Callable[..., "Result | list[Result] | None"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32)
 
 
-def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The result of a call on tensors of the device `meta`; None if no rule knows it.
+def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a call on tensors of the device `meta`, or a tuple of several; None if no rule
+    knows it.
 
     >>> x = torch.empty(2, 3, device="meta")
     >>> result(torch.ops.aten.add.Tensor, (x, x), {}).shape
@@ -44,6 +46,8 @@ def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tens
         return None
     if found is None:
         return None
+    if isinstance(found, list):
+        return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in found)
     shape, dtype = found
     if in_place:
         first = args[0]
@@ -370,6 +374,39 @@ def _cat(tensors: Any, dim: int = 0) -> Result | None:
     return (*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype
 
 
+def _stack(tensors: Any, dim: int = 0) -> Result | None:
+    first = tensors[0]
+    if any(t.dtype is not first.dtype or t.shape != first.shape for t in tensors):
+        return None
+    if not -first.dim() - 1 <= dim <= first.dim():
+        return None
+    axis = dim % (first.dim() + 1)
+    return (*first.shape[:axis], len(tensors), *first.shape[axis:]), first.dtype
+
+
+def _recurrent(
+    x: Any,
+    state: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Result] | None:
+    states = list(state) if type(state) in (list, tuple) else [state]
+    if x.dim() != 3 or any(t.dim() != 3 or t.dtype is not x.dtype for t in states):
+        return None
+    directions = 2 if bidirectional else 1
+    batch = x.shape[0 if batch_first else 1]
+    if any(tuple(t.shape[:2]) != (num_layers * directions, batch) for t in states):
+        return None
+    hidden = directions * states[0].shape[-1]
+    results: list[Result] = [((*x.shape[:2], hidden), x.dtype)]
+    return results + [(tuple(t.shape), t.dtype) for t in states]
+
+
 def _index(x: Any, indices: Any) -> Result | None:
     if not indices or not all(isinstance(t, torch.Tensor) for t in indices):
         return None
@@ -467,6 +504,8 @@ _RULES: dict[str, Rule] = {
     "aten::scaled_dot_product_attention": _attention,
     **dict.fromkeys(("aten::mean", "aten::sum", "aten::amax", "aten::amin"), _reduced),
     "aten::cat": _cat,
+    "aten::stack": _stack,
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
     "aten::index": _index,
     "aten::gather": _gather,
     "aten::cumsum": _summed,
@@ -491,5 +530,16 @@ _ROW_MAJOR = frozenset(
         "aten::addmm",
         "aten::scaled_dot_product_attention",
         "aten::cat",
+        "aten::stack",
+    }
+)
+#: These have results of other strides on some devices than here, row-major.
+OF_DEVICE = frozenset(
+    {
+        "aten::scaled_dot_product_attention",
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
     }
 )

@@ -394,7 +394,9 @@ class _Recorder:
             for operand in operands:
                 if operand.meta is result:
                     return operand
-            memory = operands[0].memory if kind.aliases and operands else Memory()
+            memory = Memory(by_strides=kind.of_device)
+            if kind.aliases and operands:
+                memory = operands[0].memory
             return self.shadow(result, device, node, memory)
         if isinstance(result, (list, tuple)):
             made: list[Any] = []
