@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import flex, frames, pieces, sources, tracing, transforms, versions
+from kiln import direct, flex, frames, pieces, sources, tracing, transforms, versions
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
@@ -86,6 +86,11 @@ def _compile(
         return _told_apart(_train(gm, chosen, piece), piece, example_inputs)
     names, expanded = _names(gm), flex.expanded(gm)
     wrapped = Versions(example_inputs)
+    if expanded is gm and not wrapped.at:
+        run = direct.compiled(gm, example_inputs, names, chosen, piece)
+        if run is not None:
+            pieces.register(piece)
+            return _told_apart(run, piece, example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
 

@@ -147,7 +147,7 @@ def measure(
     """
     sample = _on_cuda if device.startswith("cuda") else _on_host
     samples: dict[str, list[float]] = {}
-    first: dict[str, float] = {}
+    first_s: dict[str, float] = {}
     errors: dict[str, str] = {}
     counts: dict[str, int] = {}
     with torch.no_grad(), _Progress() as progress:
@@ -163,9 +163,9 @@ def measure(
                 errors[name] = f"{type(error).__name__}: {lines[0] if lines else ''}"
                 continue
             _synchronize(device)
-            first[name] = time.perf_counter() - started
+            first_s[name] = time.perf_counter() - started
             call = functools.partial(function, *args, **kwargs)
-            once = min(sample(call, 1) for _ in range(4 if first[name] < SECONDS / 10 else 2))
+            once = min(sample(call, 1) for _ in range(4 if first_s[name] < SECONDS / 10 else 2))
             counts[name] = max(1, round(SAMPLE_S / max(once, 1e-7)))
             samples[name] = []
         until = time.perf_counter() + seconds
@@ -187,7 +187,7 @@ def measure(
         tenths = statistics.quantiles(samples[name], n=10, method="inclusive")
         low, high = tenths[0], tenths[-1]
         ratio = median / base
-        rows.append(Row(name, 1e3 * median, 1e3 * low, 1e3 * high, ratio, first[name]))
+        rows.append(Row(name, 1e3 * median, 1e3 * low, 1e3 * high, ratio, first_s[name]))
     return Table(device, rows)
 
 

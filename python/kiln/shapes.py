@@ -50,8 +50,8 @@ def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in found)
     shape, dtype = found
     if in_place:
-        first = args[0]
-        return first if first.dtype is dtype and tuple(first.shape) == shape else None
+        target = args[0]
+        return target if target.dtype is dtype and tuple(target.shape) == shape else None
     if plain or name not in _POINTWISE:
         return torch.empty(shape, dtype=dtype, device="meta")
     operands = [t for t in args if isinstance(t, torch.Tensor)]
@@ -64,18 +64,18 @@ def _strides(shape: Shape, operands: Sequence[torch.Tensor]) -> Shape:
     n = len(shape)
     every = []
     for t in operands:
-        own = [0] * (n - t.dim()) + [
+        strides = [0] * (n - t.dim()) + [
             0 if size == 1 and whole != 1 else stride
             for size, stride, whole in zip(t.shape, t.stride(), shape[n - t.dim() :], strict=True)
         ]
-        every.append(own)
+        every.append(strides)
 
     def swaps(a: int, b: int) -> int:
-        for own in every:
-            if own[a] == 0 or own[b] == 0:
+        for strides in every:
+            if strides[a] == 0 or strides[b] == 0:
                 continue
-            if own[a] != own[b]:
-                return -1 if own[a] < own[b] else 1
+            if strides[a] != strides[b]:
+                return -1 if strides[a] < strides[b] else 1
             if shape[a] > shape[b]:
                 return 1
         return 0
@@ -357,31 +357,31 @@ def _reduced(x: Any, dims: Any = None, keep: bool = False, *, dtype: Any = None)
 
 
 def _cat(tensors: Any, dim: int = 0) -> Result | None:
-    first = tensors[0]
+    one = tensors[0]
     # Else the result may be in another order.
     if any(t.dim() > 3 and t.stride(1) == 1 and not t.is_contiguous() for t in tensors):
         return None
-    if first.dim() == 0 or not -first.dim() <= dim < first.dim():
+    if one.dim() == 0 or not -one.dim() <= dim < one.dim():
         return None
-    axis = dim % first.dim()
+    axis = dim % one.dim()
     for t in tensors:
-        if t.dtype is not first.dtype or t.dim() != first.dim():
+        if t.dtype is not one.dtype or t.dim() != one.dim():
             return None
-        pairs = enumerate(zip(t.shape, first.shape, strict=True))
+        pairs = enumerate(zip(t.shape, one.shape, strict=True))
         if any(a != b for i, (a, b) in pairs if i != axis):
             return None
     size = sum(t.shape[axis] for t in tensors)
-    return (*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype
+    return (*one.shape[:axis], size, *one.shape[axis + 1 :]), one.dtype
 
 
 def _stack(tensors: Any, dim: int = 0) -> Result | None:
-    first = tensors[0]
-    if any(t.dtype is not first.dtype or t.shape != first.shape for t in tensors):
+    one = tensors[0]
+    if any(t.dtype is not one.dtype or t.shape != one.shape for t in tensors):
         return None
-    if not -first.dim() - 1 <= dim <= first.dim():
+    if not -one.dim() - 1 <= dim <= one.dim():
         return None
-    axis = dim % (first.dim() + 1)
-    return (*first.shape[:axis], len(tensors), *first.shape[axis:]), first.dtype
+    axis = dim % (one.dim() + 1)
+    return (*one.shape[:axis], len(tensors), *one.shape[axis:]), one.dtype
 
 
 def _recurrent(

@@ -361,3 +361,49 @@ def test_a_start_imports_neither_dynamo_nor_sympy():
         "assert not slow, slow\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def views_of_inputs(s, x):
+    y = x * 2
+    y.relu_()
+    return x.t(), y, y.view(-1), y.sum(0, keepdim=True)
+
+
+#: Graphs of torch.compile that are recorded as they are, and such that go through AOT autograd.
+DIRECT = {
+    "plain": (module(lambda s, x: (x @ x.t()).softmax(-1)), True),
+    "views": (module(views_of_inputs), True),
+    "buffers": (module(lambda s, x: x + s.table, table=torch.ones(4)), True),
+    "writes": (module(of_inputs), False),
+    "random": (module(draws), False),
+    "none": (module(lambda s, x: (x + 1, None, 3)), True),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_graphs_of_dynamo_are_recorded_where_nothing_is_written(name, monkeypatch):
+    from kiln import backend
+
+    model, recorded = DIRECT[name]
+    made = []
+    aot = backend.aot_autograd
+
+    def counted(**kwargs):
+        made.append(kwargs)
+        return aot(**kwargs)
+
+    monkeypatch.setattr(backend, "aot_autograd", counted)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="kiln", fullgraph=True)
+    with torch.no_grad():
+        x, again = X.clone(), X.clone()
+        got, want = compiled(x), model(again)
+    assert (not made) == recorded
+    if name != "random":
+        same(got, want)
+        same(x, again)
+    if name == "views":
+        # They share memory as those of eager do.
+        assert got[0].data_ptr() == x.data_ptr() and got[1].data_ptr() == got[2].data_ptr()
+        got[1].fill_(5)
+        assert got[2].eq(5).all()
