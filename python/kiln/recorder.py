@@ -52,6 +52,10 @@ _OUTSIDE = frozenset(
 )
 
 
+#: Held while a run is recorded: torch's flags, and what tells which module runs, are the process's.
+_ALONE = threading.RLock()
+
+
 class NotTraced(Exception):  # noqa: N818
     """Why a module is left to torch.export."""
 
@@ -223,6 +227,7 @@ class Recorder:
         """What the function gives, whose calls are recorded."""
         try:
             with (
+                _ALONE,
                 _without_collection(),
                 torch.no_grad(),
                 versions.exporting(),

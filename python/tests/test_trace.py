@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
@@ -255,6 +256,15 @@ def test_what_depends_on_more_than_its_operands_is_not_recorded(name):
     # Neither modes nor flags are left behind.
     assert torch.ones(2).sum().item() == 2 and not torch.compiler.is_compiling()
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+
+
+def test_threads_record_one_after_the_other():
+    models = [nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)]).eval() for _ in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        runs = list(threads.map(lambda m: trace.trace(m, (X,), {}), models))
+    assert [len(run.params) for run in runs] == [40] * 6
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+    assert not torch.compiler.is_compiling()
 
 
 def test_a_write_to_what_may_be_a_copy_is_not_recorded():
