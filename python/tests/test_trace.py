@@ -392,17 +392,17 @@ DIRECT = {
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_graphs_of_dynamo_are_recorded_where_nothing_is_written(name, monkeypatch):
-    from kiln import backend
+    from kiln import tracing
 
     model, recorded = DIRECT[name]
     made = []
-    aot = backend.aot_autograd
+    aot = tracing.aot_autograd
 
     def counted(**kwargs):
         made.append(kwargs)
         return aot(**kwargs)
 
-    monkeypatch.setattr(backend, "aot_autograd", counted)
+    monkeypatch.setattr(tracing, "aot_autograd", counted)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="kiln", fullgraph=True)
     with torch.no_grad():
