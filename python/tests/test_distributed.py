@@ -36,15 +36,20 @@ def cases():
 def torchrun(script, *args):
     """What two processes of a script print."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [sys.executable, *launch, str(script), *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    # Gloo's threads end a process of torch 2.11 at its exit now and then, one in eight with the
+    # backend aot_eager too: such a run is repeated.
+    for _ in range(4):
+        run = subprocess.run(
+            [sys.executable, *launch, str(script), *map(str, args)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        if run.returncode == 0 or "terminate called without an active exception" not in run.stdout:
+            break
     assert run.returncode == 0, run.stdout[-8000:]
     return run.stdout
 
