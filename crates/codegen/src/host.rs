@@ -26,6 +26,7 @@ mod value;
 
 use crate::CodegenError;
 use kiln_block::{Kernel, Value};
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -67,18 +68,34 @@ struct Emit<'k> {
     dummy: Option<text::Name>,
 }
 
+/// Kernels as an object file: what [`HostModule::load`] makes code of. It runs on the processor of [`processor`] alone.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Object {
+    /// The file, ELF.
+    pub bytes: Vec<u8>,
+    /// Functions of the C library that it calls.
+    pub externs: Vec<String>,
+    /// How many kernels it has.
+    pub kernels: usize,
+}
+
+/// What the code of an [`Object`] depends on besides its kernels: the processor, its features that are used, the version of LLVM.
+pub fn processor() -> String {
+    let m = jit::machine();
+    format!("{} {} {} lanes, LLVM {}", m.cpu, m.features, m.lanes, jit::version())
+}
+
 /// Compiles kernels for this machine's processor.
 pub fn compile(kernels: &[Kernel]) -> Result<HostModule, CodegenError> {
-    let Some(first) = kernels.first() else { return Ok(HostModule { _code: None, functions: vec![] }) };
+    HostModule::load(&object(kernels)?)
+}
+
+/// The same, as a file.
+pub fn object(kernels: &[Kernel]) -> Result<Object, CodegenError> {
+    let Some(first) = kernels.first() else { return Ok(Object { bytes: vec![], externs: vec![], kernels: 0 }) };
     let (text, externs) = emit(kernels)?;
-    let names: Vec<String> = (0..kernels.len()).map(|n| format!("kiln.{n}")).collect();
-    let mut symbols: Vec<(&str, usize)> = externs.iter().filter_map(|s| math::address(s).map(|a| (*s, a))).collect();
-    symbols.push(("kiln_scratch", scratch as *const () as usize));
-    let code = jit::compile(&text, &names, &symbols)
-        .map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
-    // SAFETY: the addresses are those of functions that were generated with this signature.
-    let functions = code.addresses.iter().map(|&a| unsafe { std::mem::transmute::<usize, HostFn>(a) }).collect();
-    Ok(HostModule { _code: Some(code), functions })
+    let bytes = jit::object(&text).map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
+    Ok(Object { bytes, externs: externs.iter().map(|s| s.to_string()).collect(), kernels: kernels.len() })
 }
 
 /// The LLVM text of kernels, before LLVM's own passes: for inspection and snapshot tests.
@@ -135,6 +152,25 @@ fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError>
 }
 
 impl HostModule {
+    /// Links an object in memory.
+    ///
+    /// # Errors
+    /// If it is no object of [`object`] for this processor.
+    pub fn load(object: &Object) -> Result<HostModule, CodegenError> {
+        if object.kernels == 0 {
+            return Ok(HostModule { _code: None, functions: vec![] });
+        }
+        let names: Vec<String> = (0..object.kernels).map(|n| format!("kiln.{n}")).collect();
+        let named = |s: &'_ String| math::address(s).map(|a| (s.clone(), a));
+        let found: Vec<(String, usize)> = object.externs.iter().filter_map(named).collect();
+        let mut symbols: Vec<(&str, usize)> = found.iter().map(|(s, a)| (s.as_str(), *a)).collect();
+        symbols.push(("kiln_scratch", scratch as *const () as usize));
+        let code = jit::load(&object.bytes, &names, &symbols)
+            .map_err(|what| CodegenError::Llvm { kernel: names[0].clone(), what })?;
+        // SAFETY: the addresses are those of functions that were generated with this signature.
+        let functions = code.addresses.iter().map(|&a| unsafe { std::mem::transmute::<usize, HostFn>(a) }).collect();
+        Ok(HostModule { _code: Some(code), functions })
+    }
     /// The n-th kernel's function.
     pub fn function(&self, n: usize) -> Option<HostFn> {
         self.functions.get(n).copied()

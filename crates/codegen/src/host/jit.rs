@@ -1,16 +1,23 @@
-//! From LLVM text to code in memory, for this machine's processor.
+//! From LLVM text to an object file for this machine's processor ([`object`]), and from that to code in memory ([`load`]).
 //!
 //! Each module has a context of its own, so modules can be compiled in parallel. The pipeline is short, since the text
 //! is already vectorised: promotion to registers, common subexpressions, loop-invariant code motion and cleanup.
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
-use inkwell::execution_engine::ExecutionEngine;
+use inkwell::llvm_sys::error::{LLVMDisposeErrorMessage, LLVMErrorRef, LLVMGetErrorMessage};
+use inkwell::llvm_sys::orc2::lljit::{
+    LLVMOrcCreateLLJIT, LLVMOrcDisposeLLJIT, LLVMOrcLLJITAddObjectFile, LLVMOrcLLJITGetMainJITDylib,
+    LLVMOrcLLJITLookup, LLVMOrcLLJITMangleAndIntern, LLVMOrcLLJITRef,
+};
+use inkwell::llvm_sys::orc2::{
+    LLVMJITEvaluatedSymbol, LLVMJITSymbolFlags, LLVMOrcAbsoluteSymbols, LLVMOrcCSymbolMapPair, LLVMOrcJITDylibDefine,
+};
 use inkwell::memory_buffer::MemoryBuffer;
 use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::{CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine};
 use kiln_cpu::Level;
-use std::mem::ManuallyDrop;
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 /// What the processor offers.
@@ -52,34 +59,34 @@ fn target(level: Level, best: Level) -> (String, String) {
 
 /// Compiled code with what keeps it alive.
 pub(super) struct Code {
-    engine: ManuallyDrop<ExecutionEngine<'static>>,
-    context: ManuallyDrop<Box<Context>>,
+    jit: LLVMOrcLLJITRef,
     pub addresses: Vec<usize>,
 }
 
-// SAFETY: after compilation the engine and the context are not touched except to be dropped once, by the only owner;
-// the code itself is immutable memory.
+// SAFETY: after loading the linker is not touched except to be disposed of once, by the only owner; the code itself is
+// immutable memory.
 unsafe impl Send for Code {}
 // SAFETY: as above.
 unsafe impl Sync for Code {}
 
 impl Drop for Code {
     fn drop(&mut self) {
-        // SAFETY: dropped once, the engine (which holds the module) before its context.
-        unsafe {
-            ManuallyDrop::drop(&mut self.engine);
-            ManuallyDrop::drop(&mut self.context);
-        }
+        // SAFETY: disposed of once. An error could only be told, and there is nobody to tell.
+        let _ = check(unsafe { LLVMOrcDisposeLLJIT(self.jit) });
     }
 }
 
 const PIPELINE: &str = "function(sroa,early-cse,simplifycfg,instcombine<no-verify-fixpoint>,loop-mssa(loop-rotate,licm),\
     simplifycfg,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),loop-mssa(licm),simplifycfg)";
 
+fn initialised() -> Result<(), String> {
+    static INIT: OnceLock<Result<(), String>> = OnceLock::new();
+    INIT.get_or_init(|| Target::initialize_native(&InitializationConfig::default())).clone()
+}
+
 /// The module of `text` after the pipeline, and the machine that it is for.
 fn optimised<'c>(ctx: &'c Context, text: &str) -> Result<(Module<'c>, TargetMachine), String> {
-    static INIT: OnceLock<Result<(), String>> = OnceLock::new();
-    INIT.get_or_init(|| Target::initialize_native(&InitializationConfig::default())).clone()?;
+    initialised()?;
     let buffer = MemoryBuffer::create_from_memory_range_copy(text.as_bytes(), "kernels");
     let module = ctx.create_module_from_ir(buffer).map_err(|e| e.to_string())?;
     let m = machine();
@@ -109,25 +116,76 @@ pub(super) fn assembly(text: &str) -> Result<String, String> {
     Ok(String::from_utf8_lossy(out.as_slice()).trim_end_matches('\0').to_string())
 }
 
-/// Compiles `text` and finds the functions `names`; `externs` are addresses of functions it calls.
-pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -> Result<Code, String> {
-    let context = Box::new(Context::create());
-    // SAFETY: the box outlives every use: `Code` drops the engine before the context.
-    let ctx: &'static Context = unsafe { &*(&*context as *const Context) };
-    let module = optimised(ctx, text)?.0;
-    let engine = module.create_jit_execution_engine(OptimizationLevel::Default).map_err(|e| e.to_string())?;
-    for (name, address) in externs {
-        if let Some(f) = module.get_function(name) {
-            engine.add_global_mapping(&f, *address);
-        }
+/// The object file of `text` for this processor.
+pub(super) fn object(text: &str) -> Result<Vec<u8>, String> {
+    let context = Context::create();
+    let (module, machine) = optimised(&context, text)?;
+    let out = machine.write_to_memory_buffer(&module, FileType::Object).map_err(|e| e.to_string())?;
+    Ok(out.as_slice().to_vec())
+}
+
+/// LLVM's message, if there is an error.
+fn check(error: LLVMErrorRef) -> Result<(), String> {
+    if error.is_null() {
+        return Ok(());
     }
-    let addresses =
-        names.iter().map(|n| engine.get_function_address(n).map_err(|e| e.to_string())).collect::<Result<_, _>>();
-    let (engine, context) = (ManuallyDrop::new(engine), ManuallyDrop::new(context));
-    drop(module);
-    let mut code = Code { engine, context, addresses: vec![] };
-    code.addresses = addresses?;
+    // SAFETY: it is an error, which this takes and ends; the message lives until it is disposed of.
+    unsafe {
+        let message = LLVMGetErrorMessage(error);
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        LLVMDisposeErrorMessage(message);
+        Err(text)
+    }
+}
+
+/// Links an object file in memory and finds the functions `names`; `externs` are addresses of functions it calls.
+pub(super) fn load(object: &[u8], names: &[String], externs: &[(&str, usize)]) -> Result<Code, String> {
+    initialised()?;
+    let named = |name: &str| CString::new(name).map_err(|e| e.to_string());
+    let mut jit: LLVMOrcLLJITRef = std::ptr::null_mut();
+    // SAFETY: without a builder all is as by default.
+    check(unsafe { LLVMOrcCreateLLJIT(&mut jit, std::ptr::null_mut()) })?;
+    let mut code = Code { jit, addresses: vec![] };
+    // SAFETY: the linker lives; it owns the library.
+    let library = unsafe { LLVMOrcLLJITGetMainJITDylib(jit) };
+    let mut symbols = vec![];
+    for (name, address) in externs {
+        let name = named(name)?;
+        symbols.push(LLVMOrcCSymbolMapPair {
+            // SAFETY: the name is copied.
+            Name: unsafe { LLVMOrcLLJITMangleAndIntern(jit, name.as_ptr()) },
+            Sym: LLVMJITEvaluatedSymbol {
+                Address: *address as u64,
+                Flags: LLVMJITSymbolFlags { GenericFlags: EXPORTED | CALLABLE, TargetFlags: 0 },
+            },
+        });
+    }
+    // SAFETY: the pairs are copied, and the names with them. The library takes the definitions.
+    check(unsafe { LLVMOrcJITDylibDefine(library, LLVMOrcAbsoluteSymbols(symbols.as_mut_ptr(), symbols.len())) })?;
+    let buffer = MemoryBuffer::create_from_memory_range_copy(object, "kernels");
+    let owned = buffer.as_mut_ptr();
+    std::mem::forget(buffer);
+    // SAFETY: the linker takes the buffer, also if it fails.
+    check(unsafe { LLVMOrcLLJITAddObjectFile(jit, library, owned) })?;
+    for name in names {
+        let (name, mut address) = (named(name)?, 0);
+        // SAFETY: the name lives during the call.
+        check(unsafe { LLVMOrcLLJITLookup(jit, &mut address, name.as_ptr()) })?;
+        code.addresses.push(usize::try_from(address).map_err(|e| e.to_string())?);
+    }
     Ok(code)
+}
+
+/// `JITSymbolFlags` of LLVM.
+const EXPORTED: u8 = 1;
+const CALLABLE: u8 = 4;
+
+/// The version of LLVM.
+pub(super) fn version() -> String {
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: these are three numbers to write to.
+    unsafe { inkwell::llvm_sys::core::LLVMGetVersion(&mut major, &mut minor, &mut patch) };
+    format!("{major}.{minor}.{patch}")
 }
 
 #[cfg(test)]
