@@ -52,6 +52,7 @@ OPTIONS = {
     "batch_invariant",
     "fuse",
     "threads",
+    "cache",
     "cache_size",
     "cache_bytes",
     "fallback",

@@ -52,6 +52,9 @@ pub enum Command {
     Ptx(PtxArgs),
     /// Run passes on a block program.
     Opt(Opt),
+    /// List, trim, pack or install what earlier compilations have kept on disk (KILN_CACHE names the folder, or is `off`).
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Report what Kiln can use on this machine, what is missing, and how to install it.
     Doctor(Doctor),
     /// Print completions for a shell.
@@ -61,6 +64,33 @@ pub enum Command {
     /// Child process that imports an archive; request and result go through pipes.
     #[command(name = "__import", hide = true)]
     Import,
+}
+
+/// What is done with the cache.
+#[derive(Subcommand, Debug)]
+pub enum CacheCommand {
+    /// Show its folder, and how many entries of which size it has.
+    List {
+        /// Also write every entry to this file, as JSON.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// Remove the entries that were not used for longest.
+    Trim {
+        /// Bytes that are left; 0 removes all entries.
+        #[arg(long, value_name = "N")]
+        bytes: u64,
+    },
+    /// Write all entries to a file, from which other machines of the same kind start warm.
+    Pack {
+        /// The file, a zip.
+        file: PathBuf,
+    },
+    /// Take the entries of a pack. Their machine code runs as it is: install packs of those whom you trust.
+    Install {
+        /// What `kiln cache pack` has written.
+        file: PathBuf,
+    },
 }
 
 /// A model and its inputs.

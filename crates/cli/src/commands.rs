@@ -1,4 +1,5 @@
 //! What each command does: resolves options, calls the `kiln` library, prints or writes the result. Gives an exit status or an error.
+mod cache;
 mod measure;
 mod plans;
 mod stage;
@@ -35,6 +36,7 @@ fn work(command: Command) -> Result<(), Error> {
         Command::Print(a) => stage::print(&a),
         Command::Ptx(a) => stage::ptx(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),
+        Command::Cache(a) => cache::run(&a),
         Command::Doctor(a) => doctor(&a),
         Command::Plan(args::PlanCommand::Pin(a)) => plans::pin(&a),
         Command::Completions { shell } => plans::completions(shell),

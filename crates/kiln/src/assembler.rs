@@ -1,15 +1,20 @@
 //! What assembles the PTX of a compilation for the GPU that will run it: `ptxas`, one process for each program, or the driver.
 //!
-//! Takes: PTX, as it is generated, from several threads. Gives: modules that the device has loaded. Never: keeps machine code, or fails;
+//! Takes: PTX, as it is generated, from several threads. Gives: modules that the device has loaded. Never: fails;
 //! what `ptxas` or the loader refuses, the driver assembles, and a session reports what the driver refuses.
 //!
 //! The driver assembles one text at a time, however many threads ask it: a model of 76 programs takes it 3.2 s on 16 cores, where `ptxas`
-//! needs 2 s of one core. It keeps what it has assembled on disk, and `ptxas` does not: a second process would find it there. With few cores
-//! or few programs that is worth more, so the driver assembles those.
+//! needs 2 s of one core. What `ptxas` makes is kept in the cache, where other processes find it. Without a cache the driver assembles few
+//! programs, and all of them on few cores: it keeps on disk what it has assembled, and that is worth more there.
 //!
 //! nvJitLink is no alternative: it assembles each text to be linked with others, as `ptxas --compile-only` does. `setmaxnreg` is then ignored,
 //! and divisions are calls, for which kernels hold more registers.
-use crate::{cores, cubin::capability, facts, ptxas};
+use crate::{
+    cache::{Cache, Key, Kind},
+    cores,
+    cubin::capability,
+    facts, ptxas,
+};
 use kiln_machine::Arch as Target;
 use kiln_runtime::{Cubin, CudaDevice, Ptx};
 use std::{
@@ -30,29 +35,42 @@ pub(crate) struct Assembler<'a> {
     ptxas: Option<PathBuf>,
     /// `ptxas` refused a text, or the driver its machine code, as when `ptxas` is of a newer CUDA: it is not asked again.
     refused: AtomicBool,
+    /// Where machine code is kept.
+    cache: Option<&'a Cache>,
 }
 
 impl<'a> Assembler<'a> {
     /// For this many programs of this target.
-    pub fn new(gpu: &'a CudaDevice, target: Target, programs: usize) -> Assembler<'a> {
-        let ptxas = if is_worth(cores::cores(), programs) { ptxas::installed_ptxas() } else { None };
-        Assembler { gpu, target, ptxas, refused: AtomicBool::new(false) }
+    pub fn new(gpu: &'a CudaDevice, target: Target, programs: usize, cache: Option<&'a Cache>) -> Assembler<'a> {
+        let is_worth = cache.is_some() || is_worth(cores::cores(), programs);
+        let ptxas = if is_worth { ptxas::installed_ptxas() } else { None };
+        Assembler { gpu, target, ptxas, refused: AtomicBool::new(false), cache }
     }
     /// Assembles a program and loads it.
     pub fn load(&self, ptx: &Ptx) {
-        if !self.by_ptxas(ptx) {
+        // The driver assembles code of another architecture for this device.
+        let capability = capability(self.target).filter(|c| *c == self.gpu.info().capability);
+        if !capability.is_some_and(|c| self.by_cache(ptx, c) || self.by_ptxas(ptx, c)) {
             self.gpu.assemble(ptx);
         }
     }
+    fn key(&self, ptx: &Ptx) -> Key {
+        Key::new(Kind::Cubin).with(self.target.name().as_bytes()).with(ptx.text.as_bytes())
+    }
+    /// Whether another process has kept its machine code, and the driver takes it.
+    fn by_cache(&self, ptx: &Ptx, capability: (u32, u32)) -> bool {
+        let known = self.cache.and_then(|cache| cache.get(&self.key(ptx)));
+        known.is_some_and(|bytes| self.gpu.load_assembled(ptx, &Cubin { capability, bytes: bytes.into() }))
+    }
     /// False if the driver has to.
-    fn by_ptxas(&self, ptx: &Ptx) -> bool {
-        // The driver assembles code of another architecture for this device.
-        let Some(capability) = capability(self.target).filter(|c| *c == self.gpu.info().capability) else {
-            return false;
-        };
+    fn by_ptxas(&self, ptx: &Ptx, capability: (u32, u32)) -> bool {
         let Some(ptxas) = self.ptxas.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return false };
-        let made = facts::cubin(ptxas, &ptx.text, self.target.name());
-        let loaded = made.is_ok_and(|bytes| self.gpu.load_assembled(ptx, &Cubin { capability, bytes: bytes.into() }));
+        let cubin = facts::cubin(ptxas, &ptx.text, self.target.name());
+        let cubin = cubin.map(|bytes| Cubin { capability, bytes: bytes.into() });
+        let loaded = cubin.as_ref().is_ok_and(|cubin| self.gpu.load_assembled(ptx, cubin));
+        if let (Some(cache), Ok(cubin), true) = (self.cache, &cubin, loaded) {
+            cache.put(&self.key(ptx), &cubin.bytes);
+        }
         self.refused.fetch_or(!loaded, Ordering::Relaxed);
         loaded
     }
@@ -100,13 +118,21 @@ mod tests {
             eprintln!("no GPU of sm_90: nothing was tested");
             return;
         }
-        let with = |ptxas| Assembler { gpu: &gpu, target: Target::Sm90a, ptxas, refused: AtomicBool::new(false) };
+        let with =
+            |ptxas| Assembler { gpu: &gpu, target: Target::Sm90a, ptxas, refused: AtomicBool::new(false), cache: None };
         let found = ptxas::find_ptxas().expect("run scripts/setup, which installs ptxas");
         let good = with(Some(found));
-        assert!(good.by_ptxas(&ptx()) && !good.refused.load(Ordering::Relaxed));
+        assert!(good.by_ptxas(&ptx(), (9, 0)) && !good.refused.load(Ordering::Relaxed));
         let bad = with(Some("/bin/false".into()));
         bad.load(&ptx());
-        assert!(bad.refused.load(Ordering::Relaxed) && !bad.by_ptxas(&ptx()));
-        assert!(!with(None).by_ptxas(&ptx()));
+        assert!(bad.refused.load(Ordering::Relaxed) && !bad.by_ptxas(&ptx(), (9, 0)));
+        assert!(!with(None).by_ptxas(&ptx(), (9, 0)));
+        // What one process has assembled another loads, without ptxas.
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().into());
+        let found = ptxas::find_ptxas().expect("found above");
+        assert!(!Assembler { cache: Some(&cache), ..with(None) }.by_cache(&ptx(), (9, 0)));
+        Assembler { cache: Some(&cache), ..with(Some(found)) }.load(&ptx());
+        assert!(Assembler { cache: Some(&cache), ..with(None) }.by_cache(&ptx(), (9, 0)));
     }
 }

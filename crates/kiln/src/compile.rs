@@ -1,14 +1,23 @@
 //! The whole pipeline, in order: graph → plan → block programs → code → session. Takes a model and options, gives a [`Compiled`].
 //!
-//! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation. There is no cache of
-//! code on disk: compiling takes less than half a second for the models of `benches/results/cpu.md`. To keep a compiled model, write an
-//! artifact, which records what it was made from and so cannot become stale.
+//! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation. Plans and code are kept on
+//! disk for other processes ([`crate::cache`]). To keep a compiled model, write an artifact, which records what it was made from and so cannot
+//! become stale.
 mod codes;
 
 pub(crate) use codes::Codes;
 
-use crate::{Error, Model, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements, workers};
-use codes::{Generated, Keyed, Programs, has_failed, lower, used};
+use crate::{
+    Error, Model,
+    cache::{Cache, Key, Kind},
+    constraints::Constraints,
+    cubin::Cubins,
+    error::Cause,
+    torch,
+    tune::Measurements,
+    workers,
+};
+use codes::{Generated, Programs, has_failed, lower, used};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{host, nvptx};
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
@@ -29,7 +38,7 @@ use kiln_runtime::{
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -71,8 +80,14 @@ pub struct CompileOptions {
     /// Whether machine code in an artifact is trusted. It then runs as it is, where it was made from the PTX that is generated here and for
     /// the device's architecture. Nothing can tell whether it computes what that PTX says: trust those who wrote the file.
     pub machine_code: bool,
+    /// Whether plans and code are taken from the cache on disk, and kept there ([`Cache::standard`]).
+    pub cache: bool,
 }
 impl CompileOptions {
+    /// The cache that they say.
+    pub(crate) fn cache(&self) -> Option<&'static Cache> {
+        if self.cache { Cache::standard() } else { None }
+    }
     /// The machine that plans and code are made for.
     pub fn machine(&self) -> &Machine {
         self.machine.as_ref().unwrap_or_else(|| self.target.machine())
@@ -111,6 +126,7 @@ impl Default for CompileOptions {
             tuned: None,
             machine: None,
             machine_code: false,
+            cache: true,
         }
     }
 }
@@ -187,6 +203,34 @@ pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Code
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+    let kept = options.cache().and_then(|cache| Some((cache, plan_key(model, options)?)));
+    let known = kept.as_ref().and_then(|(cache, key)| String::from_utf8(cache.get(key)?).ok());
+    if let Some(plan) = known.and_then(|text| kiln_plan::text::parse(&text).ok())
+        && kiln_plan::verify::verify(&plan).is_ok()
+    {
+        return Ok(plan);
+    }
+    let plan = new_plan(model, options)?;
+    if let Some((cache, key)) = kept {
+        let text = kiln_plan::text::print(&plan);
+        // What its text does not say, another process would not find.
+        if kiln_plan::text::parse(&text).is_ok_and(|read| kiln_plan::text::print(&read) == text) {
+            cache.put(&key, text.as_bytes());
+        }
+    }
+    Ok(plan)
+}
+/// All that a plan is made from; `None` if measurements are part of that, which change while models are tuned.
+fn plan_key(model: &Model, options: &CompileOptions) -> Option<Key> {
+    if options.tuned.is_some() {
+        return None;
+    }
+    let contract = serde_json::to_vec(&options.contract).ok()?;
+    let how = format!("{} {} {:?}", options.target, options.fuse, options.constraints);
+    let key = Key::new(Kind::Plan).with(how.as_bytes()).with(&contract);
+    Some(key.with(&serde_json::to_vec(options.machine()).ok()?).with(&serde_json::to_vec(&model.graph).ok()?))
+}
+fn new_plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     let mut plan = unscheduled(model, options)?;
     // A requested schedule that does not fit its kernel fails here, so that no command continues without it.
     for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
@@ -217,15 +261,7 @@ pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Pla
 /// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
 pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
     // Layers repeat: kernels with equal bodies have equal schedules.
-    let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (i, k) in plan.kernels.iter().enumerate() {
-        let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
-        alike
-            .entry(format!("{} {:?} {:?} {asked:?} {body}", k.kind.name(), k.rounding, k.precision))
-            .or_default()
-            .push(i);
-    }
-    let alike: Vec<Vec<usize>> = alike.into_values().collect();
+    let alike = alike(&plan.kernels);
     let found = workers::map(&alike, |all| kiln_lower::chosen(&plan.kernels[all[0]], machine));
     for (all, found) in alike.into_iter().zip(found) {
         match found {
@@ -236,6 +272,22 @@ pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> 
         }
     }
     Ok(())
+}
+/// The kernels that differ in names, buffers and reasons alone, the earliest first: what is decided for one of them holds for all.
+fn alike(kernels: &[kiln_plan::Kernel]) -> Vec<Vec<usize>> {
+    let mut found: Vec<Vec<usize>> = vec![];
+    let mut known: HashMap<String, usize> = HashMap::new();
+    for (i, k) in kernels.iter().enumerate() {
+        let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
+        let (kind, invariant) = (k.kind.name(), k.batch_invariant);
+        let key = format!("{kind} {invariant} {:?} {:?} {asked:?} {body}", k.rounding, k.precision);
+        let at = *known.entry(key).or_insert(found.len());
+        if at == found.len() {
+            found.push(vec![]);
+        }
+        found[at].push(i);
+    }
+    found
 }
 fn take(kernel: &mut kiln_plan::Kernel, chosen: kiln_lower::Chosen) {
     kernel.schedule = chosen.schedule;
@@ -296,12 +348,26 @@ pub(crate) fn from_plan_with(
     options.check()?;
     let start = Instant::now();
     let mut programs = Programs::default();
-    let kernels = workers::map(&plan.kernels, |k| lower(k, options.machine()));
-    let add = |steps: Result<Steps<Keyed>, Error>| steps?.map(|p| Ok::<_, Error>(programs.add(p)));
-    let mut steps: Vec<Steps<ProgramId>> = kernels.into_iter().map(add).collect::<Result<_, _>>()?;
+    let alike = alike(&plan.kernels);
+    let shared = workers::map(&alike, |all| lower(&plan.kernels[all[0]], options.machine()));
+    let mut steps: Vec<Option<Steps<ProgramId>>> = plan.kernels.iter().map(|_| None).collect();
+    for (all, lowered) in alike.into_iter().zip(shared) {
+        let lowered = lowered?.map(|p| Ok::<_, Error>(programs.add(p)))?;
+        // What has no code names its own operators where it fails.
+        let is_code = lowered.steps.iter().all(|w| matches!(w, Work::Block { .. } | Work::Gemm(_)));
+        for &other in &all[1..] {
+            steps[other] = Some(match is_code {
+                true => lowered.clone(),
+                false => lower(&plan.kernels[other], options.machine())?.map(|p| Ok::<_, Error>(programs.add(p)))?,
+            });
+        }
+        steps[all[0]] = Some(lowered);
+    }
+    // Each kernel is like itself.
+    let mut steps: Vec<Steps<ProgramId>> = steps.into_iter().flatten().collect();
     programs.canonicalise()?;
     let lowered = start.elapsed();
-    let Generated { code, failed, spent } = codes.generate(&programs, &used(&steps), options.machine())?;
+    let Generated { code, failed, spent } = codes.generate(&programs, &used(&steps), options)?;
     let failure = |steps: &Steps<ProgramId>| {
         steps.steps.iter().find_map(|w| match w {
             Work::Block { code, .. } => failed.get(code).cloned(),
@@ -317,7 +383,7 @@ pub(crate) fn from_plan_with(
             return Err(no_schedule(&plan.name, k, &why));
         }
     }
-    let others = without_code.into_iter().map(|i| Ok((i, another(&plan.kernels[i], options.machine(), codes)?)));
+    let others = without_code.into_iter().map(|i| Ok((i, another(&plan.kernels[i], options, codes)?)));
     let others: Vec<(usize, Option<kiln_lower::Chosen>)> = others.collect::<Result<_, Error>>()?;
     if others.iter().any(|o| o.1.is_some()) {
         for (i, other) in others {
@@ -351,10 +417,15 @@ pub(crate) fn from_plan_with(
 }
 
 /// The cheapest other schedule of a kernel that code generation supports, if there is one.
-fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Result<Option<kiln_lower::Chosen>, Error> {
+fn another(
+    kernel: &kiln_plan::Kernel,
+    options: &CompileOptions,
+    codes: &Codes,
+) -> Result<Option<kiln_lower::Chosen>, Error> {
     /// Most schedules that are tried.
     const MOST: usize = 64;
     let Some(refused) = &kernel.schedule else { return Ok(None) };
+    let machine = options.machine();
     let all = kiln_lower::schedules(kernel, machine).map_err(not_lowered)?;
     for (schedule, price) in all.into_iter().take(MOST) {
         if schedule == *refused || schedule == refused.main() || kiln_lower::fits(kernel, machine, &schedule).is_err() {
@@ -364,7 +435,7 @@ fn another(kernel: &kiln_plan::Kernel, machine: &Machine, codes: &Codes) -> Resu
         let mut programs = Programs::default();
         let steps = lower(&scheduled, machine)?.map(|p| Ok::<_, Error>(programs.add(p)))?;
         programs.canonicalise()?;
-        if codes.generate(&programs, &used(std::slice::from_ref(&steps)), machine)?.failed.is_empty() {
+        if codes.generate(&programs, &used(std::slice::from_ref(&steps)), options)?.failed.is_empty() {
             // A schedule without a price, as on the host, has 0.
             let us = (price.us > 0.0).then_some(price.us);
             return Ok(Some(kiln_lower::Chosen { schedule: scheduled.schedule, us }));

@@ -24,6 +24,7 @@ pub mod accuracy;
 pub mod artifact;
 mod assembler;
 pub mod bench;
+pub mod cache;
 pub mod calibrate;
 pub mod compile;
 pub mod constraints;

@@ -18,7 +18,7 @@ pub struct Options {
     pub buckets: BTreeMap<String, Vec<i64>>,
 }
 
-const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
+const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, threads, cache, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
 
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.
@@ -53,6 +53,7 @@ impl Options {
                 "batch_invariant" => compile.contract.batch_invariant = flag()?,
                 "machine_code" => compile.machine_code = flag()?,
                 "fuse" => compile.fuse = flag()?,
+                "cache" => compile.cache = flag()?,
                 "threads" => threads = Some(number()?),
                 "cache_size" => limits.bindings = number()?,
                 "cache_bytes" => limits.bytes = number()?,

@@ -2,10 +2,19 @@
 //!
 //! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is none. What was compiled
 //! is kept ([`Codes`]), so that plans for one machine share it.
-use super::{CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
-use crate::{Error, assembler::Assembler, workers};
+use super::{CompileOptions, CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
+use crate::{
+    Error,
+    assembler::Assembler,
+    cache::{Cache, Key, Kind},
+    workers,
+};
 use kiln_block::Kernel as Program;
-use kiln_codegen::{CodegenError, host, nvptx};
+use kiln_codegen::{
+    CodegenError,
+    host::{self, HostModule, Object},
+    nvptx,
+};
 use kiln_lower::LowerError;
 use kiln_machine::Machine;
 use kiln_plan::exec::{Steps, Work};
@@ -111,8 +120,9 @@ impl Codes {
         &self,
         programs: &Programs,
         used: &HashSet<ProgramId>,
-        machine: &Machine,
+        options: &CompileOptions,
     ) -> Result<Generated, Error> {
+        let machine = options.machine();
         let mut texts: Vec<&str> = vec![""; programs.list.len()];
         programs.known.iter().for_each(|(text, id)| texts[*id] = text);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,8 +131,10 @@ impl Codes {
             // The longest programs take longest.
             new.sort_by_key(|id| std::cmp::Reverse(texts[*id].len()));
         }
-        let list: Vec<(&Program, bool)> = new.iter().map(|id| (&programs.list[*id], used.contains(id))).collect();
-        let (made, spent) = generate(&list, machine, self.gpu.as_ref())?;
+        let source =
+            |id: &ProgramId| Source { program: &programs.list[*id], text: texts[*id], used: used.contains(id) };
+        let list: Vec<Source> = new.iter().map(source).collect();
+        let (made, spent) = generate(&list, machine, self.gpu.as_ref(), options.cache())?;
         for (id, coded) in new.iter().zip(made) {
             all.insert(texts[*id].to_string(), coded);
         }
@@ -156,38 +168,66 @@ fn no_ptx() -> nvptx::Ptx {
     nvptx::Ptx { name, text, grid: [0; 3], threads: 1, shared: 0, cluster: 1, args }
 }
 
+/// A block program whose code is wanted.
+struct Source<'a> {
+    program: &'a Program,
+    /// Without the name.
+    text: &'a str,
+    /// Whether a GPU is to load it.
+    used: bool,
+}
+
 /// Generates code for every program, on all cores, and has the GPU assemble those with which that is asked for.
 fn generate(
-    programs: &[(&Program, bool)],
+    programs: &[Source],
     machine: &Machine,
     gpu: Option<&CudaDevice>,
+    cache: Option<&Cache>,
 ) -> Result<(Vec<Coded>, Timings), Error> {
     let refused = |e: CodegenError| match e {
         CodegenError::Unsupported { .. } => Ok(Coded::Refused(e.to_string())),
         CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
     };
     let (generating, assembling) = (AtomicU64::new(0), AtomicU64::new(0));
-    let count = programs.iter().filter(|p| p.1).count();
-    let assembler = gpu.map(|gpu| Assembler::new(gpu, machine.arch, count));
+    let count = programs.iter().filter(|p| p.used).count();
+    let assembler = gpu.map(|gpu| Assembler::new(gpu, machine.arch, count, cache));
     let compiled: Vec<Result<Coded, CodegenError>> = match machine.arch.is_gpu() {
         false => {
             kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
             // One module for each core.
             let chunks: Vec<_> = programs.chunks(programs.len().div_ceil(crate::cores::cores()).max(1)).collect();
-            let compile = |chunk: &&[(&Program, bool)]| timed(&generating, || on_host(chunk));
+            let compile = |chunk: &&[Source]| timed(&generating, || on_host(chunk, cache));
             workers::map(&chunks, compile).into_iter().flatten().collect()
         }
-        true => workers::map(programs, |(program, used)| {
-            let ptx = timed(&generating, || nvptx::compile(program, machine))?;
-            if let Some(assembler) = assembler.as_ref().filter(|_| *used) {
-                timed(&assembling, || assembler.load(&loadable(&ptx, None)));
-            }
-            Ok(Coded::Ptx(ptx))
-        }),
+        true => {
+            let described = serde_json::to_vec(machine).ok();
+            let cache = cache.zip(described.as_deref());
+            workers::map(programs, |source| {
+                let ptx = timed(&generating, || ptx_of(source, machine, cache))?;
+                if let Some(assembler) = assembler.as_ref().filter(|_| source.used) {
+                    timed(&assembling, || assembler.load(&loadable(&ptx, None)));
+                }
+                Ok(Coded::Ptx(ptx))
+            })
+        }
     };
     let seconds = |nanoseconds: AtomicU64| nanoseconds.into_inner() as f64 / 1e9;
     let spent = Timings { generating_s: seconds(generating), assembling_s: seconds(assembling), ..Timings::default() };
     Ok((compiled.into_iter().map(|r| r.or_else(refused)).collect::<Result<_, _>>()?, spent))
+}
+
+/// The PTX of a program, from the cache if it is there; with the cache comes the machine's description.
+fn ptx_of(source: &Source, machine: &Machine, cache: Option<(&Cache, &[u8])>) -> Result<nvptx::Ptx, CodegenError> {
+    let Some((cache, described)) = cache else { return nvptx::compile(source.program, machine) };
+    let key = Key::new(Kind::Ptx).with(described).with(source.program.name.as_bytes()).with(source.text.as_bytes());
+    if let Some(known) = cache.get(&key).and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+        return Ok(known);
+    }
+    let ptx = nvptx::compile(source.program, machine)?;
+    if let Ok(bytes) = serde_json::to_vec(&ptx) {
+        cache.put(&key, &bytes);
+    }
+    Ok(ptx)
 }
 
 /// Adds the nanoseconds that `f` takes to `sum`.
@@ -199,17 +239,62 @@ fn timed<T>(sum: &AtomicU64, f: impl FnOnce() -> T) -> T {
 }
 
 /// Code of these programs for the host, in one module.
-fn on_host(programs: &[(&Program, bool)]) -> Vec<Result<Coded, CodegenError>> {
-    let all: Vec<Program> = programs.iter().map(|(p, _)| (*p).clone()).collect();
-    match host::compile(&all) {
+fn on_host(programs: &[Source], cache: Option<&Cache>) -> Vec<Result<Coded, CodegenError>> {
+    match host_module(programs, cache) {
         Ok(module) => {
             let module = Arc::new(module);
-            (0..all.len()).map(|i| Ok(Coded::Host(module.clone(), i))).collect()
+            (0..programs.len()).map(|i| Ok(Coded::Host(module.clone(), i))).collect()
         }
         // Compiles the programs one at a time to find which of them failed.
         Err(_) => {
-            let alone = |p| host::compile(std::slice::from_ref(p)).map(|m| Coded::Host(Arc::new(m), 0));
-            all.iter().map(alone).collect()
+            let alone = |p| host_module(std::slice::from_ref(p), cache).map(|m| Coded::Host(Arc::new(m), 0));
+            programs.iter().map(alone).collect()
         }
+    }
+}
+
+/// One module of these programs, from the cache if it is there.
+fn host_module(programs: &[Source], cache: Option<&Cache>) -> Result<HostModule, CodegenError> {
+    let texts = || programs.iter().map(|p| p.text);
+    let key = cache.map(|cache| {
+        let key = Key::new(Kind::Host).with(host::processor().as_bytes());
+        (cache, texts().fold(key, |key, text| key.with(text.as_bytes())))
+    });
+    let known = key.as_ref().and_then(|(cache, key)| unpacked(&cache.get(key)?));
+    if let Some(module) = known.filter(|o| o.kernels == programs.len()).and_then(|o| HostModule::load(&o).ok()) {
+        return Ok(module);
+    }
+    let all: Vec<Program> = programs.iter().map(|p| p.program.clone()).collect();
+    let object = host::object(&all)?;
+    if let Some((cache, key)) = key {
+        cache.put(&key, &packed(&object));
+    }
+    HostModule::load(&object)
+}
+
+/// An object as bytes: a line with the number of its kernels and what it calls, then the file.
+fn packed(object: &Object) -> Vec<u8> {
+    let mut all = format!("{} {}\n", object.kernels, object.externs.join(" ")).into_bytes();
+    all.extend_from_slice(&object.bytes);
+    all
+}
+fn unpacked(all: &[u8]) -> Option<Object> {
+    let end = all.iter().position(|b| *b == b'\n')?;
+    let mut words = std::str::from_utf8(&all[..end]).ok()?.split_whitespace();
+    let kernels = words.next()?.parse().ok()?;
+    Some(Object { bytes: all[end + 1..].to_vec(), externs: words.map(str::to_string).collect(), kernels })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_read_as_it_was_written() {
+        for externs in [vec![], vec!["expf".to_string(), "pow".into()]] {
+            let object = Object { bytes: vec![0, 10, 13, 10, 255], externs, kernels: 3 };
+            assert_eq!(unpacked(&packed(&object)), Some(object));
+        }
+        assert_eq!(unpacked(b"no line"), None);
     }
 }

@@ -27,7 +27,7 @@ impl GpuBench {
     pub fn new(kernel: &Kernel, options: &TuneOptions) -> Result<GpuBench, Error> {
         let model = Model::from_graph(kernel.body.clone())?;
         let inputs = model.example_inputs(0);
-        let options_of_one = CompileOptions { tuned: None, ..options.compile.clone() };
+        let options_of_one = CompileOptions { tuned: None, cache: false, ..options.compile.clone() };
         let device = compile::open_device(DeviceKind::Cuda(options.gpu), None)?;
         Ok(GpuBench { plan: alone(kernel), model, options: options_of_one, device, inputs })
     }
