@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 
-from kiln import flex, frames, pieces, scalars, sources, tracing, transforms
+from kiln import direct, flex, frames, pieces, scalars, sources, tracing, transforms
 from kiln import options as known_options
 from kiln import versions as torch_versions
 from kiln._native import KilnError, UnsupportedError
@@ -90,6 +90,12 @@ def _compile(
     wrapped = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
+
+    if expanded is gm and not wrapped.at:
+        recorded = direct.compiled(gm, example_inputs, names, chosen, piece)
+        if recorded is not None:
+            pieces.register(piece)
+            return _told_apart(recorded, piece, example_inputs)
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         numbers = scalars.as_tensors(lowered)

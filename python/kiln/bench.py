@@ -2,17 +2,21 @@
 
 Rounds go over all callables in turn, so that what slows the machine down slows them all. On the
 host a sample is of at least a millisecond, by `time.perf_counter`; on a CUDA device it is one call,
-between two events of the current stream.
+between two events of the current stream. Sampling ends after a number of seconds, and a terminal
+shows what is being compiled or timed.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 import torch
 
@@ -20,6 +24,10 @@ from kiln._native import UsageError
 
 #: Seconds that a sample on the host takes at least.
 SAMPLE_S = 1e-3
+#: Seconds that the samples of all callables take together at most, unless they are fewer than
+#: `FEWEST` each.
+SECONDS = 5.0
+FEWEST = 5
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,11 @@ def measure(
     kwargs: Mapping[str, Any],
     device: str,
     repetitions: int = 50,
+    seconds: float = SECONDS,
 ) -> Table:
     """Times the functions on the same inputs; the first one is what ratios are to.
+
+    `repetitions`: samples of each, fewer where they would take more than `seconds` in all.
 
     >>> table = measure({"a": lambda x: x + x}, (torch.ones(3),), {}, "cpu", repetitions=3)
     >>> table["a"].ratio
@@ -136,11 +147,12 @@ def measure(
     """
     sample = _on_cuda if device.startswith("cuda") else _on_host
     samples: dict[str, list[float]] = {}
-    first: dict[str, float] = {}
+    first_s: dict[str, float] = {}
     errors: dict[str, str] = {}
     counts: dict[str, int] = {}
-    with torch.no_grad():
+    with torch.no_grad(), _Progress() as progress:
         for name, function in functions.items():
+            progress.tell(f"first call of {name}")
             started = time.perf_counter()
             try:
                 function(*args, **kwargs)
@@ -151,13 +163,16 @@ def measure(
                 errors[name] = f"{type(error).__name__}: {lines[0] if lines else ''}"
                 continue
             _synchronize(device)
-            first[name] = time.perf_counter() - started
-            for _ in range(3):
-                function(*args, **kwargs)
-            once = sample(functools.partial(function, *args, **kwargs), 1)
+            first_s[name] = time.perf_counter() - started
+            call = functools.partial(function, *args, **kwargs)
+            once = min(sample(call, 1) for _ in range(4 if first_s[name] < SECONDS / 10 else 2))
             counts[name] = max(1, round(SAMPLE_S / max(once, 1e-7)))
             samples[name] = []
-        for _ in range(max(repetitions, 2)):
+        until = time.perf_counter() + seconds
+        for done in range(max(repetitions, 2)):
+            if done >= FEWEST and time.perf_counter() > until:
+                break
+            progress.tell(f"sample {done + 1} of {repetitions}")
             for name, taken in samples.items():
                 call = functools.partial(functions[name], *args, **kwargs)
                 taken.append(sample(call, counts[name]))
@@ -172,8 +187,49 @@ def measure(
         tenths = statistics.quantiles(samples[name], n=10, method="inclusive")
         low, high = tenths[0], tenths[-1]
         ratio = median / base
-        rows.append(Row(name, 1e3 * median, 1e3 * low, 1e3 * high, ratio, first[name]))
+        rows.append(Row(name, 1e3 * median, 1e3 * low, 1e3 * high, ratio, first_s[name]))
     return Table(device, rows)
+
+
+class _Progress:
+    """A line on a terminal that says what is done, and for how long; nothing elsewhere."""
+
+    def __init__(self, to: TextIO | None = None) -> None:
+        self._to = sys.stderr if to is None else to
+        self._shown = bool(getattr(self._to, "isatty", lambda: False)())
+        self._text = ""
+        self._since = time.perf_counter()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Progress:
+        if self._shown:
+            self._thread = threading.Thread(target=self._repeat, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._to.write("\r\x1b[K")
+            self._to.flush()
+
+    def tell(self, text: str) -> None:
+        """What is done from now on."""
+        self._text, self._since = text, time.perf_counter()
+
+    def _repeat(self) -> None:
+        # Seldom, so that it does not disturb what is timed.
+        while not self._ended.wait(1.0):
+            past = time.perf_counter() - self._since
+            self._to.write(f"\r\x1b[Kbench: {self._text} ({past:.0f} s)")
+            self._to.flush()
 
 
 def _synchronize(device: str) -> None:

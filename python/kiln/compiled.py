@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from kiln import arguments, export, scalars
 from kiln._native import Engine, InputError, UsageError
-from kiln.chain import Pieces
 from kiln.module_face import ModuleFace, attended, is_traced, moved
 from kiln.versions import any_autocast
 
 if TYPE_CHECKING:
+    from kiln.chain import Pieces
     from kiln.bench import Table
     from kiln.decoding import Decoder
     from kiln.report import Report
@@ -361,6 +361,7 @@ class Compiled(ModuleFace):
         >>> len(report.kernels)
         1
         """
+        from kiln.chain import Pieces
         from kiln.report import Report
 
         if isinstance(self.engine, Pieces):
@@ -437,12 +438,14 @@ class Compiled(ModuleFace):
         *args: Any,
         against: Sequence[str] = ("eager", "inductor"),
         repetitions: int = 50,
+        seconds: float = 5.0,
         **kwargs: Any,
     ) -> Table:
         """Times the program beside others in the same run.
 
         `args`, `kwargs`: the inputs; the example inputs if there are none. `against`: "eager",
-        "inductor", or a callable's name and the callable.
+        "inductor", or a callable's name and the callable. `repetitions`: samples of each, fewer
+        where they would take more than `seconds` in all; compilation is not among them.
 
         >>> import torch, kiln
         >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
@@ -462,4 +465,6 @@ class Compiled(ModuleFace):
             args, kwargs = self.face.examples
         bench.refuse_processes(self.engine.fallbacks())
         peers = bench.peers(self.face.original, against)
-        return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
+        return bench.measure(
+            {"kiln": self, **peers}, args, kwargs, self.device, repetitions, seconds
+        )

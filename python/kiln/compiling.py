@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from kiln import _native, arguments, effects, export, pairs, scalars, target
 from kiln import options as known_options
 from kiln._native import Engine, UnsupportedError, UsageError
-from kiln.chain import Pieces
 from kiln.compiled import Compiled, Sizes
 from kiln.pieces import log
 from kiln.sources import of_live
 
 if TYPE_CHECKING:
+    from kiln.chain import Pieces
     from kiln.decoding import Decoder
 
 
@@ -68,62 +68,121 @@ def compile(
     """
     given = known_options.check(options, backend=False)
     clock = _Clock()
-    source = _source(module_or_program, example_inputs, kwargs, dynamic, max_length, batch_size)
-    clock.lap("export")
-    exported = export.functional(source.exported)
-    if device is not None:
-        exported = export.moved(exported, str(device))
-    program = export.with_tensors(exported)
-    clock.lap("functional")
-    module = source.module
-    eager = None
-    if given.get("while_compiling") == "eager":
-        eager = module if module is not None and device is None else exported.module()
-    original = None if module is None else lambda: module
-    about: dict[str, Any] = {"name": source.name, "signature": source.signature}
-    read = _read(program, given, original=original, **about)
-    if eager is not None and read.face.state and eager is not module:
-        raise UsageError(
-            "while_compiling='eager' runs the module meanwhile, and this program writes to "
-            "buffers: pass the module itself, on the device where it is to run"
-        )
-    engine: Engine | Pieces
-    plain = None
-    if isinstance(read, Pieces):
-        engine, checked = read, False
-    else:
-        for_engine = known_options.for_engine(given, read.face.device)
-        made = Engine(read.program.text, [pairs.parts(p) for p in read.params], for_engine)
-        engine = pairs.wrapped(made, read.program.takes_complex, read.program.complex_outputs)
-        checked = bool(read.params) and known_options.is_checked(given)
-        if read.face.orders:
-            plain = _plain(program, read, for_engine, about)
-    clock.lap("program")
-
-    shared = source.shared or exported
+    subject = _subject(module_or_program, example_inputs, kwargs, dynamic, max_length, batch_size)
 
     def again(examples: Any, device: str | None) -> Compiled:
         """The same of the module as it is then."""
         at: dict[str, Any] = {"device": device, "options": options, "warm": warm}
         if max_length is not None:
-            return compile(shared, max_length=max_length, batch_size=batch_size, **at)
+            return compile(subject.shared, max_length=max_length, batch_size=batch_size, **at)
         args, named = examples
-        return compile(shared, args, kwargs=named, dynamic=dynamic, **at)
+        return compile(subject.shared, args, kwargs=named, dynamic=dynamic, **at)
 
-    examples = source.examples or read.face.examples
+    sizes = list(warm or ())
+    recorded = subject.recorded(device)
+    clock.lap("export")
+    if recorded is not None:
+        clock.lap("functional")
+        try:
+            return _finished(subject, recorded, given, sizes, clock, again)
+        except UnsupportedError as error:
+            log.info("%s goes through torch.export: %s", subject.name, error)
+            clock = _Clock()
+    exported, numbers = subject.exported()
+    clock.lap("export")
+    traced = _of_exported(subject, exported, numbers, device, given)
+    clock.lap("functional")
+    return _finished(subject, traced, given, sizes, clock, again)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A program that was traced, and what goes with it."""
+
+    read: export.Exported | Pieces
+    #: Writes it without outputs in another order of their dimensions, for artifacts.
+    plainly: Callable[[], export.Exported]
+    #: Gives a module that computes it.
+    make_module: Callable[[], Callable[..., Any]]
+    #: Kinds of the flat arguments that are numbers and inputs, by their positions.
+    numbers: dict[int, type] = field(default_factory=dict)
+    #: What serves calls while sizes are compiled.
+    eager: Callable[..., Any] | None = None
+
+
+def _of_exported(
+    subject: _Subject,
+    exported: ExportedProgram,
+    numbers: set[int],
+    device: str | torch.device | None,
+    given: Mapping[str, Any],
+) -> _Traced:
+    """The program of torch.export, functional and on the device."""
+    exported = export.functional(exported)
+    if device is not None:
+        exported = export.moved(exported, str(device))
+    module = subject.module
+    eager = None
+    if given.get("while_compiling") == "eager":
+        eager = module if module is not None and device is None else exported.module()
+    about: dict[str, Any] = {"name": subject.name, "signature": subject.signature}
+    read, program = _read(exported, given, original=subject.original, **about)
+    if eager is not None and read.face.state and eager is not module:
+        raise UsageError(
+            "while_compiling='eager' runs the module meanwhile, and this program writes to "
+            "buffers: pass the module itself, on the device where it is to run"
+        )
+    leaves = pytree.tree_leaves((subject.args, subject.kwargs))
+    return _Traced(
+        read,
+        lambda: export.read(program, ordered=False, **about),
+        exported.module,
+        {i: type(leaves[i]) for i in sorted(numbers)},
+        eager,
+    )
+
+
+def _finished(
+    subject: _Subject,
+    traced: _Traced,
+    given: Mapping[str, Any],
+    warm: list[Sizes],
+    clock: _Clock,
+    again: Callable[[Any, str | None], Compiled],
+) -> Compiled:
+    """Compiles a program for the sizes that are asked for."""
+    read = traced.read
+    engine: Engine | Pieces
+    plain = None
+    if isinstance(read, export.Exported):
+        for_engine = known_options.for_engine(given, read.face.device)
+        params = [pairs.parts(p) for p in read.params]
+        made = Engine(read.program.text, params, for_engine)
+        engine = pairs.wrapped(made, read.program.takes_complex, read.program.complex_outputs)
+        checked = bool(read.params) and known_options.is_checked(given)
+        if read.face.orders:
+
+            def plain() -> Engine:
+                return Engine(traced.plainly().program.text, params, for_engine)
+
+    else:
+        engine, checked = read, False
+    clock.lap("program")
+    eager = traced.eager if given.get("while_compiling") == "eager" else None
+    examples = read.face.examples if subject.examples is None else subject.examples
     compiled = Compiled(
         engine,
-        replace(read.face, numbers=source.numbers, examples=examples),
+        replace(read.face, numbers=traced.numbers, examples=examples),
         checked=checked,
         eager=eager,
-        decoder=source.decoder,
-        module=source.shared,
-        make_module=exported.module,
+        decoder=subject.decoder,
+        module=subject.shared,
+        make_module=traced.make_module,
         plain=plain,
-        again=None if module is None else again,
+        again=None if subject.module is None else again,
     )
     compiled.seconds = clock.laps
-    if eager is not None or source.decoder is not None:
+    if eager is not None or subject.decoder is not None:
         # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
         pass
     elif read.face.examples is not None:
@@ -134,7 +193,7 @@ def compile(
             raise UnsupportedError(of_live(str(error))) from None
     elif not compiled.symbols:
         engine.warm({})
-    for sizes in warm or ():
+    for sizes in warm:
         compiled.warm(sizes)
     if log.isEnabledFor(logging.DEBUG) and compiled.bindings():
         log.debug("%s\n%s", compiled, compiled.explain())
@@ -142,32 +201,70 @@ def compile(
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What is compiled."""
+class _Subject:
+    """What the user gave."""
 
-    exported: ExportedProgram
     name: str = "program"
-    #: What was exported, and how it is called; None for a program.
+    #: A program that is exported already; else there is a module.
+    program: ExportedProgram | None = None
+    #: What is traced, and how it is called.
     module: torch.nn.Module | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
     signature: inspect.Signature | None = None
+    dynamic: export.Dynamic = None
     #: The module whose weights and state dict the compiled program has.
     shared: torch.nn.Module | None = None
     decoder: Decoder | None = None
-    #: Kinds of the flat arguments that are numbers and inputs, by their positions.
-    numbers: dict[int, type] = field(default_factory=dict)
-    #: The example inputs, `(args, kwargs)`, where they are not those of the program.
-    examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    #: Positions of the flat arguments that are numbers and may become inputs.
+    numbers: frozenset[int] = frozenset()
+
+    @property
+    def examples(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The example inputs, where they may not be those of the program."""
+        known = self.program is None and self.decoder is None
+        return (self.args, self.kwargs) if known else None
+
+    @property
+    def original(self) -> Callable[[], Callable[..., Any]] | None:
+        module = self.module
+        return None if module is None else lambda: module
+
+    def recorded(self, device: str | torch.device | None) -> _Traced | None:
+        """Its calls, recorded in one run; None where it has to go through torch.export."""
+        module, args, kwargs = self.module, self.args, self.kwargs
+        if module is None or self.decoder is not None or self.dynamic or self.numbers:
+            return None
+        if not export.is_on(module, (args, kwargs), device):
+            return None
+        about: dict[str, Any] = {"name": self.name, "signature": self.signature}
+        made = export.record(module, args, kwargs, original=self.original, **about)
+        if made is None:
+            return None
+        read, plainly = made
+        return _Traced(read, plainly, lambda: module, eager=module)
+
+    def exported(self) -> tuple[ExportedProgram, set[int]]:
+        """Its program by torch.export, and which of its numbers are inputs."""
+        if self.program is not None:
+            return self.program, set()
+        assert self.module is not None
+        if self.decoder is not None:
+            return export.export(self.module, self.args, self.kwargs, self.dynamic), set()
+        return _with_numbers(
+            self.module, self.args, self.kwargs, self.dynamic, set(self.numbers)
+        )
 
 
-def _source(
+def _subject(
     given: Any,
     example_inputs: Any,
     kwargs: Mapping[str, Any] | None,
     dynamic: export.Dynamic,
     max_length: int | None,
     batch_size: int,
-) -> _Source:
-    """Exports what the user gave."""
+) -> _Subject:
+    """Checks what the user gave."""
     if isinstance(given, Compiled):
         given = given.face.original() if given.face.original is not None else given
     if max_length is not None:
@@ -181,16 +278,17 @@ def _source(
         step = decoding.step(given, batch_size, max_length)
         decoder = decoding.Decoder(given, batch_size, max_length)
         example_inputs, dynamic = decoding.examples(step)
+        args, named = arguments.of_examples(example_inputs)
         signature = inspect.signature(step.forward)
-        exported = export.export(step, *arguments.of_examples(example_inputs), dynamic)
-        return _Source(exported, type(given).__name__, step, signature, given, decoder)
+        name = type(given).__name__
+        return _Subject(name, None, step, args, named, signature, dynamic, given, decoder)
     if isinstance(given, ExportedProgram):
         if example_inputs is not None or kwargs or dynamic is not None:
             raise UsageError(
                 "kiln.compile was given an exported program and example inputs or `dynamic`: a "
                 "program has its own, so leave them out, or pass the module"
             )
-        return _Source(given)
+        return _Subject(program=given)
     module = target.module_of(given)
     name = target.name_of(module)
     if example_inputs is None and kwargs is None:
@@ -210,10 +308,9 @@ def _source(
             "they do beyond tensors does not happen at calls: hooks on the compiled program do",
             stacklevel=3,
         )
-    exported, numbers = _with_numbers(module, args, named, dynamic, numbers)
-    kinds = {i: type(pytree.tree_leaves((args, named))[i]) for i in sorted(numbers)}
-    examples = args, named
-    return _Source(exported, name, module, signature, module, None, kinds, examples)
+    return _Subject(
+        name, None, module, args, named, signature, dynamic, module, None, frozenset(numbers)
+    )
 
 
 def _with_numbers(
@@ -333,37 +430,32 @@ def _shown(value: Any) -> str:
     )
 
 
-def _plain(
-    exported: ExportedProgram,
-    read: export.Exported,
-    for_engine: dict[str, Any],
-    about: Mapping[str, Any],
-) -> Callable[[], Engine]:
-    """Makes an engine whose results have the order of their dimensions in memory, for artifacts."""
-
-    def make() -> Engine:
-        plain = export.read(exported, ordered=False, **about)
-        return Engine(plain.program.text, [pairs.parts(p) for p in read.params], for_engine)
-
-    return make
-
-
 def _read(
     exported: ExportedProgram, given: Mapping[str, Any], **about: Any
-) -> export.Exported | Pieces:
-    """The program in one piece; in several ones if Kiln refuses a part of it."""
+) -> tuple[export.Exported | Pieces, ExportedProgram]:
+    """The program in one piece; in several ones if Kiln refuses a part of it. With it comes what it
+    was read from: its operators may have become those of core ATen."""
     splits = given.get("fallback") != "error"
+    program = export.with_tensors(exported)
+    read, problem = None, None
     try:
-        read = export.read(exported, **about)
-        if not splits or not _native.refusals(read.program.text):
-            return read
-        problem = None
+        read = export.read(program, **about)
+        if not _native.refusals(read.program.text):
+            return read, program
     except UnsupportedError as error:
-        if not splits:
-            raise
         problem = error
+    again = export.functional(exported, forced=True)
+    if again is not exported:
+        return _read(again, given, **about)
+    if not splits:
+        if read is None:
+            assert problem is not None
+            raise problem
+        return read, program
+    from kiln.chain import Pieces
+
     try:
-        return Pieces.of(exported, given, **about)
+        return Pieces.of(program, given, **about), program
     except UnsupportedError as error:
         raise problem or error from None
 

@@ -1,8 +1,9 @@
 """From a module or an `ExportedProgram` to the program that the native engine reads.
 
-A module goes through `torch.export.export` without gradients, then `run_decompositions`:
-composite operators stay whole, and mutations are in the signature. Shapes are static unless asked
-otherwise.
+A module is recorded in one run (`trace`), whose calls the engine takes as they are. What that
+refuses, and what has sizes that change, goes through `torch.export.export` without gradients:
+`functional` makes it functional where it has calls that write. Composite operators stay whole.
+Shapes are static unless asked otherwise.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import contextlib
 import copy
 import inspect
 import json
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -29,11 +30,10 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import composites, failures, graph, scalars, versions, views
-from kiln._native import InputError, UnsupportedError, UsageError
+from kiln import composites, failures, graph, kinds, scalars, trace, versions, views
+from kiln._native import InputError, UnsupportedError, UsageError, refusals
 
-#: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
-_OF_USERS = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
+log = logging.getLogger("kiln")
 
 _SYMBOL = re.compile(r"^Symbol\('([^']*)'")
 
@@ -118,6 +118,10 @@ def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic = None
 ) -> ExportedProgram:
     """Exports a module as it is called with these arguments, without gradients."""
+    from torch._dynamo.exc import UserError, UserErrorType
+
+    # They say that `dynamic` or the inputs do not fit the module.
+    of_users = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
     if module.training:
         warnings.warn(
             "kiln: the module is in training mode; call .eval() first unless dropout and batch "
@@ -128,7 +132,7 @@ def export(
     try:
         return _traced(module, args, kwargs, shapes, strict=False)
     except UserError as error:
-        if error.error_type in _OF_USERS:
+        if error.error_type in of_users:
             text = str(error).partition("For more information")[0].strip()
             raise UsageError(f"torch.export refused the arguments: {text}") from None
         first: Exception = error
@@ -153,6 +157,88 @@ def _traced(
 ) -> ExportedProgram:
     with torch.no_grad(), _hooks_restored(), failures.quiet(), versions.shapes_of_states():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+
+
+def is_on(module: torch.nn.Module, inputs: Any, device: str | torch.device | None) -> bool:
+    """Whether a module and inputs are on this device already.
+
+    >>> is_on(torch.nn.ReLU(), (torch.ones(1),), "cpu")
+    True
+    """
+    if device is None:
+        return True
+    wanted = torch.device(device)
+    found = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    return all(t.device == wanted for t in [*found, *module.parameters(), *module.buffers()])
+
+
+def record(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+) -> tuple[Exported, Callable[[], Exported]] | None:
+    """Records a call of the module, and writes it; with it comes what writes it without outputs
+    whose dimensions have another order in memory. None where the module needs torch.export, or Kiln
+    refuses a call as it is recorded."""
+    decomposed: set[Any] = set()
+    # Composite operators that Kiln refuses whole are decomposed in a second run.
+    for _ in range(2):
+        try:
+            run = trace.trace(module, args, kwargs, decomposed)
+            if run.reordered:
+                raise trace.NotTraced("the order in memory of a result is not known")
+            in_order, orders = views.in_memory_order(run.graph, ())
+            program = _recorded(run, in_order, name)
+        except (trace.NotTraced, UnsupportedError) as error:
+            log.info("%s goes through torch.export: %s", name, error)
+            return None
+        refused = refusals(program.text)
+        if not refused:
+            break
+        nodes = [program.results[i] for outs, _, _ in refused for i in outs if i in program.results]
+        more = {n.target for n in nodes if kinds.kind_of(n.target).composite} - decomposed
+        if not more:
+            log.info("%s goes through torch.export: %s", name, refused[0][1])
+            return None
+        decomposed |= more
+    else:
+        return None
+    values = [n.meta.get("val") for n in run.graph.find_nodes(op="placeholder")]
+    tensors = [
+        v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)
+    ]
+    face = Face(
+        name,
+        program.device,
+        run.in_spec,
+        run.out_spec,
+        shapes=[None if t is None else list(t.shape) for t in tensors],
+        constants=run.constants,
+        state=run.state,
+        orders=orders,
+        signature=signature,
+        examples=(args, kwargs),
+        original=original,
+        inputs=[run.input_names[i] for i in program.inputs],
+    )
+    params_in_order = [run.tensors[p] if isinstance(p, int) else p for p in program.params]
+    made = Exported(program, params_in_order, face)
+    return made, lambda: replace(made, program=_recorded(run, run.graph, name))
+
+
+def _recorded(run: trace.Trace, calls: torch.fx.Graph, name: str) -> graph.Program:
+    return graph.write(
+        calls,
+        run.owner,
+        name=name,
+        params=run.params,
+        input_names=run.input_names,
+        written=run.written,
+    )
 
 
 @contextlib.contextmanager
@@ -203,7 +289,7 @@ class Interface:
 
 
 def interface(exported: ExportedProgram) -> Interface:
-    """The interface of a program, which must be in functional form (see `functional`)."""
+    """The interface of a program, whose graph must be functional (see `functional`)."""
     specs = exported.graph_signature
     found = Interface()
     for i, spec in enumerate(specs.input_specs):
@@ -291,11 +377,16 @@ def read(
     return Exported(program, params_in_order, face)
 
 
-def functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without in-place operators, composite operators whole."""
+def functional(exported: ExportedProgram, *, forced: bool = False) -> ExportedProgram:
+    """The program without in-place operators, composite operators whole.
+
+    A program whose calls neither write nor draw is that as it is; `forced` makes others of its
+    operators those of core ATen all the same, where Kiln refuses one."""
     if exported.dialect == "ATEN":
         # Torch has checked that all of its operators are functional. Tracing it again would change
         # nothing, and take about as long as the export.
+        return exported
+    if not forced and all(map(_is_functional, exported.graph.nodes)):
         return exported
     with warnings.catch_warnings(), versions.shapes_of_states():
         # Of torch's own copying of tree specs.
@@ -318,6 +409,21 @@ def with_tensors(exported: ExportedProgram) -> ExportedProgram:
     changed = copy.copy(exported)
     changed._graph_module = numbers.module
     return changed
+
+
+def _is_functional(node: torch.fx.Node) -> bool:
+    """Whether a call computes its results, and does nothing else."""
+    target = node.target
+    if node.op == "get_attr":
+        return isinstance(node.meta.get("val"), torch.Tensor)
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.HigherOrderOperator)
+    if not target._schema.name.startswith("aten::"):
+        # Torch's own operators for sizes, and those of others, which may be composite.
+        return not (target._schema.is_mutable or target._can_decompose())
+    if target._schema.is_mutable or kinds.kind_of(target).refused:
+        return False
+    return kinds.is_deterministic(target, node.args, node.kwargs)
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:

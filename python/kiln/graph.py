@@ -35,15 +35,17 @@ import json
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from kiln.schemas import CHECKS, DTYPES, READS_DATA, Schema, foreign, literal, schema_of
 from kiln.sources import module_path, place, refusal
+
+if TYPE_CHECKING:
+    import sympy  # type: ignore[import-untyped]
 
 Json = Any
 
@@ -72,6 +74,7 @@ class Program:
     takes_complex: bool = False
     complex_outputs: list[int] = field(default_factory=list)
 
+
 def write(
     graph: fx.Graph,
     owner: Any,
@@ -83,6 +86,7 @@ def write(
     guards: Sequence[str] = (),
     ranges: Mapping[sympy.Symbol, Any] | None = None,
     left_out: Collection[fx.Node] | None = None,
+    written: Collection[str] = (),
 ) -> Program:
     """Writes `graph`.
 
@@ -91,7 +95,8 @@ def write(
     placeholder's name for each output (by position) that is written to it, and not returned.
     `ranges`: the sizes that symbols may have, where they are others than those of tracing.
     `left_out`: calls that are not written, to see what is left: their results are inputs, and the
-    results of all other calls are outputs.
+    results of all other calls are outputs. `written`: names of placeholders that calls write to
+    in place.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -102,7 +107,8 @@ def write(
     ['aten::add']
     """
     given = (params or {}, input_names or {}, mutations or {}, ranges or {})
-    return _Writer(owner, *given, left_out).write(graph, name, guards)
+    return _Writer(owner, *given, left_out, written).write(graph, name, guards)
+
 
 class _Writer:
     """The state of writing one graph."""
@@ -115,6 +121,7 @@ class _Writer:
         mutations: Mapping[int, str],
         ranges: Mapping[sympy.Symbol, Any],
         left_out: Collection[fx.Node] | None = None,
+        written: Collection[str] = (),
     ) -> None:
         self.owner = owner
         self.left_out = left_out
@@ -123,7 +130,7 @@ class _Writer:
         self.param_names = params
         self.input_names = input_names
         self.mutations = mutations
-        self.written = frozenset(mutations.values())
+        self.written = frozenset(mutations.values()) | frozenset(written)
         #: By name the tensors that have to be on the host.
         self.on_host: dict[str, fx.Node] = {}
         #: Calls that torch would have to run on the host.
@@ -229,6 +236,8 @@ class _Writer:
         else:
             for symbol in expr.free_symbols:
                 self.symbol(symbol, shape_env)
+            import sympy
+
             text = sympy.srepr(expr)
         self.texts[expr] = text
         return text

@@ -143,7 +143,8 @@ class Lowering:
             but = " but views" if tail is not None else ""
             piece.state, piece.reason = "eager", f"it has no operators{but}"
             return boxed(pieces.eagerly(piece, module.forward))
-        writes = any(split.written(node) for node in part.graph.nodes)
+        targets = (t for node in part.graph.nodes for t in split.written(node))
+        writes = any(target.op == "placeholder" for target in targets)
         runner = Runner(module, program, tail, writes, self.chosen, piece, self.versions)
         self.runners.append((runner, part.takes))
         return boxed_runner(runner)

@@ -18,6 +18,7 @@ ENGINE = (
     "batch_invariant",
     "fuse",
     "threads",
+    "cache",
     "cache_size",
     "cache_bytes",
     "fallback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -31,6 +32,31 @@ def place(stack_trace: str | None) -> str:
     # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
     kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
     return "\n".join(kept)
+
+
+#: Whether frames of a file are shown.
+_SHOWN: dict[str, bool] = {}
+
+
+def frames(until: CodeType) -> str:
+    """The user's frames of this moment as a stack trace writes them, the innermost last.
+
+    `until`: the code of the function that called the user's.
+
+    >>> frames(frames.__code__).startswith("/")
+    False
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and frame.f_code is not until:
+        file = frame.f_code.co_filename
+        shown = _SHOWN.get(file)
+        if shown is None:
+            shown = _SHOWN[file] = not file.startswith((*_NOT_USERS, _TORCH))
+        if shown:
+            found.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(reversed(found))
 
 
 def line(stack_trace: str | None) -> str:

@@ -9,17 +9,41 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
-from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from kiln._native import UnsupportedError
+
+if TYPE_CHECKING:
+    import sympy  # type: ignore[import-untyped]
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Meanwhile `torch.compiler.is_exporting()` is true, by which models leave out checks of data.
+
+    >>> with exporting():
+    ...     torch.compiler.is_compiling()
+    True
+    """
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {
+        name: getattr(torch.compiler, name) for name in flags if hasattr(torch.compiler, name)
+    }
+    try:
+        for name in before:
+            setattr(torch.compiler, name, True)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch.compiler, name, value)
+
 
 #: Kinds of outputs that are written to parameters or buffers; 2.8 has none for parameters.
 WRITTEN = frozenset(
@@ -114,6 +138,7 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
     """
     if hasattr(exported, "_guards_code"):
         return list(exported._guards_code)
+    import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.utils._sympy.printers import PythonPrinter
 
@@ -275,10 +300,6 @@ def traced_code() -> Traced | None:
     return None
 
 
-_EVAL_FRAME, _EXTERNAL = eval_frame.__file__, external_utils.__file__
-_CONVERT_FRAME = convert_frame.__file__
-
-
 def sharding(module: Any) -> str:
     """What spreads the weights of a module over processes; empty if nothing does.
 
@@ -345,3 +366,9 @@ def numbers_left() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+# Not from its modules, which take seconds to import.
+_DYNAMO = Path(torch.__file__).with_name("_dynamo")
+_EVAL_FRAME, _EXTERNAL = str(_DYNAMO / "eval_frame.py"), str(_DYNAMO / "external_utils.py")
+_CONVERT_FRAME = str(_DYNAMO / "convert_frame.py")

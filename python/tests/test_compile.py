@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 import zipfile
 from dataclasses import dataclass
 
@@ -568,3 +569,34 @@ def test_a_failure_of_what_is_timed_is_not_hidden():
 
     with pytest.raises(ValueError, match="no"):
         bench.measure({"a": broken}, (), {}, "cpu")
+
+
+def test_bench_ends_in_time_and_shows_what_it_does(capsys):
+    class Terminal:
+        def __init__(self):
+            self.text = ""
+
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    def slow(x):
+        time.sleep(0.02)
+        return x
+
+    started = time.perf_counter()
+    table = bench.measure({"slow": slow}, (X,), {}, "cpu", repetitions=10**6, seconds=0.2)
+    assert time.perf_counter() - started < 5
+    assert table["slow"].median_ms >= 20
+    shown = Terminal()
+    with bench._Progress(shown) as progress:
+        progress.tell("first call of slow")
+        progress._ended.wait(1.5)
+    assert "first call of slow (1 s)" in shown.text and shown.text.endswith("\r\x1b[K")
+    # Where nobody looks, nothing is written.
+    assert capsys.readouterr().err == ""

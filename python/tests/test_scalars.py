@@ -40,7 +40,7 @@ FLOATS = {
     "arithmetic": lambda x, s: x * (2 * s + 1) ** 0.5 - s / 3 + (s // 2) * x - abs(-s),
     "tensor": lambda x, s: x * torch.tensor(s),
     "result": lambda x, s: (x * s, s * 2),
-    "value of tracing": lambda x, s: F.dropout(x, s * 0, training=True),
+    "value of tracing": lambda x, s: F.dropout(x, s * 0, training=True) + 1,
     "branch": lambda x, s: x + s if s > 0 else x - s,
 }
 INTS = {
