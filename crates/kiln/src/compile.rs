@@ -4,17 +4,17 @@
 //! disk for other processes ([`crate::cache`]). To keep a compiled model, write an artifact, which records what it was made from and so cannot
 //! become stale.
 mod codes;
+mod devices;
+mod planning;
 
 pub(crate) use codes::Codes;
+pub use devices::{cuda_capability, device_name, gpu_machine, gpu_name, open_device, with_facts};
+pub use planning::plan;
+use planning::{alike, no_schedule, take};
+pub(crate) use planning::{not_planned, plan_under, schedule, unscheduled};
 
 use crate::{
-    Error, Model,
-    cache::{Cache, Key, Kind},
-    constraints::Constraints,
-    cubin::Cubins,
-    error::Cause,
-    torch,
-    tune::Measurements,
+    Error, Model, cache::Cache, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements,
     workers,
 };
 use codes::{Generated, Programs, has_failed, lower, used};
@@ -25,20 +25,16 @@ pub use kiln_graph::{FallbackOp, fallback::collective::is_collective};
 use kiln_interp::graph::InterpError;
 use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
-use kiln_machine::{Clusters, Limits, Machine, Units};
+use kiln_machine::Machine;
 use kiln_plan::{
-    Contract, Plan, Schedule,
+    Contract, Plan,
     exec::{BodyGraph, Steps, Work},
 };
-use kiln_rewrite::RewriteError;
 pub use kiln_runtime::{Callbacks, DeviceTensor, Refused};
-use kiln_runtime::{
-    Code, Cubin, CudaDevice, Device, Executable, HostDevice, InputSpec, Passed, Ptx, Session, TensorMap,
-};
+use kiln_runtime::{Code, Cubin, Device, Executable, InputSpec, Passed, Ptx, Session, TensorMap};
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -199,125 +195,6 @@ pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Code
     compiled.timings.rewrite_s = planned.as_secs_f64();
     compiled.timings.compile_s = start.elapsed().as_secs_f64();
     Ok(compiled)
-}
-
-/// The plan of a model, without code.
-pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
-    let kept = options.cache().and_then(|cache| Some((cache, plan_key(model, options)?)));
-    let known = kept.as_ref().and_then(|(cache, key)| String::from_utf8(cache.get(key)?).ok());
-    if let Some(plan) = known.and_then(|text| kiln_plan::text::parse(&text).ok())
-        && kiln_plan::verify::verify(&plan).is_ok()
-    {
-        return Ok(plan);
-    }
-    let plan = new_plan(model, options)?;
-    if let Some((cache, key)) = kept {
-        let text = kiln_plan::text::print(&plan);
-        // What its text does not say, another process would not find.
-        if kiln_plan::text::parse(&text).is_ok_and(|read| kiln_plan::text::print(&read) == text) {
-            cache.put(&key, text.as_bytes());
-        }
-    }
-    Ok(plan)
-}
-/// All that a plan is made from; `None` if measurements are part of that, which change while models are tuned.
-fn plan_key(model: &Model, options: &CompileOptions) -> Option<Key> {
-    if options.tuned.is_some() {
-        return None;
-    }
-    let contract = serde_json::to_vec(&options.contract).ok()?;
-    let how = format!("{} {} {:?}", options.target, options.fuse, options.constraints);
-    let key = Key::new(Kind::Plan).with(how.as_bytes()).with(&contract);
-    Some(key.with(&serde_json::to_vec(options.machine()).ok()?).with(&serde_json::to_vec(&model.graph).ok()?))
-}
-fn new_plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
-    let mut plan = unscheduled(model, options)?;
-    // A requested schedule that does not fit its kernel fails here, so that no command continues without it.
-    for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
-        match kiln_lower::lower_at(k, options.machine()) {
-            Ok(_) => {}
-            Err(LowerError::Unsupported { why, .. }) => return Err(no_schedule(&plan.name, k, &why)),
-            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
-        }
-    }
-    schedule(&mut plan, options.machine())?;
-    Ok(plan)
-}
-
-/// The plan of a model, in which kernels have schedules where constraints or measurements give them.
-pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
-    options.check()?;
-    if !options.fuse && !options.constraints.is_empty() {
-        return Err(Error::usage("an unfused plan takes no constraints", "leave out --unfused or --constraints"));
-    }
-    let constraints = options.constraints.resolve(&model.graph)?;
-    let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
-    options.constraints.schedule(&mut plan, &model.graph, options.target)?;
-    if let Some(measurements) = &options.tuned {
-        measurements.apply(&mut plan, options)?;
-    }
-    Ok(plan)
-}
-/// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
-pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
-    // Layers repeat: kernels with equal bodies have equal schedules.
-    let alike = alike(&plan.kernels);
-    let found = workers::map(&alike, |all| kiln_lower::chosen(&plan.kernels[all[0]], machine));
-    for (all, found) in alike.into_iter().zip(found) {
-        match found {
-            Ok(chosen) => all.into_iter().for_each(|i| take(&mut plan.kernels[i], chosen.clone())),
-            // Lowering refuses it with the same reason.
-            Err(LowerError::Unsupported { .. }) => {}
-            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
-        }
-    }
-    Ok(())
-}
-/// The kernels that differ in names, buffers and reasons alone, the earliest first: what is decided for one of them holds for all.
-fn alike(kernels: &[kiln_plan::Kernel]) -> Vec<Vec<usize>> {
-    let mut found: Vec<Vec<usize>> = vec![];
-    let mut known: HashMap<String, usize> = HashMap::new();
-    for (i, k) in kernels.iter().enumerate() {
-        let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
-        let (kind, invariant) = (k.kind.name(), k.batch_invariant);
-        let key = format!("{kind} {invariant} {:?} {:?} {asked:?} {body}", k.rounding, k.precision);
-        let at = *known.entry(key).or_insert(found.len());
-        if at == found.len() {
-            found.push(vec![]);
-        }
-        found[at].push(i);
-    }
-    found
-}
-fn take(kernel: &mut kiln_plan::Kernel, chosen: kiln_lower::Chosen) {
-    kernel.schedule = chosen.schedule;
-    kernel.cost.us = chosen.us.map(|us| (us * 1e4).round() / 1e4).or(kernel.cost.roofline_us);
-}
-/// The error for a requested schedule that does not fit its kernel.
-fn no_schedule(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
-    let schedule = k.schedule.as_ref().map(|s| s.to_string()).unwrap_or_default();
-    Error::failed(
-        format!("cannot plan {model}: the schedule `{schedule}` does not fit kernel {}: {why}", k.name),
-        "leave the constraint out, or name one that fits; `kiln explain MODEL --kernel NAME` shows some",
-    )
-}
-/// The same under constraints that are resolved to values of the graph.
-pub(crate) fn plan_under(
-    model: &Model,
-    options: &CompileOptions,
-    constraints: &kiln_rewrite::Constraints,
-) -> Result<Plan, RewriteError> {
-    let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
-    kiln_rewrite::plan_under(&model.graph, options.machine(), &search, constraints)
-}
-pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
-    let help = match e {
-        RewriteError::Cycle => "report this with the graph",
-        RewriteError::Impossible { .. } => {
-            "loosen the constraint or leave it out; `kiln explain MODEL --why-not A B` asks about one pair"
-        }
-    };
-    Error::caused(format!("cannot plan {}: {e}", model.graph.name), help, e)
 }
 
 /// The error for a compiler bug found while lowering. The kernel is not interpreted instead, since the plan may be wrong too.
@@ -524,80 +401,6 @@ fn passed(a: &nvptx::Argument) -> Passed {
 }
 
 unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}
-
-/// Opens a device.
-pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device, Error> {
-    match device {
-        DeviceKind::Cpu => {
-            HostDevice::new(threads.unwrap_or_else(crate::cores::cores)).map(Device::Host).map_err(Error::from)
-        }
-        DeviceKind::Cuda(i) => CudaDevice::open(i).map(Device::Cuda).map_err(Error::from),
-    }
-}
-
-/// The description, updated with what the driver reports of a device. The driver does not report how many clusters run at once; that is
-/// scaled with the number of multiprocessors.
-pub fn with_facts(m: &Machine, info: &kiln_runtime::cuda::DeviceInfo) -> Machine {
-    let were = m.units.multiprocessors.max(1);
-    let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
-    let mut sources = m.sources.clone();
-    for section in ["units", "limits"] {
-        let from = sources.remove(section).unwrap_or_default();
-        sources.insert(section.into(), format!("the driver, for {}; the rest: {from}", info.name));
-    }
-    Machine {
-        sources,
-        units: Units { multiprocessors: info.multiprocessors, l2: info.l2, ..m.units },
-        limits: Limits {
-            shared_per_block: info.shared,
-            shared_per_multiprocessor: info.shared_per_multiprocessor,
-            registers_per_multiprocessor: info.registers_per_multiprocessor,
-            warps_per_multiprocessor: info.warps_per_multiprocessor,
-            blocks_per_multiprocessor: info.blocks_per_multiprocessor,
-            clusters: m.limits.clusters.iter().map(part).collect(),
-            ..m.limits
-        },
-        ..m.clone()
-    }
-}
-
-/// A device's name as the driver gives it; `cpu` for the host.
-pub fn device_name(device: DeviceKind) -> Result<String, Error> {
-    match device {
-        DeviceKind::Cpu => Ok("cpu".into()),
-        DeviceKind::Cuda(i) => CudaDevice::open(i).map(|d| format!("cuda:{i} {}", d.info().name)).map_err(Error::from),
-    }
-}
-
-/// The n-th GPU's name alone, as its driver gives it.
-pub fn gpu_name(index: usize) -> Result<String, Error> {
-    CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(Error::from)
-}
-
-/// The target of the n-th GPU, and its machine description where that is not the target's default: the built-in one for a device of this
-/// name, or else the default updated with what the driver reports.
-pub fn gpu_machine(index: usize) -> Result<(Target, Option<Machine>), Error> {
-    let device = CudaDevice::open(index)?;
-    let info = device.info();
-    let (major, minor) = info.capability;
-    let target = Target::of_capability(info.capability).ok_or_else(|| {
-        Error::failed(
-            format!("GPU {index} has compute capability {major}.{minor}"),
-            "Kiln needs 8.0 or later; run with --device cpu",
-        )
-    })?;
-    let machine = match kiln_machine::of_device(target, &info.name) {
-        Some(known) if known == target.machine() => None,
-        Some(known) => Some(known.clone()),
-        None => Some(with_facts(target.machine(), info)),
-    };
-    Ok((target, machine))
-}
-
-/// Compute capability of the n-th GPU.
-pub fn cuda_capability(index: usize) -> Result<(u32, u32), Error> {
-    CudaDevice::open(index).map(|d| d.info().capability).map_err(Error::from)
-}
 
 /// The interpreter's error; an index out of range is reported in the same words as by compiled kernels.
 fn refused(body: &Graph, e: InterpError) -> Refused {
