@@ -98,7 +98,7 @@ pub enum CacheCommand {
 pub struct ModelArgs {
     /// A program of torch.export (.pt2), a TorchScript archive (.pt), a text graph or an artifact (.kiln).
     pub model: PathBuf,
-    /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments.
+    /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments, or named as these.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
     /// Type of a random input: 'f32[8,128]', or 'i64[2,32]<30522' for integers below 30522. Repeat once per input, in order.

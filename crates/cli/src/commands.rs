@@ -136,7 +136,7 @@ fn device(a: &DeviceArgs) -> Result<Place, Error> {
 /// Inputs from a file, or random inputs of the types given; empty if neither is given.
 fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     match &a.inputs {
-        Some(path) => io::read(path),
+        Some(path) => io::read_named(path, || kiln::input_names(&a.model)),
         None => a.input.iter().enumerate().map(|(i, t)| io::described(t, i as u64)).collect(),
     }
 }

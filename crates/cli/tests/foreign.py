@@ -57,6 +57,8 @@ if mode == "write":
     Path("program.pt").write_bytes(buffer.getvalue())
     safetensors.torch.save_file({k: v.clone() for k, v in weights.items()}, "tensors")
     safetensors.torch.save_file({"0": inputs}, "in.safetensors")
+    safetensors.torch.save_file({"input": inputs}, "named.safetensors")
+    safetensors.torch.save_file({"inptu": inputs}, "misnamed.safetensors")
     safetensors.torch.save_file({"0": ids}, "ids.safetensors")
     config = transformers.BertConfig(
         vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16

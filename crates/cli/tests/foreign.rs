@@ -69,6 +69,13 @@ fn wrong_files_are_recognised_and_the_answers_python_fixes_them() {
     // A program of torch.export by any name is a model, which libtorch has no part in.
     let (status, text) = explain(at, "program.pt", "in.safetensors");
     assert_eq!(status, Some(0), "{text}");
+    // Inputs by the names of forward's arguments.
+    for file in ["program.pt", "good.pt"] {
+        assert_eq!(explain(at, file, "named.safetensors").0, Some(0), "{file}");
+        let (status, text) = explain(at, file, "misnamed.safetensors");
+        assert_eq!(status, Some(1), "{file}: {text}");
+        assert!(text.contains("\"inptu\" is no input: those are \"input\", or numbers"), "{file}: {text}");
+    }
     // An archive without inputs: the help's lines write them.
     let (status, text) = explain(at, "good.pt", "");
     assert_eq!(status, Some(1), "{text}");

@@ -1,4 +1,4 @@
-//! Reads and writes tensors in safetensors files, named "0", "1", … in order; makes random inputs; writes files whole or not at all.
+//! Reads and writes tensors in safetensors files, named "0", "1", … in order, or by the names of inputs; makes random inputs; writes files whole or not at all.
 use crate::Error;
 use kiln_graph::{DType, Tensor, Type};
 use safetensors::{Dtype as StDtype, SafeTensorError, SafeTensors, tensor::TensorView};
@@ -18,28 +18,48 @@ pub(crate) fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
 
 /// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not silently ignored.
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
+    read_named(path, || Ok(vec![]))
+}
+/// Reads tensors "0", "1", …, or those of these names, which are asked for where none is named "0". Gives them in order.
+///
+/// # Errors
+/// If the file cannot be read, a name is missing, or a tensor has none of the names.
+pub fn read_named(path: &Path, names: impl FnOnce() -> Result<Vec<String>, Error>) -> Result<Vec<Tensor>, Error> {
     let bytes = whole(path)?;
     let help = "write it with safetensors.torch.save_file({\"0\": first, \"1\": second, …}, path)";
     let bad = |what: String| Error::failed(format!("{} is not a usable inputs file: {what}", path.display()), help);
     let file = SafeTensors::deserialize(&bytes).map_err(|e| bad(format!("not safetensors ({e})")))?;
+    let numbers = || (0..file.len()).map(|i| i.to_string()).collect();
+    let names: Vec<String> = match file.is_empty() || file.tensor("0").is_ok() {
+        true => numbers(),
+        false => match names()? {
+            none if none.is_empty() => numbers(),
+            names => names,
+        },
+    };
+    let known = |name: &str| names.iter().any(|n| n == name);
+    let all = || {
+        let mut all: Vec<&str> = file.names();
+        all.sort_unstable();
+        format!("it has {} ({})", kiln_graph::count(file.len(), "tensor"), all.join(", "))
+    };
+    if let Some(name) = file.names().into_iter().find(|n| !known(n)) {
+        let wanted = names.iter().map(|n| format!("\"{n}\"")).collect::<Vec<_>>().join(", ");
+        return Err(bad(format!("{}, but \"{name}\" is no input: those are {wanted}, or numbers", all())));
+    }
+    // Arguments with defaults may be left out at the end.
+    let given = names.iter().rposition(|n| file.tensor(n).is_ok()).map_or(names.len(), |last| last + 1);
     let mut out = vec![];
-    for i in 0..file.len() {
-        let name = i.to_string();
-        let Ok(view) = file.tensor(&name) else {
-            let mut names: Vec<&str> = file.names();
-            names.sort_unstable();
-            return Err(bad(format!(
-                "it has {} ({}) but none is named \"{i}\"",
-                kiln_graph::count(file.len(), "tensor"),
-                names.join(", ")
-            )));
+    for name in &names[..given] {
+        let Ok(view) = file.tensor(name) else {
+            return Err(bad(format!("{} but none is named \"{name}\"", all())));
         };
         let d = dtype(view.dtype())
-            .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::names())))?;
+            .ok_or_else(|| bad(format!("tensor \"{name}\" is {:?}; known are {}", view.dtype(), DType::names())))?;
         let ty = Type::new(d, view.shape().to_vec());
-        kiln_graph::memory::require(view.data().len(), &format!("tensor \"{i}\" of {}", path.display()))
+        kiln_graph::memory::require(view.data().len(), &format!("tensor \"{name}\" of {}", path.display()))
             .map_err(Error::memory)?;
-        out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is truncated")))?);
+        out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{name}\" is truncated")))?);
     }
     Ok(out)
 }
@@ -164,6 +184,34 @@ mod tests {
         let all = DType::ALL.map(|d| random(&Type::new(d, [3, 5]), 2, 1));
         write(&path, &all).expect("a file");
         assert_eq!(read(&path).expect("tensors"), all);
+    }
+
+    #[test]
+    fn tensors_are_found_by_number_or_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("named.safetensors");
+        let one = |n: f64| Tensor::from_f64(Type::new(DType::F32, [1]), [n]);
+        let read_as = |tensors: &[(&str, f64)], names: &[&str]| {
+            let tensors: Vec<(&str, Tensor)> = tensors.iter().map(|(name, n)| (*name, one(*n))).collect();
+            let views: Vec<_> = tensors.iter().map(|(name, t)| (*name, view(t).expect("a view"))).collect();
+            write_whole(&path, &safetensors::serialize(views, None).expect("encoded")).expect("a file");
+            let names = names.iter().map(|n| n.to_string()).collect();
+            read_named(&path, || Ok(names)).map_err(|e| e.to_string())
+        };
+        let names = ["x", "mask", "scale"];
+        assert_eq!(
+            read_as(&[("mask", 2.0), ("x", 1.0), ("scale", 3.0)], &names),
+            Ok([1.0, 2.0, 3.0].map(one).to_vec())
+        );
+        assert_eq!(read_as(&[("1", 2.0), ("0", 1.0)], &names), Ok([1.0, 2.0].map(one).to_vec()));
+        // Those at the end may have defaults.
+        assert_eq!(read_as(&[("x", 1.0)], &names), Ok(vec![one(1.0)]));
+        let missing = read_as(&[("x", 1.0), ("scale", 3.0)], &names).expect_err("no mask");
+        assert!(missing.contains("none is named \"mask\""), "{missing}");
+        let unknown = read_as(&[("x", 1.0), ("maks", 2.0)], &names).expect_err("a typing error");
+        assert!(unknown.contains("\"maks\" is no input: those are \"x\", \"mask\", \"scale\""), "{unknown}");
+        let unnamed = read_as(&[("x", 1.0)], &[]).expect_err("a graph has numbers alone");
+        assert!(unnamed.contains("\"x\" is no input: those are \"0\""), "{unnamed}");
     }
 
     #[test]

@@ -75,5 +75,6 @@ pub use kiln_plan::{Contract, Numerics, Plan};
 pub use kiln_runtime::{CUDA_ALIGN, Device, Feed, MAX_THREADS, Param, RuntimeError, Session, Storage};
 pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;
+pub use open::input_names;
 pub use program::Program;
 pub use torch::import_in_child;

@@ -1,7 +1,7 @@
 //! Detects what a file contains, and opens models and programs: from torch.export or TorchScript, a text graph, or an artifact.
 use crate::{
     Error, Model, artifact,
-    program::{Program, Sizes},
+    program::{Input, InputKind, Program, Sizes},
     recognise, torch,
 };
 use kiln_graph::{Tensor, Type};
@@ -107,6 +107,27 @@ impl Program {
                 "give a .pt2 archive of torch.export, an artifact of `kiln compile`, or a text graph",
             )),
         }
+    }
+}
+
+/// Names of the tensors that a program of torch.export or an archive of TorchScript takes, in order, as its module has them; none for other
+/// files, and for archives whose arguments are not tensors.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn input_names(path: &Path) -> Result<Vec<String>, Error> {
+    match FileKind::of(path)? {
+        FileKind::ExportedProgram => {
+            let program = Program::exported(path)?;
+            let is_tensor = |i: &&Input| matches!(i.kind, InputKind::Value(_));
+            Ok(program.inputs().iter().filter(is_tensor).map(|i| i.name.clone()).collect())
+        }
+        FileKind::TorchScript => {
+            let arguments = torch::torch()?.arguments(path).map_err(torch::failed)?;
+            let is_plain = arguments.iter().all(|a| matches!(a.ty.as_str(), "Tensor" | "int" | "float" | "bool"));
+            Ok(if is_plain { arguments.into_iter().map(|a| a.name).collect() } else { vec![] })
+        }
+        _ => Ok(vec![]),
     }
 }
 
