@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kiln import _native, export, pairs
+from kiln import _native, pairs
 from kiln import options as known_options
 from kiln._native import KilnError, UsageError
 from kiln.compiled import Compiled
+from kiln.face import Face
 
 
 def load(
@@ -56,7 +57,7 @@ def load(
         raise _advised(file, error) from None
     in_spec, out_spec = _nesting(program)
     engine = pairs.wrapped(engine, *_complex(program))
-    return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))
+    return Compiled(engine, Face(file.name, device, in_spec, out_spec, state=None))
 
 
 #: The numbers of complex64 and complex128 in a `.pt2`.

@@ -12,8 +12,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils import _pytree as pytree
 
-from kiln import arguments, export, scalars
+from kiln import arguments
 from kiln._native import Engine, InputError, UsageError
+from kiln.face import Face, caller
 from kiln.module_face import ModuleFace, attended, is_traced, moved
 from kiln.versions import any_autocast
 
@@ -37,6 +38,8 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
     changed = compiled.engine.changed if compiled._checked else None
     under_autocast, numbers = bool(compiled._autocast), compiled.face.numbers
     device = compiled.device
+    if numbers:
+        from kiln import scalars
 
     def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if under_autocast or any_autocast():
@@ -73,7 +76,7 @@ class Compiled(ModuleFace):
     """
 
     engine: Engine | Pieces
-    face: export.Face
+    face: Face
     device: str
     seconds: dict[str, float]
     _run: Callable[[list[Any]], Any]
@@ -92,7 +95,7 @@ class Compiled(ModuleFace):
     def __init__(
         self,
         engine: Engine | Pieces,
-        face: export.Face,
+        face: Face,
         *,
         checked: bool = False,
         eager: Callable[..., Any] | None = None,
@@ -117,7 +120,7 @@ class Compiled(ModuleFace):
         fields["_checked"] = checked
         self._take(engine, face)
 
-    def _take(self, engine: Engine | Pieces, face: export.Face) -> None:
+    def _take(self, engine: Engine | Pieces, face: Face) -> None:
         """Runs this engine from now on."""
         fields = self.__dict__
         fields.update(engine=engine, face=face, device=face.device, _run=engine.run)
@@ -129,7 +132,7 @@ class Compiled(ModuleFace):
         fields["_single"] = False
         if face.in_spec is not None and face.out_spec is not None:
             n = face.in_spec.num_leaves
-            fields["_flat"] = n if export.caller(face.in_spec, n) else -1
+            fields["_flat"] = n if caller(face.in_spec, n) else -1
             fields["_single"] = face.out_spec.is_leaf() and not (face.constants or face.orders)
         fields["_fast"] = fields["_serve"] = _calls(self)
 

@@ -13,7 +13,6 @@ import copy
 import inspect
 import json
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,58 +31,12 @@ from torch.utils import _pytree as pytree
 
 from kiln import composites, failures, graph, kinds, scalars, trace, versions, views
 from kiln._native import InputError, UnsupportedError, UsageError, refusals
+from kiln.face import Face
 
 log = logging.getLogger("kiln")
 
-_SYMBOL = re.compile(r"^Symbol\('([^']*)'")
-
 #: What `dynamic` may be: static shapes, every dimension dynamic, or as torch.export takes it.
 Dynamic = bool | Mapping[str, Any] | Sequence[Any] | None
-
-
-@dataclass(frozen=True)
-class Face:
-    """How a program is called, and what it is called by its users."""
-
-    name: str
-    device: str
-    #: Nesting of `(args, kwargs)` and of the result; None where only flat inputs are known.
-    in_spec: pytree.TreeSpec | None = None
-    out_spec: pytree.TreeSpec | None = None
-    #: Names of the symbols that sizes depend on.
-    symbols: list[str] = field(default_factory=list)
-    #: For each input the expressions of its dimensions; None for what is no tensor.
-    shapes: list[list[int | str] | None] = field(default_factory=list)
-    #: Outputs that are fixed: position in the flat outputs, and value.
-    constants: dict[int, Any] = field(default_factory=dict)
-    #: Buffers that the program writes to; None where only the engine knows.
-    state: dict[str, torch.Tensor] | None = field(default_factory=dict)
-    #: For outputs whose dimensions have another order in memory: position in the flat outputs, and
-    #: the order that makes the module's result of the engine's.
-    orders: dict[int, list[int]] = field(default_factory=dict)
-    #: How the module is called; None for a program that came without it.
-    signature: inspect.Signature | None = None
-    #: The example inputs, `(args, kwargs)`, if there are any.
-    examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    #: Gives what it was compiled from, as a callable of PyTorch.
-    original: Callable[[], Callable[..., Any]] | None = None
-    #: Kinds of the flat inputs for whose numbers the program takes tensors, by their positions.
-    numbers: dict[int, type] = field(default_factory=dict)
-    #: The names of the flat inputs.
-    inputs: list[str] = field(default_factory=list)
-
-    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
-        """The sizes of the symbols for these flat inputs."""
-        sizes = {}
-        for shape, leaf in zip(self.shapes, leaves, strict=False):
-            if shape is None or not isinstance(leaf, torch.Tensor):
-                continue
-            for dimension, size in zip(shape, leaf.shape, strict=False):
-                # Other expressions are computed from these.
-                symbol = _SYMBOL.match(str(dimension))
-                if symbol is not None:
-                    sizes[symbol.group(1)] = int(size)
-        return sizes
 
 
 @dataclass(frozen=True)
@@ -443,15 +396,3 @@ def _tensor(exported: ExportedProgram, target: str) -> torch.Tensor:
             f"the program holds {target}, which is no tensor: keep objects out of the compiled part"
         )
     return found
-
-
-def caller(spec: pytree.TreeSpec, n: int) -> bool:
-    """Whether a call has `n` positional arguments, each of them one leaf, and no others.
-
-    >>> flat, nested = pytree.tree_structure(((1, 2), {})), pytree.tree_structure((([1],), {}))
-    >>> caller(flat, 2), caller(nested, 1)
-    (True, False)
-    """
-    positional, keywords = versions.children(spec)
-    flat = all(child.is_leaf() for child in versions.children(positional))
-    return flat and positional.num_children == n and keywords.num_children == 0

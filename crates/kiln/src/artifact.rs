@@ -17,6 +17,7 @@ use crate::{
     digest::digest,
     io,
     model::{State, Written},
+    workers,
 };
 use kiln_codegen::nvptx::Ptx;
 use kiln_graph::{FallbackOp, Graph, Init, Op, ParamInfo, Tensor, Type, fallback, params::param_data};
@@ -206,8 +207,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn open(path: &'a Path) -> Result<Reader<'a>, Error> {
-        let file = File::open(path).map_err(|e| Error::reading(path, e))?;
-        let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| unusable(path, e))?;
+        let mut zip = archive(path)?;
         let text = part(path, &mut zip, META)?;
         let Version { version } = serde_json::from_slice(&text).map_err(|e| unusable(path, e))?;
         if version != VERSION {
@@ -223,9 +223,7 @@ impl<'a> Reader<'a> {
         Ok(Reader { path, zip, digests, meta })
     }
     fn get(&mut self, name: &str) -> Result<Vec<u8>, Error> {
-        let bytes = part(self.path, &mut self.zip, name)?;
-        unchanged(self.path, &self.digests, name, &bytes)?;
-        Ok(bytes)
+        checked(self.path, &mut self.zip, &self.digests, name)
     }
     fn text(&mut self, name: &str) -> Result<String, Error> {
         String::from_utf8(self.get(name)?).map_err(|e| unusable(self.path, e))
@@ -253,19 +251,27 @@ impl<'a> Reader<'a> {
         }
         Ok(cubins)
     }
-    fn params(&mut self, graph: &Graph) -> Result<Vec<Tensor>, Error> {
+    /// Parameters, read and checked on all cores.
+    fn params(&self, graph: &Graph) -> Result<Vec<Tensor>, Error> {
+        /// Parts that a thread reads with one archive.
+        const AT_ONCE: usize = 16;
         kiln_graph::params::require(graph).map_err(|e| unusable(self.path, e))?;
-        let mut stored = 0;
-        let mut one = |(i, info): (usize, &ParamInfo)| {
-            if info.init != Init::External {
-                return Ok(param_data(i, info));
-            }
-            let bytes = self.get(&format!("params/{stored}"))?;
-            stored += 1;
-            Tensor::from_bytes(info.ty.clone(), &bytes)
-                .ok_or_else(|| unusable(self.path, format!("parameter {} is truncated", info.name)))
-        };
-        graph.params.iter().enumerate().map(&mut one).collect()
+        let mut stored = 0..;
+        let mut number = |info: &ParamInfo| if info.init == Init::External { stored.next() } else { None };
+        let numbers: Vec<Option<usize>> = graph.params.iter().map(&mut number).collect();
+        let wanted: Vec<_> = graph.params.iter().zip(numbers).enumerate().collect();
+        let chunks: Vec<_> = wanted.chunks(AT_ONCE).collect();
+        let read = workers::map(&chunks, |chunk| {
+            let mut zip = archive(self.path)?;
+            let one = |(i, (info, number)): &(usize, (&ParamInfo, Option<usize>))| {
+                let Some(number) = number else { return Ok(param_data(*i, info)) };
+                let bytes = checked(self.path, &mut zip, &self.digests, &format!("params/{number}"))?;
+                Tensor::from_bytes(info.ty.clone(), &bytes)
+                    .ok_or_else(|| unusable(self.path, format!("parameter {} is truncated", info.name)))
+            };
+            chunk.iter().map(one).collect::<Result<Vec<Tensor>, Error>>()
+        });
+        Ok(read.into_iter().collect::<Result<Vec<_>, Error>>()?.into_iter().flatten().collect())
     }
     fn states(&mut self, graph: &Graph) -> Result<Vec<State>, Error> {
         let names = self.meta.states.clone();
@@ -293,6 +299,23 @@ fn unchanged(path: &Path, digests: &Digests, name: &str, bytes: &[u8]) -> Result
         Some(_) => Err(unusable(path, format!("{name} was changed: its digest does not match"))),
         None => Err(unusable(path, format!("{name} has no digest"))),
     }
+}
+
+fn archive(path: &Path) -> Result<ZipArchive<BufReader<File>>, Error> {
+    let file = File::open(path).map_err(|e| Error::reading(path, e))?;
+    ZipArchive::new(BufReader::new(file)).map_err(|e| unusable(path, e))
+}
+
+/// A part's bytes, which have the digest that they had when they were written.
+fn checked(
+    path: &Path,
+    zip: &mut ZipArchive<BufReader<File>>,
+    digests: &Digests,
+    name: &str,
+) -> Result<Vec<u8>, Error> {
+    let bytes = part(path, zip, name)?;
+    unchanged(path, digests, name, &bytes)?;
+    Ok(bytes)
 }
 
 /// A part's bytes. Parts are uncompressed, so none can be larger than the file.
