@@ -17,6 +17,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from kiln import export, pieces, versions, views
 from kiln._native import InputError, ShapeError, UnsupportedError, UsageError
+from kiln.face import Face
 from kiln.lowering import Lowering
 from kiln.runner import Versions
 from kiln.schemas import SYMBOLIC
@@ -40,16 +41,18 @@ class Pieces:
         self._run = self._lowering.parts(piece)
         self.parts = piece.parts
         self._places = {node: i for i, node in enumerate(inputs)}
+        sizes = [n for v in self.values for n in getattr(v, "shape", (v,))]
+        used = {s for n in sizes if isinstance(n, SYMBOLIC) for s in n.node.expr.free_symbols}
         #: The symbols of the inputs' sizes: the least and the largest. Numbers read from data, such
-        #: as a float, have no range and are none of them.
+        #: as a float, have no range and are none of them; ranges of sizes that are fixed are left.
         self.symbols = {
             str(s): (int(r.lower), int(r.upper) if r.upper.is_Integer else None)
             for s, r in exported.range_constraints.items()
-            if not symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+            if s in used and not symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
         }
         #: Conditions on sizes, and the sizes that were traced, at which they hold.
         self.guards = [(text, versions.condition(text)) for text in versions.guards(exported)]
-        self.face: export.Face
+        self.face: Face
 
     @classmethod
     def of(cls, exported: ExportedProgram, given: Mapping[str, Any], **about: Any) -> Pieces:
@@ -58,7 +61,7 @@ class Pieces:
         made = cls(exported, known, given)
         devices = {v.device for v in made.values if isinstance(v, torch.Tensor)} or {"cpu"}
         call = exported.call_spec
-        made.face = export.Face(
+        made.face = Face(
             about["name"],
             str(next(iter(devices))),
             call.in_spec,

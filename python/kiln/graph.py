@@ -41,7 +41,16 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from kiln.schemas import CHECKS, DTYPES, READS_DATA, Schema, foreign, literal, schema_of
+from kiln.schemas import (
+    CHECKS,
+    DTYPES,
+    READS_DATA,
+    Schema,
+    foreign,
+    literal,
+    reads_past,
+    schema_of,
+)
 from kiln.sources import module_path, place, refusal
 
 if TYPE_CHECKING:
@@ -361,6 +370,11 @@ class _Writer:
         if schema.name in READS_DATA:
             remedy = "keep it a tensor, or do this outside of the compiled part"
             raise refusal("a number is read from a tensor", node, remedy)
+        first = node.args[0] if node.args else None
+        if isinstance(first, fx.Node) and reads_past(schema.name, first.meta.get("val")):
+            what = "a tensor whose elements are not one after the other in memory"
+            remedy = "use views by index, or a copy (`contiguous()`)"
+            raise refusal(f"`{schema.name}` of {what}", node, remedy)
         if value is not None and not isinstance(value, (torch.Tensor, list, tuple)):
             return  # A size, as of `sym_size`.
         if schema.name == "prims::convert_element_type":

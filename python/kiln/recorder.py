@@ -188,6 +188,10 @@ class Recorder:
             raise NotTraced("a tensor that is conjugated lazily, or without data")
         size, stride = tensor.shape, tensor.stride()
         meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+        offset = tensor.storage_offset()
+        if offset:
+            before = meta.new_empty(offset + meta.untyped_storage().size() // meta.itemsize)
+            meta = before.as_strided(size, stride, offset)
         shadow = _shadow(meta, tensor.device, node, Memory(node))
         node.meta["val"] = shadow
         return shadow

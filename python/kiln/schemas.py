@@ -147,6 +147,20 @@ def computes(target: torch._ops.OpOverload) -> bool:
     return given == ["List[Tensor]"] or (bool(given) and set(given) == {"Tensor"})
 
 
+def reads_past(name: str, operand: Any) -> bool:
+    """Whether an operator reads memory as its operand has it, and Kiln's copy of that, which is
+    row-major, does not.
+
+    >>> x = torch.ones(6)
+    >>> [reads_past("aten::as_strided", t) for t in (x, x[2:], x[::2])]
+    [False, True, True]
+    """
+    if name != "aten::as_strided" or not isinstance(operand, torch.Tensor):
+        return False
+    offset = operand.storage_offset()
+    return not operand.is_contiguous() or not (type(offset) is int and offset == 0)
+
+
 def exchanges(target: torch._ops.OpOverload) -> bool:
     """Whether an operator exchanges tensors with other processes.
 

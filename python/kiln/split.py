@@ -20,7 +20,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from kiln import _native, graph
-from kiln.schemas import READS_DATA, SYMBOLIC, exchanges, foreign, is_check
+from kiln.schemas import READS_DATA, SYMBOLIC, exchanges, foreign, is_check, reads_past
 from kiln.sources import line, of_live, refusal
 from kiln.views import source
 
@@ -79,6 +79,9 @@ def unsupported(node: fx.Node) -> str:
         name = node.target._schema.name
         if name in READS_DATA:
             return "a number is read from a tensor"
+        first = node.args[0] if node.args else None
+        if isinstance(first, fx.Node) and reads_past(name, first.meta.get("val")):
+            return f"`{name}` reads a tensor whose elements are not one after the other in memory"
     for verb, values in (
         ("gives", [node.meta.get("val")]),
         ("takes", [a.meta.get("val") for a in node.all_input_nodes]),

@@ -586,3 +586,19 @@ def test_positions_outside_of_a_loop_end_a_graph_whose_rest_is_compiled():
         x = torch.randn(10, 8)
         torch.testing.assert_close(torch.compile(f, backend=backend.kiln)(x), f(x))
     assert [p.state for p in found][-1] == "compiled" and found[-1].calls >= 3
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["every second", "from the third", "transposed"])
+def test_memory_is_read_as_the_operand_has_it(name):
+    """An engine has copies of inputs, one element after the other."""
+    whole = torch.arange(12.0)
+    transposed = whole.view(3, 4).t()
+    x = {"every second": whole[::2], "from the third": whole[2:], "transposed": transposed}[name]
+
+    def f(x):
+        return torch.as_strided(x, (2, 2), (1, 2), 0) * 2 + x.sum()
+
+    with torch.no_grad():
+        same(torch.compile(f, backend=backend.kiln)(x), f(x))
+        same(kiln.compile(f, (x,))(x), f(x))
