@@ -122,10 +122,10 @@ impl<'c> Gen<'c, '_> {
         self.store_pairs(&t, base, &flat, &values)
     }
     /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows in
-    /// panels of 128 bytes.
+    /// swizzled panels.
     fn in_matrices(&self, t: &Tile, flat: &Flat) -> bool {
-        let matrix = t.elem.bytes() == 2 && t.row_bytes() == 128 && t.rows.is_multiple_of(64);
-        matrix && *flat == warpgroup_accumulator(t.rows, t.columns, 2)
+        let matrix = t.elem.bytes() == 2 && t.swizzle.span().is_some() && t.rows.is_multiple_of(64);
+        matrix && t.columns.is_multiple_of(16) && *flat == warpgroup_accumulator(t.rows, t.columns, 2)
     }
     /// Addresses of the thread's row of each four 8x8 matrices: 16 rows of a warp by 16 columns, in the order of an
     /// accumulator's registers.
@@ -134,13 +134,16 @@ impl<'c> Gen<'c, '_> {
         let e = &self.e;
         let lane = e.and(thread, e.int(31))?;
         let row = e.add(e.mul(e.lshr(thread, e.int(5))?, e.int(16))?, e.and(lane, e.int(15))?)?;
-        let row = e.mul(row, e.int(128))?;
-        let (high, turn) = (e.lshr(lane, e.int(4))?, e.and(lane, e.int(7))?);
+        let row = e.mul(row, e.int(t.row_bytes() as i64))?;
+        // Chunks of a row of a panel, and which of them a row has first.
+        let chunks = t.row_bytes() / 16;
+        let (high, turn) = (e.lshr(lane, e.int(4))?, e.lshr(lane, e.int((8 / chunks).ilog2().into()))?);
+        let turn = e.and(turn, e.int(chunks as i64 - 1))?;
         let places = (0..t.rows / 64).flat_map(|block| (0..t.columns).step_by(16).map(move |column| (block, column)));
         let address = |(block, column): (usize, usize)| {
-            let chunk = e.xor(e.or(high, e.int((column / 8 % 8) as i64))?, turn)?;
+            let chunk = e.xor(e.or(high, e.int((column / 8 % chunks) as i64))?, turn)?;
             let at = e.add(row, e.mul(chunk, e.int(16))?)?;
-            let fixed = column / 64 * t.panel_bytes() + block * 64 * 128;
+            let fixed = column / 8 / chunks * t.panel_bytes() + block * 64 * t.row_bytes();
             e.gep(e.i8().into(), base, e.add(at, e.int(fixed as i64))?)
         };
         places.map(address).collect()
