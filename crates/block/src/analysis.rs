@@ -2,16 +2,18 @@
 //!
 //! [`analyse`] walks a verified kernel once. [`affine`] gives affine forms over block coordinates (`base + 64*i + j`),
 //! from which code generation derives strides, uniform base addresses and tail masks; [`axis`] gives contiguity and
-//! divisibility along each axis, which hold through gathers and remainders and decide the width of memory accesses.
-//! Never changes a kernel, and knows nothing of threads.
+//! divisibility along each axis, which hold through gathers and remainders and decide the width of memory accesses;
+//! [`groups`] finds pointers that are contiguous across two axes. Never changes a kernel, and knows nothing of threads.
 pub mod affine;
 pub mod axis;
 mod ends;
+mod groups;
 mod loops;
 mod run;
 mod values;
 
 pub use affine::Affine;
 pub use ends::loop_ends;
+pub use groups::{APART, Interleaved};
 pub use run::Axis;
 pub use values::{Analysis, Bounds, Def, analyse};

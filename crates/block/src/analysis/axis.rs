@@ -28,25 +28,37 @@ impl Analysis {
     /// Difference from one element along `axis` to the next, except at breaks that are at least `apart` elements from each other: where a
     /// quotient of the position changes or a remainder wraps.
     pub fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
+        self.difference(k, v, axis, &|_, by| by >= apart)
+    }
+    /// Difference from one element along `axis` to the next among some neighbours, for which quotients of values with a
+    /// step of 1 by the constants that `whole` takes are equal.
+    pub(super) fn difference(
+        &self,
+        k: &Kernel,
+        v: Value,
+        axis: usize,
+        whole: &dyn Fn(Value, i64) -> bool,
+    ) -> Option<i64> {
         if let Some(form) = self.affine(v) {
             return Some(form.coeffs.get(axis).copied().unwrap_or(0));
         }
         let Some(Def::Result(i, _)) = self.def(v) else { return None };
         let data = k.inst(i);
-        let step = |n: usize| self.step(k, *data.args.get(n)?, axis, apart);
+        let step = |n: usize| self.difference(k, *data.args.get(n)?, axis, whole);
         let number = |n: usize| self.affine(*data.args.get(n)?)?.as_constant();
         match &data.op {
+            Op::Broadcast if k.ty(data.args[0]).shape().get(axis) == Some(&1) => Some(0),
             Op::Broadcast | Op::Cast(_) => step(0),
             Op::ExpandDims(at) if *at as usize > axis => step(0),
             Op::ExpandDims(at) => {
-                self.step(k, data.args[0], axis.checked_sub(1).filter(|_| *at as usize != axis)?, apart)
+                self.difference(k, data.args[0], axis.checked_sub(1).filter(|_| *at as usize != axis)?, whole)
             }
             Op::PtrAdd | Op::Binary(BinaryOp::Add) => step(0)?.checked_add(step(1)?),
             Op::Binary(BinaryOp::Sub) => step(0)?.checked_sub(step(1)?),
             Op::Binary(BinaryOp::Mul) => step(0)?.checked_mul(number(1)?),
             Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => match (step(0)?, number(1)?) {
                 (0, _) => Some(0),
-                (1, by) if by >= apart => Some(i64::from(*op == BinaryOp::Rem)),
+                (1, by) if whole(data.args[0], by) => Some(i64::from(*op == BinaryOp::Rem)),
                 _ => None,
             },
             _ => None,
@@ -135,7 +147,7 @@ impl Analysis {
 }
 
 /// Bytes of a pointer's element; 1 for integers.
-fn unit(ty: &Type) -> i64 {
+pub(super) fn unit(ty: &Type) -> i64 {
     match ty {
         Type::Ptr { elem, .. } => elem.bytes() as i64,
         _ => 1,

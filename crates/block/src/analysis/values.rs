@@ -34,7 +34,7 @@ pub struct Analysis {
 }
 
 /// Divisor of zero: larger than any alignment needed.
-const ANY: i64 = 1 << 40;
+pub(super) const ANY: i64 = 1 << 40;
 
 pub(super) fn power_of_two_in(n: i64) -> i64 {
     if n == 0 { ANY } else { 1i64 << n.trailing_zeros().min(40) }
@@ -128,7 +128,12 @@ impl Analysis {
             match &data.op {
                 Op::For => self.for_loop(k, i, data),
                 _ => {
-                    for r in &data.regions {
+                    for (at, r) in data.regions.iter().enumerate() {
+                        if let (Op::Roles(roles), [copy]) = (&data.op, &r.params[..]) {
+                            self.define(k, *copy, Def::Param);
+                            self.opaque(*copy, k.ty(*copy));
+                            self.ranges.extend(roles.get(at).map(|role| (*copy, (0, role.copies as i64 - 1))));
+                        }
                         if data.op == Op::While {
                             for (n, v) in r.params.iter().enumerate() {
                                 self.define(k, *v, Def::Carried(i, n));

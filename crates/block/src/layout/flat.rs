@@ -126,9 +126,35 @@ impl Flat {
         warp_bits: usize,
         reduced: &[usize],
     ) -> Flat {
-        let axis_of = |bit: u8| (0..shape.len()).find(|a| axis_bits(shape, *a).contains(&bit)).unwrap_or(0);
-        let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
+        let bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
         let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
+        Flat::in_order(shape, (bits, fastest), (vector, along), warp_bits, reduced)
+    }
+    /// The same for pointers that are contiguous across two axes: `count` neighbours along `across`, then further along
+    /// `order[0]`.
+    pub fn interleaved(
+        shape: &[usize],
+        (across, count): (usize, usize),
+        order: &[usize],
+        (vector, along): (usize, usize),
+        warp_bits: usize,
+        reduced: &[usize],
+    ) -> Flat {
+        let own = axis_bits(shape, across).take(count.max(1).ilog2() as usize);
+        let others = order.iter().flat_map(|a| axis_bits(shape, *a)).filter(|b| !own.clone().any(|o| o == *b));
+        let bits: Vec<u8> = own.clone().chain(others).collect();
+        let fastest = own.count() + order.first().map_or(0, |a| axis_bits(shape, *a).len());
+        Flat::in_order(shape, (bits, fastest), (vector, along), warp_bits, reduced)
+    }
+    /// The same for bits of the element number in their order in memory, of which the first `fastest` are contiguous.
+    fn in_order(
+        shape: &[usize],
+        (mut bits, fastest): (Vec<u8>, usize),
+        (vector, along): (usize, usize),
+        warp_bits: usize,
+        reduced: &[usize],
+    ) -> Flat {
+        let axis_of = |bit: u8| (0..shape.len()).find(|a| axis_bits(shape, *a).contains(&bit)).unwrap_or(0);
         let first = (vector.max(1).ilog2() as usize).min(fastest);
         let mut registers: Vec<u8> = bits.drain(..first).collect();
         let mut lanes: Vec<Option<u8>> = take_lanes(&mut bits, fastest - first, along).into_iter().map(Some).collect();

@@ -1,6 +1,6 @@
 //! The layouts that ops prefer: those of memory accesses and of matmuls.
 use super::{SMALL, VECTOR};
-use crate::analysis::Analysis;
+use crate::analysis::{Analysis, Interleaved};
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
 use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
 
@@ -89,6 +89,8 @@ pub(super) struct Access {
     /// Length of the contiguous runs along the axis.
     pub run: usize,
     pub bytes: usize,
+    /// Neighbours along another axis, which lie between those along this one.
+    pub interleaved: Option<Interleaved>,
 }
 
 impl Access {
@@ -102,8 +104,14 @@ impl Access {
                 (axis, run, align) = (a, r, al);
             }
         }
+        let short = |i: &Interleaved| run <= i.count && shape[i.across] > i.count;
+        if let Some(i) = facts.interleaved(k, ptr).filter(short) {
+            // Whole groups, where they are aligned; else lanes go through them, element by element.
+            let vector = if i.align >= i.count * bytes { width(k, shape, i.count) } else { 1 };
+            return Access { axis: i.along, vector, run: 1, bytes, interleaved: Some(i) };
+        }
         let wide = (align.min(VECTOR) / bytes).max(1).min(run);
-        Access { axis, vector: width(k, shape, wide), run, bytes }
+        Access { axis, vector: width(k, shape, wide), run, bytes, interleaved: None }
     }
     /// Rows that go through shared memory element by element: a short row belongs to one thread, so that lanes exchange
     /// nothing; in a longer one neighbouring lanes take neighbouring elements.
@@ -111,20 +119,25 @@ impl Access {
         let (shape, bytes) = (k.ty(rows).shape(), k.ty(rows).elem().map_or(1, Elem::bytes));
         let run = shape.last().copied().unwrap_or(1);
         let vector = if run <= 32 { width(k, shape, run.min(16)) } else { 1 };
-        Access { axis: shape.len().saturating_sub(1), vector, run, bytes }
+        Access { axis: shape.len().saturating_sub(1), vector, run, bytes, interleaved: None }
     }
     /// Fastest axis first.
     pub fn order(&self, rank: usize) -> Vec<usize> {
         std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()
     }
     pub fn layout(&self, k: &Kernel, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
+        let order = self.order(shape.len());
+        if let Some(i) = self.interleaved {
+            let (group, lanes) = ((i.across, i.count), (vector, lane_bits(k)));
+            return Flat::interleaved(shape, group, &order, lanes, warp_bits(k), reduced);
+        }
         // Where other axes are reduced and each row has a 32-bit word for every thread, a column stays in one thread.
         // Sums that a loop carries are combined across threads only once, so loops need not do this.
         let loops = k.body.insts.iter().any(|i| k.inst(*i).op == Op::For);
         let across = !loops && !reduced.is_empty() && !reduced.contains(&self.axis);
         let each = shape.get(self.axis).map_or(0, |n| n >> (5 + warp_bits(k)));
         let vector = if across && each * self.bytes >= 4 { vector.min(each) } else { vector };
-        Flat::blocked_by(shape, &self.order(shape.len()), (vector, lane_bits(k)), warp_bits(k), reduced)
+        Flat::blocked_by(shape, &order, (vector, lane_bits(k)), warp_bits(k), reduced)
     }
     /// The layout of what is scanned along `axis`. Along the contiguous axis a thread takes whole vectors even if these
     /// are unaligned: such a load takes two accesses and a shift, and stores are converted ([`Access::scatters`]).

@@ -7,7 +7,7 @@ use super::super::{
 };
 use super::prefetched::{Fetch, Prefetched};
 use super::tile::{Outputs, Tile, alloc};
-use crate::analysis::{self, Analysis};
+use crate::analysis::{self, APART, Analysis};
 use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
@@ -22,6 +22,8 @@ pub struct Epilogue<'k> {
     used: usize,
     /// Stores of the tile, in order, with the element type of those that go through shared memory.
     effects: Vec<(Inst, Option<Elem>)>,
+    /// Element types whose results have so many rows interleaved in memory, element by element.
+    interleaved: HashMap<Elem, usize>,
     /// The tile that it reads through the buffers of its results.
     pub prefetched: Option<Prefetched>,
 }
@@ -52,7 +54,8 @@ impl<'k> Epilogue<'k> {
         let n = tile.size[1];
         let used = used.map_or(n, |used| used.min(n));
         let part = Part { engine: tile.engine, tile: tile.size, rows, columns: n };
-        let mut epilogue = Epilogue { k, part, consumers, used, effects, prefetched: None };
+        let interleaved = interleaved(k, &facts, &effects);
+        let mut epilogue = Epilogue { k, part, consumers, used, effects, interleaved, prefetched: None };
         let bytes: Vec<usize> = epilogue.types().iter().map(|e| e.bytes()).collect();
         epilogue.part.columns = slice::columns(tile.engine, &bytes, n);
         Ok(epilogue)
@@ -104,16 +107,10 @@ impl<'k> Epilogue<'k> {
         for elem in self.effects.iter().filter_map(|e| e.1) {
             if outputs.iter().all(|o| o.0 != elem) {
                 let Part { rows, columns, .. } = self.part;
-                outputs.push((
-                    elem,
-                    alloc(
-                        b,
-                        elem,
-                        [rows, columns],
-                        self.consumers * self.buffers_each(),
-                        Swizzle::widest(elem, columns),
-                    ),
-                ));
+                // Panels of which rows that are read together fill a line of all banks.
+                let swizzle = Swizzle::widest(elem, columns / self.interleaved.get(&elem).unwrap_or(&1));
+                let stages = self.consumers * self.buffers_each();
+                outputs.push((elem, alloc(b, elem, [rows, columns], stages, swizzle)));
             }
         }
         outputs
@@ -285,10 +282,6 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
     Ok(all)
 }
 
-/// Least run of contiguous elements in a row for which a store through shared memory beats one from the accumulators'
-/// layout.
-const RUN: i64 = 8;
-
 /// Largest distance of neighbours in a row, in elements, for which the same holds: interleaved rows of a transposed convolution.
 pub const MAX_ROW_STEP: i64 = 4;
 
@@ -297,7 +290,20 @@ pub const MAX_ROW_STEP: i64 = 4;
 fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool {
     let data = k.inst(i);
     let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
-    let near = |p| facts.step(k, p, 1, RUN).is_some_and(|step| (1..=MAX_ROW_STEP).contains(&step));
+    // In shorter runs a store through shared memory does not beat one from the accumulators' layout.
+    let near = |p| facts.step(k, p, 1, APART).is_some_and(|step| (1..=MAX_ROW_STEP).contains(&step));
     let rows = || *k.ty(data.args[0]).shape() == size && near(data.args[0]);
     data.op == Op::TileStore || floats(data.args[1]) && rows()
+}
+
+/// Element types of which all stores take single elements of so many interleaved rows.
+fn interleaved(k: &Kernel, facts: &Analysis, effects: &[(Inst, Option<Elem>)]) -> HashMap<Elem, usize> {
+    let mut all: HashMap<Elem, usize> = HashMap::new();
+    for (i, elem) in effects.iter().filter_map(|(i, elem)| Some((*i, (*elem)?))) {
+        let ptr = k.inst(i).args[0];
+        let found = facts.interleaved(k, ptr).filter(|r| r.along == 1 && r.align < r.count * elem.bytes());
+        let count = found.filter(|_| k.inst(i).op == Op::Store).map_or(1, |r| r.count);
+        all.entry(elem).and_modify(|n| *n = (*n).min(count)).or_insert(count);
+    }
+    all
 }
