@@ -14,7 +14,7 @@ use crate::composite::Decomposed;
 use crate::dag::{Guard, NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
-use crate::multiply::{Multiply, Product};
+use crate::multiply::{Forms, Multiply, Product};
 use crate::nest::Visit;
 use crate::placed::{self, Lattice};
 use crate::resolve::{Body, Inside, Matmul as Place, Resolved, Resolver, inside};
@@ -25,7 +25,7 @@ use crate::{LowerError, gemm, matmul, pointwise, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::{Matrix, Slot, axes};
-use kiln_plan::{Hardware, Step};
+use kiln_plan::{Hardware, Rounding, Step};
 use transposed::Part;
 
 /// A convolution's operands and sizes.
@@ -112,6 +112,16 @@ impl Conv {
         let inner = self.in_patch(&at[2]);
         self.weight_element([&at[0], &at[1], &inner[0]], &inner[1..])
     }
+    /// Bounds within which the weight has an element, at its index: a part of a transposed convolution may have points
+    /// that the window lacks.
+    fn weight_bounds(&self, element: &[Expr]) -> Vec<(Expr, i64, i64)> {
+        self.part.as_ref().map_or(vec![], |part| part.bounds(element))
+    }
+    /// The weight at (group, output channel, position in the patch); zero for points that the window lacks.
+    fn weight_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
+        let element = self.weight_index(at);
+        or_zero(r, self.w, &element, self.weight_bounds(&element))
+    }
     /// The weight as an operand on the host.
     fn weight(&self, h: &mut Host) -> Result<Matrix, LowerError> {
         let a = h.operand(self.w, &[self.groups, self.cout, self.k], "weight", |at| self.weight_index(at))?;
@@ -192,8 +202,12 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         _ => {}
     }
     if c.transposed {
-        return match (of.product(), parts(of, v, &c, machine)) {
-            (Some(asked), Some(parts)) => in_parts(of, v, (&c, &parts), machine, &asked),
+        let joined = of.product().is_some_and(|asked| asked.forms.joined);
+        return match (of.product(), parts(of, v, &c, machine, joined)) {
+            (Some(asked), Some(parts)) => {
+                let out = in_parts(of, v, (&c, &parts), machine, &asked)?;
+                Ok(out.in_forms(|forms| forms.joined = joined))
+            }
             _ => by_columns(of, v, &mut |of| gemm::lower(of, machine)),
         };
     }
@@ -210,11 +224,21 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     if is_small(&c) {
         return Ok(vec![]);
     }
-    let all = match (c.transposed, parts(of, v, &c, machine)) {
-        (true, None) => return by_columns(of, v, &mut |of| gemm::candidates(of, machine)),
-        (true, Some(parts)) => candidates_in_parts(of, v, (&c, &parts), machine)?,
-        (false, _) => products(of, v, (&c, &[]), machine)?,
-    };
+    let mut all = vec![];
+    if !c.transposed {
+        all = products(of, v, (&c, &[]), machine)?;
+    } else {
+        let ways = [false, true].map(|joined| (joined, parts(of, v, &c, machine, joined)));
+        if ways.iter().all(|w| w.1.is_none()) {
+            return by_columns(of, v, &mut |of| gemm::candidates(of, machine));
+        }
+        for (joined, parts) in ways.iter().filter_map(|(joined, parts)| Some((*joined, parts.as_ref()?))) {
+            let found = candidates_in_parts(of, v, (&c, parts), machine)?;
+            let one = |(p, us): (Product, f64)| (Product { forms: Forms { joined, ..p.forms }, ..p }, us);
+            // Only tensor cores have arithmetic to spare.
+            all.extend(found.into_iter().filter(|(p, _)| p.forms.implicit || !joined).map(one));
+        }
+    }
     Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
 }
 
@@ -225,10 +249,21 @@ fn products(
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
-    match by_images(c) {
-        true => by_image(of, v, (c, lattice), machine, &|p| matmul::candidates(of, p, machine)),
-        false => window_products(of, v, (c, lattice), machine),
+    match images(c) {
+        Images::Each => {
+            by_patches(of, v, (c, lattice), (machine, Images::Each), &|p| matmul::candidates(of, p, machine))
+        }
+        Images::All => window_products(of, v, (c, lattice), machine, Input::Read),
     }
+}
+
+/// Where an implicit GEMM's copy of the input comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Input {
+    /// It is made from the input.
+    Read,
+    /// A part before has made it.
+    Copied,
 }
 
 /// The same, for the matmul with patches of all images.
@@ -237,9 +272,10 @@ fn window_products(
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
+    input: Input,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
-    by_patches(of, v, (c, lattice), machine, &|p| {
-        let mut all = implicit_gemm::candidates(of, c, p, machine)?;
+    by_patches(of, v, (c, lattice), (machine, Images::All), &|p| {
+        let mut all = implicit_gemm::candidates(of, c, p, machine, input)?;
         all.extend(matmul::candidates(of, p, machine)?);
         Ok(all)
     })
@@ -256,26 +292,30 @@ fn gpu(
     machine: &Hardware,
     asked: &Product,
 ) -> Result<Emitted, LowerError> {
-    match (asked.forms.implicit, by_images(c.0)) {
-        (true, true) => {
+    let images = images(c.0);
+    match (asked.forms.implicit, images) {
+        (true, Images::Each) => {
             let step = Step::ImplicitGemm;
             Err(of.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
         }
-        (true, false) => by_patches(of, v, c, machine, &|p| implicit_gemm::lower(of, c.0, p, machine, asked)),
-        (false, true) => by_image(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
-        (false, false) => by_patches(of, v, c, machine, &|p| matmul::lower(of, p, machine, asked)),
+        (true, _) => by_patches(of, v, c, (machine, images), &|p| implicit_gemm::lower(of, c.0, p, machine, asked)),
+        (false, _) => by_patches(of, v, c, (machine, images), &|p| matmul::lower(of, p, machine, asked)),
     }
 }
 
 /// The parts of a transposed convolution on a GPU, where its kernel can be computed part by part: one part has all
 /// results; of several, each computes the epilogue of its own results.
-fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
-    let parts = transposed::parts(c).filter(|_| c.transposed && machine.arch.is_gpu())?;
+fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: bool) -> Option<Vec<Part>> {
+    // Weights of zero are multiplied by inputs that may not be finite, and batches of other sizes would choose another
+    // form.
+    let strict = of.rounding == Rounding::PerOp || machine.contract.batch_invariant;
+    let applies = c.transposed && machine.arch.is_gpu() && !(joined && strict);
+    let parts = transposed::parts(c, joined).filter(|_| applies)?;
     let sums = |p: &Part| p.window_points() > 0;
     let placed = |p: &Part| {
         let (conv, lattice) = (p.conv(c), p.lattice(c));
         let fits = |m: &matmul::Matmul| Ok(matmul::is_fused(of, m));
-        by_patches(of, v, (&conv, &lattice), machine, &fits).unwrap_or(false)
+        by_patches(of, v, (&conv, &lattice), (machine, Images::All), &fits).unwrap_or(false)
     };
     let whole = parts.len() == 1 && sums(&parts[0]);
     (whole || sums(&parts[0]) && parts.iter().all(placed)).then_some(parts)
@@ -296,14 +336,14 @@ fn candidates_in_parts(
     if let [whole] = parts {
         return products(of, v, (&whole.conv(c), &whole.lattice(c)), machine);
     }
-    let of_part = |p: &Part| window_products(of, v, (&p.conv(c), &p.lattice(c)), machine);
-    let mut all = of_part(&parts[0])?;
+    let of_part = |p: &Part, input| window_products(of, v, (&p.conv(c), &p.lattice(c)), machine, input);
+    let mut all = of_part(&parts[0], Input::Read)?;
     all.retain(|a| is_shared(&a.0));
     for part in &parts[1..] {
         if part.window_points() == 0 {
             continue;
         }
-        let others = of_part(part)?;
+        let others = of_part(part, Input::Copied)?;
         let same = |p: &Product| others.iter().find(|o| o.0.forms == p.forms && o.0.tile.size == p.tile.size);
         all.retain(|a| same(&a.0).is_some());
         all.iter_mut().for_each(|a| a.1 += same(&a.0).map_or(0.0, |o| o.1));
@@ -341,7 +381,8 @@ fn in_parts(
         let asked = &Product { tile, ..*asked };
         let before = std::mem::take(&mut out);
         let made = before.made;
-        out = by_patches(of, v, (&conv, &lattice), machine, &|p| match asked.forms.implicit {
+        let images = (machine, Images::All);
+        out = by_patches(of, v, (&conv, &lattice), images, &|p| match asked.forms.implicit {
             true => implicit_gemm::part(of, &conv, p, machine, asked, before.clone()),
             false => matmul::with_operands(of, p, machine, asked, before.clone()),
         })?;
@@ -375,20 +416,33 @@ fn without_sums(of: &Body, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, L
     Ok(all)
 }
 
-/// The matmul of the weight with im2col patches.
+/// Which images a matmul computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Images {
+    /// All of them: its columns are the points of all.
+    All,
+    /// Each by one of a batch of matmuls.
+    Each,
+}
+
+/// The matmul of the weight with patches of the input, by address.
 fn by_patches<T>(
     of: &Body,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
-    machine: &Hardware,
+    (machine, images): (&Hardware, Images),
     then: Then<T>,
 ) -> Result<T, LowerError> {
-    let images = c.x_shape[0];
+    let all = images == Images::All;
+    let (count, points) = (c.x_shape[0], c.points as i64);
+    let bytes = of.graph.dtype(v).bytes();
+    // Of what follows, a part computes that of its own results.
+    let share = placed::share(lattice);
     let matmul = matmul::Matmul {
         v,
-        batch: vec![c.groups],
+        batch: if all { vec![c.groups] } else { vec![count, c.groups] },
         m: c.cout,
-        n: images * c.points,
+        n: if all { count * c.points } else { c.points },
         k: c.k,
         whole: None,
         run: None,
@@ -398,19 +452,26 @@ fn by_patches<T>(
         nearest: true,
         low: None,
         lattice,
+        sectors: placed::sectors(lattice, c.out.len() - 1, bytes),
         terms: Terms::Products,
         row: None,
-        after: matmul::after(of, v),
-        beside: matmul::beside(of.graph, of.bytes, v) as f64,
-        a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
-        b: &|r, at| {
-            let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
-            c.patch(r, &[image, at[0].clone(), at[1].clone(), point])
+        after: matmul::after(of, v) * share,
+        beside: matmul::beside(of.graph, of.bytes, v) as f64 * share,
+        a: &|r, at| c.weight_at(r, &at[usize::from(!all)..]),
+        b: &|r, at| match all {
+            true => {
+                let (image, point) = (at[2].clone().div(points), at[2].clone().rem(points));
+                c.patch(r, &[image, at[0].clone(), at[1].clone(), point])
+            }
+            false => c.patch(r, at),
         },
         place: &|ix| {
             let (group, row, position) = c.place(ix);
             let point = linear(&position, &c.out[2..]);
-            vec![group, row, ix[0].clone().scale(c.points as i64).plus(&point)]
+            match all {
+                true => vec![group, row, ix[0].clone().scale(points).plus(&point)],
+                false => vec![ix[0].clone(), group, row, point],
+            }
         },
     };
     then(&matmul)
@@ -419,45 +480,10 @@ fn by_patches<T>(
 /// Points of an image that fill a tile by themselves.
 const POINTS: usize = 192;
 
-/// Whether each image is a matmul of its own.
-fn by_images(c: &Conv) -> bool {
-    c.is_pointwise() && c.points >= POINTS
-}
-
-/// A window of one point: a batch of matmuls, one per image, that read the input in place.
-fn by_image<T>(
-    of: &Body,
-    v: ValueId,
-    (c, lattice): (&Conv, &[Lattice]),
-    machine: &Hardware,
-    then: Then<T>,
-) -> Result<T, LowerError> {
-    let matmul = matmul::Matmul {
-        v,
-        batch: vec![c.x_shape[0], c.groups],
-        m: c.cout,
-        n: c.points,
-        k: c.k,
-        whole: None,
-        run: None,
-        dual: None,
-        machine,
-        precision: matmul::precision(of, v),
-        nearest: true,
-        low: None,
-        lattice,
-        terms: Terms::Products,
-        row: None,
-        after: matmul::after(of, v),
-        beside: matmul::beside(of.graph, of.bytes, v) as f64,
-        a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
-        b: &|r, at| c.patch(r, at),
-        place: &|ix| {
-            let (group, row, position) = c.place(ix);
-            vec![ix[0].clone(), group, row, linear(&position, &c.out[2..])]
-        },
-    };
-    then(&matmul)
+/// How images are divided among matmuls where patches are read by address: each by itself where it has points enough
+/// and its window is one point, so that the input is read in place.
+fn images(c: &Conv) -> Images {
+    if c.is_pointwise() && c.points >= POINTS { Images::Each } else { Images::All }
 }
 
 /// Images of fewer points than this share a matmul, so that it is wide.

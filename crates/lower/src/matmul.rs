@@ -62,6 +62,8 @@ pub struct Matmul<'a> {
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
     /// Which positions of the value it computes: all of them, or those of a lattice.
     pub lattice: &'a [Lattice],
+    /// Bytes of the sectors that stores of the result touch, for each byte that they write.
+    pub sectors: f64,
     /// Dual GEMM: a second right operand with as many columns, which come after those of the first.
     pub dual: Option<Dual<'a>>,
     /// How f32 is multiplied.

@@ -76,6 +76,7 @@ fn with<T>(of: &Body, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Re
         nearest: false,
         low: None,
         lattice: &[],
+        sectors: 1.0,
         terms: found.terms,
         row: None,
         after: 0.0,

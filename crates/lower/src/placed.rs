@@ -39,6 +39,22 @@ impl Lattice {
     }
 }
 
+/// The part of a value's positions that a lattice has.
+pub fn share(lattice: &[Lattice]) -> f64 {
+    lattice.iter().map(|l| l.extents[1] as f64 / l.stride as f64).product()
+}
+
+/// Bytes of a sector of memory, the least that a store moves.
+const SECTOR: usize = 32;
+
+/// Bytes of the sectors that stores of a lattice's positions touch, for each byte that they write. `inner`: the
+/// contiguous axis of the value, whose elements have so many bytes.
+pub fn sectors(lattice: &[Lattice], inner: usize, bytes: usize) -> f64 {
+    let Some(l) = lattice.iter().find(|l| l.axis == inner) else { return 1.0 };
+    let (written, pitch) = (l.extents[1] * bytes, l.stride as usize * bytes);
+    written.max(pitch.min(SECTOR)) as f64 / written as f64
+}
+
 /// Where a value is among the dimensions of its matmul, and which of its positions the matmul computes: all, or those of a lattice.
 #[derive(Clone, Copy)]
 pub struct Positions<'a> {

@@ -1,5 +1,5 @@
 //! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
-use crate::common::{TARGETS, check, check_on, checked_text_by, compare, compare_at, kernel};
+use crate::common::{TARGETS, check, check_on, checked_text_by, compare_at, kernel};
 use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Conv, Precision};
@@ -143,31 +143,143 @@ fn transposed_convolutions_in_parts() {
                     .unwrap_or_else(|e| panic!("{e}"));
             let inputs = random::inputs(&g, 3);
             for arch in [Arch::Sm80, Arch::Sm90a] {
-                let k = kernel(Conv, g.clone());
-                let mut tried = vec![];
-                for (schedule, _) in kiln_lower::schedules(&k, arch.machine()).unwrap_or_else(|e| panic!("{e}")) {
-                    // One of each form is enough: tiles differ in size only.
-                    let form = (schedule.to_string().contains("implicit"), schedule.to_string().contains("stage"));
-                    if tried.contains(&form) {
-                        continue;
-                    }
-                    let by = kiln_plan::Kernel { schedule: Some(schedule.clone()), ..k.clone() };
-                    match compare_at(&by, &inputs, arch.machine()) {
-                        Ok(Ok(())) => tried.push(form),
-                        Ok(Err(_)) => {}
-                        Err(e) => panic!("{arch:?} by {schedule}: {e:.600}\n{g}"),
-                    }
-                }
-                assert!(!tried.is_empty(), "{arch:?}: no schedule\n{g}");
+                let tried = tried_forms(&kernel(Conv, g.clone()), &inputs, arch);
                 let implicit = arch == Arch::Sm90a && dtype == "bf16" && !w.ends_with(",1,1]") && !w.ends_with(",1]");
-                assert!(!implicit || tried.iter().any(|t| t.0), "{arch:?}: no implicit GEMM\n{g}");
+                assert!(!implicit || tried.iter().any(|t| t.implicit), "{arch:?}: no implicit GEMM\n{g}");
             }
         }
     }
 }
 
-/// Infinities and NaN reach the results that they reach in PyTorch: those whose windows contain them, and no others. On GPUs weights
-/// are multiplied by the zeros of padding, as those of ordinary convolutions are, so only special inputs are exact there.
+/// A form of a convolution's schedules.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Form {
+    implicit: bool,
+    staged: bool,
+    joined: bool,
+}
+
+/// Compares a convolution with the interpreter by one schedule of each form; gives those that there are. Tiles differ
+/// in size only.
+fn tried_forms(k: &kiln_plan::Kernel, inputs: &[kiln_graph::Tensor], arch: Arch) -> Vec<Form> {
+    let mut tried = vec![];
+    for (schedule, _) in kiln_lower::schedules(k, arch.machine()).unwrap_or_else(|e| panic!("{e}")) {
+        let text = schedule.to_string();
+        let form = Form {
+            implicit: text.contains("implicit-gemm"),
+            staged: text.contains("stage"),
+            joined: text.contains("join-residues"),
+        };
+        if tried.contains(&form) {
+            continue;
+        }
+        let by = kiln_plan::Kernel { schedule: Some(schedule), ..k.clone() };
+        match compare_at(&by, inputs, arch.machine()) {
+            Ok(Ok(())) => tried.push(form),
+            Ok(Err(_)) => {}
+            Err(e) => panic!("{arch:?} by {text}: {e:.600}\n{}", k.body),
+        }
+    }
+    assert!(!tried.is_empty(), "{arch:?}: no schedule\n{}", k.body);
+    tried
+}
+
+/// Transposed convolutions drawn at random, whose innermost windows no stride divides, by each form: residues in parts
+/// and joined. Joined, an infinite input may be multiplied by a weight of zero, so kernels that round as the graph does
+/// have none.
+#[test]
+fn residues_are_joined() {
+    for seed in 0..16u64 {
+        let mut state = seed;
+        let mut upto = |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            1 + (state >> 33) % n
+        };
+        let (dims, groups, channels) = (upto(3) as usize, upto(2), 8 * upto(4));
+        let mut x = vec![upto(2), groups * channels];
+        let mut w = vec![groups * channels, 2 + upto(7)];
+        let (mut stride, mut padding, mut output_padding) = (vec![], vec![], vec![]);
+        for d in 0..dims {
+            let (mut s, mut window) = (upto(3), upto(if dims > 2 { 3 } else { 5 }));
+            if d + 1 == dims {
+                s = 1 + upto(3);
+                window += u64::from(window % s == 0);
+            }
+            let p = upto(window) - 1;
+            // The result has at least two positions.
+            x.push(1 + upto(if dims > 2 { 2 } else { 5 }) + 2 * p / s);
+            w.push(window);
+            output_padding.push(upto(s) - 1);
+            stride.push(s);
+            padding.push(p);
+        }
+        let (dtype, rows) = (["f32", "bf16", "f16"][upto(3) as usize - 1], groups * w[1]);
+        let text = format!(
+            "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{rows}]) {{ %c = conv %x, %w, %b transposed=true \
+             stride={stride:?} padding={padding:?} output_padding={output_padding:?} groups={groups}\n %y = mish %c\n return %y }}"
+        );
+        println!("seed {seed}: {text}");
+        let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));
+        let inputs = random::inputs(&g, seed);
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            let k = kernel(Conv, g.clone());
+            let tried = tried_forms(&k, &inputs, arch);
+            let joins = arch == Arch::Sm90a && dtype != "f32";
+            assert_eq!(tried.iter().any(|t| t.joined), joins, "{arch:?}: {tried:?}\n{g}");
+            let strict = kiln_plan::Kernel { rounding: kiln_plan::Rounding::PerOp, ..k.clone() };
+            let all = kiln_lower::schedules(&strict, arch.machine()).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            assert!(all.iter().all(|(s, _)| !s.to_string().contains("join-residues")), "{arch:?}\n{g}");
+        }
+    }
+}
+
+/// Residues of the innermost axis are stored by neighbouring lanes, in kernels whose consumers share tiles and in those
+/// that take turns; where pairs are aligned in memory, a thread stores both elements of one.
+#[test]
+fn residues_are_stored_as_lines() {
+    let tile = "tensor-core wgmma 128x128x64; stage a,b shared 4";
+    let joined = "implicit-gemm; join-residues";
+    let cases = [
+        ("[64,64,4,4]", "padding=[1,1]", "implicit-gemm", false),
+        ("[64,64,4,4]", "padding=[0,0]", "implicit-gemm", true),
+        ("[64,64,3,3]", "padding=[1,1] output_padding=[1,1]", joined, true),
+        ("[64,64,3,3]", "padding=[0,0]", joined, false),
+    ];
+    for (w, steps, form, aligned) in cases {
+        for turns in ["", "; ping-pong"] {
+            let g: Graph = format!(
+                "graph k(%x: bf16[4,64,32,32], %w: bf16{w}) {{ %c = conv %x, %w stride=[2,2] transposed=true {steps}\n return %c }}"
+            )
+            .parse()
+            .unwrap_or_else(|e| panic!("{e}"));
+            let by = format!("{form}; {tile}{turns}");
+            let schedule = Some(by.parse().expect("a schedule"));
+            let k = kiln_plan::Kernel { schedule, ..kernel(Conv, g) };
+            let lowered = kiln_lower::lower(&k, Arch::Sm90a).unwrap_or_else(|e| panic!("{steps}: {e}"));
+            let mut stores = 0;
+            for step in lowered.steps {
+                let kiln_plan::exec::Work::Block { code, .. } = step else { continue };
+                let multiplies = code.insts.iter().any(|d| matches!(d.op, kiln_block::Op::Wgmma { .. }));
+                let placed = kiln_block::passes::layout::assign(&code);
+                placed.walk(&mut |_, d| {
+                    if d.op != kiln_block::Op::Store || !multiplies {
+                        return;
+                    }
+                    stores += 1;
+                    let layout = placed.value(d.args[1]).layout.as_ref().expect("a layout");
+                    let pair = (layout.registers[0] == [1, 0]) && layout.lanes[0] == [0, 1];
+                    let lanes = layout.lanes[0] == [1, 0] && layout.lanes[1] == [0, 1];
+                    assert!(if aligned { pair } else { lanes }, "{w} {steps} by {by}: {layout:?}");
+                });
+            }
+            assert!(stores > 0, "{w} {steps} by {by}");
+        }
+    }
+}
+
+/// Infinities and NaN reach the results that they reach in PyTorch: those whose windows contain them, and no others. On
+/// GPUs weights are multiplied by the zeros of padding, as those of ordinary convolutions are, so only special inputs
+/// are exact there, and those where residues are not joined.
 #[test]
 fn what_is_not_finite_stays_where_it_is() {
     let specials = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
@@ -191,7 +303,10 @@ fn what_is_not_finite_stays_where_it_is() {
                     inputs[which].set_f64(at, specials[special]);
                 }
                 for target in TARGETS.into_iter().filter(|t| which == 0 || !t.is_gpu()) {
-                    match compare(Conv, &g, &inputs, target) {
+                    let k = kernel(Conv, g.clone());
+                    let all = kiln_lower::schedules(&k, target.machine()).unwrap_or_else(|e| panic!("{e}"));
+                    let schedule = all.into_iter().map(|s| s.0).find(|s| !s.to_string().contains("join-residues"));
+                    match compare_at(&kiln_plan::Kernel { schedule, ..k }, &inputs, target.machine()) {
                         Ok(Ok(())) => {}
                         Ok(Err(e)) => panic!("{target:?}: {e}\n{text}"),
                         Err(e) => panic!("{target:?}, operand {which}: {e:.500}\n{text}"),

@@ -11,7 +11,7 @@
 //! Without strides neighbouring lines share their padding: that after a line of points is that before the next. With
 //! strides, positions of each remainder (phase) are stored together. Rows that are padding, not points of the result,
 //! are multiplied and not stored ([`crate::invert`] gives the guards).
-use super::{Conv, or_zero};
+use super::{Conv, Input, or_zero};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
 use crate::matmul::{self, Matmul, Run};
@@ -98,9 +98,10 @@ pub fn candidates(
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
+    input: Input,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
     let found = with(of, c, by_patches, (machine, Slot::Scratch(1)), &|w, matmul| {
-        let (precision, cycles) = (matmul.precision, w.copies(machine));
+        let (precision, cycles) = (matmul.precision, w.copies(machine, input));
         let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
         let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, ..p.forms }, ..p }, us);
         Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)?).into_iter().map(one).collect())
@@ -170,8 +171,9 @@ impl<'a> Windows<'a> {
         [self.input().iter().product(), self.weight().iter().product()].map(|n: usize| Type::new(self.dtype, [n]))
     }
     /// Predicted cycles of the copies.
-    fn copies(&self, machine: &Hardware) -> f64 {
-        self.scratch().iter().map(|ty| warpgroup::copy(&machine.gemm, ty.bytes())).sum()
+    fn copies(&self, machine: &Hardware, input: Input) -> f64 {
+        let made = self.scratch().into_iter().skip(usize::from(input == Input::Copied));
+        made.map(|ty| warpgroup::copy(&machine.gemm, ty.bytes())).sum()
     }
     fn depth(&self) -> usize {
         self.c.w_shape[2..].iter().product::<usize>() * self.channels
@@ -236,7 +238,8 @@ impl<'a> Windows<'a> {
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
             let (channel, point) = (&axes[axes.len() - 1], &axes[2..axes.len() - 1]);
             let ix = c.weight_element([&axes[0], &axes[1], channel], point);
-            self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (self.weight, linear(axes, &space)))
+            let bounds = [vec![(channel.clone(), 0, c.cin as i64)], c.weight_bounds(&ix)].concat();
+            self.copy(of, c.w, (&ix, bounds), (self.weight, linear(axes, &space)))
         };
         pointwise::launch(of, "weight", &space, &scene)
     }

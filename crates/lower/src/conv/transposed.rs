@@ -7,6 +7,11 @@
 //! [`Part`]: one convolution whose output channels are pairs of a channel and a residue. Its results are interleaved by the store
 //! ([`crate::placed::Lattice`]). No weight is multiplied by the zeros that a dilated input would have between its points.
 //!
+//! Where the stride does not divide the window, residues have unequally many points, so that parts store every other
+//! element of a line. Joined, all residues of the innermost axis are one part ([`AxisPart::joined`]): each has the
+//! points of the longest, of which those that the window lacks are weights of zero. That is more arithmetic, and whole
+//! lines are stored. A zero times an infinite input is NaN, so numerics that keep every rounding do without.
+//!
 //! Takes: a transposed convolution. Gives: its parts, each as a [`Conv`] that the other modules lower as any other.
 use super::Conv;
 use crate::expr::{Expr, delinear, linear};
@@ -20,8 +25,9 @@ struct AxisPart {
     count: usize,
     /// Points of the window for each residue.
     points: usize,
-    /// The first point of residue `first`; that of the residue after it is the next one.
-    point: usize,
+    /// The first point of residue `first`; that of the residue after it is the next one. Points outside of the window
+    /// are weights of zero.
+    point: i64,
     /// Distance between the points of a residue.
     between: usize,
     /// Distance in the input between what they read.
@@ -36,8 +42,9 @@ pub struct Part {
     axes: Vec<AxisPart>,
     /// Output channels of a group.
     channels: usize,
-    /// Padding of the transposed convolution.
+    /// Padding and window of the transposed convolution.
     padding: Vec<i64>,
+    window: Vec<usize>,
     /// First position in units of the stride, along each axis.
     start: Vec<i64>,
     /// Zeros before the input in the copy that all parts of an implicit GEMM read, and how far beyond a position they read it.
@@ -49,9 +56,15 @@ pub struct Part {
 const MAX_PARTS: usize = 16;
 
 /// The parts of a transposed convolution, the one with most arithmetic first; `None` where there are too many.
-pub fn parts(c: &Conv) -> Option<Vec<Part>> {
+/// `joined`: with all residues of the innermost axis in one part, where they are several without; `None` where they are
+/// not.
+pub fn parts(c: &Conv, joined: bool) -> Option<Vec<Part>> {
     let dims = 0..c.stride.len();
-    let axes: Vec<Vec<AxisPart>> = dims.clone().map(|d| axis_parts(c, d)).collect();
+    let mut axes: Vec<Vec<AxisPart>> = dims.clone().map(|d| axis_parts(c, d)).collect();
+    if joined {
+        let d = dims.end.checked_sub(1)?;
+        axes[d] = vec![AxisPart::joined(c, d).filter(|_| axes[d].len() > 1)?];
+    }
     if axes.iter().map(Vec::len).product::<usize>() > MAX_PARTS {
         return None;
     }
@@ -63,8 +76,8 @@ pub fn parts(c: &Conv) -> Option<Vec<Part>> {
     let product = axes.iter().fold(vec![vec![]], |all: Vec<Vec<AxisPart>>, axis| {
         all.iter().flat_map(|left| axis.iter().map(|a| [&left[..], &[*a]].concat())).collect()
     });
-    let (padding, channels) = (c.padding.clone(), c.cout);
-    let whole = Part { axes: vec![], channels, padding, start, front, reach };
+    let (padding, window, channels) = (c.padding.clone(), c.w_shape[2..].to_vec(), c.cout);
+    let whole = Part { axes: vec![], channels, padding, window, start, front, reach };
     let part = |axes| Part { axes, ..whole.clone() };
     let mut parts: Vec<Part> = product.into_iter().map(part).collect();
     parts.sort_by_key(|p| std::cmp::Reverse(p.residues() * p.window_points()));
@@ -83,7 +96,16 @@ fn axis_parts(c: &Conv, d: usize) -> Vec<AxisPart> {
         let between = points.get(1).map_or(stride, |k| k - point);
         let shift = (residue as i64 - (dilation * point) as i64).div_euclid(stride as i64);
         let dilation = dilation * between / stride;
-        AxisPart { stride, first: residue, count: 1, points: points.len(), point, between, dilation, shift }
+        AxisPart {
+            stride,
+            first: residue,
+            count: 1,
+            points: points.len(),
+            point: point as i64,
+            between,
+            dilation,
+            shift,
+        }
     };
     // A result of one position has one residue.
     if out == 1 {
@@ -98,6 +120,24 @@ fn axis_parts(c: &Conv, d: usize) -> Vec<AxisPart> {
 }
 
 impl AxisPart {
+    /// All residues of an axis, from one on for which they have the fewest points: if possible that of the result's
+    /// first position, so that groups of residues are aligned as the lines of the result are. `None` with dilation:
+    /// points of residues are not neighbours.
+    fn joined(c: &Conv, d: usize) -> Option<AxisPart> {
+        let (window, stride, dilation) = (c.w_shape[d + 2] as i64, c.stride[d] as i64, c.dilation[d]);
+        if dilation > 1 || window == 0 {
+            return None;
+        }
+        let from = |first: i64| {
+            // The residue `u` of a position reads the input at e = (u - k) / s for points k of the window.
+            let (shift, least) = ((first + stride - 1).div_euclid(stride), -(window - 1 - first).div_euclid(stride));
+            let (points, point) = ((shift - least + 1) as usize, first - stride * shift);
+            let (stride, first) = (stride as usize, first as usize);
+            AxisPart { stride, first, count: stride, points, point, between: stride, dilation: 1, shift }
+        };
+        let aligned = c.padding[d].rem_euclid(stride);
+        [from(aligned), from(0)].into_iter().min_by_key(|a| a.points)
+    }
     /// How far apart the first and the last position are that a result reads.
     fn reach(&self) -> usize {
         self.dilation * self.points.saturating_sub(1)
@@ -118,9 +158,12 @@ impl Part {
     fn counts(&self) -> Vec<usize> {
         self.axes.iter().map(|a| a.count).collect()
     }
-    /// Positions in units of the stride along axis `d`.
+    /// Positions in units of the stride along axis `d`: as many for all parts of an axis, whose residues begin at 0, or
+    /// for one of all residues.
     fn extent(&self, c: &Conv, d: usize) -> usize {
-        let last = c.padding[d] + c.out[d + 2] as i64 - 1;
+        let a = &self.axes[d];
+        let first = if a.count == a.stride { a.first as i64 } else { 0 };
+        let last = c.padding[d] + c.out[d + 2] as i64 - 1 - first;
         (last.div_euclid(c.stride[d] as i64) - self.start[d] + 1).max(1) as usize
     }
     /// The convolution of stride 1 that computes this part of `c`.
@@ -153,18 +196,23 @@ impl Part {
         let residue = delinear(&row.clone().rem(residues), &self.counts());
         let mut ix = vec![group.clone().scale(cin as i64).plus(channel), row.clone().div(residues)];
         for ((a, r), m) in self.axes.iter().zip(&residue).zip(window) {
-            let last = (a.point + a.between * a.points.saturating_sub(1)) as i64;
+            let last = a.point + (a.between * a.points.saturating_sub(1)) as i64;
             ix.push(r.plus(&m.clone().scale(-(a.between as i64))).shift(last));
         }
         ix
+    }
+    /// Bounds of the weight's element among those of the window, where points may be missing.
+    pub fn bounds(&self, element: &[Expr]) -> Vec<(Expr, i64, i64)> {
+        let window = element.iter().skip(2).zip(&self.window);
+        window.map(|(k, n)| (k.clone(), 0, *n as i64)).collect()
     }
     /// Group, row of output channels and residues, and position of the part's result, from an index of the transposed convolution's.
     pub fn place(&self, ix: &[Expr]) -> (Expr, Expr, Vec<Expr>) {
         let (group, channel) = (ix[1].clone().div(self.channels as i64), ix[1].clone().rem(self.channels as i64));
         let (mut row, mut position) = (vec![channel], vec![]);
         for (d, a) in self.axes.iter().enumerate() {
-            let padded = ix[d + 2].clone().shift(self.padding[d]);
-            row.push(padded.clone().rem(a.stride as i64).shift(-(a.first as i64)));
+            let padded = ix[d + 2].clone().shift(self.padding[d] - a.first as i64);
+            row.push(padded.clone().rem(a.stride as i64));
             position.push(padded.div(a.stride as i64).shift(-self.start[d]));
         }
         (group, linear(&row, &[&[self.channels], &self.counts()[..]].concat()), position)

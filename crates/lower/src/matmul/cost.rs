@@ -66,7 +66,7 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let together = steps * (multiplied.max(cache) + read) + finish / ISSUED as f64;
     let own = own as f64;
     let cycles = (own / at_once as f64 * alone).max(own * together);
-    let moved = elements + batch * (p.m * p.k + p.sums() * p.k * p.n);
-    let memory = ((moved * bytes) as f64 + p.beside) / gemm.memory;
+    let moved = elements as f64 * p.sectors + (batch * (p.m * p.k + p.sums() * p.k * p.n)) as f64;
+    let memory = (moved * bytes as f64 + p.beside) / gemm.memory;
     gemm.start + cycles.hypot(memory)
 }

@@ -62,9 +62,10 @@ impl Shape {
         let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
         // Window points read a row again, from the L2 cache; tiles one below the other read the same.
         let windows = if p.run.is_some() { right * span * depths / self.tiles_m as f64 } else { 0.0 };
-        // Bytes that a tile stores; few where rows are reduced.
+        // Bytes of the sectors that a tile stores to; few where rows are reduced.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
-        let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
+        let sent =
+            if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 * p.sectors / tiles as f64 } else { 0.0 };
         let by_map = (p.n * width).is_multiple_of(16);
         // Rows of results that end within a line of the cache, and those that lie beside them.
         let ragged = if (p.n * width).is_multiple_of(SPAN) { 1.0 } else { of.ragged };
