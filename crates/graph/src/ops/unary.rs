@@ -231,7 +231,7 @@ functions! { 43:
     Softplus => float("softplus").weight(16.).torch(&["softplus"]).arguments("[1, 20]").formula(softplus),
         |x| if x > R::of(20.0) { x } else { x.exp().log1p() };
     /// `aten::mish`: `x tanh(log(1 + exp(x)))`.
-    Mish => float("mish").weight(16.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
+    Mish => float("mish").weight(11.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
     /// `aten::hardswish`: `x min(max(x + 3, 0), 6) / 6`.
     Hardswish => float("hardswish").weight(4.).torch(&["hardswish"]).formula(hardswish),
         |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
@@ -339,9 +339,15 @@ fn softplus(g: &mut Graph, x: ValueId) -> Built {
     g.select(large, x, y)
 }
 
+/// With `e = exp(x)` and `w = e (e + 2)`, `tanh(log(1 + e))` is `w / (w + 2)`: one exponential and no cancellation. From x = 20
+/// on it is 1 in every type.
 fn mish(g: &mut Graph, x: ValueId) -> Built {
-    let y = log1p_exp(g, x)?;
-    let y = g.unary(Tanh, y)?;
+    let y = g.binary_scalar(Min, x, 20.0)?;
+    let e = g.unary(Exp, y)?;
+    let y = g.binary_scalar(Add, e, 2.0)?;
+    let w = g.binary(Mul, e, y)?;
+    let y = g.binary_scalar(Add, w, 2.0)?;
+    let y = g.binary(Div, w, y)?;
     g.binary(Mul, x, y)
 }
 
