@@ -135,10 +135,11 @@ impl Matmul<'_> {
     }
 }
 
-/// An array of `rows` rows, each with `len` consecutive elements of K. Everything beyond the last row is zero.
+/// An array of `rows` rows of `pitch` elements, in which `len` elements of K follow each other. Everything beyond the last row is zero.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub len: usize,
+    pub pitch: usize,
     pub rows: usize,
 }
 

@@ -9,8 +9,8 @@
 //! window's point.
 //!
 //! Without strides neighbouring lines share their padding: that after a line of points is that before the next. With
-//! strides, positions of each remainder (phase) are stored together. Rows that are padding, not points of the result,
-//! are multiplied and not stored ([`crate::invert`] gives the guards).
+//! strides, positions of each remainder (phase) are stored together; those of the innermost axis are in one row, so that the copy reads
+//! consecutive elements. Rows that are padding, not points of the result, are multiplied and not stored ([`crate::invert`] gives the guards).
 use super::{Conv, Input, or_zero};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
@@ -134,7 +134,7 @@ fn with<T>(
         batch: by_patches.batch.clone(),
         n: w.points,
         k: w.depth(),
-        run: Some(Run { len: w.channels, rows: w.input()[1] - w.skipped() }),
+        run: Some(Run { len: w.channels, pitch: w.input()[2], rows: w.input()[1] - w.skipped() }),
         a: &|r, at| w.weight_at(r, at),
         b: &|r, at| w.input_at(r, at),
         place: &|ix| {
@@ -178,9 +178,14 @@ impl<'a> Windows<'a> {
     fn depth(&self) -> usize {
         self.c.w_shape[2..].iter().product::<usize>() * self.channels
     }
-    /// Axes of the copy: groups, points of all phases, channels.
+    /// The phases of the innermost axis, and of the others.
+    fn inner_and_outer_phases(&self) -> (usize, &[usize]) {
+        self.phases.split_last().map_or((1, &[]), |(inner, outer)| (*inner, outer))
+    }
+    /// Axes of the copy: groups, points of all phases but those of the innermost axis, channels of these.
     fn input(&self) -> [usize; 3] {
-        [self.c.groups, self.phases.iter().product::<usize>() * self.points, self.channels]
+        let (inner, outer) = self.inner_and_outer_phases();
+        [self.c.groups, outer.iter().product::<usize>() * self.points, inner * self.channels]
     }
     fn weight(&self) -> [usize; 3] {
         [self.c.groups, self.c.cout, self.depth()]
@@ -201,9 +206,11 @@ impl<'a> Windows<'a> {
         let dims = 0..self.padded.len();
         let phases: Vec<Expr> = dims.clone().map(|d| far(d).rem(self.c.stride[d] as i64)).collect();
         let shift: Vec<Expr> = dims.map(|d| far(d).div(self.c.stride[d] as i64)).collect();
-        let row =
-            linear(&phases, &self.phases).scale(self.points as i64).plus(&linear(&shift, &self.padded)).plus(&at[2]);
-        let at = linear(&[at[0].clone(), row, channel], &self.input());
+        let (_, outer) = self.inner_and_outer_phases();
+        let rows = linear(&phases[..outer.len()], outer).scale(self.points as i64);
+        let row = rows.plus(&linear(&shift, &self.padded)).plus(&at[2]);
+        let column = phases[outer.len()].clone().scale(self.channels as i64).plus(&channel);
+        let at = linear(&[at[0].clone(), row, column], &self.input());
         Ok(r.dag.add(NodeOp::Load { slot: INPUT, at, guards: vec![] }, self.dtype))
     }
     /// The element of the weight at (group, m, k).
@@ -216,15 +223,24 @@ impl<'a> Windows<'a> {
         [&self.c.x_shape[..1], &self.padded[..]].concat()
     }
     fn copy_input(&self, of: &Body) -> Result<Emitted, LowerError> {
-        let (c, dims) = (self.c, self.padded.len());
-        let space = [&[c.groups], &self.phases[..], &self.images(), &[self.channels]].concat();
+        let (c, (inner, outer)) = (self.c, self.inner_and_outer_phases());
+        let last = outer.len();
+        // Positions along the innermost axis are one axis, in the order of the input.
+        let mut images = self.images();
+        images[last + 1] *= inner;
+        let space = [&[c.groups], outer, &images, &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
-            let (phase, point, channel) = (&axes[1..=dims], &axes[dims + 1..axes.len() - 1], &axes[axes.len() - 1]);
+            let (phase, point, channel) = (&axes[1..=last], &axes[last + 1..axes.len() - 1], &axes[axes.len() - 1]);
             let mut ix = vec![point[0].clone(), axes[0].clone().scale(c.cin as i64).plus(channel)];
             let mut bounds = vec![(channel.clone(), 0, c.cin as i64)];
-            for d in 0..dims {
-                let first = phase[d].clone().shift(-self.front[d]);
-                let position = point[d + 1].clone().scale(c.stride[d] as i64).plus(&first);
+            for d in 0..=last {
+                let (at, stride) = (point[d + 1].clone(), c.stride[d] as i64);
+                let position = match () {
+                    () if d < last => at.scale(stride).plus(&phase[d]),
+                    () if inner == c.stride[d] => at,
+                    () => at.clone().div(inner as i64).scale(stride).plus(&at.rem(inner as i64)),
+                };
+                let position = position.shift(-self.front[d]);
                 bounds.push((position.clone(), 0, c.x_shape[d + 2] as i64));
                 ix.push(position);
             }

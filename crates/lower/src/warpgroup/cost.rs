@@ -58,7 +58,7 @@ impl Shape {
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / of.latency;
         // Bytes that a tile is the first to read, on average. Of the window points that read a row in an implicit GEMM,
         // one is the first.
-        let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.len);
+        let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.pitch);
         let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
         // Window points read a row again, from the L2 cache; tiles one below the other read the same.
         let windows = if p.run.is_some() { right * span * depths / self.tiles_m as f64 } else { 0.0 };

@@ -135,10 +135,10 @@ impl Strided {
         if !(0..parts).all(|part| (0..p.k).all(|k| together(part, k))) {
             return None;
         }
-        let at = rest.plus(&Expr::coord(depth, run.len));
+        let at = rest.plus(&Expr::coord(depth, run.pitch));
         let mut s =
-            Strided::of(slot, &at, &p.batch, own, [(outer.0, run.rows), (depth, run.len)], bytes, Major::Depth)?;
-        let pitch = run.len as i64;
+            Strided::of(slot, &at, &p.batch, own, [(outer.0, run.rows), (depth, run.pitch)], bytes, Major::Depth)?;
+        let pitch = run.pitch as i64;
         s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
         Some(s)
     }
