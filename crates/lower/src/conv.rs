@@ -1,19 +1,20 @@
 //! Convolutions as matmuls of the weight with patches of the input.
 //!
-//! - On the host, the matmul reads patches through strided windows of the input, which is copied to scratch only for
-//!   padding.
+//! - On the host ([`host`]), the matmul reads patches through strided windows of the input, which is copied to scratch
+//!   only for padding.
 //! - On GPUs: an implicit GEMM over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
-//! - Transposed convolutions on GPUs are convolutions of stride 1 ([`transposed`]), one launch for each part of the result. On the
-//!   host they are matmuls of every point's channels with the whole window; the epilogue sums what overlapping windows
-//!   contribute to one place.
+//! - Transposed convolutions are convolutions of stride 1 ([`transposed`]), one launch for each part of the result.
+//!   Those with too many parts, and on the host those that round as the graph does, are matmuls of every point's
+//!   channels with the whole window; the epilogue sums what overlapping windows contribute to one place.
 //! - Depthwise convolutions are direct.
+mod host;
 mod implicit_gemm;
 mod transposed;
 
 use crate::composite::Decomposed;
 use crate::dag::{Guard, NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
-use crate::host::{Host, the_matmul};
+use crate::host::the_matmul;
 use crate::multiply::{Forms, Multiply, Product};
 use crate::nest::Visit;
 use crate::placed::{self, Lattice};
@@ -24,7 +25,7 @@ use crate::window::UNROLL;
 use crate::{LowerError, gemm, matmul, pointwise, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
-use kiln_plan::exec::{Matrix, Slot, axes};
+use kiln_plan::exec::Slot;
 use kiln_plan::{Hardware, Rounding, Step};
 use transposed::Part;
 
@@ -122,22 +123,6 @@ impl Conv {
         let element = self.weight_index(at);
         or_zero(r, self.w, &element, self.weight_bounds(&element))
     }
-    /// The weight as an operand on the host.
-    fn weight(&self, h: &mut Host) -> Result<Matrix, LowerError> {
-        let a = h.operand(self.w, &[self.groups, self.cout, self.k], "weight", |at| self.weight_index(at))?;
-        Ok(Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix([self.cout, self.k]) })
-    }
-    /// The result on the host as a matrix, from image `first` on.
-    fn result(&self, slot: Slot, first: usize) -> Matrix {
-        let image = self.out[1] * self.points;
-        Matrix {
-            slot,
-            offset: first * image,
-            rows: axes([(self.cout, self.points)]),
-            cols: axes([(self.points, 1)]),
-            batch_strides: vec![image, self.cout * self.points],
-        }
-    }
     /// The input at (image, group, position in the patch, point of the result); zero in the padding.
     fn patch(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
         let inner = self.in_patch(&at[2]);
@@ -208,13 +193,16 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
                 let out = in_parts(of, v, (&c, &parts), machine, &asked)?;
                 Ok(out.in_forms(|forms| forms.joined = joined))
             }
-            _ => by_columns(of, v, &mut |of| gemm::lower(of, machine)),
+            _ => match on_host(of, &c, machine) {
+                Some(parts) => host::transposed(of, v, &c, &parts),
+                None => by_columns(of, v, &mut |of| gemm::lower(of, machine)),
+            },
         };
     }
     match of.product() {
         Some(asked) => gpu(of, v, (&c, &[]), machine, &asked),
         None if machine.arch.is_gpu() => reduction::lower(of, machine, 0),
-        None => host(of, v, &c),
+        None => host::lower(of, v, &c),
     }
 }
 
@@ -319,6 +307,13 @@ fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: bool) -> O
     };
     let whole = parts.len() == 1 && sums(&parts[0]);
     (whole || sums(&parts[0]) && parts.iter().all(placed)).then_some(parts)
+}
+
+/// The parts of a transposed convolution on the host. They multiply weights by zeros around the input, so kernels that
+/// round as the graph does are computed by columns.
+fn on_host(of: &Body, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
+    let applies = !machine.arch.is_gpu() && of.rounding == Rounding::AtStores;
+    transposed::parts(c, false).filter(|_| applies)
 }
 
 /// Whether a form may be that of several launches that share a kernel's results.
@@ -484,48 +479,6 @@ const POINTS: usize = 192;
 /// and its window is one point, so that the input is read in place.
 fn images(c: &Conv) -> Images {
     if c.is_pointwise() && c.points >= POINTS { Images::Each } else { Images::All }
-}
-
-/// Images of fewer points than this share a matmul, so that it is wide.
-const FEW: usize = 256;
-
-/// The matmul reads patches through strided windows of the input, which is copied only to add its padding.
-fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
-    let (n, dims) = (c.x_shape[0], c.stride.len());
-    let mut h = Host::new(*of);
-    let weight = c.weight(&mut h)?;
-    let reach = |d: usize| (c.out[d + 2].max(1) - 1) * c.stride[d] + (c.w_shape[d + 2] - 1) * c.dilation[d] + 1;
-    let mut shape = c.x_shape.clone();
-    if c.padding.iter().any(|&p| p > 0) {
-        (0..dims).for_each(|d| shape[d + 2] = reach(d));
-    }
-    let x = h.padded(c.x, &shape, "padded", |at| {
-        let shifted = |(d, e): (usize, &Expr)| match d {
-            0 | 1 => e.clone(),
-            _ => e.clone().shift(-c.padding[d - 2]),
-        };
-        let ix: Vec<Expr> = at.iter().enumerate().map(shifted).collect();
-        let bounds = ix.iter().zip(&c.x_shape).skip(2).map(|(e, s)| (e.clone(), 0, *s as i64)).collect();
-        (ix, bounds)
-    })?;
-    let place = h.destination(v)?;
-    let together = n > 1 && c.points < FEW;
-    let images = |stride: usize| if together { (n, stride) } else { (1, 0) };
-    let window = (0..dims).map(|d| (c.w_shape[d + 2], c.dilation[d] * x.strides[d + 2]));
-    let points = (0..dims).map(|d| (c.out[d + 2], c.stride[d] * x.strides[d + 2]));
-    let b = Matrix {
-        slot: x.slot,
-        offset: x.offset,
-        rows: axes([(c.cin, x.strides[1])].into_iter().chain(window)),
-        cols: axes([images(x.strides[0])].into_iter().chain(points)),
-        batch_strides: vec![x.strides[0], c.cin * x.strides[1]],
-    };
-    let image = c.out[1] * c.points;
-    let mut result = c.result(place.0, 0);
-    result.cols = axes([images(image), (c.points, 1)]);
-    let (batch, wide) = if together { (1, n * c.points) } else { (n, c.points) };
-    h.gemm(of.graph.dtype(v), place.1, &[batch, c.groups, c.cout, wide], c.k, [weight, b, result]);
-    h.finish(v, place)
 }
 
 /// A transposed convolution as a matmul with an epilogue that sums overlapping windows.

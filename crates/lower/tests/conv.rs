@@ -233,6 +233,60 @@ fn residues_are_joined() {
     }
 }
 
+/// Transposed convolutions drawn at random, on the host: in parts, and by columns where kernels round as the graph
+/// does.
+#[test]
+fn transposed_convolutions_on_the_host() {
+    for seed in 0..40u64 {
+        let mut state = seed;
+        let mut upto = |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            1 + (state >> 33) % n
+        };
+        let (dims, groups) = (upto(3) as usize, upto(2));
+        let mut x = vec![upto(3), groups * (2 + upto(6))];
+        let mut w = vec![x[1], 2 + upto(4)];
+        let (mut stride, mut padding, mut dilation, mut output_padding) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..dims {
+            let few = dims > 2;
+            let (s, window, d) = (upto(4), upto(if few { 2 } else { 4 }), 1 + upto(4) / 4);
+            let p = upto((window - 1) * d + 1) - 1;
+            x.push(1 + upto(if few { 2 } else { 5 }) + 2 * p / s);
+            w.push(window);
+            output_padding.push(upto(s.max(d)) - 1);
+            stride.push(s);
+            padding.push(p);
+            dilation.push(d);
+        }
+        let dtype = ["f32", "f64", "bf16"][upto(3) as usize - 1];
+        let after = ["return %c", "%y = silu %c\n return %y"][upto(2) as usize - 1];
+        let text = format!(
+            "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{}]) {{ %c = conv %x, %w{} transposed=true stride={stride:?} \
+             padding={padding:?} dilation={dilation:?} output_padding={output_padding:?} groups={groups}\n {after} }}",
+            groups * w[1],
+            ["", ", %b"][upto(2) as usize - 1],
+        );
+        println!("seed {seed}: {text}");
+        let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));
+        let inputs = random::inputs(&g, seed);
+        for rounding in [kiln_plan::Rounding::AtStores, kiln_plan::Rounding::PerOp] {
+            let k = kiln_plan::Kernel { rounding, ..kernel(Conv, g.clone()) };
+            match compare_at(&k, &inputs, Arch::Cpu.machine()) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => panic!("{e}\n{g}"),
+                Err(e) => panic!("{rounding:?}: {e:.600}\n{g}"),
+            }
+            // In parts, no product has more elements than the result.
+            let points = g.values().map(|v| g.ty(v).count()).max().unwrap_or(0);
+            let lowered = kiln_lower::lower(&k, Arch::Cpu).unwrap_or_else(|e| panic!("{e}"));
+            for step in lowered.steps.iter().filter(|_| rounding == kiln_plan::Rounding::AtStores) {
+                let kiln_plan::exec::Work::Gemm(call) = step else { continue };
+                assert!(call.m * call.n * call.batch.iter().product::<usize>() <= points, "{g}");
+            }
+        }
+    }
+}
+
 /// Residues of the innermost axis are stored by neighbouring lanes, in kernels whose consumers share tiles and in those
 /// that take turns; where pairs are aligned in memory, a thread stores both elements of one.
 #[test]
@@ -303,7 +357,9 @@ fn what_is_not_finite_stays_where_it_is() {
                     inputs[which].set_f64(at, specials[special]);
                 }
                 for target in TARGETS.into_iter().filter(|t| which == 0 || !t.is_gpu()) {
-                    let k = kernel(Conv, g.clone());
+                    // On hosts weights are multiplied by zeros too, unless kernels round as the graph does.
+                    let rounding = if which == 1 { kiln_plan::Rounding::PerOp } else { kiln_plan::Rounding::AtStores };
+                    let k = kiln_plan::Kernel { rounding, ..kernel(Conv, g.clone()) };
                     let all = kiln_lower::schedules(&k, target.machine()).unwrap_or_else(|e| panic!("{e}"));
                     let schedule = all.into_iter().map(|s| s.0).find(|s| !s.to_string().contains("join-residues"));
                     match compare_at(&kiln_plan::Kernel { schedule, ..k }, &inputs, target.machine()) {

@@ -16,6 +16,7 @@
 use super::Conv;
 use crate::expr::{Expr, delinear, linear};
 use crate::placed::Lattice;
+use std::ops::Range;
 
 /// Residues of one axis, `first..first + count`, and their points of the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,16 +156,46 @@ impl Part {
     pub fn window_points(&self) -> usize {
         self.axes.iter().map(|a| a.points).product()
     }
-    fn counts(&self) -> Vec<usize> {
+    pub fn counts(&self) -> Vec<usize> {
         self.axes.iter().map(|a| a.count).collect()
     }
     /// Positions in units of the stride along axis `d`: as many for all parts of an axis, whose residues begin at 0, or
     /// for one of all residues.
-    fn extent(&self, c: &Conv, d: usize) -> usize {
+    pub fn extent(&self, c: &Conv, d: usize) -> usize {
         let a = &self.axes[d];
         let first = if a.count == a.stride { a.first as i64 } else { 0 };
         let last = c.padding[d] + c.out[d + 2] as i64 - 1 - first;
         (last.div_euclid(c.stride[d] as i64) - self.start[d] + 1).max(1) as usize
+    }
+    /// Where the first residue of axis `d` is in the result at the part's position `j`.
+    pub fn position(&self, d: usize, j: usize) -> i64 {
+        let a = &self.axes[d];
+        a.stride as i64 * (self.start[d] + j as i64) + a.first as i64 - self.padding[d]
+    }
+    /// The part's positions along axis `d` whose first residue is within the result.
+    pub fn range(&self, c: &Conv, d: usize) -> Range<usize> {
+        let end = c.out[d + 2] as i64;
+        let mut inside = (0..self.extent(c, d)).filter(|j| (0..end).contains(&self.position(d, *j)));
+        inside.next().map_or(0..0, |first| first..first + 1 + inside.count())
+    }
+    /// The same results as parts whose residues along each axis are within the result at the same positions: all of
+    /// them, or single ones.
+    pub fn within_ranges(&self, c: &Conv) -> Vec<Part> {
+        let mut parts = vec![self.clone()];
+        for d in 0..self.axes.len() {
+            let a = self.axes[d];
+            let single = |n: usize| AxisPart { first: a.first + n, count: 1, point: a.point + n as i64, ..a };
+            let with = |part: &Part, axis: AxisPart| {
+                let mut part = part.clone();
+                part.axes[d] = axis;
+                part
+            };
+            let ranges: Vec<Range<usize>> = (0..a.count).map(|n| with(self, single(n)).range(c, d)).collect();
+            if ranges.windows(2).any(|r| r[0] != r[1]) {
+                parts = parts.iter().flat_map(|p| (0..a.count).map(|n| with(p, single(n)))).collect();
+            }
+        }
+        parts
     }
     /// The convolution of stride 1 that computes this part of `c`.
     pub fn conv(&self, c: &Conv) -> Conv {
