@@ -187,7 +187,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         _ => {}
     }
     if c.transposed {
-        let joined = of.product().is_some_and(|asked| asked.forms.joined);
+        let joined = of.product().map_or(0, |asked| asked.forms.joined);
         return match (of.product(), parts(of, v, &c, machine, joined)) {
             (Some(asked), Some(parts)) => {
                 let out = in_parts(of, v, (&c, &parts), machine, &asked)?;
@@ -216,7 +216,8 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     if !c.transposed {
         all = products(of, v, (&c, &[]), machine)?;
     } else {
-        let ways = [false, true].map(|joined| (joined, parts(of, v, &c, machine, joined)));
+        let ways = (0..=c.stride.len()).map(|joined| (joined, parts(of, v, &c, machine, joined)));
+        let ways: Vec<(usize, Option<Vec<Part>>)> = ways.collect();
         if ways.iter().all(|w| w.1.is_none()) {
             return by_columns(of, v, &mut |of| gemm::candidates(of, machine));
         }
@@ -224,7 +225,7 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
             let found = candidates_in_parts(of, v, (&c, parts), machine)?;
             let one = |(p, us): (Product, f64)| (Product { forms: Forms { joined, ..p.forms }, ..p }, us);
             // Only tensor cores have arithmetic to spare.
-            all.extend(found.into_iter().filter(|(p, _)| p.forms.implicit || !joined).map(one));
+            all.extend(found.into_iter().filter(|(p, _)| p.forms.implicit || joined == 0).map(one));
         }
     }
     Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
@@ -293,11 +294,11 @@ fn gpu(
 
 /// The parts of a transposed convolution on a GPU, where its kernel can be computed part by part: one part has all
 /// results; of several, each computes the epilogue of its own results.
-fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: bool) -> Option<Vec<Part>> {
+fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> Option<Vec<Part>> {
     // Weights of zero are multiplied by inputs that may not be finite, and batches of other sizes would choose another
     // form.
     let strict = of.rounding == Rounding::PerOp || machine.contract.batch_invariant;
-    let applies = c.transposed && machine.arch.is_gpu() && !(joined && strict);
+    let applies = c.transposed && machine.arch.is_gpu() && !(joined > 0 && strict);
     let parts = transposed::parts(c, joined).filter(|_| applies)?;
     let sums = |p: &Part| p.window_points() > 0;
     let placed = |p: &Part| {
@@ -313,7 +314,7 @@ fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: bool) -> O
 /// round as the graph does are computed by columns.
 fn on_host(of: &Body, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
     let applies = !machine.arch.is_gpu() && of.rounding == Rounding::AtStores;
-    transposed::parts(c, false).filter(|_| applies)
+    transposed::parts(c, 0).filter(|_| applies)
 }
 
 /// Whether a form may be that of several launches that share a kernel's results.

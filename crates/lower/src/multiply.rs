@@ -30,8 +30,8 @@ pub struct Forms {
     pub dual: bool,
     /// A convolution by shifted rows of a padded copy of its input.
     pub implicit: bool,
-    /// A transposed convolution computes all residues of its innermost axis together.
-    pub joined: bool,
+    /// Innermost axes of which a transposed convolution computes all residues together.
+    pub joined: usize,
     /// Slices of K that are summed by a launch of their own.
     pub slices: usize,
     /// Operands that are copied first.
@@ -41,7 +41,7 @@ pub struct Forms {
 }
 impl Default for Forms {
     fn default() -> Forms {
-        Forms { swap: false, dual: false, implicit: false, joined: false, slices: 1, copies: [false; 2], apart: false }
+        Forms { swap: false, dual: false, implicit: false, joined: 0, slices: 1, copies: [false; 2], apart: false }
     }
 }
 
@@ -107,7 +107,7 @@ impl Multiply {
                 Step::Swap => forms.swap = true,
                 Step::DualGemm => forms.dual = true,
                 Step::ImplicitGemm => forms.implicit = true,
-                Step::JoinResidues => forms.joined = true,
+                Step::JoinResidues(n) => forms.joined = *n,
                 Step::SplitReduce(Axis::K, n) => forms.slices = *n,
                 Step::SplitReduce(Axis::Keys, n) => slices = *n,
                 Step::Multiply(engine, size) => {
@@ -238,7 +238,7 @@ impl Product {
             forms.swap.then_some(Step::Swap),
             forms.dual.then_some(Step::DualGemm),
             forms.implicit.then_some(Step::ImplicitGemm),
-            forms.joined.then_some(Step::JoinResidues),
+            (forms.joined > 0).then_some(Step::JoinResidues(forms.joined)),
             (!copied.is_empty()).then_some(Step::Copy(copied)),
             more(forms.slices, |n| Step::SplitReduce(Axis::K, n)),
             Some(Step::Multiply(tile.engine, tile.size.to_vec())),
@@ -286,7 +286,7 @@ mod tests {
             "call library",
             "tensor-core mma 64x64x64; bind warp 4",
             "tensor-core wgmma 128x128x64; stage a,b shared 5; stage c shared 2; group m 16; persist 132; ping-pong",
-            "swap a,b; dual-gemm; implicit-gemm; join-residues; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
+            "swap a,b; dual-gemm; implicit-gemm; join-residues 1; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
              stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
             "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; block-mask",
             "fma 16x64; bind warp 4",

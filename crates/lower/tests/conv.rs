@@ -156,7 +156,8 @@ fn transposed_convolutions_in_parts() {
 struct Form {
     implicit: bool,
     staged: bool,
-    joined: bool,
+    /// Axes of which residues are joined.
+    joined: usize,
 }
 
 /// Compares a convolution with the interpreter by one schedule of each form; gives those that there are. Tiles differ
@@ -168,7 +169,7 @@ fn tried_forms(k: &kiln_plan::Kernel, inputs: &[kiln_graph::Tensor], arch: Arch)
         let form = Form {
             implicit: text.contains("implicit-gemm"),
             staged: text.contains("stage"),
-            joined: text.contains("join-residues"),
+            joined: text.split("join-residues ").nth(1).map_or(0, |n| n[..1].parse().expect("a number of axes")),
         };
         if tried.contains(&form) {
             continue;
@@ -189,6 +190,7 @@ fn tried_forms(k: &kiln_plan::Kernel, inputs: &[kiln_graph::Tensor], arch: Arch)
 /// have none.
 #[test]
 fn residues_are_joined() {
+    let mut joined = vec![];
     for seed in 0..16u64 {
         let mut state = seed;
         let mut upto = |n: u64| {
@@ -225,12 +227,15 @@ fn residues_are_joined() {
             let k = kernel(Conv, g.clone());
             let tried = tried_forms(&k, &inputs, arch);
             let joins = arch == Arch::Sm90a && dtype != "f32";
-            assert_eq!(tried.iter().any(|t| t.joined), joins, "{arch:?}: {tried:?}\n{g}");
+            // The innermost axis alone always, others where their residues are several.
+            assert_eq!(tried.iter().any(|t| t.joined == 1), joins, "{arch:?}: {tried:?}\n{g}");
+            joined.extend(tried.iter().map(|t| t.joined));
             let strict = kiln_plan::Kernel { rounding: kiln_plan::Rounding::PerOp, ..k.clone() };
             let all = kiln_lower::schedules(&strict, arch.machine()).unwrap_or_else(|e| panic!("{e}\n{g}"));
             assert!(all.iter().all(|(s, _)| !s.to_string().contains("join-residues")), "{arch:?}\n{g}");
         }
     }
+    assert!((0..=3).all(|n| joined.contains(&n)), "{joined:?}");
 }
 
 /// Transposed convolutions drawn at random, on the host: in parts, and by columns where kernels round as the graph
@@ -292,7 +297,7 @@ fn transposed_convolutions_on_the_host() {
 #[test]
 fn residues_are_stored_as_lines() {
     let tile = "tensor-core wgmma 128x128x64; stage a,b shared 4";
-    let joined = "implicit-gemm; join-residues";
+    let joined = "implicit-gemm; join-residues 1";
     let cases = [
         ("[64,64,4,4]", "padding=[1,1]", "implicit-gemm", false),
         ("[64,64,4,4]", "padding=[0,0]", "implicit-gemm", true),

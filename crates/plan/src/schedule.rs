@@ -164,9 +164,9 @@ pub enum Step {
     DualGemm,
     /// `implicit-gemm`: a convolution reads its patches as shifted rows of a padded copy of its input.
     ImplicitGemm,
-    /// `join-residues`: a transposed convolution computes all residues of its innermost axis by one launch, with
-    /// weights of zero for points that the window lacks.
-    JoinResidues,
+    /// `join-residues 1`: a transposed convolution computes all residues of so many of its innermost axes by one
+    /// launch, with weights of zero for points that the window lacks.
+    JoinResidues(usize),
     /// `tensor-core wgmma 128x256x64`: what multiplies, and the tile of the result and of the axis that is summed over. Attention has two
     /// sizes: queries and keys.
     Multiply(Engine, Vec<usize>),
@@ -217,7 +217,7 @@ impl fmt::Display for Step {
             Step::Swap => f.write_str("swap a,b"),
             Step::DualGemm => f.write_str("dual-gemm"),
             Step::ImplicitGemm => f.write_str("implicit-gemm"),
-            Step::JoinResidues => f.write_str("join-residues"),
+            Step::JoinResidues(n) => write!(f, "join-residues {n}"),
             Step::Multiply(engine, tile) => {
                 let sizes: Vec<String> = tile.iter().map(usize::to_string).collect();
                 write!(f, "{} {}", engine.name(), sizes.join("x"))
@@ -235,7 +235,7 @@ impl fmt::Display for Step {
 
 /// The forms of all steps, for messages.
 const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; bind lane N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
-                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; join-residues; \
+                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; join-residues N; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
 /// Largest number in a step.
@@ -301,7 +301,7 @@ impl FromStr for Step {
             ["swap", "a,b"] => Ok(Step::Swap),
             ["dual-gemm"] => Ok(Step::DualGemm),
             ["implicit-gemm"] => Ok(Step::ImplicitGemm),
-            ["join-residues"] => Ok(Step::JoinResidues),
+            ["join-residues", n] => Ok(Step::JoinResidues(number(n)?)),
             ["stage", of, "shared", n] => Ok(Step::Stage(operands(of)?, number(n)?)),
             ["stage", of, "global"] => Ok(Step::Copy(operands(of)?)),
             ["group", "m", n] => Ok(Step::Group(number(n)?)),
@@ -417,7 +417,7 @@ mod tests {
             "split r 8192; bind warp 8; look-back r",
             "split r 512; split i0 32; bind warp 16; registers 64; look-back r 32",
             "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
-            "implicit-gemm; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
+            "implicit-gemm; join-residues 2; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
             "dual-gemm; fma 64x64x32; bind warp 4",
             "tensor-core wgmma 128x128x64; stage a,b shared 6; stage c shared 2; group m 16; persist 132",
             "split-reduce keys 4; tensor-core mma 16x64; block-mask",

@@ -57,14 +57,16 @@ pub struct Part {
 const MAX_PARTS: usize = 16;
 
 /// The parts of a transposed convolution, the one with most arithmetic first; `None` where there are too many.
-/// `joined`: with all residues of the innermost axis in one part, where they are several without; `None` where they are
-/// not.
-pub fn parts(c: &Conv, joined: bool) -> Option<Vec<Part>> {
+/// `joined`: of so many of the innermost axes all residues are in one part, where those of the first of them are
+/// several otherwise; `None` where they are not.
+pub fn parts(c: &Conv, joined: usize) -> Option<Vec<Part>> {
     let dims = 0..c.stride.len();
     let mut axes: Vec<Vec<AxisPart>> = dims.clone().map(|d| axis_parts(c, d)).collect();
-    if joined {
-        let d = dims.end.checked_sub(1)?;
-        axes[d] = vec![AxisPart::joined(c, d).filter(|_| axes[d].len() > 1)?];
+    if joined > 0 {
+        let first = dims.end.checked_sub(joined).filter(|d| axes[*d].len() > 1)?;
+        for d in (first..dims.end).filter(|d| axes[*d].len() > 1).collect::<Vec<_>>() {
+            axes[d] = vec![AxisPart::joined(c, d)?];
+        }
     }
     if axes.iter().map(Vec::len).product::<usize>() > MAX_PARTS {
         return None;
