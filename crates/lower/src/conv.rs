@@ -340,7 +340,12 @@ fn candidates_in_parts(
             continue;
         }
         let others = of_part(part, Input::Copied)?;
-        let same = |p: &Product| others.iter().find(|o| o.0.forms == p.forms && o.0.tile.size == p.tile.size);
+        // All parts follow one schedule.
+        let follows = |o: &Product, p: &Product| {
+            let (a, b) = (o.tile, p.tile);
+            o.forms == p.forms && a.size == b.size && (a.cluster, a.ping_pong) == (b.cluster, b.ping_pong)
+        };
+        let same = |p: &Product| others.iter().find(|o| follows(&o.0, p));
         all.retain(|a| same(&a.0).is_some());
         all.iter_mut().for_each(|a| a.1 += same(&a.0).map_or(0.0, |o| o.1));
     }

@@ -238,6 +238,44 @@ fn residues_are_joined() {
     assert!((0..=3).all(|n| joined.contains(&n)), "{joined:?}");
 }
 
+/// What follows a transposed convolution is priced once, however many parts compute it, and joined parts are cheaper
+/// where others store every other element of a line.
+#[test]
+fn epilogues_of_parts_are_priced_once() {
+    let machine = Arch::Sm90a.machine();
+    let priced = |after: &str| {
+        let g: Graph = format!(
+            "graph k(%x: bf16[32,64,64,64], %w: bf16[64,64,3,3]) {{ %c = conv %x, %w stride=[2,2] padding=[1,1] \
+             output_padding=[1,1] transposed=true\n {after} }}"
+        )
+        .parse()
+        .unwrap_or_else(|e| panic!("{e}"));
+        kiln_lower::schedules(&kernel(Conv, g), machine).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let (plain, mish) = (priced("return %c"), priced("%y = mish %c\n return %y"));
+    let weight = kiln_graph::Op::Unary(kiln_graph::UnaryOp::Mish).weight();
+    let elements = 32.0 * 64.0 * 128.0 * 128.0;
+    let units = &machine.units;
+    // By all multiprocessors, if no other part of a tile's time hides it.
+    let alone = elements * weight / machine.warpgroups.after / units.multiprocessors as f64 / units.clock * 1e6;
+    let mut compared = 0;
+    for (schedule, price) in &plain {
+        let text = schedule.to_string();
+        let same = mish.iter().find(|m| m.0 == *schedule).filter(|_| text.contains("implicit-gemm"));
+        let Some((_, with)) = same else { continue };
+        compared += 1;
+        // Tiles are larger than the matmul, and the last wave is not full.
+        let more = with.us - price.us;
+        assert!(more < 1.5 * alone, "{text}: {more} us on top of {}, {alone} expected", price.us);
+    }
+    assert!(compared > 20, "{compared} schedules");
+    let least = |joined: bool| {
+        let some = plain.iter().filter(|s| s.0.to_string().contains("join-residues") == joined);
+        some.map(|s| s.1.us).fold(f64::INFINITY, f64::min)
+    };
+    assert!(least(true) < least(false), "whole lines");
+}
+
 /// Transposed convolutions drawn at random, on the host: in parts, and by columns where kernels round as the graph
 /// does.
 #[test]
