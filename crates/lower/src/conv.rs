@@ -26,7 +26,7 @@ use crate::{LowerError, gemm, matmul, pointwise, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::Slot;
-use kiln_plan::{Hardware, Rounding, Step};
+use kiln_plan::{Engine, Hardware, Rounding, Step};
 use transposed::Part;
 
 /// A convolution's operands and sizes.
@@ -224,8 +224,8 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
         for (joined, parts) in ways.iter().filter_map(|(joined, parts)| Some((*joined, parts.as_ref()?))) {
             let found = candidates_in_parts(of, v, (&c, parts), machine)?;
             let one = |(p, us): (Product, f64)| (Product { forms: Forms { joined, ..p.forms }, ..p }, us);
-            // Only tensor cores have arithmetic to spare.
-            all.extend(found.into_iter().filter(|(p, _)| p.forms.implicit || joined == 0).map(one));
+            // Only tensor cores have arithmetic to spare, and exact sums take no zeros.
+            all.extend(found.into_iter().filter(|(p, _)| p.tile.engine == Engine::Wgmma || joined == 0).map(one));
         }
     }
     Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
