@@ -106,8 +106,8 @@ impl Access {
         }
         let short = |i: &Interleaved| run <= i.count && shape[i.across] > i.count;
         if let Some(i) = facts.interleaved(k, ptr).filter(short) {
-            // Whole groups, where they are aligned; else lanes go through them, element by element.
-            let vector = if i.align >= i.count * bytes { width(k, shape, i.count) } else { 1 };
+            // Groups or parts of them, as they are aligned; lanes go through the rest.
+            let vector = width(k, shape, (i.align / bytes).clamp(1, i.count));
             return Access { axis: i.along, vector, run: 1, bytes, interleaved: Some(i) };
         }
         let wide = (align.min(VECTOR) / bytes).max(1).min(run);

@@ -190,20 +190,20 @@ fn types_of_several_widths() {
 /// elements of one.
 #[test]
 fn interleaved_rows_are_stored_by_neighbouring_lanes() {
-    let of = |elem: Elem, start: i64| {
+    let of = |elem: Elem, rows: i64, start: i64| {
         let mut b = Builder::new("interleave", [64, 1, 1], 4);
         let y = b.param("y", elem, false);
         let tile = crate::Type::Shared { elem, shape: vec![64, 64], stages: 1, swizzle: crate::Swizzle::B64 };
         let tile = b.inst(Op::AllocShared, &[], &[tile], vec![])[0];
-        let (pid, size, two, pitch) = (b.program_id(0), b.i32(64), b.i32(2), b.i32(8192));
+        let (pid, size, every, pitch) = (b.program_id(0), b.i32(64), b.i32(rows), b.i32(8192));
         let first = b.binary(BinaryOp::Mul, pid, size);
         let (m, n) = (b.iota(64), b.iota(64));
         let m = b.binary(BinaryOp::Add, first, m);
-        let (channel, row) = (b.binary(BinaryOp::Div, m, two), b.binary(BinaryOp::Rem, m, two));
+        let (channel, row) = (b.binary(BinaryOp::Div, m, every), b.binary(BinaryOp::Rem, m, every));
         let channel = b.binary(BinaryOp::Mul, channel, pitch);
         let row = b.binary(BinaryOp::Add, channel, row);
         let (row, column) = (b.expand_dims(row, 1), b.expand_dims(n, 0));
-        let column = b.binary(BinaryOp::Mul, column, two);
+        let column = b.binary(BinaryOp::Mul, column, every);
         let (row, column) = (b.broadcast_to(row, &[64, 64]), b.broadcast_to(column, &[64, 64]));
         let at = b.binary(BinaryOp::Add, row, column);
         let start = b.i32(start);
@@ -221,8 +221,10 @@ fn interleaved_rows_are_stored_by_neighbouring_lanes() {
     let some = |bits: &[u8]| bits.iter().copied().map(Some).collect::<Vec<_>>();
     let elements = Flat { registers: (7..12).collect(), lanes: some(&[6, 0, 1, 2, 3]), warps: some(&[4, 5]) };
     let pairs = Flat { registers: vec![6, 8, 9, 10, 11], lanes: some(&[0, 1, 2, 3, 4]), warps: some(&[5, 7]) };
+    let halves = Flat { registers: vec![6, 8, 9, 10, 11], lanes: some(&[7, 0, 1, 2, 3]), warps: some(&[4, 5]) };
     for elem in [Elem::Bf16, Elem::F32] {
-        assert_eq!(of(elem, 1), elements, "{elem}: at an odd element");
-        assert_eq!(of(elem, 2), pairs, "{elem}: at an even element");
+        assert_eq!(of(elem, 2, 1), elements, "{elem}: at an odd element");
+        assert_eq!(of(elem, 2, 2), pairs, "{elem}: at an even element");
+        assert_eq!(of(elem, 4, 2), halves, "{elem}: four at an even element");
     }
 }

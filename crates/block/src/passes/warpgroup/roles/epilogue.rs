@@ -301,7 +301,7 @@ fn interleaved(k: &Kernel, facts: &Analysis, effects: &[(Inst, Option<Elem>)]) -
     let mut all: HashMap<Elem, usize> = HashMap::new();
     for (i, elem) in effects.iter().filter_map(|(i, elem)| Some((*i, (*elem)?))) {
         let ptr = k.inst(i).args[0];
-        let found = facts.interleaved(k, ptr).filter(|r| r.along == 1 && r.align < r.count * elem.bytes());
+        let found = facts.interleaved(k, ptr).filter(|r| r.along == 1 && r.align <= elem.bytes());
         let count = found.filter(|_| k.inst(i).op == Op::Store).map_or(1, |r| r.count);
         all.entry(elem).and_modify(|n| *n = (*n).min(count)).or_insert(count);
     }
