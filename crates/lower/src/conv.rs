@@ -337,6 +337,8 @@ fn candidates_in_parts(
     all.retain(|a| is_shared(&a.0));
     for part in &parts[1..] {
         if part.window_points() == 0 {
+            let us = without_sums_us(of, &part.conv(c), &part.lattice(c), machine);
+            all.iter_mut().for_each(|a| a.1 += us);
             continue;
         }
         let others = of_part(part, Input::Copied)?;
@@ -415,6 +417,17 @@ fn without_sums(of: &Body, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, L
         all = all.then(pointwise::launch(of, &format!("without{i}"), &extents, &scene)?);
     }
     Ok(all)
+}
+
+/// Predicted microseconds of [`without_sums`] for this part.
+fn without_sums_us(of: &Body, part: &Conv, lattice: &[Lattice], machine: &Hardware) -> f64 {
+    let elements: usize = part.out.iter().product();
+    let sent = |out: &ValueId| {
+        let bytes = of.graph.dtype(*out).bytes();
+        (elements * bytes) as f64 * placed::sectors(lattice, part.out.len() - 1, bytes)
+    };
+    let bytes: f64 = of.graph.outputs.iter().map(sent).sum();
+    (machine.gemm.soon + bytes / machine.gemm.read) / machine.units.clock * 1e6
 }
 
 /// Which images a matmul computes.
