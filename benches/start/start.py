@@ -130,6 +130,39 @@ def recurrent(kind, layers, steps):
     return make
 
 
+def selective_scan(layers, steps, width=64, state=16):
+    """Layers of a state space model, as Mamba's, whose scan is a loop over all steps."""
+
+    def make():
+        import torch
+        from torch import nn
+
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.both = nn.LayerNorm(width), nn.Linear(width, 2 * width)
+                self.delta, self.pair = nn.Linear(width, width), nn.Linear(width, 2 * state)
+                self.decay = nn.Parameter(-torch.rand(width, state))
+                self.out = nn.Linear(width, width)
+
+            def forward(self, x):
+                y, gate = self.both(self.norm(x)).chunk(2, -1)
+                y = nn.functional.silu(y)
+                delta = nn.functional.softplus(self.delta(y))
+                left, right = self.pair(y).chunk(2, -1)
+                kept = torch.exp(delta[..., None] * self.decay)
+                added = delta[..., None] * left[:, :, None] * y[..., None]
+                h, rows = torch.zeros_like(kept[:, 0]), []
+                for t in range(x.shape[1]):
+                    h = kept[:, t] * h + added[:, t]
+                    rows.append((h * right[:, t][:, None]).sum(-1))
+                return x + self.out(torch.stack(rows, 1) * nn.functional.silu(gate))
+
+        return nn.Sequential(*(Layer() for _ in range(layers))), (torch.randn(2, steps, width),)
+
+    return make
+
+
 WIDE = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
 DEEP = {**WIDE, "num_hidden_layers": 8, **SMALL}
 LLAMA = {**DEEP, "num_key_value_heads": 4}
@@ -166,6 +199,7 @@ MODELS = {
     "regnet_y_400mf": vision("regnet_y_400mf"),
     "lstm_512_steps": recurrent("LSTM", 2, 512),
     "gru_512_steps": recurrent("GRU", 6, 512),
+    "scan_512_steps": selective_scan(4, 512),
 }
 
 
