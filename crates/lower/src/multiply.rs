@@ -30,6 +30,8 @@ pub struct Forms {
     pub dual: bool,
     /// A convolution by shifted rows of a padded copy of its input.
     pub implicit: bool,
+    /// Points of the window whose channels are in one row of that copy.
+    pub folded: usize,
     /// Innermost axes of which a transposed convolution computes all residues together.
     pub joined: usize,
     /// Slices of K that are summed by a launch of their own.
@@ -41,7 +43,16 @@ pub struct Forms {
 }
 impl Default for Forms {
     fn default() -> Forms {
-        Forms { swap: false, dual: false, implicit: false, joined: 0, slices: 1, copies: [false; 2], apart: false }
+        Forms {
+            swap: false,
+            dual: false,
+            implicit: false,
+            folded: 1,
+            joined: 0,
+            slices: 1,
+            copies: [false; 2],
+            apart: false,
+        }
     }
 }
 
@@ -107,6 +118,7 @@ impl Multiply {
                 Step::Swap => forms.swap = true,
                 Step::DualGemm => forms.dual = true,
                 Step::ImplicitGemm => forms.implicit = true,
+                Step::FoldWindow(n) => forms.folded = *n,
                 Step::JoinResidues(n) => forms.joined = *n,
                 Step::SplitReduce(Axis::K, n) => forms.slices = *n,
                 Step::SplitReduce(Axis::Keys, n) => slices = *n,
@@ -238,6 +250,7 @@ impl Product {
             forms.swap.then_some(Step::Swap),
             forms.dual.then_some(Step::DualGemm),
             forms.implicit.then_some(Step::ImplicitGemm),
+            more(forms.folded, Step::FoldWindow),
             (forms.joined > 0).then_some(Step::JoinResidues(forms.joined)),
             (!copied.is_empty()).then_some(Step::Copy(copied)),
             more(forms.slices, |n| Step::SplitReduce(Axis::K, n)),
@@ -286,7 +299,7 @@ mod tests {
             "call library",
             "tensor-core mma 64x64x64; bind warp 4",
             "tensor-core wgmma 128x128x64; stage a,b shared 5; stage c shared 2; group m 16; persist 132; ping-pong",
-            "swap a,b; dual-gemm; implicit-gemm; join-residues 1; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
+            "swap a,b; dual-gemm; implicit-gemm; fold-window 3; join-residues 1; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
              stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
             "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; block-mask",
             "fma 16x64; bind warp 4",

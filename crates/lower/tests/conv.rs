@@ -2,7 +2,7 @@
 use crate::common::{TARGETS, check, check_on, checked_text_by, compare_at, kernel};
 use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
-use kiln_plan::{KernelKind::Conv, Precision};
+use kiln_plan::{Kernel, KernelKind::Conv, Precision};
 
 fn body(lines: &str) {
     check(Conv, &format!("graph k{lines}"));
@@ -109,6 +109,46 @@ fn convolutions_by_windows() {
     by_windows("bf16", "[4,64,6,7,5]", "[16,64,3,3,3]", &attrs("[1,1,1]", "[1,1,1]", "[1,1,1]", 1));
     // Few points of one image: split-K.
     by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
+}
+
+/// Implicit GEMMs of few channels, with the channels of several points in a row: whole windows and parts of them, strides, dilation, groups,
+/// padding at both ends of a line, and transposed convolutions of stride 1.
+#[test]
+fn windows_are_folded() {
+    let cases = [
+        ("bf16", "[4,16,13,9]", "[24,16,5,5]", "stride=[1,1] padding=[2,2] dilation=[1,1] groups=1", "fold-window 5"),
+        ("f32", "[8,16,13,11]", "[24,16,3,3]", "stride=[1,1] padding=[1,1] dilation=[1,1] groups=1", "fold-window 3"),
+        ("f16", "[4,32,11,12]", "[16,32,3,4]", "stride=[1,1] padding=[0,1] dilation=[1,1] groups=1", "fold-window 2"),
+        ("f16", "[4,32,11,12]", "[16,32,3,4]", "stride=[1,1] padding=[0,3] dilation=[2,2] groups=1", "fold-window 4"),
+        ("bf16", "[4,8,21,24]", "[16,8,5,9]", "stride=[2,2] padding=[2,4] dilation=[1,1] groups=1", "fold-window 3"),
+        ("bf16", "[4,8,21,24]", "[16,8,5,9]", "stride=[2,3] padding=[2,4] dilation=[1,2] groups=1", "fold-window 9"),
+        (
+            "f32",
+            "[2,3,9,14,14]",
+            "[16,3,3,3,3]",
+            "stride=[1,1,1] padding=[1,0,1] dilation=[1,1,1] groups=1",
+            "fold-window 3",
+        ),
+        ("f32", "[16,8,60]", "[32,4,6]", "stride=[1] padding=[5] dilation=[1] groups=2", "fold-window 3"),
+        ("f32", "[16,4,60]", "[32,4,6]", "stride=[4] padding=[2] dilation=[3] groups=1", "fold-window 2"),
+        ("bf16", "[4,24,300]", "[16,24,8]", "stride=[1] padding=[0] dilation=[1] groups=1", "fold-window 8"),
+        ("f16", "[2,32,12,12]", "[32,8,3,7]", "stride=[1,1] padding=[0,3] transposed=true", "fold-window 7"),
+    ];
+    for (dtype, x, w, attrs, step) in cases {
+        let transposed = attrs.contains("transposed");
+        let extents: Vec<usize> = w.trim_matches(['[', ']']).split(',').map(|n| n.parse().expect("a size")).collect();
+        let columns = extents[usize::from(transposed)];
+        let lines = format!(
+            "(%x: {dtype}{x}, %w: {dtype}{w}, %b: {dtype}[{columns}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
+        );
+        let precision = if dtype == "f32" { Precision::Tf32 } else { Precision::Exact };
+        let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+        let k = Kernel { precision, ..kernel(Conv, body) };
+        let arch = kiln_machine::Arch::Sm90a;
+        let all = kiln_lower::schedules(&k, arch.machine()).expect("it lowers");
+        assert!(all.iter().any(|s| s.0.to_string().contains(step)), "no `{step}`: {lines}");
+        checked_text_by(&lines, precision, arch, Some(&format!("implicit-gemm; {step}")));
+    }
 }
 
 /// Transposed convolutions in parts, by patches and as implicit GEMMs: strides, windows shorter than the stride (residues without a

@@ -164,6 +164,8 @@ pub enum Step {
     DualGemm,
     /// `implicit-gemm`: a convolution reads its patches as shifted rows of a padded copy of its input.
     ImplicitGemm,
+    /// `fold-window 3`: a row of an implicit GEMM's copy holds the channels of so many neighbouring points of the window's innermost axis.
+    FoldWindow(usize),
     /// `join-residues 1`: a transposed convolution computes all residues of so many of its innermost axes by one
     /// launch, with weights of zero for points that the window lacks.
     JoinResidues(usize),
@@ -217,6 +219,7 @@ impl fmt::Display for Step {
             Step::Swap => f.write_str("swap a,b"),
             Step::DualGemm => f.write_str("dual-gemm"),
             Step::ImplicitGemm => f.write_str("implicit-gemm"),
+            Step::FoldWindow(n) => write!(f, "fold-window {n}"),
             Step::JoinResidues(n) => write!(f, "join-residues {n}"),
             Step::Multiply(engine, tile) => {
                 let sizes: Vec<String> = tile.iter().map(usize::to_string).collect();
@@ -235,7 +238,7 @@ impl fmt::Display for Step {
 
 /// The forms of all steps, for messages.
 const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; bind lane N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
-                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; join-residues N; \
+                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; fold-window N; join-residues N; \
                      tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
 /// Largest number in a step.
@@ -301,6 +304,7 @@ impl FromStr for Step {
             ["swap", "a,b"] => Ok(Step::Swap),
             ["dual-gemm"] => Ok(Step::DualGemm),
             ["implicit-gemm"] => Ok(Step::ImplicitGemm),
+            ["fold-window", n] => Ok(Step::FoldWindow(number(n)?)),
             ["join-residues", n] => Ok(Step::JoinResidues(number(n)?)),
             ["stage", of, "shared", n] => Ok(Step::Stage(operands(of)?, number(n)?)),
             ["stage", of, "global"] => Ok(Step::Copy(operands(of)?)),

@@ -11,7 +11,10 @@
 //! Without strides neighbouring lines share their padding: that after a line of points is that before the next. With
 //! strides, positions of each remainder (phase) are stored together; those of the innermost axis are in one row, so that the copy reads
 //! consecutive elements. Rows that are padding, not points of the result, are multiplied and not stored ([`crate::invert`] gives the guards).
-use super::{Conv, Input, or_zero};
+//!
+//! A stage of K is 128 bytes, which few channels do not fill. A row may hold the channels of several points of the window that are neighbours
+//! along the innermost axis (`fold-window`); their number divides the window's extent, so that no zero is multiplied by an input.
+use super::{Conv, Input, or_zero, transposed::Part};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
 use crate::matmul::{self, Matmul, Run};
@@ -44,7 +47,11 @@ struct Windows<'a> {
     phases: Vec<usize>,
     /// Positions of one phase along each axis, padding included.
     padded: Vec<usize>,
-    /// Channels of a group, rounded up to whole stages of K.
+    /// Points of the window along the innermost axis whose channels are in one row, and the window and its dilations by so many points.
+    folded: usize,
+    window: Vec<usize>,
+    dilation: Vec<usize>,
+    /// Elements of a row: channels of a group at all folded points, rounded up to whole stages of K.
     channels: usize,
     points: usize,
     /// Zeros before the input along each axis, and the first position of the copy that the window reads.
@@ -75,7 +82,8 @@ pub fn part(
     before: Emitted,
 ) -> Result<Emitted, LowerError> {
     let weight = Slot::Scratch(before.scratch.len().max(1) as u32);
-    let lowered = with(of, c, by_patches, (machine, weight), &|w, matmul| {
+    let folded = asked.forms.folded;
+    let lowered = with(of, c, by_patches, (machine, weight, folded), &|w, matmul| {
         let [input, weight] = w.scratch();
         let mut out = before.clone();
         if out.scratch.is_empty() {
@@ -89,7 +97,7 @@ pub fn part(
     let Some(out) = lowered else {
         return Err(of.unsupported(format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm)));
     };
-    Ok(out.in_forms(|forms| forms.implicit = true))
+    Ok(out.in_forms(|forms| (forms.implicit, forms.folded) = (true, folded)))
 }
 
 /// Schedules with the microseconds they are predicted to take, the copies included.
@@ -100,10 +108,39 @@ pub fn candidates(
     machine: &Hardware,
     input: Input,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
-    let found = with(of, c, by_patches, (machine, Slot::Scratch(1)), &|w, matmul| {
+    let mut all = vec![];
+    for folded in folds(c, matmul::operands(of, by_patches.v)) {
+        all.extend(folded_candidates(of, c, by_patches, machine, (input, folded))?);
+    }
+    Ok(all)
+}
+
+/// Ways to fold the window: not at all, and those that multiply less.
+fn folds(c: &Conv, dtype: DType) -> Vec<usize> {
+    let extent = c.w_shape.last().copied().unwrap_or(1);
+    let depth = |folded: usize| extent / folded * stages(folded * c.cin, dtype);
+    // Parts of a transposed convolution read one copy.
+    let is_one = c.part.as_ref().is_none_or(Part::is_whole);
+    let shorter = (2..=extent).filter(|n| is_one && extent.is_multiple_of(*n) && depth(*n) < depth(1));
+    std::iter::once(1).chain(shorter).collect()
+}
+
+/// So many channels, rounded up to whole stages of K.
+fn stages(channels: usize, dtype: DType) -> usize {
+    channels.next_multiple_of(SPAN / dtype.bytes())
+}
+
+fn folded_candidates(
+    of: &Body,
+    c: &Conv,
+    by_patches: &Matmul,
+    machine: &Hardware,
+    (input, folded): (Input, usize),
+) -> Result<Vec<(Product, f64)>, LowerError> {
+    let found = with(of, c, by_patches, (machine, Slot::Scratch(1), folded), &|w, matmul| {
         let (precision, cycles) = (matmul.precision, w.copies(machine, input));
         let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
-        let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, ..p.forms }, ..p }, us);
+        let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, folded, ..p.forms }, ..p }, us);
         Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)?).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
@@ -117,14 +154,17 @@ fn with<T>(
     of: &Body,
     c: &Conv,
     by_patches: &Matmul,
-    (machine, weight): (&Hardware, Slot),
+    (machine, weight, folded): (&Hardware, Slot, usize),
     then: Then<T>,
 ) -> Result<Option<T>, LowerError> {
     let dtype = matmul::operands(of, by_patches.v);
     // Exact f32 wants M-major and N-major operands, in which tiles cannot be shifted by a point: their starts are
     // multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
-    let w = Windows::new(c, by_patches.v, dtype, weight);
+    if !folds(c, dtype).contains(&folded) {
+        return Ok(None);
+    }
+    let w = Windows::new(c, by_patches.v, dtype, weight, folded);
     // Batch invariance: im2col sums in another order, and which is faster depends on the number of images.
     let either = !machine.contract.batch_invariant && warpgroup::takes(dtype, machine);
     if !either || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
@@ -147,24 +187,29 @@ fn with<T>(
 }
 
 impl<'a> Windows<'a> {
-    fn new(c: &'a Conv, v: ValueId, dtype: DType, weight: Slot) -> Windows<'a> {
-        let dims = 0..c.stride.len();
+    fn new(c: &'a Conv, v: ValueId, dtype: DType, weight: Slot, folded: usize) -> Windows<'a> {
+        let (dims, last) = (0..c.stride.len(), c.stride.len() - 1);
+        let (mut window, mut dilation) = (c.w_shape[2..].to_vec(), c.dilation.clone());
+        window[last] /= folded;
+        dilation[last] *= folded;
         // Parts of a transposed convolution read one copy.
         let (front, reach) = match &c.part {
             Some(part) => (part.front.clone(), part.reach.clone()),
-            None => (c.padding.clone(), dims.clone().map(|d| (c.w_shape[d + 2] - 1) * c.dilation[d]).collect()),
+            None => (c.padding.clone(), dims.clone().map(|d| (window[d] - 1) * dilation[d]).collect()),
         };
         let first = dims.clone().map(|d| (front[d] - c.padding[d]) as usize).collect();
         let phases = dims.clone().map(|d| c.stride[d].min(reach[d] + 1)).collect();
         let padded = |d: usize| {
             let (size, all) = (c.x_shape[d + 2] as i64 + front[d], c.out[d + 2] + reach[d] / c.stride[d]);
             let shared = all.saturating_sub(front[d].max(0) as usize).max(c.out[d + 2]).max(size.max(0) as usize);
-            if c.stride[d] == 1 { all.min(shared) } else { all }
+            // A folded row before a line reads that line.
+            let shares = c.stride[d] == 1 && (d < last || folded == 1);
+            if shares { all.min(shared) } else { all }
         };
         let padded: Vec<usize> = dims.map(padded).collect();
         let points = c.x_shape[0] * padded.iter().product::<usize>();
-        let channels = c.cin.next_multiple_of(SPAN / dtype.bytes());
-        Windows { c, v, dtype, phases, padded, channels, points, front, first, weight }
+        let channels = stages(folded * c.cin, dtype);
+        Windows { c, v, dtype, phases, padded, folded, window, dilation, channels, points, front, first, weight }
     }
     /// Buffers of the copies.
     fn scratch(&self) -> [Type; 2] {
@@ -176,7 +221,7 @@ impl<'a> Windows<'a> {
         made.map(|ty| warpgroup::copy(&machine.gemm, ty.bytes())).sum()
     }
     fn depth(&self) -> usize {
-        self.c.w_shape[2..].iter().product::<usize>() * self.channels
+        self.window.iter().product::<usize>() * self.channels
     }
     /// The phases of the innermost axis, and of the others.
     fn inner_and_outer_phases(&self) -> (usize, &[usize]) {
@@ -194,15 +239,24 @@ impl<'a> Windows<'a> {
     fn skipped(&self) -> usize {
         self.first.iter().zip(&self.padded).fold(0, |row, (first, n)| row * n + first)
     }
-    /// A position of K as point of the window and channel.
+    /// A position of K as point of the folded window and element of a row.
     fn in_window(&self, k: &Expr) -> (Vec<Expr>, Expr) {
         let channels = self.channels as i64;
-        (delinear(&k.clone().div(channels), &self.c.w_shape[2..]), k.clone().rem(channels))
+        (delinear(&k.clone().div(channels), &self.window), k.clone().rem(channels))
+    }
+    /// An element of a row as folded point and channel, and the bounds of those that there are.
+    fn in_row(&self, element: &Expr) -> (Expr, Expr, (Expr, i64, i64)) {
+        let (cin, all) = (self.c.cin as i64, (self.folded * self.c.cin) as i64);
+        let bounds = (element.clone(), 0, all);
+        match self.folded {
+            1 => (Expr::constant(0), element.clone(), bounds),
+            _ => (element.clone().div(cin), element.clone().rem(cin), bounds),
+        }
     }
     /// The element of the copy at (group, k, n).
     fn input_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
         let (point, channel) = self.in_window(&at[1]);
-        let far = |d: usize| point[d].clone().scale(self.c.dilation[d] as i64).shift(self.first[d] as i64);
+        let far = |d: usize| point[d].clone().scale(self.dilation[d] as i64).shift(self.first[d] as i64);
         let dims = 0..self.padded.len();
         let phases: Vec<Expr> = dims.clone().map(|d| far(d).rem(self.c.stride[d] as i64)).collect();
         let shift: Vec<Expr> = dims.map(|d| far(d).div(self.c.stride[d] as i64)).collect();
@@ -230,9 +284,10 @@ impl<'a> Windows<'a> {
         images[last + 1] *= inner;
         let space = [&[c.groups], outer, &images, &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
-            let (phase, point, channel) = (&axes[1..=last], &axes[last + 1..axes.len() - 1], &axes[axes.len() - 1]);
-            let mut ix = vec![point[0].clone(), axes[0].clone().scale(c.cin as i64).plus(channel)];
-            let mut bounds = vec![(channel.clone(), 0, c.cin as i64)];
+            let (phase, point) = (&axes[1..=last], &axes[last + 1..axes.len() - 1]);
+            let (folded, channel, there) = self.in_row(&axes[axes.len() - 1]);
+            let mut ix = vec![point[0].clone(), axes[0].clone().scale(c.cin as i64).plus(&channel)];
+            let mut bounds = vec![there];
             for d in 0..=last {
                 let (at, stride) = (point[d + 1].clone(), c.stride[d] as i64);
                 let position = match () {
@@ -240,7 +295,10 @@ impl<'a> Windows<'a> {
                     () if inner == c.stride[d] => at,
                     () => at.clone().div(inner as i64).scale(stride).plus(&at.rem(inner as i64)),
                 };
-                let position = position.shift(-self.front[d]);
+                let mut position = position.shift(-self.front[d]);
+                if d == last {
+                    position = position.plus(&folded.clone().scale(c.dilation[d] as i64));
+                }
                 bounds.push((position.clone(), 0, c.x_shape[d + 2] as i64));
                 ix.push(position);
             }
@@ -250,11 +308,15 @@ impl<'a> Windows<'a> {
     }
     fn copy_weight(&self, of: &Body) -> Result<Emitted, LowerError> {
         let c = self.c;
-        let space = [&[c.groups, c.cout], &c.w_shape[2..], &[self.channels]].concat();
+        let space = [&[c.groups, c.cout], &self.window[..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
-            let (channel, point) = (&axes[axes.len() - 1], &axes[2..axes.len() - 1]);
-            let ix = c.weight_element([&axes[0], &axes[1], channel], point);
-            let bounds = [vec![(channel.clone(), 0, c.cin as i64)], c.weight_bounds(&ix)].concat();
+            let (folded, channel, there) = self.in_row(&axes[axes.len() - 1]);
+            let mut point = axes[2..axes.len() - 1].to_vec();
+            if let Some(inner) = point.last_mut() {
+                *inner = inner.clone().scale(self.folded as i64).plus(&folded);
+            }
+            let ix = c.weight_element([&axes[0], &axes[1], &channel], &point);
+            let bounds = [vec![there], c.weight_bounds(&ix)].concat();
             self.copy(of, c.w, (&ix, bounds), (self.weight, linear(axes, &space)))
         };
         pointwise::launch(of, "weight", &space, &scene)

@@ -155,6 +155,10 @@ impl Part {
     pub fn residues(&self) -> usize {
         self.axes.iter().map(|a| a.count).product()
     }
+    /// Whether it is the only part.
+    pub fn is_whole(&self) -> bool {
+        self.axes.iter().all(|a| a.count == a.stride)
+    }
     pub fn window_points(&self) -> usize {
         self.axes.iter().map(|a| a.points).product()
     }
