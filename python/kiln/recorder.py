@@ -128,6 +128,8 @@ class Memory:
     placeholder: fx.Node | None = None
     #: Whether some tensor is a view of it, or a copy, as strides ask for.
     by_strides: bool = False
+    #: Whether the device decides in which order it has the dimensions.
+    of_device: bool = False
 
 
 class Recorder:
@@ -355,7 +357,7 @@ class Recorder:
         shadows = self.results(result, node, device, operands, kind)
         if in_order is None:
             for shadow in pytree.tree_leaves(shadows):
-                shadow.memory.by_strides = True
+                shadow.memory.by_strides = shadow.memory.of_device = True
         node.meta["val"] = shadows
         return shadows
 
@@ -371,7 +373,7 @@ class Recorder:
             for operand in operands:
                 if operand.meta is result:
                     return operand
-            memory = Memory(by_strides=kind.of_device)
+            memory = Memory(by_strides=kind.of_device, of_device=kind.of_device)
             if kind.aliases and operands:
                 memory = operands[0].memory
             return _shadow(result, device, node, memory)
@@ -447,7 +449,7 @@ class Recorder:
                 if type(result) is not Shadow and id(result) not in self.named:
                     raise NotTraced("a result is not of the run")
                 found = self.known(result)
-                reordered = reordered or found.memory.by_strides
+                reordered = reordered or found.memory.of_device
                 values.append(found.node)
             elif result is None or isinstance(result, (bool, int, float, str)):
                 values.append(result)
