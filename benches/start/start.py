@@ -178,7 +178,7 @@ MODELS = {
     "qwen2": causal("Qwen2", **LLAMA),
     "gemma": causal("Gemma", **LLAMA, head_dim=64),
     "mistral": causal("Mistral", **LLAMA),
-    "opt": causal("OPT", vocab_size=1000, hidden_size=512, ffn_dim=2048, num_hidden_layers=8),
+    "opt": causal("OPT", **DEEP, ffn_dim=2048),
     "phi": causal("Phi", **DEEP),
     "bart": seq2seq("Bart", vocab_size=1000, d_model=512, encoder_layers=6, decoder_layers=6),
     "t5": seq2seq("T5", vocab_size=1000, d_model=512, num_layers=6),

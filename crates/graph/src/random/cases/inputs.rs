@@ -38,14 +38,16 @@ fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     }
 }
 
-/// For each value, whether a convolution's weights or the V operand of attention that skips keys depend on it.
+/// For each value, whether a convolution's weights, the input of a transposed one whose window is no multiple of its stride, or the V operand
+/// of attention that skips keys depend on it: zeros of padding, of joined residues and of probabilities are multiplied by these.
 fn kept_finite(g: &Graph) -> Vec<bool> {
     let mut marked = vec![false; g.len()];
     for v in g.values().rev() {
         let args = g.args(v);
         let of = match g.op(v) {
             _ if marked[v.0 as usize] => &args[..],
-            Op::Conv { transposed: false, .. } => &args[1..],
+            Op::Conv { transposed: true, stride, .. } if !is_multiple(&g.shape(args[1])[2..], stride) => &args[..],
+            Op::Conv { .. } => &args[1..],
             Op::Attention { causal: true, .. } => &args[2..3],
             op @ Op::Attention { .. }
                 if args.get(op.mask_place()).is_some_and(|m| matches!(g.op(*m), Op::Compare(_))) =>
@@ -57,6 +59,10 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
         of.iter().for_each(|a| marked[a.0 as usize] = true);
     }
     marked
+}
+
+fn is_multiple(window: &[usize], stride: &[usize]) -> bool {
+    window.iter().zip(stride).all(|(window, stride)| window.is_multiple_of(*stride))
 }
 
 /// Integers for an input: valid indices if it is used as an index, else small numbers of either sign.
