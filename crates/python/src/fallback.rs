@@ -195,4 +195,7 @@ impl Callbacks for Torch {
     fn in_order(&self) -> bool {
         true
     }
+    fn on_calling_thread(&self) -> bool {
+        true
+    }
 }

@@ -74,6 +74,10 @@ pub trait Callbacks: Send + Sync {
     fn in_order(&self) -> bool {
         false
     }
+    /// Whether operators on the host run on the thread that calls, and on the process's OpenMP threads.
+    fn on_calling_thread(&self) -> bool {
+        false
+    }
 }
 
 /// Callbacks for executables without such steps: every call is refused.

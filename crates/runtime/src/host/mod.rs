@@ -4,12 +4,14 @@
 pub(crate) mod attention;
 mod caller;
 pub(crate) mod gemm;
+mod openmp;
 pub(crate) mod session;
 pub(crate) mod shared;
 mod team;
 mod weights;
 
 use crate::{HostFn, RuntimeError};
+use openmp::OpenMp;
 use std::{
     sync::{
         Arc,
@@ -67,19 +69,33 @@ impl HostDevice {
     }
     /// All of its threads.
     pub(crate) fn parallel(&self) -> Parallel<'_> {
-        Parallel { threads: self.threads, team: self.team.as_deref() }
+        Parallel { threads: self.threads, pool: self.team.as_deref().map(Pool::Team) }
+    }
+    /// As many threads, those of the process's OpenMP where it has one: for runs that alternate with operators of libtorch.
+    pub(crate) fn parallel_beside_libtorch(&self) -> Parallel<'_> {
+        let found = self.team.as_deref().map(|team| OpenMp::of_process().map_or(Pool::Team(team), Pool::OpenMp));
+        Parallel { threads: self.threads, pool: found }
     }
 }
 
 /// The threads that a loop may use: those of the device, or the calling thread alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Parallel<'a> {
+    /// Into how many parts work is divided at least.
     pub threads: usize,
-    team: Option<&'a Team>,
+    /// `None`: the calling thread.
+    pool: Option<Pool<'a>>,
+}
+
+/// Threads that run loops.
+#[derive(Clone, Copy)]
+enum Pool<'a> {
+    Team(&'a Team),
+    OpenMp(OpenMp),
 }
 impl Parallel<'_> {
     /// The calling thread alone.
-    pub const ALONE: Parallel<'static> = Parallel { threads: 1, team: None };
+    pub const ALONE: Parallel<'static> = Parallel { threads: 1, pool: None };
 
     /// All threads if there is `enough` work for them, else the calling thread alone.
     pub fn only_if(self, enough: bool) -> Self {
@@ -87,9 +103,10 @@ impl Parallel<'_> {
     }
     /// Calls `f(i)` for each `i` in `0..n`, on the threads as they become free.
     pub fn each(self, n: usize, f: impl Fn(usize) + Send + Sync) {
-        match self.team {
+        match self.pool {
             None => (0..n).for_each(f),
-            Some(team) => team.each(n, f),
+            Some(Pool::Team(team)) => team.each(n, f),
+            Some(Pool::OpenMp(openmp)) => openmp.each(n, f),
         }
     }
 }

@@ -35,6 +35,8 @@ use std::{
 
 pub(crate) struct HostSession {
     device: HostDevice,
+    /// Whether runs alternate with operators of libtorch, on its threads.
+    beside_libtorch: bool,
     inner: Inner,
 }
 
@@ -119,7 +121,15 @@ impl HostSession {
             memory,
         };
         inner.load(device.parallel())?;
-        Ok(HostSession { device: device.clone(), inner })
+        let runs = inner.exe.kernels.iter().filter(|k| k.stage == Stage::Run).flat_map(|k| &k.steps.steps);
+        let beside_libtorch =
+            inner.callbacks.on_calling_thread() && runs.into_iter().any(|w| matches!(w, Work::Fallback(_)));
+        Ok(HostSession { device: device.clone(), beside_libtorch, inner })
+    }
+
+    /// The threads of a run.
+    fn parallel(device: &HostDevice, beside_libtorch: bool) -> Parallel<'_> {
+        if beside_libtorch { device.parallel_beside_libtorch() } else { device.parallel() }
     }
 
     /// Loads again, if values of parameters have changed since.
@@ -134,7 +144,7 @@ impl HostSession {
 
     /// One run. `inputs` have been checked against the executable.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
-        self.inner.run(self.device.parallel(), inputs)
+        self.inner.run(Self::parallel(&self.device, self.beside_libtorch), inputs)
     }
 
     /// One run over the caller's memory.
@@ -143,7 +153,7 @@ impl HostSession {
     /// As [`crate::Session::run_on`]; there is an address for each input and output of the executable.
     pub unsafe fn run_on(&mut self, inputs: &[u64], outputs: &[u64]) -> Result<(), RuntimeError> {
         // SAFETY: this function's contract.
-        unsafe { self.inner.run_on(self.device.parallel(), inputs, outputs) }
+        unsafe { self.inner.run_on(Self::parallel(&self.device, self.beside_libtorch), inputs, outputs) }
     }
 
     /// Bytes that the session alone holds, and those of what others may have as well, without foreign parameters.

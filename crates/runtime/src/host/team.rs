@@ -44,10 +44,51 @@ struct Loop {
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// The tasks of a loop in as many parts as there are threads. Each thread runs those of its own part first, then what others have left.
+pub(super) struct Parts {
+    /// For each part, the first task that no thread has taken.
+    next: Vec<Padded<AtomicUsize>>,
+}
+
+impl Parts {
+    /// No tasks, in this many parts.
+    pub fn new(parts: usize) -> Parts {
+        Parts { next: (0..parts).map(|_| Padded(AtomicUsize::new(0))).collect() }
+    }
+    pub fn len(&self) -> usize {
+        self.next.len()
+    }
+    /// The first task of a part. Loops of equal length have equal parts, so a thread still has in its caches what it read in the last run.
+    fn first_task(&self, part: usize, tasks: usize) -> usize {
+        part * tasks / self.next.len()
+    }
+    /// Deals out the tasks of a loop; no thread may be in it yet.
+    pub fn fill(&self, tasks: usize) {
+        for (i, next) in self.next.iter().enumerate() {
+            next.0.store(self.first_task(i, tasks), Ordering::Relaxed);
+        }
+    }
+    /// Runs tasks of the loop, those of this part first, until none are left.
+    pub fn take(&self, first: usize, tasks: usize, f: impl Fn(usize)) {
+        for part in (first..self.next.len()).chain(0..first) {
+            let (next, end) = (&self.next[part].0, self.first_task(part + 1, tasks));
+            while next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task < end {
+                    f(task);
+                }
+            }
+        }
+    }
+    /// Takes away the tasks that are left.
+    pub fn drop_rest(&self) {
+        self.next.iter().for_each(|next| next.0.store(usize::MAX / 2, Ordering::Relaxed));
+    }
+}
+
 struct Shared {
     state: Padded<AtomicU64>,
-    /// For each thread, the first task of its part that no thread has taken.
-    next: Vec<Padded<AtomicUsize>>,
+    parts: Parts,
     /// Written only while no worker is in a loop and none may join.
     current: UnsafeCell<Loop>,
     /// Whether a loop is running.
@@ -77,7 +118,7 @@ impl Team {
         let workers = workers.min(WORKERS as usize);
         let shared = Arc::new(Shared {
             state: Padded(AtomicU64::new(0)),
-            next: (0..=workers).map(|_| Padded(AtomicUsize::new(0))).collect(),
+            parts: Parts::new(workers + 1),
             current: UnsafeCell::new(Loop { body: nothing, data: null(), tasks: 0 }),
             busy: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
@@ -107,9 +148,7 @@ impl Team {
         }
         // SAFETY: no worker is in a loop or may join one, and `busy` excludes other callers.
         unsafe { *shared.current.get() = Loop { body: body::<F>, data: (&raw const f).cast(), tasks } };
-        for (i, next) in shared.next.iter().enumerate() {
-            next.0.store(shared.first_task(i, tasks), Ordering::Relaxed);
-        }
+        shared.parts.fill(tasks);
         let number = shared.state.0.load(Ordering::Relaxed) & !(WORKERS | OPEN);
         shared.state.0.store((number.wrapping_add(GENERATION)) | OPEN, Ordering::SeqCst);
         // Dropped also if a task on this thread panics.
@@ -144,7 +183,7 @@ struct LoopGuard<'a>(&'a Shared);
 impl Drop for LoopGuard<'_> {
     fn drop(&mut self) {
         // Takes away the tasks that are left, if a task has panicked, so that workers leave the loop soon.
-        self.0.next.iter().for_each(|next| next.0.store(usize::MAX / 2, Ordering::Relaxed));
+        self.0.parts.drop_rest();
         let mut state = self.0.state.0.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
         while state & WORKERS != 0 {
@@ -169,28 +208,13 @@ impl Shared {
         self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first task of a thread's part. Loops of equal length have equal parts, so a thread still has in its caches what it read in
-    /// the last run.
-    fn first_task(&self, thread: usize, tasks: usize) -> usize {
-        thread * tasks / self.next.len()
-    }
-
     /// Runs tasks of the loop, those of this thread's part first, until none are left. Only the calling thread and workers that have
     /// joined the loop may call this.
     fn take_tasks(&self, thread: usize) {
         // SAFETY: the loop does not change while this thread is in it.
         let Loop { body, data, tasks } = unsafe { *self.current.get() };
-        let threads = self.next.len();
-        for part in (thread..threads).chain(0..thread) {
-            let (next, end) = (&self.next[part].0, self.first_task(part + 1, tasks));
-            while next.load(Ordering::Relaxed) < end {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task < end {
-                    // SAFETY: `each` keeps the closure alive until this thread has left the loop.
-                    unsafe { body(data, task) };
-                }
-            }
-        }
+        // SAFETY: `each` keeps the closure alive until this thread has left the loop.
+        self.parts.take(thread, tasks, |task| unsafe { body(data, task) });
     }
 
     /// The main loop of a worker.
