@@ -65,6 +65,10 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     reversed(nest, facts, &mut all);
     let invariant = nest.machine.contract.batch_invariant && nest.row().is_some();
     all.retain(|s| !invariant || is_invariant(nest, s));
+    if let Some(n) = nest.row().filter(|_| invariant && all.is_empty()) {
+        // Rows shorter than a warp: several of them would share an instance.
+        all.push(one_row(n));
+    }
     let mut priced = priced(nest, facts, all);
     for k in 0..nest.kept().count() {
         for count in wide_rows::counts(nest, k).into_iter().filter(|_| !invariant) {
@@ -318,10 +322,14 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
         }
     }
     if all.is_empty() {
-        // Whatever the length and the type of rows.
-        let steps = [Step::Split(Axis::Row, wide.min(1024)), Step::Warps((wide / 32).clamp(1, 8))];
-        all.push(steps.into_iter().collect());
+        all.push(one_row(n));
     }
+}
+
+/// A row by an instance, whatever the length and the type of rows.
+fn one_row(n: usize) -> Schedule {
+    let wide = n.next_power_of_two();
+    [Step::Split(Axis::Row, wide.min(1024)), Step::Warps((wide / 32).clamp(1, 8))].into_iter().collect()
 }
 
 /// Whether rows are strided in memory and the kept axis number `k` is not.

@@ -320,6 +320,33 @@ fn schedules_do_not_depend_on_the_batch() {
     }
 }
 
+/// The same of rows that are shorter than a warp, and of columns of them; tiles of several such rows depend on their number.
+#[test]
+fn schedules_of_short_rows_do_not_depend_on_the_batch() {
+    let ops = ["softmax %x axis=1", "reduce.prod %x axes=[1]", "scan.sum %x axis=1", "reduce.argmax %x axes=[1]"];
+    for d in ["f32", "bf16", "f64", "i64"] {
+        for (n, columns) in
+            [2, 3, 5, 7, 8, 16, 31, 32, 33, 63, 64, 65, 200].into_iter().flat_map(|n| [(n, ""), (n, ",5")])
+        {
+            for op in ops.into_iter().filter(|op| d != "i64" || !op.starts_with("softmax")) {
+                let of = |rows: usize| {
+                    let text = format!("graph k(%x: {d}[{rows},{n}{columns}]) {{ %y = {op}\n return %y }}");
+                    let k = kernel(KernelKind::Reduction, text.parse().unwrap_or_else(|e| panic!("{e}: {text}")));
+                    let kind = if op.starts_with("scan") { KernelKind::Scan } else { KernelKind::Reduction };
+                    let k = kiln_plan::Kernel { batch_invariant: true, kind, ..k };
+                    let chosen =
+                        kiln_lower::chosen(&k, Arch::Sm90a.machine()).unwrap_or_else(|e| panic!("{e}: {text}"));
+                    chosen.schedule.unwrap_or_else(|| panic!("no schedule: {text}"))
+                };
+                let many = of(100_000);
+                for rows in [2, 7, 8, 64, 640] {
+                    assert_eq!(of(rows), many, "{rows} rows of {n}{columns} {d}: {op}");
+                }
+            }
+        }
+    }
+}
+
 /// A thread computes what depends on some coordinates once for elements that differ in others alone; a sum of products takes no more than they do.
 #[test]
 fn instructions_by_the_coordinates_that_they_depend_on() {
