@@ -151,6 +151,38 @@ fn windows_are_folded() {
     }
 }
 
+/// What folds or joins, asked for where it does not apply, is refused with the reason.
+#[test]
+fn steps_of_other_convolutions_are_refused() {
+    let cases = [
+        (
+            "fold-window 3; tensor-core mma 64x64x16; bind warp 4",
+            "%w: f16[24,16,3,3]",
+            "padding=[1,1]",
+            "`fold-window 3` does not apply",
+        ),
+        (
+            "implicit-gemm; fold-window 2; tensor-core wgmma 128x64x64; stage a,b shared 4; persist 132",
+            "%w: f16[24,16,3,3]",
+            "padding=[1,1]",
+            "`fold-window 2` does not fit: numbers of points that divide the window and multiply fewer zeros: 3",
+        ),
+        (
+            "join-residues 1; tensor-core mma 64x64x16; bind warp 4",
+            "%w: f16[24,16,3,3]",
+            "padding=[1,1]",
+            "`join-residues 1`",
+        ),
+    ];
+    for (schedule, w, attrs, why) in cases {
+        let text = format!("graph k(%x: f16[4,16,13,9], {w}) {{ %y = conv %x, %w {attrs}\n return %y }}");
+        let mut k = kernel(Conv, text.parse().unwrap_or_else(|e| panic!("{e}\n{text}")));
+        k.schedule = Some(schedule.parse().expect("a schedule"));
+        let refused = kiln_lower::lower(&k, kiln_machine::Arch::Sm90a).expect_err(schedule).to_string();
+        assert!(refused.contains(why), "{schedule}: {refused}");
+    }
+}
+
 /// Transposed convolutions in parts, by patches and as implicit GEMMs: strides, windows shorter than the stride (residues without a
 /// point), padding beyond what the window reaches, dilation, groups, results of one position, and what follows.
 #[test]

@@ -113,19 +113,24 @@ struct Elements {
 }
 
 impl Elements {
-    fn of(c: &Conv, part: &Part, ranges: &[Range<usize>]) -> Elements {
+    fn of(h: &Host, c: &Conv, part: &Part, ranges: &[Range<usize>]) -> Result<Elements, LowerError> {
         let mut at = Elements { first: 0, residues: vec![], positions: vec![] };
         let mut pitch = c.points;
         for (d, range) in ranges.iter().enumerate() {
             pitch /= c.out[d + 2].max(1);
             let (stride, count) = (c.stride[d], part.counts()[d]);
-            // Not negative: the range begins with a position of the result.
-            at.first += part.position(d, range.start).max(0) as usize * pitch;
+            at.first += index(h, part.position(d, range.start), "a part begins before the result")? * pitch;
             at.residues.push((count, pitch));
             at.positions.push((range.len(), stride * pitch));
         }
-        at
+        Ok(at)
     }
+}
+
+/// A position that is not negative.
+fn index(h: &Host, position: i64, defect: &str) -> Result<usize, LowerError> {
+    usize::try_from(position)
+        .map_err(|_| LowerError::Invariant { kernel: h.of.name.to_string(), what: format!("{defect}: {position}") })
 }
 
 /// The matmul of a part at its ranges of positions.
@@ -136,17 +141,17 @@ fn with_terms(
     ranges: &[Range<usize>],
     (x, place): (&Operand, (Slot, DType)),
 ) -> Result<(), LowerError> {
-    let (conv, at, n) = (part.conv(c), Elements::of(c, part, ranges), c.x_shape[0]);
+    let (conv, at, n) = (part.conv(c), Elements::of(h, c, part, ranges)?, c.x_shape[0]);
     let weight = conv.weight(h)?;
-    let starts = ranges.iter().enumerate().map(|(d, range)| {
+    let mut start = 0;
+    for (d, range) in ranges.iter().enumerate() {
         let first = range.start as i64 + part.front[d] - conv.padding[d];
-        // Not negative: the copy begins with what the first position of any part reads.
-        first.max(0) as usize * x.strides[d + 2]
-    });
+        start += index(h, first, "a part reads before the copy of the input")? * x.strides[d + 2];
+    }
     let points: Vec<usize> = ranges.iter().map(Range::len).collect();
     let count: usize = points.iter().product();
     let together = (n > 1 && count < FEW).then_some(n);
-    let patches = conv.patches(x, starts.sum(), &points, together);
+    let patches = conv.patches(x, start, &points, together);
     let image = c.out[1] * c.points;
     let result = Matrix {
         slot: place.0,
@@ -169,7 +174,7 @@ fn without_terms(
     ranges: &[Range<usize>],
     place: (Slot, DType),
 ) -> Result<(), LowerError> {
-    let at = Elements::of(c, part, ranges);
+    let at = Elements::of(h, c, part, ranges)?;
     let images = [(c.x_shape[0] * c.out[1], c.points)];
     let all: Vec<(usize, usize)> = images.into_iter().chain(at.residues).chain(at.positions).collect();
     let scene = |axes: &[Expr]| {

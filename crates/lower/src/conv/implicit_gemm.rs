@@ -95,7 +95,18 @@ pub fn part(
         matmul::with_operands(of, matmul, machine, asked, out)
     })?;
     let Some(out) = lowered else {
-        return Err(of.unsupported(format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm)));
+        let ways = folds(c, matmul::operands(of, by_patches.v));
+        return Err(of.unsupported(match ways.contains(&folded) {
+            true => format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm),
+            false => {
+                let counts: Vec<String> = ways.into_iter().skip(1).map(|n| n.to_string()).collect();
+                let some = if counts.is_empty() { "none".into() } else { counts.join(", ") };
+                format!(
+                    "`{}` does not fit: numbers of points that divide the window and multiply fewer zeros: {some}",
+                    Step::FoldWindow(folded)
+                )
+            }
+        }));
     };
     Ok(out.in_forms(|forms| (forms.implicit, forms.folded) = (true, folded)))
 }
