@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,12 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.utils import _pytree as pytree
 
 from kiln import arguments
-from kiln._native import Engine, InputError, UsageError
+from kiln._native import Engine, InputError, ShapeError, UnsupportedError, UsageError
 from kiln.face import Face, caller
 from kiln.module_face import ModuleFace, attended, is_traced, moved
 from kiln.versions import any_autocast
+
+log = logging.getLogger("kiln")
 
 if TYPE_CHECKING:
     from kiln.chain import Pieces
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
 Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
+
+#: Compiles again for the arguments of a call.
+OfSizes = Callable[[tuple[Any, ...], dict[str, Any]], "Compiled"]
 
 #: Compiles again: for example inputs `(args, kwargs)`, on a device.
 Again = Callable[[Any, "str | None"], "Compiled"]
@@ -84,6 +90,9 @@ class Compiled(ModuleFace):
     _decoder: Decoder | None
     _plain: Callable[[], Engine] | None
     _again: Again | None
+    _of_sizes: OfSizes | None
+    _small: dict[tuple[tuple[int, int, int], ...], Compiled | None]
+    _dynamic: list[tuple[int, int]]
     _checked: bool
     _flat: int
     _single: bool
@@ -114,6 +123,8 @@ class Compiled(ModuleFace):
         fields["_plain"] = plain
         #: Compiles the same module again, for other example inputs and on another device.
         fields["_again"] = again
+        #: Compiles it for calls with sizes of 0 and 1.
+        fields["_of_sizes"] = None
         #: Seconds of what came before the engine, by stage.
         fields["seconds"] = {}
         #: Whether each call looks for weights that were changed in place.
@@ -134,6 +145,14 @@ class Compiled(ModuleFace):
             n = face.in_spec.num_leaves
             fields["_flat"] = n if caller(face.in_spec, n) else -1
             fields["_single"] = face.out_spec.is_leaf() and not (face.constants or face.orders)
+        #: Dynamic dimensions, and the programs for calls in which some of them are 0 or 1.
+        fields["_dynamic"] = [
+            (i, d)
+            for i, shape in enumerate(face.shapes)
+            for d, size in enumerate(shape or ())
+            if not isinstance(size, int)
+        ]
+        fields["_small"] = {}
         fields["_fast"] = fields["_serve"] = _calls(self)
 
     def __repr__(self) -> str:
@@ -183,9 +202,41 @@ class Compiled(ModuleFace):
         gives."""
         if any(map(is_traced, leaves)):
             return self._original(*args, **kwargs)
+        if isinstance(error, ShapeError):
+            small = self._of_small_sizes(args, kwargs, leaves)
+            if small is not None:
+                return small(*args, **kwargs)
         if isinstance(error, InputError):
             arguments.check_kinds(self.face.inputs, self.face.shapes, leaves)
         raise error from None
+
+    def traces_small_sizes(self, of_sizes: OfSizes) -> None:
+        """Has sizes of 0 and 1, which tracing of others leaves out, traced by themselves when a
+        call has them in a dynamic dimension."""
+        self.__dict__["_of_sizes"] = of_sizes
+
+    def _of_small_sizes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> Compiled | None:
+        """The program for a call with dimensions of 0 or 1 that are dynamic; None where there is
+        no such dimension, or torch.export refuses them."""
+        key = tuple(
+            (i, d, leaves[i].shape[d])
+            for i, d in self._dynamic
+            if i < len(leaves)
+            and isinstance(leaves[i], torch.Tensor)
+            and d < leaves[i].dim()
+            and leaves[i].shape[d] < 2
+        )
+        if not key or self._of_sizes is None:
+            return None
+        if key not in self._small:
+            self._small[key] = None
+            try:
+                self._small[key] = self._of_sizes(args, kwargs)
+            except (UnsupportedError, UsageError, InputError) as error:
+                log.info("%s was not traced for a dimension of 0 or 1: %s", self, error)
+        return self._small[key]
 
     def _original(self, *args: Any, **kwargs: Any) -> Any:
         """Calls what was compiled."""

@@ -78,6 +78,11 @@ def compile(
         args, named = examples
         return compile(subject.shared, args, kwargs=named, dynamic=dynamic, **at)
 
+    def of_sizes(args: tuple[Any, ...], named: dict[str, Any]) -> Compiled:
+        """The same for arguments with sizes of 0 and 1, which are static there."""
+        at: dict[str, Any] = {"dynamic": export.with_hints(dynamic), "options": options}
+        return compile(subject.shared, args, kwargs=named, **at)
+
     sizes = list(warm or ())
     recorded = subject.recorded(device)
     clock.lap("export")
@@ -92,7 +97,10 @@ def compile(
     clock.lap("export")
     traced = _of_exported(subject, exported, numbers, device, given)
     clock.lap("functional")
-    return _finished(subject, traced, given, sizes, clock, again)
+    compiled = _finished(subject, traced, given, sizes, clock, again)
+    if dynamic and subject.module is not None:
+        compiled.traces_small_sizes(of_sizes)
+    return compiled
 
 
 @dataclass(frozen=True)

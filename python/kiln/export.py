@@ -224,6 +224,24 @@ def _dynamic_shapes(
     return pytree.tree_map(every_dimension, dict(bound))
 
 
+def with_hints(dynamic: Dynamic) -> Dynamic:
+    """The same dimensions, of which torch.export may take those of 0 and 1 for static; those that
+    the user has bounded from 2 on stay.
+
+    >>> with_hints({"x": {0: Dim("n")}})
+    {'x': {0: DimHint(AUTO)}}
+    """
+    if dynamic is None or isinstance(dynamic, bool):
+        return dynamic
+
+    def hint(leaf: Any) -> Any:
+        if isinstance(leaf, Dim):
+            return Dim.AUTO if getattr(leaf, "root", leaf).min < 2 else leaf
+        return Dim.AUTO if versions.must_be_dynamic(leaf) else leaf
+
+    return pytree.tree_map(hint, dynamic)
+
+
 @dataclass(frozen=True)
 class Interface:
     """What the signature of an exported program says."""

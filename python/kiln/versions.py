@@ -131,6 +131,15 @@ def condition(guard: str) -> Callable[[Mapping[str, Any]], bool]:
     return holds
 
 
+def must_be_dynamic(hint: Any) -> bool:
+    """Whether it is `torch.export.Dim.DYNAMIC`, with or without bounds.
+
+    >>> must_be_dynamic(torch.export.Dim.DYNAMIC), must_be_dynamic(torch.export.Dim.STATIC)
+    (True, False)
+    """
+    return str(getattr(hint, "type", "")).endswith(".DYNAMIC")
+
+
 def guards(exported: ExportedProgram) -> Sequence[str]:
     """The conditions on sizes that export assumed, as Python text over `L['x'].size()[0]`.
 

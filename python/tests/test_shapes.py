@@ -368,3 +368,59 @@ def test_buckets_that_are_wrong_are_the_users_errors():
         bucketed(Wrapped(nn.ReLU()), (x,), buckets=(128,))
     with pytest.raises(kiln.UsageError, match="use kiln.compile"):
         torch.compile(nn.ReLU(), backend="kiln", options={"buckets": {"x.0": [8]}})(x)
+
+
+class Squeezed(nn.Module):
+    """What it computes of one row differs in rank and in its branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.inner(x).squeeze(0)
+        return y * 100 if x.shape[0] == 1 else y
+
+
+@pytest.mark.parametrize(
+    "dynamic", [True, {"x": {0: torch.export.Dim.AUTO}}, {"x": {0: torch.export.Dim.DYNAMIC}}]
+)
+def test_sizes_of_zero_and_one_are_sizes_as_others(dynamic):
+    module = Squeezed().eval()
+    compiled = kiln.compile(module, (torch.randn(4, 8),), dynamic=dynamic)
+    for step, rows in enumerate([5, 1, 0, 2, 1, 0, 7]):
+        x = torch.randn(rows, 8)
+        given = compiled(x)
+        assert module.calls == 2 * step + 1
+        wanted = module(x)
+        assert given.shape == wanted.shape
+        torch.testing.assert_close(given, wanted)
+
+
+def test_sizes_that_the_user_has_excluded_stay_so():
+    compiled = kiln.compile(
+        Squeezed().eval(), (torch.randn(4, 8),), dynamic={"x": {0: torch.export.Dim("n", min=2)}}
+    )
+    for rows in [1, 0]:
+        with pytest.raises(kiln.ShapeError, match="exported for 2 to any size"):
+            compiled(torch.randn(rows, 8))
+
+
+def test_a_program_squeezes_a_dimension_that_is_one(tmp_path):
+    def squeezed(x):
+        return (x.squeeze(0) * 2).sum(-1)
+
+    class Module(nn.Module):
+        forward = staticmethod(squeezed)
+
+    program = torch.export.export(
+        Module(), (torch.randn(4, 8),), dynamic_shapes={"x": {0: torch.export.Dim("n")}}
+    )
+    torch.export.save(program, tmp_path / "squeezed.pt2")
+    for compiled in (kiln.load(tmp_path / "squeezed.pt2"), kiln.compile(program)):
+        for rows in [3, 1, 0]:
+            x = torch.randn(rows, 8)
+            assert compiled(x).shape == squeezed(x).shape
+            torch.testing.assert_close(compiled(x), squeezed(x))

@@ -1,7 +1,7 @@
-//! Shapes that torch traces wrongly, mended together with those of all values that are computed from them.
+//! Shapes that torch traces wrongly, or for other sizes than those of a call, mended together with those of all values that are computed from them.
 //!
 //! torch's shape functions of some operators (up to 2.11) give a result another shape than the operator does, and tracing computes all later
-//! shapes from it. Takes the values and calls of a program at known sizes; changes shapes alone. Never guesses: a call that reads a mended
+//! shapes from it. A `squeeze` keeps a dimension that was traced with a symbol, also where its size is one. Takes the values and calls of a program at known sizes; changes shapes alone. Never guesses: a call that reads a mended
 //! value, and whose result has no rule here, is a [`Problem`].
 use crate::{
     arguments::{axes, axis, int, int_or, place},
@@ -45,15 +45,16 @@ fn unknown(call: &Call) -> Problem {
         source: call.source.clone(),
         module: call.module.clone(),
         ..Problem::new(format!(
-            "`{}` reads a value whose shape torch.export wrote wrongly, such as the states of an LSTM, and Kiln does not know what shape its \
-             result has",
+            "`{}` reads a value whose shape torch.export wrote wrongly, such as the states of an LSTM, or for other sizes, such as a squeezed \
+             dimension of 1, and Kiln does not know what shape its result has",
             call.name
         ))
         .help("compile the module with `kiln.compile`, which traces the right shapes, or select and reshape the states before")
     }
 }
 
-/// The shapes of the results of an operator that torch traces wrongly, as it computes them; none of an operator that it traces right.
+/// The shapes of the results of an operator that torch traces wrongly, as it computes them; none of an operator that it traces right for all
+/// sizes.
 fn computed(call: &Call, values: &[RawInfo]) -> Option<Vec<Shape>> {
     let traced = || call.outs.iter().map(|id| values[*id].shape.clone());
     match call.name.as_str() {
@@ -70,6 +71,9 @@ fn computed(call: &Call, values: &[RawInfo]) -> Option<Vec<Shape>> {
             let vector = shape(call, values, 0)?.len() <= 1;
             let loss = |(i, shape): (usize, Shape)| if vector && i == 0 && shape == [1] { vec![] } else { shape };
             Some(traced().enumerate().map(loss).collect())
+        }
+        name if canonical(name) == "aten::squeeze" => {
+            Some(vec![view("squeeze", call, shape(call, values, 0)?, values)?])
         }
         _ => None,
     }
@@ -348,17 +352,12 @@ fn sized(count: usize, list: &[i64]) -> Option<Shape> {
 mod tests {
     use super::*;
 
-    /// What the shape of a result becomes, of an operator that reads LSTM states `[4, 1, 3, 40]`, with the arguments after the states.
-    fn after(name: &str, overload: &str, rest: &[Arg], results: usize) -> Result<Vec<Shape>, String> {
-        let info = |shape: &[usize]| RawInfo {
-            dtype: "f32".into(),
-            shape: shape.to_vec(),
-            constant: false,
-            folded: false,
-            scalar: None,
-            name: None,
-        };
-        let call = |name: &str, overload: &str, args: Vec<Arg>, outs: Vec<usize>| Call {
+    fn info(shape: &[usize]) -> RawInfo {
+        RawInfo { dtype: "f32".into(), shape: shape.to_vec(), constant: false, folded: false, scalar: None, name: None }
+    }
+
+    fn call(name: &str, overload: &str, args: Vec<Arg>, outs: Vec<usize>) -> Call {
+        Call {
             name: name.into(),
             overload: overload.into(),
             args,
@@ -366,7 +365,33 @@ mod tests {
             source: String::new(),
             module: String::new(),
             vouched: false,
-        };
+        }
+    }
+
+    /// A dimension of one that was traced with a symbol, and so was kept.
+    #[test]
+    fn squeezed_dimensions_of_one_are_left_out() {
+        let cases: [(&str, Vec<Arg>, &[usize], &[usize]); 5] = [
+            ("dim", vec![Arg::Int(0)], &[1, 16], &[16]),
+            ("dim", vec![Arg::Int(0)], &[2, 16], &[2, 16]),
+            ("dims", vec![Arg::Ints(vec![0, -1])], &[1, 16], &[16]),
+            ("", vec![], &[1, 16, 1], &[16]),
+            ("dim", vec![Arg::Int(-1)], &[1, 16], &[1, 16]),
+        ];
+        for (overload, rest, from, to) in cases {
+            let mut values = vec![info(from), info(from), info(from)];
+            let args = [vec![Arg::Value(0)], rest].concat();
+            let calls = [
+                call("aten::squeeze", overload, args, vec![1]),
+                call("aten::mul", "Scalar", vec![Arg::Value(1), Arg::Int(3)], vec![2]),
+            ];
+            mend(&mut values, &calls).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((&values[1].shape[..], &values[2].shape[..]), (to, to), "{overload} {from:?}");
+        }
+    }
+
+    /// What the shape of a result becomes, of an operator that reads LSTM states `[4, 1, 3, 40]`, with the arguments after the states.
+    fn after(name: &str, overload: &str, rest: &[Arg], results: usize) -> Result<Vec<Shape>, String> {
         let mut values = vec![info(&[5, 3, 20]), info(&[5, 3, 80]), info(&[4, 1, 3, 40]), info(&[4, 1, 3, 40])];
         values.extend((0..results).map(|_| info(&[7, 7, 7])));
         values.push(info(&[9, 40]));
