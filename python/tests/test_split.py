@@ -437,6 +437,23 @@ def test_kiln_compile_of_sizes_that_depend_on_data(f):
 
 
 @pytest.mark.native
+def test_a_file_with_sizes_that_depend_on_data_names_what_runs_it(tmp_path):
+    class Counts(nn.Module):
+        def forward(self, x):
+            found = torch.nonzero(x.flatten() > 0)[:, 0]
+            counts = torch.bincount((x.abs() * 3).long().flatten(), minlength=4).sum()
+            return (x.flatten()[found] * 2).exp().sum() + counts
+
+    path = tmp_path / "counts.pt2"
+    torch.export.save(torch.export.export(Counts(), (torch.randn(6, 8),)), path)
+    with pytest.raises(kiln.UnsupportedError, match=r"kiln\.compile\(torch\.export\.load\(FILE"):
+        kiln.load(path)(torch.randn(6, 8))
+    compiled = kiln.compile(torch.export.load(path))
+    for _ in range(2):
+        x = torch.randn(6, 8)
+        torch.testing.assert_close(compiled(x), Counts()(x))
+
+
 @pytest.mark.parametrize("name", ["complex", "random"])
 def test_kiln_compile_writes_to_buffers_and_inputs_in_several_pieces(name):
     class Both(nn.Module):

@@ -394,7 +394,10 @@ impl Program {
 }
 
 fn depends_on_data(why: String) -> Problem {
-    Problem::new(why).help("sizes that depend on data are not supported: compute them outside of the model")
+    Problem::new(why).help(
+        "compute sizes that depend on data outside of the model, or let PyTorch run these operators: \
+         `kiln.compile(torch.export.load(FILE))` in Python, for a file whose writer you trust",
+    )
 }
 
 fn dimension(e: &Extent, sizes: &Sizes) -> Result<usize, String> {
