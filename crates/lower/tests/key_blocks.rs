@@ -1,11 +1,12 @@
 //! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits, which are those of the
 //! graph within rounding.
-use crate::common::{difference, interpreted, kernel, least, run_steps, text};
+use crate::common::{difference, in_parallel, interpreted, kernel, least, run_steps, text};
 use kiln_graph::{Graph, Tensor, params::Random, random};
 use kiln_lower::lower_at;
 use kiln_machine::{Arch, Machine};
 use kiln_plan::KernelKind::Attention;
 use kiln_plan::exec::Work;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Of `S` queries and `T` keys: `%dq`, `%dk` are the documents of queries and keys, `%long` says which keys are not padding, `%whole` which
 /// keys a query sees, `%back` how far a head looks back, `%flag` which texts are there.
@@ -95,31 +96,33 @@ fn machine(looks: bool, slices: bool) -> Machine {
 
 #[test]
 fn blocks_that_data_empties() {
-    let mut r = Random::new(37);
-    let mut skipped = 0;
-    for (i, mask) in MASKS.iter().enumerate() {
-        for (n, [s, t, d]) in [[300, 600, 16], [256, 256, 64], [70, 700, 24], [20, 500, 16]].into_iter().enumerate() {
-            // The sum of a bias and f16's least number is rounded in the graph, and not in the kernel.
-            let dtype = if mask.contains("add %floats, %x") { "bf16" } else { ["bf16", "f16"][(i + n) % 2] };
-            let masked = ["fully_masked=zero", "fully_masked=nan"][(i / 2 + n) % 2];
-            let g = graph(mask, [s, t, d], dtype, &format!("scale=0.3 {masked}"));
-            let mut inputs = random::inputs(&g, r.next_u64() >> 40);
-            fill(&mut inputs, [s, t], &mut r);
-            let want = interpreted(&g, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}"));
-            let k = kernel(Attention, g.clone());
-            let got = [[true, false], [false, false], [true, true]].map(|[looks, slices]| {
-                let steps = lower_at(&k, &machine(looks, slices)).unwrap_or_else(|e| panic!("{e}\n{g}"));
-                let found = matches!(&steps.steps[0], Work::Block { code, .. } if code.name.ends_with("_keys"));
-                assert!(looks || !found, "{g}\n{}", text(&steps));
-                skipped += usize::from(found);
-                let joined = steps.steps.len() == 2 + usize::from(found);
-                assert_eq!(joined, slices, "{g}\n{}", text(&steps));
-                run_steps(&g, &steps, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", text(&steps)))
-            });
-            got.iter().for_each(|got| difference(&g, &want, got).unwrap_or_else(|e| panic!("{e}\n{g}")));
-            let bits = |tensors: &[Tensor]| tensors.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
-            assert!(bits(&got[0]) == bits(&got[1]), "other bits without blocks\n{g}");
-        }
-    }
+    let sizes = [[300, 600, 16], [256, 256, 64], [70, 700, 24], [20, 500, 16]];
+    let cases: Vec<(usize, usize)> = (0..MASKS.len()).flat_map(|i| (0..sizes.len()).map(move |n| (i, n))).collect();
+    let skipped = AtomicUsize::new(0);
+    in_parallel(&cases, |&(i, n)| {
+        let (mask, [s, t, d]) = (MASKS[i], sizes[n]);
+        let mut r = Random::new((37 + sizes.len() * i + n) as u64);
+        // The sum of a bias and f16's least number is rounded in the graph, and not in the kernel.
+        let dtype = if mask.contains("add %floats, %x") { "bf16" } else { ["bf16", "f16"][(i + n) % 2] };
+        let masked = ["fully_masked=zero", "fully_masked=nan"][(i / 2 + n) % 2];
+        let g = graph(mask, [s, t, d], dtype, &format!("scale=0.3 {masked}"));
+        let mut inputs = random::inputs(&g, r.next_u64() >> 40);
+        fill(&mut inputs, [s, t], &mut r);
+        let want = interpreted(&g, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}"));
+        let k = kernel(Attention, g.clone());
+        let got = [[true, false], [false, false], [true, true]].map(|[looks, slices]| {
+            let steps = lower_at(&k, &machine(looks, slices)).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            let found = matches!(&steps.steps[0], Work::Block { code, .. } if code.name.ends_with("_keys"));
+            assert!(looks || !found, "{g}\n{}", text(&steps));
+            skipped.fetch_add(usize::from(found), Ordering::Relaxed);
+            let joined = steps.steps.len() == 2 + usize::from(found);
+            assert_eq!(joined, slices, "{g}\n{}", text(&steps));
+            run_steps(&g, &steps, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", text(&steps)))
+        });
+        got.iter().for_each(|got| difference(&g, &want, got).unwrap_or_else(|e| panic!("{e}\n{g}")));
+        let bits = |tensors: &[Tensor]| tensors.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
+        assert!(bits(&got[0]) == bits(&got[1]), "other bits without blocks\n{g}");
+    });
+    let skipped = skipped.into_inner();
     assert!(skipped >= 170, "{skipped} of 176 kernels look for keys");
 }

@@ -1,5 +1,5 @@
 //! Scans, matmuls, attention and pools.
-use crate::common::{check, check_on, checked_text, checked_text_by, compare_kernel, kernel};
+use crate::common::{check, check_on, checked_text, checked_text_by, compare_kernel, in_parallel, kernel};
 use kiln_graph::{Tensor, random};
 use kiln_machine::Arch;
 use kiln_plan::{
@@ -468,34 +468,34 @@ fn rows_in_a_tile() {
 fn heads_in_a_tile() {
     let kernels =
         |lines: &str, precision: Precision| checked_text(lines, precision, Arch::Sm90a).matches("kernel @").count();
-    for (d, m, heads, k) in [("bf16", 513, 4, 64), ("f16", 600, 3, 72), ("f32", 520, 4, 136)] {
-        for head in [64, 128, 256] {
-            let n = heads * head;
-            let rank = |rest: &str| {
-                format!(
-                    "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{head}], %w: {d}[{head}], %r: {d}[{m},{heads},{head}]) {{ %c = linear %a, %b, %v\n %h = reshape %c shape=[{m},{heads},{head}]\n {rest}\n return %y }}"
-                )
-            };
-            for rest in [
-                "%y = rms_norm %h, %g eps=1e-6",
-                "%s = add %h, %r\n %y = layer_norm %s, %g, %w eps=1e-5",
-                "%p = softmax %h axis=2\n %y = mul %p, %r",
-            ] {
-                let lines = rank(rest);
-                let found = kernels(&lines, Precision::Tf32);
-                assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
-            }
-            // One value per head.
-            for rest in [
-                "%y = reduce.sum %h axes=[2]",
-                "%o = reduce.max %h axes=[2]\n %s = sub %h, %o\n %e = exp %s\n %t = reduce.sum %e axes=[2]\n %l = log %t\n %q = add %o, %l\n %y = reshape %q shape=[M,H]",
-            ] {
-                let lines = rank(&rest.replace('M', &m.to_string()).replace('H', &heads.to_string()));
-                let found = kernels(&lines, Precision::Tf32);
-                assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
-            }
+    let kinds = [("bf16", 513, 4, 64), ("f16", 600, 3, 72), ("f32", 520, 4, 136)];
+    let cases: Vec<_> = kinds.into_iter().flat_map(|kind| [64, 128, 256].map(|head| (kind, head))).collect();
+    in_parallel(&cases, |&((d, m, heads, k), head)| {
+        let n = heads * head;
+        let rank = |rest: &str| {
+            format!(
+                "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{head}], %w: {d}[{head}], %r: {d}[{m},{heads},{head}]) {{ %c = linear %a, %b, %v\n %h = reshape %c shape=[{m},{heads},{head}]\n {rest}\n return %y }}"
+            )
+        };
+        for rest in [
+            "%y = rms_norm %h, %g eps=1e-6",
+            "%s = add %h, %r\n %y = layer_norm %s, %g, %w eps=1e-5",
+            "%p = softmax %h axis=2\n %y = mul %p, %r",
+        ] {
+            let lines = rank(rest);
+            let found = kernels(&lines, Precision::Tf32);
+            assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
         }
-    }
+        // One value per head.
+        for rest in [
+            "%y = reduce.sum %h axes=[2]",
+            "%o = reduce.max %h axes=[2]\n %s = sub %h, %o\n %e = exp %s\n %t = reduce.sum %e axes=[2]\n %l = log %t\n %q = add %o, %l\n %y = reshape %q shape=[M,H]",
+        ] {
+            let lines = rank(&rest.replace('M', &m.to_string()).replace('H', &heads.to_string()));
+            let found = kernels(&lines, Precision::Tf32);
+            assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
+        }
+    });
     let batched = "(%a: bf16[2,300,64], %b: bf16[256,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[2,300,2,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }";
     assert_eq!(kernels(batched, Precision::Exact), 1);
     let apart = |lines: &str| assert!(kernels(lines, Precision::Exact) > 1, "{lines}");

@@ -1,5 +1,5 @@
 //! Proposed schedules of points, rows and scans: each computes what the graph says.
-use crate::common::{TARGETS, check_by, difference, kernel, run_steps, text};
+use crate::common::{TARGETS, check_by, difference, in_parallel, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, neighbours, scheduled};
@@ -125,17 +125,18 @@ fn scans_look_back_at_groups() {
 /// Chunks of a row as instances that wait for those before them: rows and columns, sums and products, ends of rows, several scans.
 #[test]
 fn scans_look_back() {
-    for graph in [
+    let graphs = [
         "graph k(%a: f32[70001]) { %y = scan.sum %a axis=0\n return %y }",
         "graph k(%a: bf16[3,30000]) { %y = scan.sum %a axis=1\n return %y }",
         "graph k(%a: f32[2,1025,33]) { %y = scan.sum %a axis=1\n %z = mul %y, %y\n return %z }",
         "graph k(%a: i64[5,9000]) { %y = scan.sum %a axis=1\n %z = sub %y, %a\n return %z }",
         "graph k(%a: f32[1,6000], %b: f32[1,6000]) { %c = const 0.01 : f32[]\n %d = mul %a, %c\n %o = const 1.0 : f32[]\n %e = add %d, %o\n \
          %y = scan.prod %e axis=1\n %s = scan.sum %b axis=1\n %z = add %y, %s\n return %z }",
-    ] {
+    ];
+    in_parallel(&graphs, |graph| {
         let count = compute(graph, KernelKind::Scan, Arch::Sm90a, |s| matches!(s, Step::LookBack(..)), 2);
         assert!(count > 2, "{graph}: {count}");
-    }
+    });
     let mut k = kernel(
         KernelKind::Reduction,
         "graph k(%a: f32[9000]) { %y = reduce.sum %a axes=[0]\n return %y }".parse().expect("a graph"),

@@ -57,7 +57,7 @@ void Specialiser::mutate(Node* n) {
   for (; root->base; root = root->base) path_known &= root->view >= 0;
   if (root->weight) {
     auto it = archive.names.find(root->value.toTensor().data_ptr());
-    refuse(n, "`" + name + "` changes " + (it == archive.names.end() ? std::string("a constant of the model") : "the model's own tensor `" + it->second + "`") + " in place", "work on a copy (clone), or return the new value");
+    refuse(n, "`" + name + "` changes " + (it == archive.names.end() ? std::string("a constant of the model") : "the model's own tensor `" + it->second + "`") + " in place", "work on a copy (clone), return the new value, or save the module by torch.export (.pt2), where such a tensor is state");
   }
   if (!path_known) refuse(n, "`" + name + "` changes part of a tensor through a view that import cannot follow", "index the tensor itself, as in x[:, 2:4] = value, or change a copy (clone)");
 

@@ -296,7 +296,7 @@ bool Specialiser::structural(Node* n) {
       return true;
     }
     case prim::SetAttr:
-      refuse(n, "forward assigns `self." + n->s(attr::name) + "`: the model keeps state between calls", "return the new value instead, and pass it in as an input next time");
+      refuse(n, "forward assigns `self." + n->s(attr::name) + "`: the model keeps state between calls", "return the new value instead and pass it in as an input next time, or save the module by torch.export (.pt2), where a buffer that it writes is state");
       return true;
     default: return false;
   }

@@ -8,6 +8,7 @@ use kiln_machine::{Arch, Machine};
 use kiln_plan::exec::{Activation, AttentionCall, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Schedule, Stage};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub const TARGETS: [Arch; 2] = [Arch::Cpu, Arch::Sm90a];
 
@@ -27,6 +28,25 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         schedule: None,
         reason: Reason::default(),
     }
+}
+
+/// Calls `f` for each case, on as many threads as there are cores: for tests that would run alone after all others.
+pub fn in_parallel<T: Sync>(cases: &[T], f: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(cases.len());
+    let run = || {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            f(case);
+        }
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        run();
+        for other in others {
+            // Its message is that of the case.
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    });
 }
 
 fn elem(d: DType) -> Elem {
