@@ -13,15 +13,15 @@ fn main() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = vec![crates.join("../Cargo.lock")];
     for name in CRATES {
-        for folder in ["src", "machines"] {
-            let folder = crates.join(name).join(folder);
+        // A folder that is missing would make every build run this again.
+        for folder in ["src", "machines"].map(|f| crates.join(name).join(f)).into_iter().filter(|f| f.is_dir()) {
             println!("cargo:rerun-if-changed={}", folder.display());
             list(&folder, &mut files);
         }
     }
-    files.sort();
     println!("cargo:rerun-if-changed={}", files[0].display());
     println!("cargo:rerun-if-changed=build.rs");
+    files.sort();
     // FNV-1a of 128 bits.
     let mut sum: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     let mut add = |bytes: &[u8]| {
