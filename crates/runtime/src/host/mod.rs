@@ -71,10 +71,12 @@ impl HostDevice {
     pub(crate) fn parallel(&self) -> Parallel<'_> {
         Parallel { threads: self.threads, pool: self.team.as_deref().map(Pool::Team) }
     }
-    /// As many threads, those of the process's OpenMP where it has one: for runs that alternate with operators of libtorch.
+    /// The same work on the threads of the process's OpenMP, where it has some and not more than the device: for runs that alternate with
+    /// operators of libtorch.
     pub(crate) fn parallel_beside_libtorch(&self) -> Parallel<'_> {
-        let found = self.team.as_deref().map(|team| OpenMp::of_process().map_or(Pool::Team(team), Pool::OpenMp));
-        Parallel { threads: self.threads, pool: found }
+        let found = OpenMp::of_process().filter(|openmp| (2..=self.threads).contains(&openmp.threads()));
+        let pool = self.team.as_deref().map(|team| found.map_or(Pool::Team(team), Pool::OpenMp));
+        Parallel { threads: self.threads, pool }
     }
 }
 

@@ -39,6 +39,12 @@ impl OpenMp {
         *FOUND
     }
 
+    /// How many threads a loop of the calling thread has, as OMP_NUM_THREADS and `torch.set_num_threads` set it.
+    pub fn threads(self) -> usize {
+        // SAFETY: the function takes nothing and may be called from any thread.
+        usize::try_from(unsafe { (self.most_threads)() }).unwrap_or(1).max(1)
+    }
+
     /// Calls `f(i)` once for each `i` in `0..tasks`, on OpenMP's threads as they become free. Returns when all calls have returned.
     pub fn each<F: Fn(usize) + Sync>(self, tasks: usize, f: F) {
         unsafe extern "C" fn body<F: Fn(usize) + Sync>(data: *mut c_void) {
@@ -56,9 +62,7 @@ impl OpenMp {
         if tasks < 2 {
             return (0..tasks).for_each(f);
         }
-        // SAFETY: the function takes nothing and may be called from any thread.
-        let threads = usize::try_from(unsafe { (self.most_threads)() }).unwrap_or(1).max(1);
-        let parts = Parts::new(threads);
+        let parts = Parts::new(self.threads());
         parts.fill(tasks);
         let all = Loop { task: &f, parts: &parts, tasks, thread_number: self.thread_number, panic: Mutex::new(None) };
         // SAFETY: `body` takes a loop of this type and does not unwind; the call returns after every thread has left it. Tasks are
