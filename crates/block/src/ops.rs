@@ -357,7 +357,8 @@ pub enum Op {
     FenceAsync,
     /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or
     /// `[K,M]` with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. If b has fewer columns than the token,
-    /// the other columns do not change. In place of a's tile and stage there may be a block of 16-bit floats `[M,K]`.
+    /// the other columns do not change. In place of a's tile and stage there may be a block `[M,K]` of
+    /// 16-bit floats, or of f32, which are read as tf32.
     Wgmma {
         transpose_a: bool,
         transpose_b: bool,

@@ -112,6 +112,17 @@ pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
 }
 
+/// Left operand `[m, k]` of `wgmma` in registers, in 32-bit elements: four warps hold 64 rows in the layout of `mma.sync`, and the remaining
+/// rows lie as in an accumulator.
+pub fn warpgroup_left_wide(m: usize, k: usize, warps: usize) -> Flat {
+    let columns = bits_of(&[k]) as u8;
+    let mut flat = warpgroup_accumulator(m, k, warps);
+    let above = flat.registers.split_off(columns as usize - 1);
+    flat.registers = [columns + 3, 2].into_iter().chain(3..columns).chain(above).collect();
+    flat.lanes[..2].copy_from_slice(&[Some(0), Some(1)]);
+    flat
+}
+
 /// Accumulator `[m, n]` of matmuls on the FMA engine from shared tiles. The 4 x 8 lanes of a warp are interleaved over
 /// rows and columns, so that neighbouring lanes read the same addresses. Along an axis in which an operand is
 /// contiguous (`runs`) a thread holds four neighbours, which are one access; along the other axes neighbours lie in
@@ -151,6 +162,20 @@ mod tests {
             let row = 16 * w + l / 4 + 8 * (i / 2 % 2) + 64 * (i / 32);
             let column = 8 * (i % 32 / 4) + 2 * (l % 4) + i % 2;
             assert_eq!(flat.at(i, l, w), row * 64 + column);
+        }
+    }
+
+    #[test]
+    fn wide_left_operands_are_the_manual_s_fragments() {
+        for (m, k, warps) in [(64, 8, 2), (64, 32, 2), (128, 32, 2), (128, 64, 3)] {
+            assert!(warpgroup_left_wide(m, k, warps).covers(bits_of(&[m, k])), "{m} {k} {warps}");
+        }
+        let flat = warpgroup_left_wide(128, 32, 2);
+        // Register i of lane l of warp w: row 16w + l/4 + 8·(i % 2), column 8·(i/4) + 4·(i/2 % 2) + l % 4; then 64 rows on.
+        for (i, l, w) in [(0, 0, 0), (1, 5, 0), (2, 31, 3), (7, 17, 2), (16, 3, 1), (31, 30, 3)] {
+            let row = 16 * w + l / 4 + 8 * (i % 2) + 64 * (i / 16);
+            let column = 8 * (i % 16 / 4) + 4 * (i / 2 % 2) + l % 4;
+            assert_eq!(flat.at(i, l, w), row * 32 + column);
         }
     }
 

@@ -102,8 +102,8 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
         Op::Wgmma { transpose_a, transpose_b } if args == 4 => {
             ensure(!transpose_a, || "a left operand in registers is `[M,K]`; permute it before".into())?;
             held("the left operand", ty(0))?;
-            ensure(ty(0).elem().is_some_and(Elem::is_half), || {
-                format!("the left operand is {}; in registers 16-bit floats are needed", ty(0))
+            ensure(ty(0).elem().is_some_and(|e| e.is_half() || e == Elem::F32), || {
+                format!("the left operand is {}; in registers 16-bit floats or f32 are needed", ty(0))
             })?;
             arity(4, 4, 1)?;
             matmul([false, *transpose_b], ty(0), &staged(1)?, ty(3), out())

@@ -67,11 +67,12 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     }
 }
 
-/// The layout of a left operand that `wgmma` takes from registers: that of sums of its size.
+/// The layout of a left operand that `wgmma` takes from registers: in 16-bit elements that of sums of its size.
 pub(super) fn left_operand(k: &Kernel, v: Value) -> Flat {
-    match k.ty(v).shape() {
-        [m, depth] => fragment::warpgroup_accumulator(*m, *depth, warp_bits(k)),
-        other => default_layout(k, other),
+    match (k.ty(v).shape(), k.ty(v).elem()) {
+        ([m, depth], Some(Elem::F32)) => fragment::warpgroup_left_wide(*m, *depth, warp_bits(k)),
+        ([m, depth], _) => fragment::warpgroup_accumulator(*m, *depth, warp_bits(k)),
+        (other, _) => default_layout(k, other),
     }
 }
 

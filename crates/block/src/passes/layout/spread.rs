@@ -1,10 +1,10 @@
 //! Propagates layouts from anchors to every value.
 use super::VECTOR;
-use super::anchors::{Access, accumulator, default_layout, width};
+use super::anchors::{Access, accumulator, default_layout, left_operand, width};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
-use crate::{InstData, Kernel, Op, Value};
+use crate::{Elem, InstData, Kernel, Op, Value};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Layout preferences of a group's ops.
@@ -73,6 +73,12 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
     }
     let loaded = staged(k);
     k.walk(&mut |_, data| {
+        // Those in 16-bit elements are computed from sums, which have their layout.
+        if let Some(left) = data.left_in_registers().filter(|v| k.ty(*v).elem() == Some(Elem::F32))
+            && let Some(wish) = all.get_mut(&groups.root(left))
+        {
+            wish.matmul = wish.matmul.take().or_else(|| Some(left_operand(k, left)));
+        }
         let (value, access) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
             (Op::Load(_) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),

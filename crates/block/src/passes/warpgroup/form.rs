@@ -2,7 +2,9 @@
 //! and optionally a loop over tiles around both.
 use super::Refusal;
 use crate::passes::is_pure;
-use crate::{BinaryOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
+use crate::{
+    BinaryOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, UnaryOp, Value, analysis,
+};
 use std::collections::{HashMap, HashSet};
 
 /// The engine that multiplies.
@@ -30,6 +32,23 @@ pub struct Load {
     pub shape: [usize; 2],
     /// The matmul takes it transposed.
     pub swapped: bool,
+    /// Its elements are rounded to tf32 before the matmul takes them.
+    pub rounded: bool,
+}
+impl Load {
+    /// Whether it is a left operand that `wgmma` takes from registers: in tf32 it reads only K-major tiles, as they are.
+    pub fn in_registers(&self, engine: Engine) -> bool {
+        let left = self.side == Side::Left && engine == Engine::TensorCores && self.elem == Elem::F32;
+        left && (self.swapped || self.rounded)
+    }
+}
+
+/// A loaded tile, as a value has it.
+#[derive(Clone, Copy)]
+struct Loaded {
+    inst: Inst,
+    swapped: bool,
+    rounded: bool,
 }
 
 /// A sum of matmuls of the loads, in their order, accumulated in a carried value.
@@ -153,17 +172,22 @@ fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
 impl Form {
     fn read_loop(&mut self, k: &Kernel) -> Result<(), Refusal> {
         let data = k.inst(self.depth);
-        // Operand tiles by value: the load, and whether the value is its transpose.
-        let mut tiles: HashMap<Value, (Inst, bool)> = HashMap::new();
+        // Operand tiles by value.
+        let mut tiles: HashMap<Value, Loaded> = HashMap::new();
         // Partial sums by value, with what they accumulate on.
         let mut chains: HashMap<Value, Chain> = HashMap::new();
         for &i in &data.regions[0].insts {
             let inst = k.inst(i);
             match &inst.op {
-                Op::TileLoad => _ = tiles.insert(inst.results[0], (i, false)),
+                Op::TileLoad => {
+                    tiles.insert(inst.results[0], Loaded { inst: i, swapped: false, rounded: false });
+                }
                 Op::Permute(perm) if perm[..] == [1, 0] && tiles.contains_key(&inst.args[0]) => {
-                    let (load, swapped) = tiles[&inst.args[0]];
-                    tiles.insert(inst.results[0], (load, !swapped));
+                    let tile = tiles[&inst.args[0]];
+                    tiles.insert(inst.results[0], Loaded { swapped: !tile.swapped, ..tile });
+                }
+                Op::Unary(UnaryOp::Tf32) if tiles.contains_key(&inst.args[0]) => {
+                    tiles.insert(inst.results[0], Loaded { rounded: true, ..tiles[&inst.args[0]] });
                 }
                 Op::Dot { precision, terms } => self.matmul(k, inst, (*precision, *terms), &tiles, &mut chains)?,
                 Op::Binary(BinaryOp::Add) if inst.args.iter().any(|v| chains.contains_key(v)) => {
@@ -189,7 +213,7 @@ impl Form {
         k: &Kernel,
         dot: &InstData,
         (precision, terms): (DotPrecision, Terms),
-        tiles: &HashMap<Value, (Inst, bool)>,
+        tiles: &HashMap<Value, Loaded>,
         chains: &mut HashMap<Value, Chain>,
     ) -> Result<(), Refusal> {
         let [a, b, sum] = dot.args[..] else { return refuse("a matmul without operands") };
@@ -216,12 +240,22 @@ impl Form {
         };
         let left = self.load(k, a, Side::Left, tiles)?;
         let right = self.load(k, b, Side::Right, tiles)?;
-        let halves = matches!(k.ty(a).elem(), Some(Elem::Bf16 | Elem::F16)) || engine == Engine::Simt;
-        if !halves && (self.loads[left].swapped || !self.loads[right].swapped) {
-            return refuse("tf32 and f8 operands must be K-major; store the other one transposed");
-        }
+        self.check_order(left, right)?;
         chain.matmuls.push([left, right]);
         chains.insert(dot.results[0], chain);
+        Ok(())
+    }
+    /// Checks that tensor cores can read the operands as they lie.
+    fn check_order(&self, left: usize, right: usize) -> Result<(), Refusal> {
+        let [left, right] = [&self.loads[left], &self.loads[right]];
+        let any_order = left.elem.is_half() || self.engine == Engine::Simt;
+        if right.rounded || left.rounded && self.engine == Engine::Simt {
+            return refuse("an operand that is read from shared memory is rounded there; store it rounded");
+        }
+        if !any_order && (!right.swapped || left.swapped && left.elem.is_f8()) {
+            let what = "right operands in tf32, and both in f8, must be K-major; store the other one transposed";
+            return refuse(what);
+        }
         Ok(())
     }
     /// Number of a carried value, if it is one.
@@ -254,21 +288,15 @@ impl Form {
         if chains.is_empty() { Ok(()) } else { refuse(CHANGED) }
     }
     /// Number of the load that gives an operand.
-    fn load(
-        &mut self,
-        k: &Kernel,
-        v: Value,
-        side: Side,
-        tiles: &HashMap<Value, (Inst, bool)>,
-    ) -> Result<usize, Refusal> {
-        let Some(&(inst, swapped)) = tiles.get(&v) else {
+    fn load(&mut self, k: &Kernel, v: Value, side: Side, tiles: &HashMap<Value, Loaded>) -> Result<usize, Refusal> {
+        let Some(&Loaded { inst, swapped, rounded }) = tiles.get(&v) else {
             return refuse(format!("an operand ({v}) is not a loaded tile"));
         };
         if let Some(n) = self.loads.iter().position(|l| l.inst == inst) {
             let known = &self.loads[n];
-            return match known.side == side && known.swapped == swapped {
+            return match (known.side, known.swapped, known.rounded) == (side, swapped, rounded) {
                 true => Ok(n),
-                false => refuse("one tile is used on both sides, or both plain and transposed; load it twice"),
+                false => refuse("one tile is used on both sides, or in two forms (transposed, rounded); load it twice"),
             };
         }
         let desc = k.inst(inst).args[0];
@@ -276,7 +304,7 @@ impl Form {
             return refuse("a tile that is not a block");
         };
         let &[rows, columns] = &shape[..] else { return refuse("an operand's tile does not have two axes") };
-        self.loads.push(Load { inst, desc, side, elem: *elem, shape: [rows, columns], swapped });
+        self.loads.push(Load { inst, desc, side, elem: *elem, shape: [rows, columns], swapped, rounded });
         Ok(self.loads.len() - 1)
     }
     /// Sums must start from constants; other carried values must be scalars for the starts of tiles.
@@ -290,6 +318,11 @@ impl Form {
         }
         if self.sums.iter().any(|s| s.apart != self.sums[0].apart) {
             return refuse("some sums start from zero in every iteration and others do not; make them alike");
+        }
+        if self.sums[0].apart && self.loads.iter().any(|l| l.in_registers(self.engine)) {
+            return refuse(
+                "left operands of sums that start from zero in every iteration must be K-major and as stored",
+            );
         }
         let mut used: HashSet<Value> = HashSet::new();
         k.walk(&mut |_, d| used.extend(&d.args));

@@ -15,6 +15,7 @@ pub mod chained;
 mod consumer;
 mod drawn;
 pub mod epilogue;
+mod left;
 mod prefetched;
 mod tile;
 

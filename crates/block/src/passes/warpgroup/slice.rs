@@ -83,6 +83,10 @@ impl<'a, 'k> Slicer<'a, 'k> {
         let axes: Vec<Axis> = shape.iter().zip([Rows, Columns]).map(|(n, a)| if *n == 1 { Whole } else { a }).collect();
         self.value(b, v, &axes)
     }
+    /// The same of the transpose of such a block.
+    pub fn transposed(&mut self, b: &mut Builder, v: Value) -> Value {
+        self.value(b, v, &[Columns, Rows])
+    }
     fn kernel(&self) -> &'k Kernel {
         self.copier.k
     }

@@ -21,6 +21,9 @@ impl<'k> Writer<'k> {
             let place = (copy, Ring::of(now));
             let (sums, ring) = match self.form.engine {
                 Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, place, fetch.as_ref()),
+                Engine::TensorCores if self.is_left_in_registers() => {
+                    self.multiply_from_registers(b, s, place, fetch.as_ref())
+                }
                 Engine::TensorCores => self.multiply(b, s, place, fetch.as_ref()),
                 Engine::Simt => self.multiply_add(b, s, place, fetch.as_ref()),
             };
@@ -56,7 +59,7 @@ impl<'k> Writer<'k> {
         p.fetch(b, c, full, [copy, first_row], parity).map(Some)
     }
     /// Fetches what the epilogue reads.
-    fn prefetch(&self, b: &mut Builder, s: &Shared, fetch: Option<&Fetch>) {
+    pub(super) fn prefetch(&self, b: &mut Builder, s: &Shared, fetch: Option<&Fetch>) {
         if let (Some(p), Some(f)) = (&self.epilogue.prefetched, fetch) {
             p.start(b, &s.outputs, f);
         }
@@ -99,27 +102,27 @@ impl<'k> Writer<'k> {
         made
     }
     /// The sums of a token, once all matmuls in flight are done.
-    fn done(&self, b: &mut Builder, token: Value) -> Value {
+    pub(super) fn done(&self, b: &mut Builder, token: Value) -> Value {
         b.inst(Op::WgmmaWait { pending: 0 }, &[token], &[self.block()], vec![])[0]
     }
     fn block(&self) -> Type {
         Type::block(Elem::F32, [self.rows(), self.form.n])
     }
-    fn token(&self) -> Type {
+    pub(super) fn token(&self) -> Type {
         Type::Token { elem: Elem::F32, shape: vec![self.rows(), self.form.n] }
     }
     /// Which part of a tile's rows the consumer has; `None`: all.
-    fn share(&self, copy: Option<Value>) -> Option<Value> {
+    pub(super) fn share(&self, copy: Option<Value>) -> Option<Value> {
         copy.filter(|_| !self.crew.ping_pong)
     }
     /// All matmuls of a tile are started, so the next consumer may start its own.
-    fn pass(&self, b: &mut Builder, s: &Shared, copy: Option<Value>) {
+    pub(super) fn pass(&self, b: &mut Builder, s: &Shared, copy: Option<Value>) {
         if let (Some(ping_pong), Some(consumer)) = (&s.ping_pong, copy) {
             ping_pong.pass(b, consumer);
         }
     }
     /// Initial values of the sums, on the consumer's rows.
-    fn starts(&self, b: &mut Builder) -> Vec<Value> {
+    pub(super) fn starts(&self, b: &mut Builder) -> Vec<Value> {
         let args = &self.k.inst(self.form.depth).args;
         let constants = self.form.sums.iter().filter_map(|s| form::constant(self.k, args[3 + s.carried]));
         constants.map(|c| b.constant(self.block(), c)).collect()

@@ -20,12 +20,29 @@ pub struct Epilogue<'k> {
     consumers: usize,
     /// Columns of a tile that are used.
     used: usize,
-    /// Stores of the tile, in order, with the element type of those that go through shared memory.
-    effects: Vec<(Inst, Option<Elem>)>,
+    /// Stores of the tile, in order.
+    effects: Vec<Effect>,
     /// Element types whose results have so many rows interleaved in memory, element by element.
     interleaved: HashMap<Elem, usize>,
     /// The tile that it reads through the buffers of its results.
     pub prefetched: Option<Prefetched>,
+}
+
+/// A store or a check.
+#[derive(Clone, Copy)]
+struct Effect {
+    inst: Inst,
+    /// The element type of what goes through shared memory.
+    through: Option<Elem>,
+    /// The transpose of the tile is stored.
+    transposed: bool,
+}
+impl Effect {
+    /// Size of a slice of it.
+    fn slice(&self, part: Part) -> [usize; 2] {
+        let Part { rows, columns, .. } = part;
+        if self.transposed { [columns, rows] } else { [rows, columns] }
+    }
 }
 
 /// When an output buffer is free.
@@ -50,13 +67,15 @@ impl<'k> Epilogue<'k> {
     ) -> Result<Epilogue<'k>, Refusal> {
         let facts = analysis::analyse(k);
         let through = |i: Inst| goes_through(k, &facts, tile.size, i).then(|| k.ty(k.inst(i).args[1]).elem()).flatten();
-        let effects: Vec<(Inst, Option<Elem>)> = effects(k, tile)?.into_iter().map(|i| (i, through(i))).collect();
+        let effects: Vec<Effect> = (effects(k, tile)?.into_iter())
+            .map(|(inst, transposed)| Effect { inst, through: through(inst), transposed })
+            .collect();
         let n = tile.size[1];
         let used = used.map_or(n, |used| used.min(n));
         let part = Part { engine: tile.engine, tile: tile.size, rows, columns: n };
         let interleaved = interleaved(k, &facts, &effects);
         let mut epilogue = Epilogue { k, part, consumers, used, effects, interleaved, prefetched: None };
-        let bytes: Vec<usize> = epilogue.types().iter().map(|e| e.bytes()).collect();
+        let bytes: Vec<usize> = epilogue.types().iter().map(|t| t.0.bytes()).collect();
         epilogue.part.columns = slice::columns(tile.engine, &bytes, n);
         Ok(epilogue)
     }
@@ -64,9 +83,9 @@ impl<'k> Epilogue<'k> {
     pub fn prefetching(mut self, tile: &Tile, buffers: Option<usize>) -> Result<Epilogue<'k>, Refusal> {
         let slices = self.used.div_ceil(self.part.columns);
         self.prefetched = Prefetched::of(self.k, tile, self.part, slices, buffers)?;
-        let through: Vec<&(Inst, Option<Elem>)> = self.effects.iter().filter(|e| e.1.is_some()).collect();
+        let through: Vec<&Effect> = self.effects.iter().filter(|e| e.through.is_some()).collect();
         let alike = |p: &Prefetched| match through[..] {
-            [(store, elem)] => *elem == Some(p.elem) && self.k.inst(*store).op == Op::TileStore,
+            [e] => e.through == Some(p.elem) && !e.transposed && self.k.inst(e.inst).op == Op::TileStore,
             _ => false,
         };
         if self.prefetched.as_ref().is_some_and(|p| !alike(p)) {
@@ -79,38 +98,37 @@ impl<'k> Epilogue<'k> {
     fn buffers_each(&self) -> usize {
         self.prefetched.as_ref().map_or(BUFFERS, |p| p.buffers)
     }
-    /// Element types of what goes through shared memory.
-    fn types(&self) -> Vec<Elem> {
-        let mut all: Vec<Elem> = self.effects.iter().filter_map(|e| e.1).collect();
+    /// Element types of what goes through shared memory, and whether it is transposed.
+    fn types(&self) -> Vec<(Elem, bool)> {
+        let mut all: Vec<(Elem, bool)> = self.effects.iter().filter_map(|e| Some((e.through?, e.transposed))).collect();
         all.sort_unstable();
         all.dedup();
         all
     }
     /// Bytes of the output buffers.
     pub fn bytes(&self) -> usize {
-        let line: usize = self.types().iter().map(|e| e.bytes()).sum();
+        let line: usize = self.types().iter().map(|t| t.0.bytes()).sum();
         self.buffers_each() * self.consumers * self.part.rows * self.part.columns * line
     }
     /// Descriptors that results are stored by, and that a tile is read by, with the size of a slice.
     pub fn descriptors(&self) -> Vec<(Value, [usize; 2], Swizzle)> {
-        let stores = self.effects.iter().map(|e| self.k.inst(e.0)).filter(|d| d.op == Op::TileStore);
-        let Part { rows, columns, .. } = self.part;
-        let slice = stores.map(|d| {
+        let stores = self.effects.iter().filter(|e| self.k.inst(e.inst).op == Op::TileStore);
+        let slice = stores.map(|e| {
+            let (d, slice) = (self.k.inst(e.inst), e.slice(self.part));
             let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
-            (d.args[0], [rows, columns], Swizzle::widest(elem, columns))
+            (d.args[0], slice, Swizzle::widest(elem, slice[1]))
         });
         slice.chain(self.prefetched.as_ref().map(|p| p.descriptor(self.k))).collect()
     }
     /// Allocates the output buffers.
     pub fn buffers(&self, b: &mut Builder) -> Outputs {
         let mut outputs: Outputs = vec![];
-        for elem in self.effects.iter().filter_map(|e| e.1) {
-            if outputs.iter().all(|o| o.0 != elem) {
-                let Part { rows, columns, .. } = self.part;
+        for (elem, slice) in self.effects.iter().filter_map(|e| Some((e.through?, e.slice(self.part)))) {
+            if outputs.iter().all(|o| (o.0, o.1) != (elem, slice)) {
                 // Panels of which rows that are read together fill a line of all banks.
-                let swizzle = Swizzle::widest(elem, columns / self.interleaved.get(&elem).unwrap_or(&1));
+                let swizzle = Swizzle::widest(elem, slice[1] / self.interleaved.get(&elem).unwrap_or(&1));
                 let stages = self.consumers * self.buffers_each();
-                outputs.push((elem, alloc(b, elem, [rows, columns], stages, swizzle)));
+                outputs.push((elem, slice, alloc(b, elem, slice, stages, swizzle)));
             }
         }
         outputs
@@ -138,7 +156,8 @@ impl<'k> Epilogue<'k> {
             if let Some([v, block]) = prefetched.and_then(|(p, f)| p.read(b, self.k, s, f, part)) {
                 slicer.know_slice(v, block);
             }
-            for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
+            for effect in &self.effects {
+                let data = self.k.inst(effect.inst);
                 if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
                     // One value per row: stored with the first slice only.
                     continue;
@@ -155,21 +174,25 @@ impl<'k> Epilogue<'k> {
                 }
                 if data.op == Op::Store {
                     let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
-                    if through.is_some() {
+                    if effect.through.is_some() {
                         args[1] = self.in_rows(b, s, args[1], copy, (turn % BUFFERS, way));
                         turn += 1;
                     }
                     b.inst(Op::Store, &args, &[], vec![]);
                     continue;
                 }
-                let value = slicer.block(b, data.args[1]);
+                let value = match effect.transposed {
+                    true => slicer.transposed(b, data.args[1]),
+                    false => slicer.block(b, data.args[1]),
+                };
                 let mut starts: Vec<Value> = data.args[2..].iter().map(|v| slicer.scalar(b, *v)).collect();
-                let axis = starts.len() - 2;
+                let inner = starts.len() - 1;
+                let [row, column] = if effect.transposed { [inner, inner - 1] } else { [inner - 1, inner] };
                 if let Some(first) = first_row {
-                    starts[axis] = b.binary(B::Add, starts[axis], first);
+                    starts[row] = b.binary(B::Add, starts[row], first);
                 }
                 let first = b.i32((part * columns) as i64);
-                starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
+                starts[column] = b.binary(B::Add, starts[column], first);
                 if let (Some(desc), Some((p, f))) = (slicer.param(data.args[0]), prefetched) {
                     p.send(b, s, f, part, [desc, value], &starts);
                 } else if let Some(desc) = slicer.param(data.args[0]) {
@@ -185,7 +208,8 @@ impl<'k> Epilogue<'k> {
     }
     /// What stores wait for before they reuse a buffer.
     fn way_out(&self, parts: usize) -> Way {
-        let through: Vec<&Op> = self.effects.iter().filter(|e| e.1.is_some()).map(|e| &self.k.inst(e.0).op).collect();
+        let through = self.effects.iter().filter(|e| e.through.is_some());
+        let through: Vec<&Op> = through.map(|e| &self.k.inst(e.inst).op).collect();
         let by_map = through.iter().filter(|op| ***op == Op::TileStore).count();
         // With an odd number of stores, the next tile's first store would reuse the buffer of this tile's last one.
         let even = (parts * through.len()).is_multiple_of(BUFFERS);
@@ -198,7 +222,7 @@ impl<'k> Epilogue<'k> {
     }
     /// The shared tile that results of a value's type go through, and the number of the consumer's buffer in it.
     fn buffer(&self, b: &mut Builder, s: &Outputs, value: Value, copy: Option<Value>, n: usize) -> Option<[Value; 2]> {
-        let tile = s.iter().find(|o| Some(o.0) == b.elem(value))?.1;
+        let tile = s.iter().find(|o| Some(o.0) == b.elem(value) && o.1 == *b.shape(value))?.2;
         let mut at = b.i32(n as i64);
         if let Some(copy) = copy {
             let n = b.i32(BUFFERS as i64);
@@ -251,8 +275,8 @@ impl<'k> Epilogue<'k> {
     }
 }
 
-/// The stores and checks of a tile, after its loops; any other effect is refused.
-fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
+/// The stores and checks of a tile, after its loops, and whether they store its transpose; any other effect is refused.
+fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> {
     let ([first, last], [m, n]) = (tile.loops, tile.size);
     let looped = |at: usize, i: Inst| (first..=last).contains(&at) && k.inst(i).op == Op::For;
     let rest = tile.body.insts.iter().enumerate().filter(|(at, i)| !looped(*at, **i));
@@ -264,9 +288,12 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
         let after = at > Some(last);
         match &data.op {
             // A single row is stored again by every consumer, with the same values.
-            Op::Store if after && fits(k.ty(data.args[0]).shape()) => all.push(i),
-            Op::Check { .. } if after && fits(k.ty(data.args[2]).shape()) => all.push(i),
-            Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push(i),
+            Op::Store if after && fits(k.ty(data.args[0]).shape()) => all.push((i, false)),
+            Op::Check { .. } if after && fits(k.ty(data.args[2]).shape()) => all.push((i, false)),
+            Op::TileStore if after && *k.ty(data.args[1]).shape() == [n, m] && is_transpose(k, data.args[1]) => {
+                all.push((i, true));
+            }
+            Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push((i, false)),
             // The draw of the next tile is the producer's.
             Op::Load(_) | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
             op if crate::passes::is_pure(op) => {}
@@ -280,6 +307,11 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<Inst>, Refusal> {
         return Err(Refusal("nothing of the tile is stored".into()));
     }
     Ok(all)
+}
+
+/// Whether a value is the transpose of another.
+fn is_transpose(k: &Kernel, v: Value) -> bool {
+    k.insts.iter().any(|d| d.results[..] == [v] && matches!(&d.op, Op::Permute(perm) if perm[..] == [1, 0]))
 }
 
 /// Largest distance of neighbours in a row, in elements, for which the same holds: interleaved rows of a transposed convolution.
@@ -297,9 +329,9 @@ fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool
 }
 
 /// Element types of which all stores take single elements of so many interleaved rows.
-fn interleaved(k: &Kernel, facts: &Analysis, effects: &[(Inst, Option<Elem>)]) -> HashMap<Elem, usize> {
+fn interleaved(k: &Kernel, facts: &Analysis, effects: &[Effect]) -> HashMap<Elem, usize> {
     let mut all: HashMap<Elem, usize> = HashMap::new();
-    for (i, elem) in effects.iter().filter_map(|(i, elem)| Some((*i, (*elem)?))) {
+    for (i, elem) in effects.iter().filter_map(|e| Some((e.inst, e.through?))) {
         let ptr = k.inst(i).args[0];
         let found = facts.interleaved(k, ptr).filter(|r| r.along == 1 && r.align <= elem.bytes());
         let count = found.filter(|_| k.inst(i).op == Op::Store).map_or(1, |r| r.count);

@@ -117,7 +117,7 @@ impl Prefetched {
     }
     /// The shared tile of the buffers.
     fn tile(&self, s: &Outputs) -> Option<Value> {
-        s.iter().find(|o| o.0 == self.elem).map(|o| o.1)
+        s.iter().find(|o| o.0 == self.elem).map(|o| o.2)
     }
     fn copy(&self, b: &mut Builder, s: &Outputs, f: &Fetch, slice: usize) {
         let Some(tile) = self.tile(s) else { return };

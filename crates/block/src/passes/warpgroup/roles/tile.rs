@@ -2,8 +2,8 @@
 use super::super::form::Engine;
 use crate::{Builder, Elem, Inst, Op, Region, Swizzle, Type, Value};
 
-/// Shared tiles that results go through, by element type.
-pub type Outputs = Vec<(Elem, Value)>;
+/// Shared tiles that results go through, by element type and size.
+pub type Outputs = Vec<(Elem, [usize; 2], Value)>;
 
 /// Where the sums of a tile are made.
 pub struct Tile<'a> {
