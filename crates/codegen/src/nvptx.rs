@@ -41,6 +41,7 @@ mod r#gen;
 mod halves;
 mod head;
 mod index;
+mod left_wide;
 mod math;
 mod memory;
 mod places;

@@ -487,6 +487,34 @@ fn columns_of_the_matmul() {
     }
 }
 
+/// A left operand that is read to registers, and a result that is stored transposed: no spills and no warning of serialised matmuls. What is
+/// read is rounded before the wait for the matmuls that run meanwhile.
+#[test]
+fn left_operands_in_registers() {
+    let text = include_str!("../../block/tests/kernels/left_registers.block");
+    for (ping_pong, blocks) in [(false, 1), (true, 2)] {
+        let mut k = kiln_block::text::parse(text).unwrap();
+        kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
+        let crew = Crew { consumers: 2, stages: 4, ping_pong, columns: None, rows: None, buffers: None, last: None };
+        let mut k = roles::run(&k, Some(crew), Arch::Sm90a.machine()).unwrap();
+        kiln_block::passes::canonicalise(&mut k).unwrap();
+        let ptx = compile(&k, Arch::Sm90a).unwrap();
+        assemble(&ptx, Arch::Sm90a);
+        // A stage has four steps of K, for each 64 rows: the first stage, those of the loop, and the last one.
+        let steps = 3 * 4 * blocks;
+        assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"), steps);
+        // One register for each position, and the first stage before the loop. Four addresses, all else is constant.
+        let (loads, rounds) = (count(&ptx, "ld.shared.b32"), count(&ptx, "cvt.rna.tf32.f32"));
+        assert_eq!((loads, rounds), (4 * steps, 4 * steps));
+        assert_eq!(count(&ptx, "selp.f32"), 4 * steps);
+        let (_, rest) = ptx.text.split_once("wgmma.commit_group").unwrap();
+        let (before, _) = rest.split_once("wgmma.wait_group").unwrap();
+        assert_eq!(before.matches("cvt.rna.tf32.f32").count(), 16 * blocks, "{before}");
+        // Sums, each of them once.
+        assert_eq!(count(&ptx, "st.shared.b32"), 64 * blocks);
+    }
+}
+
 /// Matmuls in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums per
 /// thread.
 #[test]

@@ -189,6 +189,9 @@ impl<'c> Gen<'c, '_> {
         if !elem.is_float() {
             return self.unary_int(op, int(a)?, elem);
         }
+        if op == UnaryOp::Tf32 && self.group.is_some() {
+            return self.rounded_here(a);
+        }
         let x = self.wide(a, elem)?;
         match op {
             UnaryOp::IsNan => return Ok(self.e.fcmp(FloatPredicate::UNO, x, x)?.into()),

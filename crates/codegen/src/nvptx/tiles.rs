@@ -223,6 +223,9 @@ impl<'c> Gen<'c, '_> {
             let values = self.load_matrices(&t, base)?;
             return Ok(values.into_iter().map(|v| Reg::of(v, t.elem)).collect());
         }
+        if self.is_left_wide(&t, &flat) {
+            return self.load_left_wide(&t, base);
+        }
         let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
         let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();
         let n = (1usize << together).min(16 / t.elem.bytes()).min(t.columns);

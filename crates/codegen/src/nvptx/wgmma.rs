@@ -11,10 +11,10 @@ use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 /// Bytes of K per instruction.
 const STEP: usize = 32;
 
-/// Registers of a left operand per instruction: 16 columns of 16 bits, two to a register.
+/// Registers of a left operand per instruction: 16 columns of 16 bits, two to a register, or 8 of 32 bits.
 const REGISTERS: usize = 4;
 
-/// A left operand: a tile, or registers with two elements each.
+/// A left operand: a tile, or registers of 32 bits.
 enum Left<'c> {
     Tile(Operand<'c>),
     Registers(Vec<Val<'c>>),
@@ -63,7 +63,11 @@ impl<'c> Gen<'c, '_> {
             [a, sa, b, sb, acc] => (Left::Tile(self.operand_of(a, sa, transposed[0])?), [b, sb, acc]),
             [a, b, sb, acc] => {
                 let values = self.plain(a)?;
-                (Left::Registers(self.pairs(a, &values)?), [b, sb, acc])
+                let words = match self.elem(a)? {
+                    Elem::F32 => values.iter().map(|v| self.e.bitcast(*v, self.e.i32())).collect::<Res<Vec<_>>>()?,
+                    _ => self.pairs(a, &values)?,
+                };
+                (Left::Registers(words), [b, sb, acc])
             }
             _ => return Err(mistyped("a matmul")),
         };
