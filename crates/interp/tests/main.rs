@@ -5,6 +5,7 @@ mod block_passes;
 mod common;
 mod decompose;
 mod graph_ops;
+mod left_registers;
 mod parts;
 mod random;
 mod seeds;
