@@ -26,7 +26,7 @@ use crate::{LowerError, gemm, matmul, pointwise, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::Slot;
-use kiln_plan::{Engine, Hardware, Rounding, Step};
+use kiln_plan::{Engine, Hardware, Precision, Rounding, Step};
 use transposed::Part;
 
 /// A convolution's operands and sizes.
@@ -239,9 +239,13 @@ fn products(
     machine: &Hardware,
 ) -> Result<Vec<(Product, f64)>, LowerError> {
     match images(c) {
-        Images::Each => {
-            by_patches(of, v, (c, lattice), (machine, Images::Each), &|p| matmul::candidates(of, p, machine))
-        }
+        Images::Each => by_patches(of, v, (c, lattice), (machine, Images::Each), &|p| {
+            let mut all = matmul::candidates(of, p, machine)?;
+            if p.precision == Precision::Tf32 && machine.arch.has_wgmma() {
+                all.extend(p.with_swapped(|p| matmul::swapped_candidates(of, p, machine))?);
+            }
+            Ok(all)
+        }),
         Images::All => window_products(of, v, (c, lattice), machine, Input::Read),
     }
 }
@@ -288,7 +292,11 @@ fn gpu(
             Err(of.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
         }
         (true, _) => by_patches(of, v, c, (machine, images), &|p| implicit_gemm::lower(of, c.0, p, machine, asked)),
-        (false, _) => by_patches(of, v, c, (machine, images), &|p| matmul::lower(of, p, machine, asked)),
+        (false, _) => by_patches(of, v, c, (machine, images), &|p| match asked.forms.swap {
+            true => p.with_swapped(|p| matmul::lower(of, p, machine, asked)),
+            false => matmul::lower(of, p, machine, asked),
+        })
+        .map(|out| out.in_forms(|forms| forms.swap = asked.forms.swap)),
     }
 }
 
@@ -464,6 +472,8 @@ fn by_patches<T>(
         machine,
         precision: matmul::precision(of, v),
         nearest: true,
+        rounded: false,
+        transposed: false,
         low: None,
         lattice,
         sectors: placed::sectors(lattice, c.out.len() - 1, bytes),

@@ -3,9 +3,10 @@
 //! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one way: [`matmul`] on GPUs,
 //! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
-//! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows can be computed with its
-//! operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows, all of which tensor
-//! cores multiply.
+//! **Operands swapped.** On `sm_90` the transpose of a matmul's result can be computed, and stored as the result:
+//! - in half precision, of 5 to 32 rows (skinny GEMM), in tiles as narrow as 16 columns: a tile has at least 64 rows, all of which
+//!   tensor cores multiply;
+//! - in tf32, where the right operand is N-major: tensor cores take only left operands that are not K-major, from registers.
 //!
 //! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
 //! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
@@ -20,8 +21,8 @@ use crate::warpgroup::FEW;
 use crate::{LowerError, if_taken, library, matmul, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
-use kiln_plan::Hardware;
 use kiln_plan::exec::Matrix;
+use kiln_plan::{Hardware, Precision};
 
 /// A matmul as batches of `m × k` by `k × n`.
 pub struct Dims {
@@ -135,9 +136,10 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
         return Ok(vec![]);
     }
     let all_of = |(dual, swap): (Option<Second>, bool), d: &Dims| -> Result<Vec<(Product, f64)>, LowerError> {
-        let mut all = on_gpu(of, (v, dual, swap), d, |p| matmul::candidates(of, p, machine))?;
-        // Tiles of loads to registers are as narrow as the matmul is.
-        all.retain(|c| !swap || c.0.tile.stages.is_some());
+        let mut all = on_gpu(of, (v, dual, swap), d, |p| match swap {
+            true => matmul::swapped_candidates(of, p, machine),
+            false => matmul::candidates(of, p, machine),
+        })?;
         let halves = matches!(dual, Some(Second::Half(_)));
         all.iter_mut().for_each(|c| (c.0.forms.swap, c.0.forms.dual) = (swap, halves));
         Ok(all)
@@ -151,8 +153,9 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     }
     let mut all: Vec<(Multiply, f64)> = all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect();
     let Some(best) = all.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied() else { return Ok(all) };
-    let copies = |m: &Multiply| matches!(m, Multiply::Matmul(p) if p.forms.copies.contains(&true));
-    let share = library::share(of, v, &whole(&d, dual), copies(&best.0));
+    // Operands that are not both K-major.
+    let other = |m: &Multiply| matches!(m, Multiply::Matmul(p) if p.forms.copies.contains(&true) || p.forms.swap);
+    let share = library::share(of, v, &whole(&d, dual), other(&best.0));
     // It was measured beside warpgroups.
     let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
     let of_library = Body { multiply: Some(Multiply::Library), ..*of };
@@ -225,32 +228,6 @@ fn on_gpu<T>(
     let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
     let beside = matmul::beside(of.graph, of.bytes, v) as f64;
     let row = if dual.is_none() { reduced(of, v) } else { None };
-    if swap {
-        let matmul = matmul::Matmul {
-            v,
-            batch: d.batch.clone(),
-            m: d.n,
-            n: d.m,
-            k: d.k,
-            whole: None,
-            run: None,
-            dual: None,
-            machine: of.machine,
-            precision,
-            nearest: false,
-            low: None,
-            lattice: &[],
-            sectors: 1.0,
-            terms: Terms::Products,
-            row,
-            after,
-            beside,
-            a: &|r, at| right(r, &matmul::swapped(at.to_vec())),
-            b: &|r, at| left(r, &matmul::swapped(at.to_vec())),
-            place: &|ix| matmul::swapped(place(ix)),
-        };
-        return then(&matmul);
-    }
     let matmul = matmul::Matmul {
         v,
         batch: d.batch.clone(),
@@ -262,6 +239,8 @@ fn on_gpu<T>(
         machine: of.machine,
         precision,
         nearest: false,
+        rounded: false,
+        transposed: false,
         low: None,
         lattice: &[],
         sectors: 1.0,
@@ -274,7 +253,7 @@ fn on_gpu<T>(
         b: &right,
         place: &place,
     };
-    then(&matmul)
+    if swap { matmul.with_swapped(then) } else { then(&matmul) }
 }
 
 /// Length of the rows that the epilogue reduces.
@@ -283,11 +262,11 @@ fn reduced(of: &Body, v: ValueId) -> Option<usize> {
     reduction::row_len(&rest).ok().flatten()
 }
 
-/// Whether the operands of a skinny GEMM may be swapped, so that its few rows are columns: tiles may have as few columns, but
-/// have at least 64 rows, all of which tensor cores multiply.
+/// Whether the operands may be swapped: those of a skinny GEMM, so that its few rows are columns, or in tf32.
 fn may_swap(of: &Body, v: ValueId, d: &Dims) -> bool {
-    let half = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16);
-    half && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma() && d.m <= FEW
+    let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= FEW;
+    let applies = skinny || matmul::precision(of, v) == Precision::Tf32;
+    applies && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma()
 }
 
 /// The matmul by the target's library, with programs that prepare its operands and compute its epilogue.

@@ -56,7 +56,7 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
 }
 
 /// Expected time of the library, relative to that of Kiln's own program. `copied`: whether that copies an
-/// operand first, which the library need not.
+/// operand first or swaps them, as they are not both K-major, which the library need not.
 pub fn share(of: &Body, v: ValueId, d: &Dims, copied: bool) -> f64 {
     let kiln_machine::Library { share, long, depth, transposed } = of.machine.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);

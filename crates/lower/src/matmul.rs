@@ -36,7 +36,7 @@ use kiln_plan::{
     exec::{Slot, Work},
 };
 
-pub use candidates::{candidates, epilogues, staged};
+pub use candidates::{candidates, epilogues, staged, swapped_candidates};
 pub use memory::Way;
 pub use tiles::zero_outside;
 use tiles::{accumulate, grouped};
@@ -70,6 +70,10 @@ pub struct Matmul<'a> {
     pub precision: Precision,
     /// In tf32, operands are rounded to nearest, as in cuDNN, and not truncated by tensor cores.
     pub nearest: bool,
+    /// The left operand is rounded to tf32 on its way to the tensor cores, in registers.
+    pub rounded: bool,
+    /// The result is stored with its rows contiguous, not its columns: operands are swapped.
+    pub transposed: bool,
     /// 3xTF32: the low parts of the operands; `a` and `b` are then the high parts.
     pub low: Option<[OperandAt<'a>; 2]>,
     /// The terms of the sum: products, or functions of differences.
@@ -116,6 +120,19 @@ pub struct Dual<'a> {
 }
 
 impl Matmul<'_> {
+    /// The matmul with its operands swapped, which computes the transpose of the result.
+    pub fn with_swapped<T>(&self, then: impl FnOnce(&Matmul) -> T) -> T {
+        then(&Matmul {
+            batch: self.batch.clone(),
+            m: self.n,
+            n: self.m,
+            a: &|r, at| (self.b)(r, &swapped(at.to_vec())),
+            b: &|r, at| (self.a)(r, &swapped(at.to_vec())),
+            place: &|ix| swapped((self.place)(ix)),
+            transposed: !self.transposed,
+            ..*self
+        })
+    }
     /// Accumulators of a tile: two in a dual GEMM.
     pub fn sums(&self) -> usize {
         1 + usize::from(self.dual.is_some())

@@ -74,6 +74,8 @@ fn with<T>(of: &Body, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Re
         machine,
         precision: Precision::Exact,
         nearest: false,
+        rounded: false,
+        transposed: false,
         low: None,
         lattice: &[],
         sectors: 1.0,

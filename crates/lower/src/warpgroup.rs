@@ -26,12 +26,12 @@ use crate::multiply::Tile;
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
 pub use cost::{copy, split_3xtf32, transpose};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
-use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
+use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Step};
 use operand::prefetched;
-pub use operand::{Major, Side, Strided};
+pub use operand::{Major, Side, Strided, majors};
 use shape::{Engine, Shape};
 pub use shape::{FEW, SPAN, Through};
 pub use split_k::{Parts, SLICES, candidates, in_slices};
@@ -57,7 +57,7 @@ pub struct Task<'a> {
 
 /// Why warpgroups do not apply, as an error message.
 pub const NEEDS: &str = "stages in shared memory need sm_90, and operands of bf16, f16, f32 or f8 that are strided arrays with rows of \
-     multiples of 16 bytes, those of f8 and of 3xTF32 along K; `stage a,b global` copies others to such rows";
+     multiples of 16 bytes, those of f8 and of 3xTF32 along K, and right ones in tf32; `stage a,b global` copies others to such rows";
 
 /// Whether warpgroups take matmuls of this type; [`lower`] looks at the operands.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {
@@ -83,16 +83,11 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
         Some([a, b]) => Some([left(a)?, right(b)?]),
         None => None,
     };
-    let outputs: Vec<Option<Strided>> = task
-        .scene
-        .stores
-        .iter()
-        .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
-        .collect();
     let refuse = |why: String| Some(Err(LowerError::Unsupported { kernel: task.name.to_string(), why }));
     let bytes = task.dtype.bytes();
     let sides = [a.side(bytes), b.first()?.side(bytes)];
     let axes = [(task.coords.m, p.m), (task.coords.n, p.n)];
+    let outputs: Vec<Option<Output>> = task.scene.stores.iter().map(|s| Output::of(s, p, axes)).collect();
     let through = through(task.scene, p, axes);
     let t = &task.asked;
     if t.engine != engine.unit() {
@@ -137,12 +132,28 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ti
 
 /// What an epilogue stores and reads through shared memory.
 pub fn through(scene: &Scene, p: &Matmul, axes: [(CoordId, usize); 2]) -> Through {
-    let stored = |s: &&Store| Strided::store(s, &p.batch, axes[0], axes[1]).is_some() || operand::in_rows(s, axes[1].0);
-    let mut all: Vec<DType> = scene.stores.iter().filter(stored).map(|s| s.dtype).collect();
+    let stored = |s: &Store| {
+        let by_map = Output::of(s, p, axes).map(|out| out.transposed);
+        by_map.or(operand::in_rows(s, axes[1].0).then_some(false)).map(|transposed| (s.dtype, transposed))
+    };
+    let mut all: Vec<(DType, bool)> = scene.stores.iter().filter_map(stored).collect();
     all.sort_unstable();
     all.dedup();
-    let stored = all.into_iter().map(DType::bytes).collect();
+    let stored = all.into_iter().map(|t| t.0.bytes()).collect();
     Through { stored, prefetched: prefetched(scene, p, axes).is_some() }
+}
+
+/// A result that is stored by tensor map.
+struct Output {
+    array: Strided,
+    /// Its rows are contiguous: the transpose of a tile is stored.
+    transposed: bool,
+}
+impl Output {
+    fn of(s: &Store, p: &Matmul, [m, n]: [(CoordId, usize); 2]) -> Option<Output> {
+        let as_is = Strided::store(s, &p.batch, m, n).map(|array| Output { array, transposed: false });
+        as_is.or_else(|| Strided::store(s, &p.batch, n, m).map(|array| Output { array, transposed: true }))
+    }
 }
 
 /// Axes of the grid.
@@ -174,7 +185,7 @@ struct Plain<'a> {
     /// 3xTF32: the low parts of the operands.
     low: Option<[Strided; 2]>,
     /// The outputs that are stored by tensor map; others are stored by address.
-    outputs: Vec<Option<Strided>>,
+    outputs: Vec<Option<Output>>,
     /// What the epilogue reads by a tensor map.
     beside: Option<(NodeId, Strided)>,
 }
@@ -195,8 +206,9 @@ impl Plain<'_> {
         let outputs: Vec<Option<Value>> = (self.outputs.iter().zip(&self.task.scene.stores).enumerate())
             .map(|(i, (out, store))| {
                 let out = out.as_ref()?;
-                let ty = out.map(crate::math::stored(store.dtype), [z.m, z.block()]);
-                Some(f.descriptor(&format!("c{i}"), out.slot, ty, false))
+                let tile = if out.transposed { [z.block(), z.m] } else { [z.m, z.block()] };
+                let ty = out.array.map(crate::math::stored(store.dtype), tile);
+                Some(f.descriptor(&format!("c{i}"), out.array.slot, ty, false))
             })
             .collect();
         let beside = self.beside.as_ref().map(|(n, s)| {
@@ -264,7 +276,7 @@ impl Plain<'_> {
                 let tile = b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
                 if s.major == along { tile } else { b.permute(tile, &[1, 0]) }
             };
-            let left = operand(&self.a, maps.left, spot.m, z.m, Major::Depth);
+            let mut left = operand(&self.a, maps.left, spot.m, z.m, Major::Depth);
             let right =
                 self.b.iter().zip(&maps.right).map(|(s, map)| operand(s, *map, spot.n, z.block(), Major::Outer));
             let right: Vec<Value> = right.collect();
@@ -272,6 +284,9 @@ impl Plain<'_> {
                 let left = operand(x, maps[0], spot.m, z.m, Major::Depth);
                 (left, operand(y, maps[1], spot.n, z.block(), Major::Outer))
             });
+            if z.registers {
+                left = b.unary(UnaryOp::Tf32, left);
+            }
             let sums = right.iter().zip(now).map(|(&right, &now)| {
                 let mut sum = if z.engine.apart() { none } else { now };
                 if let Some((left_low, right_low)) = low {
@@ -318,8 +333,12 @@ impl Plain<'_> {
             };
             let v = f.em.value(&mut f.b, store.value);
             let v = f.b.cast(v, crate::math::stored(store.dtype));
-            let v = f.b.broadcast_to(v, &[z.m, z.block()]);
-            let args = [&[*map, v], &out.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
+            let mut v = f.b.broadcast_to(v, &[z.m, z.block()]);
+            let [outer, inner] = if out.transposed { [spot.n, spot.m] } else { [spot.m, spot.n] };
+            if out.transposed {
+                v = f.b.permute(v, &[1, 0]);
+            }
+            let args = [&[*map, v], &out.array.starts(&mut f.b, &spot.batch, outer, [inner; 2])[..]].concat();
             f.b.inst(Op::TileStore, &args, &[], vec![]);
         }
     }

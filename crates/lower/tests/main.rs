@@ -8,6 +8,7 @@ mod indices;
 mod key_blocks;
 mod large;
 mod launches;
+mod left_registers;
 mod lengths;
 mod masks;
 mod matmul;

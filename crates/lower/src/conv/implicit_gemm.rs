@@ -150,7 +150,7 @@ fn folded_candidates(
 ) -> Result<Vec<(Product, f64)>, LowerError> {
     let found = with(of, c, by_patches, (machine, Slot::Scratch(1), folded), &|w, matmul| {
         let (precision, cycles) = (matmul.precision, w.copies(machine, input));
-        let way = matmul::Way { copies: [false; 2], precision, sides: [DEEP; 2], cycles };
+        let way = matmul::Way { copies: [false; 2], precision, rounded: false, sides: [DEEP; 2], cycles };
         let one = |(p, us): (Product, f64)| (Product { forms: Forms { implicit: true, folded, ..p.forms }, ..p }, us);
         Ok(matmul::staged(of, matmul, &way, &matmul::epilogues(of, matmul)?).into_iter().map(one).collect())
     });

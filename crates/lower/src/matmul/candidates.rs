@@ -8,9 +8,9 @@ use crate::expr::{CoordId, Expr};
 use crate::multiply::{Forms, Product};
 use crate::placed::the_sums;
 use crate::resolve::Body;
-use crate::warpgroup::{self, Through};
+use crate::warpgroup::{self, Major, Through, majors};
 use crate::{LowerError, if_taken};
-use kiln_plan::Hardware;
+use kiln_plan::{Hardware, Precision};
 
 /// Where the epilogue is computed.
 pub struct Epilogue {
@@ -65,11 +65,24 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
     Ok(all)
 }
 
+/// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are as narrow as the
+/// matmul is. In tf32 that is for left operands which tensor cores take from registers.
+pub fn swapped_candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
+    let epilogues = epilogues(of, p)?;
+    let tf32 = p.precision == Precision::Tf32;
+    let mut ways = memory::ways(of, p, machine)?;
+    ways.retain(|way| !tf32 || way.rounded || majors(way.sides) == [Major::Outer, Major::Depth]);
+    let mut all: Vec<(Product, f64)> = ways.iter().flat_map(|way| staged(of, p, way, &epilogues)).collect();
+    all.iter_mut().for_each(|c| c.0.forms.swap = true);
+    Ok(all)
+}
+
 /// The same in tiles whose operands are staged in shared memory, which get them in this way.
 pub fn staged(of: &Body, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(Product, f64)> {
     let mut all = vec![];
     for e in epilogues {
-        let p = &Matmul { batch: p.batch.clone(), precision: way.precision, row: e.row, ..*p };
+        let Way { precision, rounded, .. } = *way;
+        let p = &Matmul { batch: p.batch.clone(), precision, rounded, row: e.row, ..*p };
         // The launch that sums slices computes the epilogue wherever it is.
         let most = if e.apart && epilogues.len() > 1 { 1 } else { warpgroup::SLICES };
         for (slices, tile, cycles) in warpgroup::candidates(p, operands(of, p.v), way.sides, &e.through, most) {

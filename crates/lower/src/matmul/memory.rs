@@ -109,6 +109,8 @@ pub struct Way {
     pub copies: [bool; 2],
     /// How f32 is multiplied then.
     pub precision: Precision,
+    /// The left operand is rounded to tf32 in registers.
+    pub rounded: bool,
     /// How the operands lie then.
     pub sides: [Side; 2],
     /// Predicted cycles of the copies.
@@ -126,20 +128,21 @@ pub fn ways(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, Lower
         let elements = parts.iter().map(Copied::count).sum();
         let cycles = warpgroup::split_3xtf32(&machine.gemm, elements);
         let sides = parts.map(|copy| copy.side());
-        all.push(Way { copies: [false; 2], precision: Precision::Tf32x3, sides, cycles });
+        all.push(Way { copies: [false; 2], precision: Precision::Tf32x3, rounded: false, sides, cycles });
     }
     let precision = one_matmul(p.precision);
     let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
     if p.dual.is_some() {
         let sides = super::sides(of, p, machine)?;
-        all.extend(sides.map(|sides| Way { copies: [false; 2], precision, sides, cycles: 0.0 }));
+        all.extend(sides.map(|sides| Way { copies: [false; 2], precision, rounded: false, sides, cycles: 0.0 }));
         return Ok(all);
     }
     let rounds = rounds(p, machine);
     let options = |which: usize| -> Result<Vec<(bool, Side, f64)>, LowerError> {
         let read = read(of, p, which)?;
         let side = read.strided(p).map(|s| s.side(dtype.bytes()));
-        let in_place = side.filter(|_| !rounds).map(|side| (false, side, 0.0));
+        // The left operand may be rounded on its way through registers.
+        let in_place = side.filter(|_| !rounds || which == 0).map(|side| (false, side, 0.0));
         // A copy of what is an array already rounds its elements, or exchanges its axes.
         let useful = |copy: &Copied| side.is_none_or(|side| rounds || side.major != copy.side().major);
         let copied = read.layout(p, dtype, which).filter(useful);
@@ -150,7 +153,7 @@ pub fn ways(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, Lower
     for &(a, left, first) in &left {
         let both = right.iter().map(|&(b, right, second)| {
             let (copies, sides, cycles) = ([a, b], [left, right], first + second);
-            Way { copies, precision, sides, cycles }
+            Way { copies, precision, rounded: rounds && !a, sides, cycles }
         });
         all.extend(both);
     }
@@ -162,7 +165,7 @@ fn one_matmul(precision: Precision) -> Precision {
     if precision == Precision::Tf32x3 { Precision::Exact } else { precision }
 }
 
-/// Whether operands are rounded to tf32 by copies: tensor cores truncate those that they read in place.
+/// Whether operands are rounded to tf32 by copies, or the left one in registers: tensor cores truncate those that they read in place.
 fn rounds(p: &Matmul, machine: &Hardware) -> bool {
     (p.nearest || machine.contract.batch_invariant) && p.precision == Precision::Tf32
 }
@@ -202,7 +205,8 @@ pub fn prepared<T>(
         }
     }
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
-    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
+    let rounded = rounds(p, machine) && copies[0].is_none();
+    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, rounded, ..*p }, out)
 }
 
 /// Layouts of the operands split in two for 3xTF32, where that applies.
@@ -226,9 +230,9 @@ fn copied(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<
             of.unsupported(format!("`{step}` does not fit: the operand is too large, or one of two"))
         })?);
     }
-    if rounds(p, machine) && asked.tile.engine == Engine::Wgmma && copies.iter().any(Option::is_none) {
-        let step = Step::Copy(vec![Operand::A, Operand::B]);
-        return Err(of.unsupported(format!("operands are rounded to tf32 when they are copied: `{step}`")));
+    if rounds(p, machine) && asked.tile.engine == Engine::Wgmma && copies[1].is_none() {
+        let step = Step::Copy(vec![Operand::B]);
+        return Err(of.unsupported(format!("a right operand is rounded to tf32 when it is copied: `{step}`")));
     }
     Ok(copies)
 }

@@ -66,9 +66,10 @@ impl Shape {
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent =
             if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 * p.sectors / tiles as f64 } else { 0.0 };
-        let by_map = (p.n * width).is_multiple_of(16);
+        let row = if p.transposed { p.m } else { p.n } * width;
+        let by_map = row.is_multiple_of(16);
         // Rows of results that end within a line of the cache, and those that lie beside them.
-        let ragged = if (p.n * width).is_multiple_of(SPAN) { 1.0 } else { of.ragged };
+        let ragged = if row.is_multiple_of(SPAN) { 1.0 } else { of.ragged };
         // Tensor cores compute whole stages, the FMA engine multiples of 8 along K.
         let deep = match self.engine {
             Engine::Simt => p.k.next_multiple_of(8),

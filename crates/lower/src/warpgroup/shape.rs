@@ -45,7 +45,7 @@ const WIDE: usize = 10;
 pub enum Engine {
     /// bf16 and f16 by `wgmma`.
     TensorCores,
-    /// f32 in tf32 by `wgmma`, operands K-major.
+    /// f32 in tf32 by `wgmma`, the right operand K-major. Left ones that are M-major go through registers.
     Tf32,
     /// 3xTF32: f32 by three such matmuls, of operands split into two tf32 numbers.
     Tf32x3,
@@ -60,7 +60,7 @@ impl Engine {
         match dtype {
             DType::Bf16 | DType::F16 => Some(Engine::TensorCores),
             DType::F32 => Some(match precision {
-                Precision::Tf32 if sides == [Major::Depth; 2] => Engine::Tf32,
+                Precision::Tf32 if sides[1] == Major::Depth => Engine::Tf32,
                 Precision::Tf32x3 if sides == [Major::Depth; 2] => Engine::Tf32x3,
                 _ => Engine::Simt,
             }),
@@ -154,6 +154,8 @@ pub struct Shape {
     pub copies: usize,
     /// Tiles of a block in flight: with two, the epilogue of one overlaps the multiplication of the other (ping-pong).
     pub in_flight: usize,
+    /// Consumers read the left operand to registers, and round it there.
+    pub registers: bool,
     /// Right operands, each with an accumulator of its own: two in a dual GEMM.
     pub sums: usize,
     pub cluster: usize,
@@ -346,10 +348,11 @@ pub fn shape(
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let whole = engine != Engine::Simt && tiles_m.is_multiple_of(2);
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
+    let registers = engine == Engine::Tf32 && (p.rounded || sides[0] == Major::Outer);
     let (stages, buffers) = (0, 0);
     #[rustfmt::skip]
     let mut shape = Shape {
-        engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group, buffers,
+        engine, m, n, used, stages, spans, copies, in_flight, registers, sums, cluster, tiles_m, tiles_n, batch, depths, group, buffers,
     };
     // A row of a buffer holds a part of the tile in each of the output types.
     let columns = shape.columns(&through.stored);

@@ -375,7 +375,7 @@ pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch,
 }
 
 /// Truncates f32 numbers to tf32, so that rounding to it changes nothing and results must have f32's accuracy.
-fn in_tf32(t: &mut Tensor) {
+pub fn in_tf32(t: &mut Tensor) {
     if t.ty.dtype == DType::F32 {
         for x in t.bytes_mut().chunks_exact_mut(4) {
             let bits = u32::from_ne_bytes([x[0], x[1], x[2], x[3]]) & !0x1fff;
