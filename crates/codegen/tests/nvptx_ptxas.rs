@@ -500,10 +500,10 @@ fn left_operands_in_registers() {
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);
-        // A stage has four steps of K, for each 64 rows: the first stage, those of the loop, and the last one.
-        let steps = 3 * 4 * blocks;
+        // A stage has four steps of K, for each 64 rows: the first stage, two of the loop, and the last one.
+        let steps = 4 * 4 * blocks;
         assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32"), steps);
-        // One register for each position, and the first stage before the loop. Four addresses, all else is constant.
+        // Registers of a thread.
         let (loads, rounds) = (count(&ptx, "ld.shared.b32"), count(&ptx, "cvt.rna.tf32.f32"));
         assert_eq!((loads, rounds), (4 * steps, 4 * steps));
         assert_eq!(count(&ptx, "selp.f32"), 4 * steps);

@@ -119,7 +119,11 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             }
             shared_matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
-        Op::WgmmaWait { .. } if args == 0 => arity(0, 0, 0),
+        Op::WgmmaWait { .. } if results == 0 => {
+            count("results", results, 0, 0)?;
+            let blocks = data.args.iter().all(|v| matches!(k.ty(*v), Type::Block { .. }));
+            ensure(blocks, || "a wait without a result takes left operands in registers only".into())
+        }
         Op::WgmmaWait { .. } => {
             arity(1, 1, 1)?;
             match ty(0) {

@@ -61,14 +61,7 @@ impl<'c> Gen<'c, '_> {
     pub fn wgmma(&mut self, data: &InstData, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
         let (left, [b, sb, acc]) = match data.args[..] {
             [a, sa, b, sb, acc] => (Left::Tile(self.operand_of(a, sa, transposed[0])?), [b, sb, acc]),
-            [a, b, sb, acc] => {
-                let values = self.plain(a)?;
-                let words = match self.elem(a)? {
-                    Elem::F32 => values.iter().map(|v| self.e.bitcast(*v, self.e.i32())).collect::<Res<Vec<_>>>()?,
-                    _ => self.pairs(a, &values)?,
-                };
-                (Left::Registers(words), [b, sb, acc])
-            }
+            [a, b, sb, acc] => (Left::Registers(self.words_of_left(a)?), [b, sb, acc]),
             _ => return Err(mistyped("a matmul")),
         };
         let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a matmul")) };
@@ -108,6 +101,14 @@ impl<'c> Gen<'c, '_> {
             self.read.insert(data.results[0], read);
         }
         Ok(values.into_iter().map(Reg::Plain).collect())
+    }
+    /// A left operand's registers of 32 bits.
+    fn words_of_left(&mut self, v: Value) -> Res<Vec<Val<'c>>> {
+        let values = self.plain(v)?;
+        match self.elem(v)? {
+            Elem::F32 => values.iter().map(|v| self.e.bitcast(*v, self.e.i32())).collect(),
+            _ => self.pairs(v, &values),
+        }
     }
     /// Matrix descriptor of a stage. `transposed`: the tile is M- or N-major.
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
@@ -199,8 +200,17 @@ impl<'c> Gen<'c, '_> {
     /// registers stay there until it.
     pub fn wgmma_wait(&mut self, data: &InstData, pending: u8) -> Res<()> {
         let ([token], [result]) = (&data.args[..], &data.results[..]) else {
-            let n = self.e.int_of(self.e.i64(), pending.into());
-            return self.e.invoke("llvm.nvvm.wgmma.wait_group.sync.aligned", &[], &[n.into()]).map(|_| ());
+            if data.args.is_empty() {
+                let n = self.e.int_of(self.e.i64(), pending.into());
+                return self.e.invoke("llvm.nvvm.wgmma.wait_group.sync.aligned", &[], &[n.into()]).map(|_| ());
+            }
+            let mut read = vec![];
+            for left in &data.args {
+                read.extend(self.words_of_left(*left)?);
+            }
+            let (text, constraints) =
+                (format!("wgmma.wait_group.sync.aligned {pending};"), vec!["r"; read.len()].join(","));
+            return self.e.asm(&text, &constraints, None, &read, true, true).map(|_| ());
         };
         let mut values = self.plain(*token)?;
         let text = format!("wgmma.wait_group.sync.aligned {pending};");

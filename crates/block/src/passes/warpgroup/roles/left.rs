@@ -1,8 +1,8 @@
 //! Matmuls of left operands in registers: consumers read their rows of a stage, round them to tf32, and multiply from
 //! there. So tensor cores take f32 tiles that are M-major, or not rounded to tf32 yet.
 //!
-//! The next stage is read and rounded while the matmuls of this one run. Registers may not change before the matmuls that read
-//! them are done, so each stage's are waited for; meanwhile the other consumer's run.
+//! The matmuls of two stages are in flight, and the next stage is read while they run. Registers may not change before the matmuls that
+//! read them are done, so the loop has two stages in an iteration, each with registers of its own.
 use super::super::form::{Load, Side};
 use super::super::ring::Ring;
 use super::prefetched::Fetch;
@@ -11,6 +11,26 @@ use crate::{Builder, Op, Type, UnaryOp, Value};
 
 /// A consumer's number, where there are several, and its position in the ring.
 type Place = (Option<Value>, Ring);
+
+/// The matmuls of a stage in flight: the stage, what they read from registers, and a token for each sum.
+struct Flight {
+    stage: Value,
+    lefts: Vec<Value>,
+    tokens: Vec<Value>,
+}
+impl Flight {
+    fn values(&self) -> Vec<Value> {
+        [&[self.stage], &self.lefts[..], &self.tokens].concat()
+    }
+    /// Waits for the matmuls, with those of one later stage left in flight, and releases the stage.
+    fn finish(&self, b: &mut Builder, s: &Shared) {
+        b.inst(Op::WgmmaWait { pending: 1 }, &self.lefts, &[], vec![]);
+        s.rings.release(b, self.stage);
+    }
+}
+
+/// The position of a stage, the matmuls in flight before it, and its left operands.
+type Turn = (Ring, Flight, Vec<Value>);
 
 impl Writer<'_> {
     /// Whether left operands go through registers.
@@ -27,27 +47,49 @@ impl Writer<'_> {
     ) -> (Vec<Value>, Ring) {
         let none = self.starts(b);
         let lefts = self.read_lefts(b, s, (copy, ring));
-        let tokens = self.start_from(b, s, (copy, ring), &lefts, &none);
+        let tokens = self.start_from(b, s, ring, &lefts, &none);
         self.prefetch(b, s, fetch);
+        let mut now = Flight { stage: ring.stage, lefts, tokens };
         if self.form.trips == 1 {
-            return self.last(b, s, (copy, ring), tokens);
+            self.pass(b, s, copy);
+            return self.last(b, s, ring, now);
         }
-        let (next, carried) = self.read_next(b, s, (copy, ring), tokens);
-        let (one, last) = (b.i32(1), b.i32(self.form.trips as i64 - 1));
-        let carried = [&next.values()[..], &carried].concat();
-        let out = b.for_loop([one, last, one], &carried, |b, _, now| {
-            let (ring, [lefts, sums]) = (Ring::of(now), self.carried(&now[2..]));
-            let tokens = self.start_from(b, s, (copy, ring), lefts, sums);
-            let (next, carried) = self.read_next(b, s, (copy, ring), tokens);
-            [&next.values()[..], &carried].concat()
-        });
-        let (ring, [lefts, sums]) = (Ring::of(&out), self.carried(&out[2..]));
-        let tokens = self.start_from(b, s, (copy, ring), lefts, sums);
-        self.last(b, s, (copy, ring), tokens)
+        let mut ring = s.rings.next(b, ring);
+        let mut next = self.read_lefts(b, s, (copy, ring));
+        // Stages after which another one is read.
+        let steps = self.form.trips - 2;
+        if !steps.is_multiple_of(2) {
+            (now, ring, next) = self.step(b, s, (copy, ring), now, next);
+        }
+        if steps >= 2 {
+            (ring, now, next) = self.pairs(b, s, copy, steps / 2, (ring, now, next));
+        }
+        let tokens = self.start_from(b, s, ring, &next, &now.tokens);
+        self.pass(b, s, copy);
+        now.finish(b, s);
+        self.last(b, s, ring, Flight { stage: ring.stage, lefts: next, tokens })
     }
-    /// Left operands and sums among the values that the loop over stages carries.
-    fn carried<'v>(&self, values: &'v [Value]) -> [&'v [Value]; 2] {
-        values.split_at(self.lefts().count()).into()
+    /// The loop over pairs of stages.
+    fn pairs(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, count: usize, first: Turn) -> Turn {
+        let (zero, one, end) = (b.i32(0), b.i32(1), b.i32(count as i64));
+        let (ring, now, next) = first;
+        let carried = [&ring.values()[..], &now.values(), &next].concat();
+        let out = b.for_loop([zero, end, one], &carried, |b, _, values| {
+            let (mut ring, mut now, mut next) = self.carried(values);
+            for _ in 0..2 {
+                (now, ring, next) = self.step(b, s, (copy, ring), now, next);
+            }
+            [&ring.values()[..], &now.values(), &next].concat()
+        });
+        self.carried(&out)
+    }
+    /// What the loop carries: the position of a stage, the matmuls in flight before it, and its left operands.
+    fn carried(&self, values: &[Value]) -> Turn {
+        let count = self.lefts().count();
+        let (now, next) = values[2..].split_at(values.len() - 2 - count);
+        let (lefts, tokens) = now[1..].split_at(count);
+        let now = Flight { stage: now[0], lefts: lefts.to_vec(), tokens: tokens.to_vec() };
+        (Ring::of(values), now, next.to_vec())
     }
     /// Numbers of the loads of left operands.
     fn lefts(&self) -> impl Iterator<Item = (usize, &Load)> {
@@ -68,24 +110,30 @@ impl Writer<'_> {
         b.inst(Op::FenceAsync, &[], &[], vec![]);
         lefts
     }
-    /// Reads the left operands of the next stage, waits for the matmuls of this one and releases it. Gives the position of the next, its
-    /// left operands and the sums.
-    fn read_next(&self, b: &mut Builder, s: &Shared, (copy, ring): Place, tokens: Vec<Value>) -> (Ring, Vec<Value>) {
+    /// Starts the matmuls of a stage, finishes those before, and reads the left operands of the next stage. Gives what is in flight then,
+    /// and the next stage.
+    fn step(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        (copy, ring): Place,
+        before: Flight,
+        lefts: Vec<Value>,
+    ) -> (Flight, Ring, Vec<Value>) {
+        let tokens = self.start_from(b, s, ring, &lefts, &before.tokens);
+        before.finish(b, s);
         let next = s.rings.next(b, ring);
-        let mut values = self.read_lefts(b, s, (copy, next));
-        values.extend(tokens.into_iter().map(|t| self.done(b, t)));
-        s.rings.release(b, ring.stage);
-        (next, values)
+        let read = self.read_lefts(b, s, (copy, next));
+        (Flight { stage: ring.stage, lefts, tokens }, next, read)
     }
     /// Waits for the matmuls of the last stage and releases it.
-    fn last(&self, b: &mut Builder, s: &Shared, (copy, ring): Place, tokens: Vec<Value>) -> (Vec<Value>, Ring) {
-        self.pass(b, s, copy);
-        let sums = tokens.into_iter().map(|t| self.done(b, t)).collect();
+    fn last(&self, b: &mut Builder, s: &Shared, ring: Ring, now: Flight) -> (Vec<Value>, Ring) {
+        let sums = now.tokens.into_iter().map(|t| self.done(b, t)).collect();
         s.rings.release(b, ring.stage);
         (sums, s.rings.next(b, ring))
     }
     /// Starts the matmuls of a stage for every sum, accumulating on `from`.
-    fn start_from(&self, b: &mut Builder, s: &Shared, (_, ring): Place, lefts: &[Value], from: &[Value]) -> Vec<Value> {
+    fn start_from(&self, b: &mut Builder, s: &Shared, ring: Ring, lefts: &[Value], from: &[Value]) -> Vec<Value> {
         let token = self.token();
         let numbers: Vec<usize> = self.lefts().map(|l| l.0).collect();
         let mut tokens = vec![];
