@@ -165,3 +165,18 @@ fn schedules_that_need_another_order_are_refused() {
         assert!(e.contains(why), "{schedule}: {e}");
     }
 }
+
+/// Consumers of 128 rows read twice as much to registers between matmuls: they are priced for it.
+#[test]
+fn reads_to_registers_are_priced() {
+    let lines = "(%x: f32[4096,4096], %w: f32[4096,4096]) { %y = dot %x, %w\n return %y }";
+    let all = schedules(&of(lines, Precision::Tf32, None), GPU.machine()).unwrap_or_else(|e| panic!("{e}"));
+    let us = |tile: &str| {
+        let tile = format!("swap a,b; tensor-core wgmma {tile}; ");
+        let found = all.iter().filter(|s| s.0.to_string().starts_with(&tile) && !s.0.to_string().contains("cluster"));
+        found.map(|s| s.1.us).fold(f64::INFINITY, f64::min)
+    };
+    // Measured: 348 and 509 us.
+    let [few, many] = [us("128x256x32"), us("256x128x32")];
+    assert!((330.0..370.0).contains(&few) && (470.0..550.0).contains(&many), "{few} {many}");
+}

@@ -675,7 +675,7 @@ fn the_library_is_the_default_where_it_was_measured_to_be_faster() {
         (linear("bf16", 4096, 4096, 32768), false, Arch::Sm90a, "warpgroup"),
         (linear("bf16", 8192, 28672, 8192), false, Arch::Sm90a, "warpgroup"),
         (linear("f32", 4096, 4096, 4096), true, Arch::Sm90a, "warpgroup"),
-        (dot(4096), true, Arch::Sm90a, "library"),
+        (dot(4096), true, Arch::Sm90a, "warpgroup"),
         (dot(4096), false, Arch::Sm90a, "warpgroup"),
         (dot(1024), true, Arch::Sm90a, "warpgroup"),
     ] {

@@ -149,6 +149,10 @@ pub struct Warpgroups {
     pub after: f64,
     /// Cycles per tile to hand the tensor cores over from one consumer to the other (ping-pong).
     pub pass: f64,
+    /// Cycles in which a consumer reads 64 rows of a left operand to registers, of 128 bytes along K, and rounds them.
+    pub registers: f64,
+    /// Cycles, for each column of a tile, of the matmuls from registers that run meanwhile: tensor cores hold few of them ahead.
+    pub flight: f64,
     /// Arithmetic rates.
     pub engines: Engines,
 }
@@ -270,7 +274,7 @@ pub struct Library {
     pub long: Large,
     /// Least ratio of K to the larger of M and N for a matmul to count as [`Library::long`].
     pub depth: f64,
-    /// Large tf32 matmuls of which Kiln's program has to copy (transpose) an operand first.
+    /// Large tf32 matmuls whose operands are not both K-major, so that Kiln's program swaps them, or copies (transposes) one first.
     pub transposed: Large,
 }
 
@@ -286,11 +290,11 @@ pub struct Large {
 
 impl Default for Library {
     /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 (M, N, K) took 0.94 of the time of Kiln's
-    /// program; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.92 of the
-    /// time and 1024 cubed 1.5.
+    /// program; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.985 of the
+    /// time of operands swapped (0.94 of one copied) and 1024 cubed 1.5.
     fn default() -> Library {
         let long = Large { work: 1 << 40, share: 0.94 };
-        Library { share: 1.02, long, depth: 8.0, transposed: Large { work: 1 << 36, share: 0.92 } }
+        Library { share: 1.02, long, depth: 8.0, transposed: Large { work: 1 << 36, share: 0.985 } }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::operand::{Major, Side, majors};
 use super::shape::{Engine, SPAN, Shape};
 use crate::matmul::Matmul;
-use kiln_machine::{Gemm, isa};
+use kiln_machine::{Gemm, Warpgroups, isa};
 
 /// Cycles of the launches that split both operands for 3xTF32, `elements` in all.
 pub fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
@@ -36,6 +36,12 @@ impl Shape {
         let none = self.tiles_m == 1 && self.copies == 1 && sides[0] == Major::Depth;
         let left = if none { 0.0 } else { beyond(self.tiles_m, self.m, p.m) };
         left + beyond(self.tiles_n, self.used, p.n) / self.cluster as f64
+    }
+    /// Cycles of a stage in which tensor cores wait for consumers that read their rows of the left operand to registers: what matmuls in
+    /// flight do not hide. Consumers that share a tile do so at the same time.
+    fn read_to_registers(&self, of: &Warpgroups) -> f64 {
+        let blocks = (self.m / self.copies).div_ceil(64) * self.spans;
+        (of.registers * blocks as f64 - of.flight * (self.sums * self.used) as f64).max(0.0)
     }
     /// Clock cycles of the launch: waves of as many tiles as there are multiprocessors, each bound by the slowest of
     /// arithmetic, copies from the L2 cache, and its share of memory bandwidth.
@@ -76,6 +82,7 @@ impl Shape {
             _ => self.depths * self.depth(),
         };
         let arithmetic = area * deep as f64 / self.engine.rate(&of.engines, self.sums * self.m * self.n, transposed);
+        let arithmetic = arithmetic + if self.registers { depths * self.read_to_registers(of) } else { 0.0 };
         // Arithmetic of the epilogue. A row reduction happens here or in a step of its own, which is not priced either,
         // so it counts only where blocks have tiles enough for ping-pong. Next to f32 FMAs it is little.
         let parts = p.whole.map_or(1, |_| p.batch[0]);
