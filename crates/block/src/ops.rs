@@ -364,8 +364,8 @@ pub enum Op {
         transpose_b: bool,
     },
     WgmmaCommit,
-    /// Token: block, once at most `pending` groups are in flight. Without a token it only waits; blocks are left operands in registers, which
-    /// do not change before.
+    /// Token: block, once at most `pending` groups are in flight. Without a token it only waits; blocks are left
+    /// operands in registers, which do not change before.
     WgmmaWait {
         pending: u8,
     },

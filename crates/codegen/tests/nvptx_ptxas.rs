@@ -487,8 +487,8 @@ fn columns_of_the_matmul() {
     }
 }
 
-/// A left operand that is read to registers, and a result that is stored transposed: no spills and no warning of serialised matmuls. What is
-/// read is rounded before the wait for the matmuls that run meanwhile.
+/// A left operand that is read to registers, and a result that is stored transposed: no spills and no warning of
+/// serialised matmuls. What is read is rounded before the wait for the matmuls that run meanwhile.
 #[test]
 fn left_operands_in_registers() {
     let text = include_str!("../../block/tests/kernels/left_registers.block");

@@ -1,4 +1,5 @@
-//! Matmuls in tf32 whose left operand consumers read to registers, and results that are stored transposed: the passes change no bit.
+//! Matmuls in tf32 whose left operand consumers read to registers, and results that are stored transposed: the passes
+//! change no bit.
 use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{

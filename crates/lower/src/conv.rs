@@ -2,7 +2,8 @@
 //!
 //! - On the host ([`host`]), the matmul reads patches through strided windows of the input, which is copied to scratch
 //!   only for padding.
-//! - On GPUs: an implicit GEMM over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
+//! - On GPUs: by windows of one point the images are read in place, in tf32 with operands swapped; else an implicit GEMM
+//!   over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
 //! - Transposed convolutions are convolutions of stride 1 ([`transposed`]), one launch for each part of the result.
 //!   Those with too many parts, and on the host those that round as the graph does, are matmuls of every point's
 //!   channels with the whole window; the epilogue sums what overlapping windows contribute to one place.

@@ -4,9 +4,10 @@
 //! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
 //! **Operands swapped.** On `sm_90` the transpose of a matmul's result can be computed, and stored as the result:
-//! - in half precision, of 5 to 32 rows (skinny GEMM), in tiles as narrow as 16 columns: a tile has at least 64 rows, all of which
-//!   tensor cores multiply;
-//! - in tf32, where the right operand is N-major: tensor cores take only left operands that are not K-major, from registers.
+//! - in half precision, of 5 to 32 rows (skinny GEMM), in tiles as narrow as 16 columns: a tile has at least 64 rows,
+//!   all of which tensor cores multiply;
+//! - in tf32, where the right operand is N-major: tensor cores take only left operands that are not K-major, from
+//!   registers.
 //!
 //! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
 //! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows

@@ -152,7 +152,10 @@ struct Output {
 impl Output {
     fn of(s: &Store, p: &Matmul, [m, n]: [(CoordId, usize); 2]) -> Option<Output> {
         let as_is = Strided::store(s, &p.batch, m, n).map(|array| Output { array, transposed: false });
-        as_is.or_else(|| Strided::store(s, &p.batch, n, m).map(|array| Output { array, transposed: true }))
+        // Half types in few columns, those of skinny GEMMs, are few bytes: threads store them from registers.
+        let few = p.n <= FEW && s.dtype != DType::F32;
+        let transposed = || Strided::store(s, &p.batch, n, m).filter(|_| !few);
+        as_is.or_else(|| transposed().map(|array| Output { array, transposed: true }))
     }
 }
 

@@ -151,7 +151,8 @@ pub struct Warpgroups {
     pub pass: f64,
     /// Cycles in which a consumer reads 64 rows of a left operand to registers, of 128 bytes along K, and rounds them.
     pub registers: f64,
-    /// Cycles, for each column of a tile, of the matmuls from registers that run meanwhile: tensor cores hold few of them ahead.
+    /// Cycles, for each column of a tile, of the matmuls from registers that run meanwhile: tensor cores hold few of
+    /// them ahead.
     pub flight: f64,
     /// Arithmetic rates.
     pub engines: Engines,
@@ -274,7 +275,8 @@ pub struct Library {
     pub long: Large,
     /// Least ratio of K to the larger of M and N for a matmul to count as [`Library::long`].
     pub depth: f64,
-    /// Large tf32 matmuls whose operands are not both K-major, so that Kiln's program swaps them, or copies (transposes) one first.
+    /// Large tf32 matmuls whose operands are not both K-major, so that Kiln's program swaps them, or copies
+    /// (transposes) one first.
     pub transposed: Large,
 }
 
@@ -289,9 +291,9 @@ pub struct Large {
 }
 
 impl Default for Library {
-    /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 (M, N, K) took 0.94 of the time of Kiln's
-    /// program; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.985 of the
-    /// time of operands swapped (0.94 of one copied) and 1024 cubed 1.5.
+    /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 (M, N, K) took 0.94 of
+    /// the time of Kiln's program; with half of that K both took the same time, as did wide matmuls of as much work.
+    /// In tf32, 4096 cubed took 0.985 of the time of operands swapped (0.94 of one copied) and 1024 cubed 1.5.
     fn default() -> Library {
         let long = Large { work: 1 << 40, share: 0.94 };
         Library { share: 1.02, long, depth: 8.0, transposed: Large { work: 1 << 36, share: 0.985 } }

@@ -10,9 +10,11 @@
 //!   value of a half type (`Resolver::rounds`), block programs are `ieee`, and code generation neither contracts products and sums to FMAs
 //!   nor replaces quotients by products with reciprocals. Kernels are fused as usual; rules that round differently are left out. Chains
 //!   of IEEE 754 operations are compared bit by bit with libtorch's eager operators.
-//! - **tf32** is a property of a kernel, not a type: `precision tf32` ([`Precision`]). Convolutions of f32 use it unless numerics are
-//!   exact, matmuls under `fast`; tensors stay f32. `wgmma` needs K-major tf32 operands, so other layouts are transposed by a copy. Tensor
-//!   cores truncate to tf32, which adds up over many layers: copies round to nearest, and the operands of a convolution are always copied.
+//! - **tf32** is a property of a kernel, not a type: `precision tf32` ([`Precision`]). Convolutions of f32 use it
+//!   unless numerics are exact, matmuls under `fast`; tensors stay f32. `wgmma` reads K-major tf32 operands from
+//!   shared memory, and left ones from registers, which may lie either way: operands are swapped, or transposed by a
+//!   copy. Tensor cores truncate to tf32, which adds up over many layers: copies round to nearest, and so do reads to
+//!   registers. Of a convolution the right operand is always copied.
 //! - **3xTF32** (`precision tf32x3`, allowed by `splits`): a copy writes each operand as the sum of two tf32 numbers, and three tf32
 //!   products of these give a large matmul. Where the cost model finds that slower, and in dual GEMMs, matmuls stay exact. Tensor cores
 //!   truncate when they accumulate, so the accumulators of a stage are zero-initialised, and added to the others in f32. An infinity is

@@ -112,8 +112,8 @@ pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
 }
 
-/// Left operand `[m, k]` of `wgmma` in registers, in 32-bit elements: four warps hold 64 rows in the layout of `mma.sync`, and the remaining
-/// rows lie as in an accumulator.
+/// Left operand `[m, k]` of `wgmma` in registers, in 32-bit elements: four warps hold 64 rows in the layout of
+/// `mma.sync`, and the remaining rows lie as in an accumulator.
 pub fn warpgroup_left_wide(m: usize, k: usize, warps: usize) -> Flat {
     let columns = bits_of(&[k]) as u8;
     let mut flat = warpgroup_accumulator(m, k, warps);
@@ -171,7 +171,8 @@ mod tests {
             assert!(warpgroup_left_wide(m, k, warps).covers(bits_of(&[m, k])), "{m} {k} {warps}");
         }
         let flat = warpgroup_left_wide(128, 32, 2);
-        // Register i of lane l of warp w: row 16w + l/4 + 8·(i % 2), column 8·(i/4) + 4·(i/2 % 2) + l % 4; then 64 rows on.
+        // Register i of lane l of warp w: row 16w + l/4 + 8·(i % 2), column 8·(i/4) + 4·(i/2 % 2) + l % 4; then 64
+        // rows on.
         for (i, l, w) in [(0, 0, 0), (1, 5, 0), (2, 31, 3), (7, 17, 2), (16, 3, 1), (31, 30, 3)] {
             let row = 16 * w + l / 4 + 8 * (i % 2) + 64 * (i / 16);
             let column = 8 * (i % 16 / 4) + 4 * (i / 2 % 2) + l % 4;

@@ -1,9 +1,9 @@
 //! Left operands of `wgmma` in registers, in f32: loads of M-major tiles from shared memory.
 //!
-//! A row of a swizzled panel is one position of K. The 32 lanes of a load read eight rows of the matmul at four positions of K; at
-//! positions `t` of 0 to 3 two of them would read from the same banks, as a position's bits 1 and 2 select pairs of chunks. So odd
-//! lanes read position `t + 4` first: the four positions are 0, 5, 2, 7, which fill all banks. The second load takes the
-//! others, and each thread puts the two in order.
+//! A row of a swizzled panel is one position of K. The 32 lanes of a load read eight rows of the matmul at four
+//! positions of K; at positions `t` of 0 to 3 two of them would read from the same banks, as a position's bits 1 and 2
+//! select pairs of chunks. So odd lanes read position `t + 4` first: the four positions are 0, 5, 2, 7, which fill all
+//! banks. The second load takes the others, and each thread puts the two in order.
 use super::emit::{Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -28,8 +28,8 @@ const FOUR_DEEPER: i64 = (4 * LINE + 4 * 16) as i64;
 const EIGHT_ROWS: i64 = 2 * 16;
 
 impl<'c> Gen<'c, '_> {
-    /// The nearest tf32 number, computed where the program says: roles round operands while matmuls run, and LLVM would move that
-    /// behind the wait for these.
+    /// The nearest tf32 number, computed where the program says: roles round operands while matmuls run, and LLVM
+    /// would move that behind the wait for these.
     pub fn rounded_here(&self, x: Val<'c>) -> Res<Val<'c>> {
         let e = &self.e;
         let bits = e.asm("cvt.rna.tf32.f32 $0, $1;", "=r,f", Some(e.i32().into()), &[x], true, false)?;

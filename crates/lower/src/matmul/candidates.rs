@@ -65,8 +65,8 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
     Ok(all)
 }
 
-/// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are as narrow as the
-/// matmul is. In tf32 that is for left operands which tensor cores take from registers.
+/// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are
+/// as narrow as the matmul is. In tf32 that is for left operands which tensor cores take from registers.
 pub fn swapped_candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
     let epilogues = epilogues(of, p)?;
     let tf32 = p.precision == Precision::Tf32;

@@ -165,7 +165,8 @@ fn one_matmul(precision: Precision) -> Precision {
     if precision == Precision::Tf32x3 { Precision::Exact } else { precision }
 }
 
-/// Whether operands are rounded to tf32 by copies, or the left one in registers: tensor cores truncate those that they read in place.
+/// Whether operands are rounded to tf32 by copies, or the left one in registers: tensor cores truncate those that they
+/// read in place.
 fn rounds(p: &Matmul, machine: &Hardware) -> bool {
     (p.nearest || machine.contract.batch_invariant) && p.precision == Precision::Tf32
 }

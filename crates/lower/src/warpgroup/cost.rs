@@ -37,8 +37,8 @@ impl Shape {
         let left = if none { 0.0 } else { beyond(self.tiles_m, self.m, p.m) };
         left + beyond(self.tiles_n, self.used, p.n) / self.cluster as f64
     }
-    /// Cycles of a stage in which tensor cores wait for consumers that read their rows of the left operand to registers: what matmuls in
-    /// flight do not hide. Consumers that share a tile do so at the same time.
+    /// Cycles of a stage in which tensor cores wait for consumers that read their rows of the left operand to
+    /// registers: what matmuls in flight do not hide. Consumers that share a tile do so at the same time.
     fn read_to_registers(&self, of: &Warpgroups) -> f64 {
         let blocks = (self.m / self.copies).div_ceil(64) * self.spans;
         (of.registers * blocks as f64 - of.flight * (self.sums * self.used) as f64).max(0.0)

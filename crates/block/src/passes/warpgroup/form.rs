@@ -36,7 +36,8 @@ pub struct Load {
     pub rounded: bool,
 }
 impl Load {
-    /// Whether it is a left operand that `wgmma` takes from registers: in tf32 it reads only K-major tiles, as they are.
+    /// Whether it is a left operand that `wgmma` takes from registers: in tf32 it reads only K-major tiles, as they
+    /// are.
     pub fn in_registers(&self, engine: Engine) -> bool {
         let left = self.side == Side::Left && engine == Engine::TensorCores && self.elem == Elem::F32;
         left && (self.swapped || self.rounded)

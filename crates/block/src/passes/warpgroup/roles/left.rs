@@ -1,8 +1,8 @@
 //! Matmuls of left operands in registers: consumers read their rows of a stage, round them to tf32, and multiply from
 //! there. So tensor cores take f32 tiles that are M-major, or not rounded to tf32 yet.
 //!
-//! The matmuls of two stages are in flight, and the next stage is read while they run. Registers may not change before the matmuls that
-//! read them are done, so the loop has two stages in an iteration, each with registers of its own.
+//! The matmuls of two stages are in flight, and the next stage is read while they run. Registers may not change before
+//! the matmuls that read them are done, so the loop has two stages in an iteration, each with registers of its own.
 use super::super::form::{Load, Side};
 use super::super::ring::Ring;
 use super::prefetched::Fetch;
@@ -110,8 +110,8 @@ impl Writer<'_> {
         b.inst(Op::FenceAsync, &[], &[], vec![]);
         lefts
     }
-    /// Starts the matmuls of a stage, finishes those before, and reads the left operands of the next stage. Gives what is in flight then,
-    /// and the next stage.
+    /// Starts the matmuls of a stage, finishes those before, and reads the left operands of the next stage. Gives what
+    /// is in flight then, and the next stage.
     fn step(
         &self,
         b: &mut Builder,
