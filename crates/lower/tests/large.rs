@@ -26,6 +26,19 @@ fn long_offsets() {
     }
 }
 
+/// Offsets that fit 32 bits in programs whose last group of tiles has fewer rows of them: positions are bounded by the tiles that there are.
+#[test]
+fn short_offsets_of_ragged_groups() {
+    let large = "(%x: bf16[128,6,7,112], %w: bf16[6,512,7,7], %b: bf16[1024]) { %y = conv %x, %w, %b stride=[3,3] padding=[3,3] transposed=true \
+                 output_padding=[2,0] groups=2\n %z = tanh %y\n return %z }";
+    program(KernelKind::Conv, large, Arch::Sm90a);
+    // Rows of tiles that no group divides.
+    for (m, n) in [(17 * 128, 900_000), (33 * 128, 480_000), (100 * 128 + 5, 160_000)] {
+        let body = format!("(%x: bf16[{m},64], %w: bf16[{n},64]) {{ %y = linear %x, %w\n %z = tanh %y\n return %z }}");
+        program(KernelKind::Gemm, &body, Arch::Sm90a);
+    }
+}
+
 /// Keys and values of attention, whose sizes are not those of its result.
 #[test]
 fn long_offsets_of_operands() {

@@ -193,8 +193,13 @@ impl Writer {
     }
     /// The number of a tile, which is in range, so that analysis sees it.
     fn within(&mut self, t: Value, count: usize) -> Value {
-        let (least, most) = (self.int(0), self.int(count - 1));
+        let least = self.int(0);
         let t = self.binary(B::Max, t, least);
+        self.at_most(t, count - 1)
+    }
+    /// A number that is no larger, so that analysis sees it.
+    fn at_most(&mut self, t: Value, most: usize) -> Value {
+        let most = self.int(most);
         self.binary(B::Min, t, most)
     }
     /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
@@ -223,8 +228,13 @@ impl Writer {
             let left = self.binary(B::Sub, all, start);
             self.binary(B::Min, left, g)
         };
-        let (column, row) = (self.binary(B::Div, within, size), self.binary(B::Rem, within, size));
+        let (mut column, row) = (self.binary(B::Div, within, size), self.binary(B::Rem, within, size));
         let mut row = self.binary(B::Add, start, row);
+        if !rows.is_multiple_of(group) {
+            // The last group has fewer rows and fewer tiles, which analysis does not see together: it would bound columns by those of a whole
+            // group divided by the rows of the last.
+            (column, row) = (self.at_most(column, columns - 1), self.at_most(row, rows - 1));
+        }
         if let Some(rank) = rank {
             let c = self.int(cluster);
             row = self.binary(B::Mul, row, c);
