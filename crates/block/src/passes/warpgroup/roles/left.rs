@@ -8,6 +8,7 @@ use super::super::ring::Ring;
 use super::prefetched::Fetch;
 use super::{Shared, Writer};
 use crate::{Builder, Op, Type, UnaryOp, Value};
+use std::collections::HashMap;
 
 /// A consumer's number, where there are several, and its position in the ring.
 type Place = (Option<Value>, Ring);
@@ -135,13 +136,12 @@ impl Writer<'_> {
     /// Starts the matmuls of a stage for every sum, accumulating on `from`.
     fn start_from(&self, b: &mut Builder, s: &Shared, ring: Ring, lefts: &[Value], from: &[Value]) -> Vec<Value> {
         let token = self.token();
-        let numbers: Vec<usize> = self.lefts().map(|l| l.0).collect();
+        let lefts: HashMap<usize, Value> = self.lefts().map(|l| l.0).zip(lefts.iter().copied()).collect();
         let mut tokens = vec![];
         for (sum, from) in self.form.sums.iter().zip(from) {
             tokens.push(sum.matmuls.iter().fold(*from, |from, &[left, right]| {
-                let left = numbers.iter().position(|n| *n == left).map_or(from, |n| lefts[n]);
                 let op = Op::Wgmma { transpose_a: false, transpose_b: self.form.loads[right].swapped };
-                b.inst(op, &[left, s.tiles[right], ring.stage, from], std::slice::from_ref(&token), vec![])[0]
+                b.inst(op, &[lefts[&left], s.tiles[right], ring.stage, from], std::slice::from_ref(&token), vec![])[0]
             }));
         }
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
