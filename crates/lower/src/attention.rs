@@ -6,17 +6,18 @@ use crate::expr::{CoordId, Expr, linear};
 use crate::flash;
 use crate::host::{Host, Operand, the_matmul};
 use crate::key_end::key_end;
+use crate::lowering::Lowering;
 use crate::multiply::Multiply;
 use crate::resolve::{Body, Matmul as Place, Resolver};
-use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, masked_score, sizes};
-use crate::{LowerError, gemm, pointwise};
+use crate::steps::Emitted;
+use crate::{LowerError, gemm, launch};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
 
 /// The attention of a body, and that of its log-sum-exp if both are results.
-pub fn find(of: &Body) -> Result<(ValueId, Option<ValueId>), LowerError> {
+pub fn find(of: &Lowering) -> Result<(ValueId, Option<ValueId>), LowerError> {
     let found = |sums: bool| the_matmul(of, |v| matches!(of.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
     match (found(false), found(true)) {
         (Ok(v), sums) => Ok((v, sums.ok())),
@@ -24,7 +25,7 @@ pub fn find(of: &Body) -> Result<(ValueId, Option<ValueId>), LowerError> {
     }
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let (v, sums) = find(of)?;
     let z = sizes(of, v);
@@ -41,7 +42,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
     if machine.arch.is_gpu() {
         let dual = sums.map(|x| (x, Place::Node));
-        return flash::lower(&Body { dual, ..*of }, v, &z, machine);
+        return flash::lower(&of.with_body(Body { dual, ..of.body }), v, &z, machine);
     }
     let Op::Attention { scale, causal, fully_masked, .. } = *g.op(v) else {
         return Err(of.unsupported("not attention"));
@@ -156,7 +157,7 @@ struct Ends<'a> {
 const KEY: CoordId = (1 << 20) - 1;
 
 impl Ends<'_> {
-    fn of<'a>(of: &Body, v: ValueId, z: &'a Sizes) -> Result<Option<Ends<'a>>, LowerError> {
+    fn of<'a>(of: &Lowering, v: ValueId, z: &'a Sizes) -> Result<Option<Ends<'a>>, LowerError> {
         let Some(&mask) = of.graph.args(v).get(of.graph.op(v).mask_place()) else { return Ok(None) };
         let all = [&z.batch[..], &[z.heads, z.group, z.s, 1]].concat();
         let ends = Ends { v, z, shape: own_axes(of.graph.shape(mask), all, z) };
@@ -174,7 +175,7 @@ impl Ends<'_> {
         Ok(key_end(&mut r.dag, score, KEY, self.z.t))
     }
     /// The step that stores them.
-    fn step(&self, of: &Body, name: &str, slot: Slot) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    fn step(&self, of: &Lowering, name: &str, slot: Slot) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
             let value = match self.at(&mut r, axes)? {
@@ -185,6 +186,6 @@ impl Ends<'_> {
             let store = Store::new(slot, DType::I64, linear(axes, &self.shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
-        pointwise::points(name, &self.shape, &scene, of.machine)
+        launch::unnamed_points(name, &self.shape, &scene, of.machine, of.propose)
     }
 }

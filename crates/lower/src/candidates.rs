@@ -1,12 +1,12 @@
 //! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning searches.
 use crate::composite::Decomposed;
+use crate::lowering::{Lowering, Stated};
 use crate::multiply::{Forms, Multiply};
 use crate::nest::Nest;
 use crate::price::Price;
-use crate::resolve::Body;
-use crate::rows::Launched;
 use crate::{
-    LowerError, Lowered, body, facts, flash, gemm, if_taken, lowered, nests, own, pairwise, propose, schedule, under,
+    LowerError, Lowered, facts, flash, gemm, lowered, lowering, nests, own, pairwise, propose, under,
+    unsupported_as_none,
 };
 use kiln_machine::Machine;
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
@@ -41,8 +41,10 @@ pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> 
     // One that lowering refuses would leave the kernel without a program.
     if multiplies(kernel, machine)? {
         let found = match machine.arch.is_gpu() {
-            true => if_taken(cheapest_product(kernel, machine, |_| true))?.flatten().map(|(l, us)| (l, Some(us))),
-            false => if_taken(cheapest(kernel, machine, |_| true))?,
+            true => {
+                unsupported_as_none(cheapest_product(kernel, machine, |_| true))?.flatten().map(|(l, us)| (l, Some(us)))
+            }
+            false => unsupported_as_none(cheapest(kernel, machine, |_| true))?,
         };
         if let Some((lowered, us)) = found
             && let Some(schedule) = lowered.schedule()
@@ -50,7 +52,7 @@ pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> 
             return Ok(Chosen { schedule: Some(schedule), us });
         }
     }
-    let first = |of: &Body, nest: &Nest| Ok((of.launch(nest.name), schedule::first(nest)?));
+    let first = |of: &Lowering, nest: &Nest| Ok((of.launch(nest.name), propose::cheapest(nest)?));
     let nests = each_nest(kernel, machine, &first)?;
     let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.1.us).sum());
     let schedule = match &nests[..] {
@@ -100,7 +102,7 @@ fn cheapest_product(
             continue;
         }
         let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
-        if let Some(lowered) = if_taken(own(&kernel, hardware))? {
+        if let Some(lowered) = unsupported_as_none(own(&kernel, hardware))? {
             return Ok(Some((lowered, us)));
         }
         match (before, form) {
@@ -122,14 +124,14 @@ fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price
     if !is_few(kernel, machine, FEW[1])? {
         return Ok(None);
     }
-    let nest = if_taken(only_nest(kernel, machine, &|_, nest| schedule::all_of(nest)))?.flatten();
+    let nest = unsupported_as_none(only_nest(kernel, machine, &|_, nest| propose::schedules(nest)))?.flatten();
     Ok(nest.and_then(|all| all.into_iter().next()))
 }
 
 /// Whether a matmul has at most so many rows or columns.
 fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, LowerError> {
     let is_matmul = kernel.kind == KernelKind::Gemm && machine.arch.is_gpu();
-    let few = |of: &Body| Ok(if_taken(gemm::least(of, of.machine))?.is_some_and(|n| n <= most));
+    let few = |of: &Lowering| Ok(unsupported_as_none(gemm::least(of, of.machine))?.is_some_and(|n| n <= most));
     Ok(is_matmul && with(kernel, machine, few)?)
 }
 
@@ -139,8 +141,8 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     if multiplies(kernel, machine)? && lowered(kernel, machine)?.made.is_some() {
         return Ok(None);
     }
-    let of = |_: &Body, nest: &Nest| {
-        let schedules = schedule::all_of(nest)?;
+    let of = |_: &Lowering, nest: &Nest| {
+        let schedules = propose::schedules(nest)?;
         Ok(Scheduled { facts: facts::Facts::of(nest), schedules })
     };
     only_nest(kernel, machine, &of)
@@ -155,8 +157,9 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     let Some(first) = made.map(|made| made.schedule()) else {
-        let of =
-            |of: &Body, nest: &Nest| Ok(Launched { name: of.launch(nest.name), schedules: schedule::all_of(nest)? });
+        let of = |of: &Lowering, nest: &Nest| {
+            Ok(PricedLaunch { name: of.launch(nest.name), schedules: propose::schedules(nest)? })
+        };
         let mut nests = each_nest(kernel, machine, &of)?;
         return Ok(match nests.len() {
             0 => vec![],
@@ -173,9 +176,15 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     Ok(all)
 }
 
+/// A launch of a kernel, with its schedules and their prices, the cheapest first.
+struct PricedLaunch {
+    name: String,
+    schedules: Vec<(Schedule, Price)>,
+}
+
 /// Schedules of a kernel of several launches: the cheapest of each, then one of them by another, the cheapest first.
-fn of_launches(nests: &[Launched]) -> Vec<(Schedule, Price)> {
-    let step = |l: &Launched, own: &Schedule| Step::Launch(l.name.clone(), own.clone());
+fn of_launches(nests: &[PricedLaunch]) -> Vec<(Schedule, Price)> {
+    let step = |l: &PricedLaunch, own: &Schedule| Step::Launch(l.name.clone(), own.clone());
     let first: Vec<&(Schedule, Price)> = nests.iter().filter_map(|l| l.schedules.first()).collect();
     let sum = |other: Option<(usize, &Price)>| {
         let price = |(n, own): (usize, &&(Schedule, Price))| *other.filter(|o| o.0 == n).map_or(&own.1, |o| o.1);
@@ -203,7 +212,7 @@ pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Re
     let whole = found.with_launches(schedule.clone());
     let mut all = vec![];
     for l in &found.launches {
-        for (other, _) in l.schedules.iter().take(MOST) {
+        for other in l.schedules.iter().take(MOST) {
             let swap = |step: &Step| match step {
                 Step::Launch(name, _) if *name == l.name => Step::Launch(name.clone(), other.clone()),
                 step => step.clone(),
@@ -236,9 +245,11 @@ pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result
         return Ok(found);
     }
     let kernel = &Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
-    let of = |of: &Body, nest: &Nest| match schedule::asked(of, nest) {
-        Some((asked, _)) => propose::price_of(nest, &facts::Facts::of(nest), &asked),
-        None => Ok(schedule::first(nest)?.1),
+    let of = |of: &Lowering, nest: &Nest| match of.stated(nest) {
+        Some(Stated::Main(stated) | Stated::Launch(stated)) => {
+            propose::price_of(nest, &facts::Facts::of(nest), &stated)
+        }
+        None => Ok(propose::cheapest(nest)?.1),
     };
     Ok(each_nest(kernel, machine, &of)?.into_iter().reduce(|a, b| a + b))
 }
@@ -261,18 +272,18 @@ fn multiplies(kernel: &Kernel, machine: &Machine) -> Result<bool, LowerError> {
 fn with<T>(
     kernel: &Kernel,
     machine: &Machine,
-    f: impl FnOnce(&Body) -> Result<T, LowerError>,
+    f: impl FnOnce(&Lowering) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
     let machine = &under(machine, kernel);
     let decomposed = Decomposed::of(&kernel.name, &kernel.body)?;
-    f(&body(kernel, &decomposed, machine)?)
+    f(&lowering(kernel, &decomposed, machine)?)
 }
 
 /// What `say` says of a kernel's nest; `None` for a kernel with several nests, or with none.
 fn only_nest<T>(
     kernel: &Kernel,
     machine: &Machine,
-    say: &dyn Fn(&Body, &Nest) -> Result<T, LowerError>,
+    say: &dyn Fn(&Lowering, &Nest) -> Result<T, LowerError>,
 ) -> Result<Option<T>, LowerError> {
     let mut all = each_nest(kernel, machine, say)?;
     Ok(if all.len() == 1 { all.pop() } else { None })
@@ -282,7 +293,7 @@ fn only_nest<T>(
 fn each_nest<T>(
     kernel: &Kernel,
     machine: &Machine,
-    say: &dyn Fn(&Body, &Nest) -> Result<T, LowerError>,
+    say: &dyn Fn(&Lowering, &Nest) -> Result<T, LowerError>,
 ) -> Result<Vec<T>, LowerError> {
     with(kernel, machine, |of| {
         let mut found = vec![];
@@ -308,7 +319,7 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Multiply, f64)
             KernelKind::Reduction => pairwise::candidates(of, of.machine),
             _ => Ok(vec![]),
         };
-        Ok(if_taken(all)?.unwrap_or_default())
+        Ok(unsupported_as_none(all)?.unwrap_or_default())
     })?;
     let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
     let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * CLOSE <= least);

@@ -16,14 +16,16 @@ use crate::composite::Decomposed;
 use crate::dag::{Guard, NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::host::the_matmul;
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::{Forms, Multiply, Product};
 use crate::nest::Visit;
 use crate::placed::{self, Lattice};
 use crate::resolve::{Body, Inside, Matmul as Place, Resolved, Resolver, inside};
-use crate::rows::Emitted;
 use crate::space::Space;
+use crate::steps::Emitted;
 use crate::window::UNROLL;
-use crate::{LowerError, gemm, matmul, pointwise, reduction};
+use crate::{LowerError, gemm, matmul, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::Slot;
@@ -165,7 +167,7 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
 }
 
 /// The convolution of a body.
-fn find(of: &Body) -> Result<(ValueId, Conv), LowerError> {
+fn find(of: &Lowering) -> Result<(ValueId, Conv), LowerError> {
     let g = of.graph;
     let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     Ok((v, Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?))
@@ -176,10 +178,10 @@ fn is_small(c: &Conv) -> bool {
     c.k == 0 || (c.cout <= 2 && c.k <= UNROLL)
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
     let (v, c) = find(of)?;
     match of.multiply {
-        None if is_small(&c) || of.schedule.is_some() && !c.transposed => return reduction::lower(of, machine, 0),
+        None if is_small(&c) || of.schedule.is_some() && !c.transposed => return launch::body(of, 0),
         Some(Multiply::Attention(_)) => return Err(of.unsupported("the schedule is one of attention")),
         Some(Multiply::Library) if machine.arch.is_gpu() && !c.transposed => {
             return Err(of.unsupported("the library takes matmuls, not convolutions"));
@@ -202,13 +204,13 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
     match of.product() {
         Some(asked) => gpu(of, v, (&c, &[]), machine, &asked),
-        None if machine.arch.is_gpu() => reduction::lower(of, machine, 0),
+        None if machine.arch.is_gpu() => launch::body(of, 0),
         None => host::lower(of, v, &c),
     }
 }
 
 /// Schedules of a convolution on a GPU, with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let (v, c) = find(of)?;
     if is_small(&c) {
         return Ok(vec![]);
@@ -234,7 +236,7 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
 
 /// Schedules of a convolution that is one launch; `lattice`: where its results are.
 fn products(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
@@ -262,7 +264,7 @@ enum Input {
 
 /// The same, for the matmul with patches of all images.
 fn window_products(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
@@ -280,7 +282,7 @@ type Then<'a, T> = &'a dyn Fn(&matmul::Matmul) -> Result<T, LowerError>;
 
 /// A convolution by the schedule of a matmul: an implicit GEMM, or one that reads patches.
 fn gpu(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     c: (&Conv, &[Lattice]),
     machine: &Hardware,
@@ -303,7 +305,7 @@ fn gpu(
 
 /// The parts of a transposed convolution on a GPU, where its kernel can be computed part by part: one part has all
 /// results; of several, each computes the epilogue of its own results.
-fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> Option<Vec<Part>> {
+fn parts(of: &Lowering, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> Option<Vec<Part>> {
     // Weights of zero are multiplied by inputs that may not be finite, and batches of other sizes would choose another
     // form.
     let strict = of.rounding == Rounding::PerOp || machine.contract.batch_invariant;
@@ -321,7 +323,7 @@ fn parts(of: &Body, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> 
 
 /// The parts of a transposed convolution on the host. They multiply weights by zeros around the input, so kernels that
 /// round as the graph does are computed by columns.
-fn on_host(of: &Body, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
+fn on_host(of: &Lowering, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
     let applies = !machine.arch.is_gpu() && of.rounding == Rounding::AtStores;
     transposed::parts(c, 0).filter(|_| applies)
 }
@@ -333,7 +335,7 @@ fn is_shared(p: &Product) -> bool {
 
 /// Schedules of a transposed convolution in parts: those of its largest part, at the sum of what all parts are predicted to take.
 fn candidates_in_parts(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     (c, parts): (&Conv, &[Part]),
     machine: &Hardware,
@@ -365,7 +367,7 @@ fn candidates_in_parts(
 
 /// A transposed convolution by the schedule of a matmul, part by part.
 fn in_parts(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     (c, parts): (&Conv, &[Part]),
     machine: &Hardware,
@@ -382,7 +384,7 @@ fn in_parts(
     let mut out = Emitted::default();
     for (n, part) in parts.iter().enumerate() {
         let name = format!("{}_part{n}", of.name);
-        let of = &Body { name: if n == 0 { of.name } else { &name }, ..*of };
+        let of = &of.with_body(Body { name: if n == 0 { of.name } else { &name }, ..of.body });
         let (conv, lattice) = (part.conv(c), part.lattice(c));
         if part.window_points() == 0 {
             out = out.then(without_sums(of, v, &lattice)?);
@@ -404,8 +406,9 @@ fn in_parts(
 }
 
 /// Results of residues that no point of the window reaches: the epilogue of zero.
-fn without_sums(of: &Body, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
-    let (node, zero) = (Body { matmul: Some((v, Place::Node)), ..*of }, Body { matmul: Some((v, Place::Zero)), ..*of });
+fn without_sums(of: &Lowering, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
+    let (node, zero) =
+        (Body { matmul: Some((v, Place::Node)), ..of.body }, Body { matmul: Some((v, Place::Zero)), ..of.body });
     let mut all = Emitted::default();
     for (i, &out) in of.graph.outputs.iter().enumerate() {
         let shape = of.graph.shape(out).to_vec();
@@ -423,13 +426,13 @@ fn without_sums(of: &Body, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, L
             let store = Store::new(Slot::Output(i as u32), of.graph.dtype(out), linear(&ix, &shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store.within(guards)] })
         };
-        all = all.then(pointwise::launch(of, &format!("without{i}"), &extents, &scene)?);
+        all = all.then(launch::points(of, &format!("without{i}"), &extents, &scene)?);
     }
     Ok(all)
 }
 
 /// Predicted microseconds of [`without_sums`] for this part.
-fn without_sums_us(of: &Body, part: &Conv, lattice: &[Lattice], machine: &Hardware) -> f64 {
+fn without_sums_us(of: &Lowering, part: &Conv, lattice: &[Lattice], machine: &Hardware) -> f64 {
     let elements: usize = part.out.iter().product();
     let sent = |out: &ValueId| {
         let bytes = of.graph.dtype(*out).bytes();
@@ -450,7 +453,7 @@ enum Images {
 
 /// The matmul of the weight with patches of the input, by address.
 fn by_patches<T>(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     (machine, images): (&Hardware, Images),
@@ -512,7 +515,11 @@ fn images(c: &Conv) -> Images {
 }
 
 /// A transposed convolution as a matmul with an epilogue that sums overlapping windows.
-fn by_columns<T>(of: &Body, v: ValueId, then: &mut dyn FnMut(&Body) -> Result<T, LowerError>) -> Result<T, LowerError> {
+fn by_columns<T>(
+    of: &Lowering,
+    v: ValueId,
+    then: &mut dyn FnMut(&Lowering) -> Result<T, LowerError>,
+) -> Result<T, LowerError> {
     let graph = of.graph.rebuild(|new, u, args| match u == v {
         true => transposed_conv(new, of.graph.op(v), args).map(Some),
         false => Ok(None),
@@ -522,11 +529,11 @@ fn by_columns<T>(of: &Body, v: ValueId, then: &mut dyn FnMut(&Body) -> Result<T,
         what: format!("a transposed convolution cannot be written as a matmul: {e}"),
     })?;
     let decomposed = Decomposed::of(of.name, &graph)?;
-    then(&Body { graph: &graph, decomposed: &decomposed, ..*of })
+    then(&of.with_body(Body { graph: &graph, decomposed: &decomposed, ..of.body }))
 }
 
 /// The nests of a convolution that is not computed as a matmul of large tiles.
-pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn each(of: &Lowering, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (v, c) = find(of)?;
     match c.transposed && !is_small(&c) {
         true => by_columns(of, v, &mut |of| reduction::each(of, machine, f)),

@@ -5,7 +5,8 @@
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
-use crate::multi_row::Run;
+use crate::run::Run;
+use crate::types;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, LoadMode, Type, Value};
 use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
@@ -220,7 +221,7 @@ impl<'a> Emitter<'a> {
             }
             NodeOp::Scan { op, body } => {
                 let v = self.operand(b, *body);
-                let held = math::held(node.dtype);
+                let held = types::held(node.dtype);
                 let v = b.cast(v, if held == Elem::F32 { self.scan_in } else { held });
                 let sums = self.scan_lanes(b, *op, v);
                 b.cast(sums, held)
@@ -288,7 +289,7 @@ impl<'a> Emitter<'a> {
             return b.broadcast_to(v, shape);
         }
         let v = self.value(b, node);
-        let v = b.cast(v, math::stored(dtype));
+        let v = b.cast(v, types::stored(dtype));
         b.broadcast_to(v, shape)
     }
 
@@ -297,7 +298,7 @@ impl<'a> Emitter<'a> {
             Some(v) => v,
             None => self.load_stored(b, slot, at, guards),
         };
-        b.cast(v, math::held(dtype))
+        b.cast(v, types::held(dtype))
     }
     fn load_run(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard], dtype: DType) -> Option<Value> {
         let run = self.run.clone().filter(|_| guards.is_empty())?;

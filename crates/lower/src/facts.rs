@@ -2,7 +2,7 @@
 use crate::dag::{Guard, NodeId, NodeOp, Scene};
 use crate::expr::{Atom, Expr};
 use crate::nest::Nest;
-use crate::row_loop::reduced;
+use crate::passes::in_passes;
 use kiln_block::passes::layout::WINDOW;
 use kiln_graph::DType;
 use kiln_plan::exec::Slot;
@@ -240,7 +240,7 @@ impl Facts {
             *indices.entry(coords_of(&g.expr)).or_default() += instructions::BOUND;
         }
         let row = space.row_ids();
-        let passes = reduced::in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
+        let passes = in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
         let levels = levels.len();
         let deps = dag.depends(&row);
         let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));

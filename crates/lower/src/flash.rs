@@ -22,16 +22,19 @@ use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
+use crate::frame::{Frame, loads, looped, open_with};
 use crate::key_end::key_range;
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::math;
 use crate::matmul::{self, precision, zero_outside};
 use crate::multiply::{Attention, Multiply};
 use crate::placed::{self, Positions, the_sums};
-use crate::reduction;
 use crate::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
-use crate::rows::Emitted;
 use crate::scores::{self, Causal, Sizes, masked_score};
-use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
+use crate::steps::Emitted;
+use crate::tiled::{Cut, Shape};
+use crate::types;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, DType, FullyMasked, Graph, Op, Type, ValueId};
 use kiln_plan::attention::{self, Tiles};
@@ -60,7 +63,7 @@ impl Coords {
 }
 
 /// `of.dual`: the log-sum-exp of attention `v`, if the kernel stores it beside the result.
-pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
     let dtype = matmul::operands(of, v);
     let sizes = sizes_of(of, v)?;
     if !sizes.has_program() {
@@ -84,9 +87,9 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
 }
 
 /// Schedules of an attention on a GPU, with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let (v, sums) = crate::attention::find(of)?;
-    let of = &Body { dual: sums.map(|x| (x, Place::Node)), ..*of };
+    let of = &of.with_body(Body { dual: sums.map(|x| (x, Place::Node)), ..of.body });
     let sizes = sizes_of(of, v)?;
     let us = |way: &attention::Way| (machine.rates.launch + sizes.seconds_by(way, machine)) * 1e6;
     let skips =
@@ -102,7 +105,7 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     Ok(all)
 }
 
-fn sizes_of(of: &Body, v: ValueId) -> Result<attention::Sizes, LowerError> {
+fn sizes_of(of: &Lowering, v: ValueId) -> Result<attention::Sizes, LowerError> {
     let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
     let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
     let sizes = attention::Sizes::of(matmul::operands(of, v), [q, k, w], causal);
@@ -111,12 +114,12 @@ fn sizes_of(of: &Body, v: ValueId) -> Result<attention::Sizes, LowerError> {
 
 /// The steps that give the sums of slices of the keys in the first scratch buffers, with the one that joins these.
 fn joined(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     z: &Sizes,
     slices: Emitted,
     parts: usize,
-    machine: &Hardware,
+    _machine: &Hardware,
 ) -> Result<Emitted, LowerError> {
     if parts == 1 {
         return Ok(slices);
@@ -134,8 +137,8 @@ fn joined(
         graph.outputs = outputs;
         let name = format!("{}_{}", of.name, if of.dual.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" });
         let matmul = Some((anchor, Place::KeyParts { first: 0, count: parts }));
-        let body = Body { name: &name, graph: &graph, matmul, dual: None, ..*of };
-        let mut rest = reduction::lower(&body, machine, all.scratch.len() as u32)?;
+        let body = of.with_body(Body { name: &name, graph: &graph, matmul, dual: None, ..of.body });
+        let mut rest = launch::body(&body, all.scratch.len() as u32)?;
         for step in &mut rest.steps {
             let Work::Block { args, .. } = step else { continue };
             for slot in args {
@@ -167,7 +170,7 @@ fn follows(g: &Graph, v: ValueId, from: ValueId) -> bool {
 /// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
 /// weights.
 fn results(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     z: &Sizes,
     at: &[Expr],
@@ -196,7 +199,7 @@ fn results(
         all.extend([h.clone().div(k), h.rem(k), ix[nb + 1].clone(), ix[nb + 2].clone()]);
         all
     };
-    let body = Body { matmul: Some((v, Place::Node)), ..*of };
+    let body = Body { matmul: Some((v, Place::Node)), ..of.body };
     let g = of.graph;
     let lse = g.values().find(|v| matches!(g.op(*v), Op::Attention { lse: true, .. }));
     let store = |(i, &out): (usize, &ValueId)| {
@@ -220,7 +223,7 @@ enum Sum {
 }
 
 /// The anchors of the program's stores. `parts`: the number of slices of the keys.
-fn sums(of: &Body, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, Sum)>, LowerError> {
+fn sums(of: &Lowering, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, Sum)>, LowerError> {
     if parts > 1 {
         return Ok(scene.stores.iter().enumerate().map(|(i, s)| (s.value, Sum::Slice(i))).collect());
     }
@@ -291,13 +294,13 @@ fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
     at
 }
 
-fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Result<Work<Kernel>, LowerError> {
+fn program(of: &Lowering, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Result<Work<Kernel>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = matmul::operands(of, v);
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let at = indices(z, packed);
-    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
+    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
     let stores = results(of, v, z, &at, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = sums(of, &scene, tiles.parts)?;
@@ -379,7 +382,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Resu
         let sum = b.expand_dims(sum, along);
         let kept = b.binary(B::Mul, now[1], keep);
         let sum = b.binary(B::Add, kept, sum);
-        let p = b.cast(p, math::stored(dtype));
+        let p = b.cast(p, types::stored(dtype));
         let values = parts_of(f, &columns, |f, wide| operand(f, w, dtype, [tiles.keys, wide], t2));
         let mut next = vec![most, sum];
         for (values, now) in values.into_iter().zip(&now[2..]) {

@@ -14,12 +14,14 @@
 //! are multiples of 16 bytes. To the planner they are a region like any other.
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::{Multiply, Product};
 use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
-use crate::rows::Emitted;
+use crate::steps::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, if_taken, library, matmul, reduction, resolve};
+use crate::{LowerError, library, matmul, reduction, resolve, unsupported_as_none};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::exec::Matrix;
@@ -78,16 +80,16 @@ pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
     }
 }
 
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
     // GPUs have no instructions for matmuls of integers; the host's library does them in blocks.
     let taken = if machine.arch.is_gpu() { g.dtype(v).is_float() } else { g.dtype(v) != DType::Bool };
     if !taken || d.k == 0 || g.ty(v).count() == 0 {
-        return reduction::lower(of, machine, 0);
+        return launch::body(of, 0);
     }
     match (machine.arch.is_gpu(), of.multiply) {
-        (_, None) if of.schedule.is_some() => reduction::lower(of, machine, 0),
+        (_, None) if of.schedule.is_some() => launch::body(of, 0),
         (_, Some(Multiply::Attention(_))) => Err(of.unsupported("the schedule is one of attention")),
         (false, Some(Multiply::Matmul(_))) => Err(of.unsupported(ON_HOST)),
         (false, _) => by_library(of, v, &d),
@@ -95,7 +97,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
             Some(Second::Other(_)) => Err(of.unsupported("the library takes one matmul")),
             _ => library::lower(of, v, &whole(&d, dual)),
         },
-        (true, None) => reduction::lower(of, machine, 0),
+        (true, None) => launch::body(of, 0),
         (true, Some(Multiply::Matmul(asked))) => match dual {
             Some(Second::Half(_)) if !asked.forms.dual => in_form(of, machine, (v, None), &whole(&d, dual), &asked),
             None if asked.forms.dual => {
@@ -110,14 +112,14 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
 pub const ON_HOST: &str = "the host multiplies by its library: `call library`";
 
 /// The number of rows or that of columns, whichever is less; under a batch-invariant contract that of columns.
-pub fn least(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
+pub fn least(of: &Lowering, machine: &Hardware) -> Result<usize, LowerError> {
     let Found { d, .. } = find(of, machine)?;
     Ok(if machine.contract.batch_invariant { d.n } else { d.m.min(d.n) })
 }
 
 /// The matmul on a GPU by a schedule.
 fn in_form(
-    of: &Body,
+    of: &Lowering,
     machine: &Hardware,
     (v, dual): (ValueId, Option<Second>),
     d: &Dims,
@@ -130,7 +132,7 @@ fn in_form(
 }
 
 /// Schedules of the kernel's matmul on a GPU, with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
@@ -159,8 +161,8 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>,
     let share = library::share(of, v, &whole(&d, dual), other(&best.0));
     // It was measured beside warpgroups.
     let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
-    let of_library = Body { multiply: Some(Multiply::Library), ..*of };
-    if let Some(steps) = if_taken(lower(&of_library, machine))? {
+    let of_library = Lowering { multiply: Some(Multiply::Library), ..*of };
+    if let Some(steps) = unsupported_as_none(lower(&of_library, machine))? {
         all.push((Multiply::Library, library::us(&of_library, &whole(&d, dual), &steps, best.1 * share)));
     }
     Ok(all)
@@ -188,7 +190,7 @@ struct Found {
     d: Dims,
 }
 
-fn find(of: &Body, machine: &Hardware) -> Result<Found, LowerError> {
+fn find(of: &Lowering, machine: &Hardware) -> Result<Found, LowerError> {
     let g = of.graph;
     let is = |v: ValueId| matches!(g.op(v), Op::Dot | Op::Linear);
     let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matmul"));
@@ -208,7 +210,7 @@ fn find(of: &Body, machine: &Hardware) -> Result<Found, LowerError> {
 }
 
 fn on_gpu<T>(
-    of: &Body,
+    of: &Lowering,
     (v, dual, swap): (ValueId, Option<Second>, bool),
     d: &Dims,
     then: impl FnOnce(&matmul::Matmul) -> T,
@@ -258,20 +260,20 @@ fn on_gpu<T>(
 }
 
 /// Length of the rows that the epilogue reduces.
-fn reduced(of: &Body, v: ValueId) -> Option<usize> {
-    let rest = Body { matmul: Some((v, resolve::Matmul::Node)), ..*of };
+fn reduced(of: &Lowering, v: ValueId) -> Option<usize> {
+    let rest = Body { matmul: Some((v, resolve::Matmul::Node)), ..of.body };
     reduction::row_len(&rest).ok().flatten()
 }
 
 /// Whether the operands may be swapped: those of a skinny GEMM, so that its few rows are columns, or in tf32.
-fn may_swap(of: &Body, v: ValueId, d: &Dims) -> bool {
+fn may_swap(of: &Lowering, v: ValueId, d: &Dims) -> bool {
     let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= FEW;
     let applies = skinny || matmul::precision(of, v) == Precision::Tf32;
     applies && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma()
 }
 
 /// The matmul by the target's library, with programs that prepare its operands and compute its epilogue.
-pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
+pub fn by_library(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let (mut h, [a, b]) = for_library(of, v, d)?;
     let place = h.destination(v)?;
     let shape = [&d.batch[..], &[d.m, d.n]].concat();
@@ -282,7 +284,7 @@ pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError
 }
 
 /// Operands as matrices, with the steps that copy them where they cannot be read in place.
-pub fn for_library<'a>(of: &Body<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
+pub fn for_library<'a>(of: &Lowering<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
     let (g, mut h) = (of.graph, Host::new(*of));
     let args = g.args(v);
     let shape = |r: usize, c: usize| [&d.batch[..], &[r, c]].concat();

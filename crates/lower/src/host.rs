@@ -3,17 +3,19 @@
 use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::Multiply;
 use crate::resolve::{Body, Matmul, Resolved, Resolver};
-use crate::rows::Emitted;
 use crate::space::Space;
-use crate::{LowerError, if_taken, pointwise, reduction};
+use crate::steps::Emitted;
+use crate::{LowerError, unsupported_as_none};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
 /// The steps of a kernel under construction.
 pub struct Host<'a> {
-    pub of: Body<'a>,
+    pub of: Lowering<'a>,
     pub out: Emitted,
 }
 
@@ -52,7 +54,7 @@ impl Operand {
 }
 
 impl<'a> Host<'a> {
-    pub fn new(of: Body<'a>) -> Host<'a> {
+    pub fn new(of: Lowering<'a>) -> Host<'a> {
         Host { of, out: Emitted::default() }
     }
     pub fn scratch(&mut self, dtype: DType, shape: &[usize]) -> Slot {
@@ -90,7 +92,7 @@ impl<'a> Host<'a> {
             let store = Store::new(slot, dtype, linear(axes, shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
-        self.out = std::mem::take(&mut self.out).then(pointwise::launch(&of, what, shape, &scene)?);
+        self.out = std::mem::take(&mut self.out).then(launch::points(&of, what, shape, &scene)?);
         Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
     }
     fn in_place<F>(&self, v: ValueId, shape: &[usize], read: &F) -> Result<Option<Operand>, LowerError>
@@ -135,11 +137,11 @@ impl<'a> Host<'a> {
         if let [only] = g.outputs[..]
             && g.ty(only).count() == g.ty(v).count()
         {
-            let of = Body { matmul: Some((v, Matmul::Node)), ..self.of };
+            let of = Body { matmul: Some((v, Matmul::Node)), ..self.of.body };
             let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
             let mut r = of.resolver();
             // An epilogue with reductions does not resolve without a row: it is more than the matmul.
-            if let Some(n) = if_taken(r.at(only, &space.axes, &[]))?
+            if let Some(n) = unsupported_as_none(r.at(only, &space.axes, &[]))?
                 && let NodeOp::Anchor { at } = &r.dag.node(n).op
                 && linear(at, &shape) == linear(&space.axes, g.shape(only))
                 && g.dtype(only) == dtype
@@ -157,14 +159,15 @@ impl<'a> Host<'a> {
             return Ok(self.out);
         }
         let name = format!("{}_epilogue", self.of.name);
-        let of = Body { matmul: Some((v, Matmul::At(place.0, place.1))), name: &name, ..self.of };
-        let rest = reduction::lower(&of, of.machine, self.out.scratch.len() as u32)?;
+        let rest = Body { matmul: Some((v, Matmul::At(place.0, place.1))), name: &name, ..self.of.body };
+        let of = self.of.with_body(rest);
+        let rest = launch::body(&of, self.out.scratch.len() as u32)?;
         Ok(self.out.then(rest))
     }
 }
 
 /// The one value of a body that `is` a matmul.
-pub fn the_matmul(of: &Body, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
+pub fn the_matmul(of: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
     let mut found = of.graph.values().filter(|&v| is(v));
     match (found.next(), found.next()) {
         (Some(v), None) => Ok(v),

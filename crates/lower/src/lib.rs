@@ -12,15 +12,20 @@ mod composite;
 mod conv;
 mod dag;
 mod emit;
+mod error;
 mod expr;
 pub mod facts;
 mod flash;
+mod frame;
 mod gemm;
 mod host;
 mod host_schedule;
 mod invert;
 mod key_end;
+mod launch;
 mod library;
+mod look_back;
+mod lowering;
 mod mask_value;
 mod math;
 mod matmul;
@@ -28,6 +33,8 @@ mod multi_row;
 mod multiply;
 mod nest;
 mod pairwise;
+mod passes;
+mod peel;
 mod placed;
 mod pointwise;
 mod prefetch;
@@ -36,23 +43,31 @@ mod propose;
 mod reduction;
 mod replicate;
 mod resolve;
+mod reverse;
 mod row;
 mod row_loop;
-mod rows;
+mod row_plan;
+mod run;
 mod scan;
 mod scatter;
-mod schedule;
+mod scatter_steps;
 mod scores;
 mod space;
+mod split_reduce;
+mod stage_operands;
+mod steps;
 mod tail;
-mod tile;
-mod unaligned;
+mod tiled;
+mod types;
 mod unroll;
 mod warpgroup;
 mod wide_rows;
+mod widen;
 mod window;
 
 pub use candidates::{Chosen, PROGRAMS, Scheduled, chosen, fits, neighbours, priced, relaunched, scheduled, schedules};
+pub use error::LowerError;
+use error::unsupported_as_none;
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
@@ -61,31 +76,12 @@ use kiln_plan::{
     Contract, Hardware, Kernel, KernelKind, Rounding, Schedule, Step,
     exec::{LibraryCall, Steps, Work},
 };
+use lowering::Lowering;
 use multiply::Multiply;
 use resolve::Body;
 
-#[derive(Debug, thiserror::Error)]
-pub enum LowerError {
-    /// The kernel is valid, but there is no program for it, or none by its schedule; the caller runs it with the interpreter.
-    #[error("kernel {kernel} cannot be lowered: {why}")]
-    Unsupported { kernel: String, why: String },
-    /// An invariant of lowering is broken.
-    #[error("lowering kernel {kernel} hit a defect of Kiln: {what}; please report it with the model")]
-    Invariant { kernel: String, what: String },
-}
-
-impl LowerError {
-    /// The reason alone, without the kernel's name.
-    pub fn why(self) -> String {
-        match self {
-            LowerError::Unsupported { why, .. } => why,
-            LowerError::Invariant { what, .. } => format!("a defect of Kiln: {what}; please report it"),
-        }
-    }
-}
-
 /// Calls `f` with the nests of a kernel that does not multiply, or as if it did not.
-fn nests(kernel: &Kernel, of: &Body, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
+fn nests(kernel: &Kernel, of: &Lowering, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
     match kernel.kind {
         KernelKind::Scan => scan::each(of, machine, f),
         KernelKind::Scatter => scatter::each(of, machine, f),
@@ -95,39 +91,34 @@ fn nests(kernel: &Kernel, of: &Body, machine: &Hardware, f: &mut nest::Visit) ->
     }
 }
 
-fn body<'a>(
+fn lowering<'a>(
     kernel: &'a Kernel,
     decomposed: &'a composite::Decomposed,
     machine: &'a Hardware<'a>,
-) -> Result<Body<'a>, LowerError> {
+) -> Result<Lowering<'a>, LowerError> {
     let refuse = |why| LowerError::Unsupported { kernel: kernel.name.clone(), why };
     let multiply = match &kernel.schedule {
         Some(schedule) => Multiply::of(schedule).map_err(refuse)?,
         None => None,
     };
-    Ok(Body {
+    let body = Body {
         name: &kernel.name,
         graph: &kernel.body,
         decomposed,
         matmul: None,
         dual: None,
+        rounding: kernel.rounding,
+    };
+    Ok(Lowering {
+        body,
         machine,
         precision: kernel.precision,
-        rounding: kernel.rounding,
         multiply,
         schedule: kernel.schedule.as_ref().filter(|s| multiply.is_none() && !s.only_launches()),
         kernel: (&kernel.name, kernel.schedule.as_ref()),
         bytes: kernel.cost.bytes(),
+        propose: propose::schedules_of,
     })
-}
-
-/// The result of a way to lower, `None` if it does not apply. Broken invariants are passed on.
-fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
-    match by {
-        Ok(found) => Ok(Some(found)),
-        Err(LowerError::Unsupported { .. }) => Ok(None),
-        Err(defect @ LowerError::Invariant { .. }) => Err(defect),
-    }
 }
 
 /// Lowers one kernel for the default machine of a target.
@@ -151,7 +142,7 @@ fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
     };
     if machine.arch.is_gpu() && found.made == Some(Multiply::Library) {
         let without = candidates::cheapest(&by(None), machine, |m| *m != Multiply::Library);
-        found.steps.otherwise = if_taken(without)?.map(|own| Box::new(own.0.steps));
+        found.steps.otherwise = unsupported_as_none(without)?.map(|own| Box::new(own.0.steps));
     }
     Ok(found)
 }
@@ -166,7 +157,7 @@ struct Lowered {
     steps: Steps<kiln_block::Kernel>,
     /// The schedule that they follow if they multiply, and those of the launches beside.
     made: Option<Multiply>,
-    launches: Vec<rows::Launched>,
+    launches: Vec<steps::Launched>,
 }
 impl Lowered {
     fn new(steps: Vec<Work<kiln_block::Kernel>>) -> Lowered {
@@ -179,8 +170,7 @@ impl Lowered {
     /// A schedule with those of launches that it does not name.
     fn with_launches(&self, mut schedule: Schedule) -> Schedule {
         for l in &self.launches {
-            if let Some((own, _)) = l.schedules.first().filter(|_| !schedule.launches().any(|named| named.0 == l.name))
-            {
+            if let Some(own) = l.schedules.first().filter(|_| !schedule.launches().any(|named| named.0 == l.name)) {
                 schedule.steps.push(Step::Launch(l.name.clone(), own.clone()));
             }
         }
@@ -200,7 +190,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
         return Ok(Lowered::new(vec![]));
     }
     let decomposed = composite::Decomposed::of(name, body)?;
-    let of = self::body(kernel, &decomposed, machine)?;
+    let of = lowering(kernel, &decomposed, machine)?;
     let multiplies = matches!(kernel.kind, KernelKind::Gemm | KernelKind::Attention | KernelKind::Conv);
     if of.multiply.is_some() && !multiplies && kernel.kind != KernelKind::Reduction {
         return Err(unsupported("it has the schedule of a kernel that multiplies, and does not"));
@@ -208,18 +198,18 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
     if of.schedule.is_some() && kernel.kind == KernelKind::Attention {
         return Err(unsupported("the schedule has no step that multiplies"));
     }
-    let rows::Emitted { scratch, mut steps, made, launches } = match kernel.kind {
+    let steps::Emitted { scratch, mut steps, made, launches } = match kernel.kind {
         KernelKind::Reduction => match of.multiply {
             Some(Multiply::Matmul(asked)) => pairwise::lower(&of, machine, &asked)?,
             Some(_) => return Err(unsupported("it has the schedule of a kernel that multiplies, and does not")),
-            None => reduction::lower(&of, machine, 0)?,
+            None => launch::body(&of, 0)?,
         },
-        KernelKind::Pool | KernelKind::Pointwise => reduction::lower(&of, machine, 0)?,
-        KernelKind::Scan => scan::lower(&of, machine)?,
+        KernelKind::Pool | KernelKind::Pointwise => launch::body(&of, 0)?,
+        KernelKind::Scan => launch::nests(&of, 0, |f| scan::each(&of, machine, f))?,
         KernelKind::Gemm => gemm::lower(&of, machine)?,
         KernelKind::Attention => attention::lower(&of, machine)?,
         KernelKind::Conv => conv::lower(&of, machine)?,
-        KernelKind::Scatter => scatter::lower(&of, machine)?,
+        KernelKind::Scatter => scatter_steps::lower(&of, machine)?,
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without a fallback op")),
     };
     if let (Some(asked), Some(made)) = (of.multiply, made)
@@ -242,7 +232,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Lowered, LowerError> {
         }
     }
     check(name, &steps)?;
-    let copied = if kernel.kind == KernelKind::Scatter { scatter::copied(body, &steps) } else { None };
+    let copied = if kernel.kind == KernelKind::Scatter { scatter_steps::copied(body, &steps) } else { None };
     Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, made, launches })
 }
 

@@ -10,10 +10,10 @@
 mod epilogue;
 
 use crate::gemm::Dims;
+use crate::lowering::Lowering;
 use crate::matmul::precision;
 use crate::multiply::Multiply;
-use crate::resolve::Body;
-use crate::rows::Emitted;
+use crate::steps::Emitted;
 use crate::{LowerError, gemm};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
@@ -27,7 +27,7 @@ const WORKSPACE: usize = 32 << 20;
 const MOST: usize = 1 << 31;
 
 /// The matmul `v` by the library. Refused unless operands and result are strided matrices with a single pitch.
-pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let takes = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
     if !takes || [d.m, d.n, d.k].iter().any(|n| *n >= MOST) {
         return Err(of.unsupported("the library takes matmuls of floats, of fewer than 2^31 rows, columns and terms"));
@@ -57,7 +57,7 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
 
 /// Expected time of the library, relative to that of Kiln's own program. `copied`: whether that copies an
 /// operand first or swaps them, as they are not both K-major, which the library need not.
-pub fn share(of: &Body, v: ValueId, d: &Dims, copied: bool) -> f64 {
+pub fn share(of: &Lowering, v: ValueId, d: &Dims, copied: bool) -> f64 {
     let kiln_machine::Library { share, long, depth, transposed } = of.machine.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);
     let work = sizes.fold(1u64, |all, n| all.saturating_mul(n as u64));
@@ -70,7 +70,7 @@ pub fn share(of: &Body, v: ValueId, d: &Dims, copied: bool) -> f64 {
 
 /// Expected microseconds of these steps, of which the matmul takes `matmul`: what comes after the matmul goes through
 /// memory.
-pub fn us(of: &Body, d: &Dims, steps: &Emitted, matmul: f64) -> f64 {
+pub fn us(of: &Lowering, d: &Dims, steps: &Emitted, matmul: f64) -> f64 {
     let after = steps.steps.iter().rev().take_while(|w| matches!(w, Work::Block { .. })).count();
     let elements = d.batch.iter().product::<usize>() as f64 * d.m as f64 * d.n as f64;
     let rest = of.machine.rates.launch + elements * 8.0 / of.machine.rates.bandwidth;

@@ -16,18 +16,21 @@ mod memory;
 mod split_k;
 mod tiles;
 
+use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr, linear};
+use crate::frame::{loads, open_with};
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::{Forms, Multiply, Product};
 use crate::placed::{self, Lattice, Positions, the_sums};
 use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
 use crate::row::Row;
-use crate::rows::Emitted;
 use crate::space::Space;
-use crate::tile::{Cut, Shape, loads, open_with};
+use crate::steps::Emitted;
+use crate::tiled::{Cut, Shape};
 use crate::warpgroup::{self, Side};
-use crate::{LowerError, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Graph, Type, ValueId};
 use kiln_plan::Hardware;
@@ -98,16 +101,16 @@ pub fn beside(g: &Graph, bytes: u64, v: ValueId) -> u64 {
 }
 
 /// Type of a matmul's operands.
-pub fn operands(of: &Body, v: ValueId) -> DType {
+pub fn operands(of: &Lowering, v: ValueId) -> DType {
     of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
 }
 /// Arithmetic of a kernel outside of its matmul.
-pub fn after(of: &Body, v: ValueId) -> f64 {
+pub fn after(of: &Lowering, v: ValueId) -> f64 {
     let g = of.graph;
     g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
 }
 /// Precision of a matmul: the plan's for f32 operands.
-pub fn precision(of: &Body, v: ValueId) -> Precision {
+pub fn precision(of: &Lowering, v: ValueId) -> Precision {
     if operands(of, v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
@@ -138,13 +141,13 @@ impl Matmul<'_> {
         1 + usize::from(self.dual.is_some())
     }
     /// The body with its matmuls as nodes.
-    fn nodes<'b>(&self, of: &Body<'b>) -> Body<'b> {
+    fn nodes<'b>(&self, of: &Lowering<'b>) -> Lowering<'b> {
         self.at(of, |_| Place::Node)
     }
     /// The body with its matmuls where `place` says.
-    fn at<'b>(&self, of: &Body<'b>, place: impl Fn(usize) -> Place) -> Body<'b> {
+    fn at<'b>(&self, of: &Lowering<'b>, place: impl Fn(usize) -> Place) -> Lowering<'b> {
         let other = self.dual.and_then(|t| t.v);
-        Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..*of }
+        of.with_body(Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..of.body })
     }
     /// The values that are stored where matmuls go through memory.
     fn values(&self) -> impl Iterator<Item = ValueId> {
@@ -164,14 +167,14 @@ pub struct Run {
 const APART: &str = "`stage c global` computes it by a launch of its own";
 
 /// The matmul by a schedule.
-pub fn lower(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
     let out = memory::prepared(of, p, machine, asked, |p, before| with_operands(of, p, machine, asked, before))?;
     Ok(out.in_forms(|forms| forms.copies = asked.forms.copies))
 }
 
 /// The matmul with the operands that it is to read; `out` has the steps that come before.
 pub fn with_operands(
-    of: &Body,
+    of: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &Product,
@@ -198,29 +201,35 @@ pub fn with_operands(
     let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
-    let rest = Body { name: &name, ..rest };
+    let rest = rest.with_body(Body { name: &name, ..rest.body });
     out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
     out.steps.push(step);
     out.made = Some(made);
     let scratch = out.scratch.len() as u32;
-    let out = out.then(reduction::lower(&rest, machine, scratch)?);
+    let out = out.then(launch::body(&rest, scratch)?);
     Ok(out.in_forms(|forms| forms.apart = true))
 }
 
 /// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
-fn fitting(of: &Body, p: &Matmul) -> Option<Vec<placed::Placed>> {
+fn fitting(of: &Lowering, p: &Matmul) -> Option<Vec<placed::Placed>> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     placed::outputs(&p.nodes(of), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
         .filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
 /// Whether tiles can compute the epilogue.
-pub fn is_fused(of: &Body, p: &Matmul) -> bool {
+pub fn is_fused(of: &Lowering, p: &Matmul) -> bool {
     p.row.is_none() && fitting(of, p).is_some()
 }
 
 /// The matmul in slices of K.
-fn in_slices(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product, scratch: u32) -> Result<Emitted, LowerError> {
+fn in_slices(
+    of: &Lowering,
+    p: &Matmul,
+    machine: &Hardware,
+    asked: &Product,
+    scratch: u32,
+) -> Result<Emitted, LowerError> {
     let (dtype, step) = (operands(of, p.v), Step::SplitReduce(Axis::K, asked.forms.slices));
     if machine.contract.batch_invariant {
         return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
@@ -239,7 +248,7 @@ fn in_slices(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product, scratch
 }
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
-fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
+fn sides(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
     if !warpgroup::takes(operands(of, p.v), machine) {
         return Ok(None);
     }
@@ -253,7 +262,7 @@ fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>,
 
 /// Stores of the accumulators at `at` (batch…, m, n), for an epilogue in a later step: each value in a scratch buffer
 /// from `first` on, in its own row-major order. `from`: where in the buffer it begins.
-fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
+fn sums(of: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
     if p.values().count() < p.sums() {
         return Err(of.unsupported("a dual GEMM of the halves of one matmul cannot store them separately"));
     }
@@ -275,7 +284,7 @@ fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
 
 /// Row-major position of an element of the matmul in its value (and of the dual in its own), and guards for where it
 /// has one.
-fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
+fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
     let mut left = vec![];
@@ -299,7 +308,7 @@ fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), L
 }
 
 /// The stores of the epilogue at `at` (batch…, m, n).
-fn epilogue(of: &Body, p: &Matmul, placed: &[placed::Placed], at: &[Expr]) -> Stored {
+fn epilogue(of: &Lowering, p: &Matmul, placed: &[placed::Placed], at: &[Expr]) -> Stored {
     let matmul = p.nodes(of);
     let mut r = matmul.resolver();
     r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
@@ -318,7 +327,7 @@ pub struct Coords {
 type Stored = Result<(Dag, Vec<Store>), LowerError>;
 
 fn tiled(
-    of: &Body,
+    of: &Lowering,
     p: &Matmul,
     dims: &[usize],
     asked: &Product,

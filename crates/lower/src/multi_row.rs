@@ -2,32 +2,10 @@
 //! memory, which is aligned if there are enough rows. It is loaded and stored as a run, and its rows are separated on
 //! the way, in shared memory.
 use crate::dag::{NodeOp, Scene};
-use crate::emit::Emitter;
 use crate::expr::{CoordId, Expr};
-use crate::rows::RowPlan;
-use crate::tile::Frame;
+use crate::row_plan::RowPlan;
 use kiln_block::passes::layout::VECTOR;
-use kiln_block::{BinaryOp as B, Value};
 use kiln_graph::DType;
-
-/// The run of an instance's tile.
-#[derive(Clone, Debug)]
-pub struct Run {
-    kept: CoordId,
-    row: CoordId,
-    /// Elements of a row.
-    pub len: usize,
-    /// Rows of the tile, and elements of a row of it.
-    pub shape: [usize; 2],
-    /// Elements of the block that holds the run.
-    pub extent: usize,
-    /// Where the instance's run starts.
-    base: Option<Value>,
-    /// The run's elements.
-    lane: Value,
-    /// The valid ones of these.
-    pub mask: Option<Value>,
-}
 
 /// Whether the rows of the plan's tile are loaded and stored as a run, or why not.
 pub fn packs(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
@@ -52,64 +30,14 @@ pub fn packs(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
 /// Whether this is profitable for rows of `len` such elements. Single words that neighbouring lanes read are as fast,
 /// except in rows that are shorter than a warp. Floats only: padding lanes hold arbitrary values, which must not become
 /// an address.
-fn packable(dtype: DType, len: usize) -> bool {
+pub fn packable(dtype: DType, len: usize) -> bool {
     dtype.is_float() && (dtype.bytes() == 2 || dtype.bytes() == 4 && len < 32)
 }
 
 /// The offset of an access from the start of the rows, if that is a constant number of vectors.
-fn behind(at: &Expr, kept: CoordId, row: CoordId, len: usize, vector: usize) -> Option<i64> {
+pub fn behind(at: &Expr, kept: CoordId, row: CoordId, len: usize, vector: usize) -> Option<i64> {
     if at.stride(kept) != Some(len as i64) || at.stride(row) != Some(1) || at.terms.len() != 2 {
         return None;
     }
     (at.constant % vector as i64 == 0).then_some(at.constant)
-}
-
-impl Run {
-    /// The offset of an access to elements of this dtype from the start of the run, if it is an access to the run.
-    pub fn at(&self, at: &Expr, dtype: DType) -> Option<i64> {
-        let vector = VECTOR / dtype.bytes().max(1);
-        let odd = !self.len.is_multiple_of(vector) && self.shape[0].is_multiple_of(vector);
-        (odd && packable(dtype, self.len)).then(|| behind(at, self.kept, self.row, self.len, vector))?
-    }
-}
-
-impl Frame<'_> {
-    /// The run of a tile that [`packs`] holds for.
-    pub fn run(&mut self, plan: &RowPlan) -> Option<Run> {
-        let kept = plan.kept.first()?;
-        let (len, high) = (plan.row.extent, kept.block);
-        let extent = (len * high).next_power_of_two();
-        let lane = self.b.iota(extent);
-        let lane = self.b.cast(lane, self.em.index);
-        let first = self.em.coords.get(&kept.id).copied().unwrap_or_default().base;
-        let base = first.map(|first| {
-            let len = self.em.int(&mut self.b, len as i64);
-            self.b.binary(B::Mul, first, len)
-        });
-        let own = (extent > len * high).then(|| self.below(None, lane, len * high));
-        let all = kept.extent * len;
-        let ragged = !kept.extent.is_multiple_of(high);
-        let all = ragged.then(|| self.below(base, lane, all));
-        let mask = match (own, all) {
-            (Some(own), Some(all)) => Some(self.b.binary(B::And, own, all)),
-            (own, all) => own.or(all),
-        };
-        let shape = [high, plan.row.block];
-        Some(Run { kept: kept.id, row: plan.row.id, len, shape, extent, base, lane, mask })
-    }
-}
-
-impl Emitter<'_> {
-    /// Addresses of a run, at an offset of `more` elements.
-    pub fn run_address(&mut self, b: &mut kiln_block::Builder, p: Value, run: &Run, more: i64) -> Value {
-        let mut p = p;
-        if let Some(base) = run.base {
-            p = b.ptr_add(p, base);
-        }
-        if more != 0 {
-            let more = self.int(b, more);
-            p = b.ptr_add(p, more);
-        }
-        b.ptr_add(p, run.lane)
-    }
 }

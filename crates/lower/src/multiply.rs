@@ -1,7 +1,7 @@
 //! Schedules of matmuls, convolutions and attention, in numbers.
 //!
 //! Lowering follows one to the letter or refuses it, and the steps that it emits say which schedule they follow
-//! ([`crate::rows::Emitted::made`]). [`crate::candidates`] lists and prices them.
+//! ([`crate::steps::Emitted::made`]). [`crate::candidates`] lists and prices them.
 use kiln_plan::{Axis, Engine, Operand, Schedule, Step};
 
 /// The schedule of a kernel that multiplies.

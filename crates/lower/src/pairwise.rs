@@ -6,10 +6,11 @@
 //! Anything else that reduces broadcast pairs is reduced row by row.
 use crate::LowerError;
 use crate::expr::Expr;
+use crate::lowering::Lowering;
 use crate::matmul::{self, Matmul};
 use crate::multiply::{Multiply, Product};
-use crate::resolve::{Body, Resolver, broadcast_index};
-use crate::rows::Emitted;
+use crate::resolve::{Resolver, broadcast_index};
+use crate::steps::Emitted;
 use kiln_block::Terms;
 use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
@@ -32,23 +33,23 @@ struct Found {
 }
 
 /// Whether pairs of rows are tiled as a matmul.
-pub fn applies(of: &Body, machine: &Hardware) -> bool {
+pub fn applies(of: &Lowering, machine: &Hardware) -> bool {
     machine.arch.is_gpu() && of.schedule.is_none() && !machine.contract.batch_invariant && find(of.graph).is_some()
 }
 
 /// By the schedule of a matmul.
-pub fn lower(of: &Body, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
     with(of, machine, |p| matmul::lower(of, p, machine, asked))?
 }
 
 /// Schedules with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
+pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(Multiply, f64)>, LowerError> {
     let all = with(of, machine, |p| matmul::candidates(of, p, machine))??;
     Ok(all.into_iter().map(|(p, us)| (Multiply::Matmul(p), us)).collect())
 }
 
 /// Calls `then` with the pairs as a matmul.
-fn with<T>(of: &Body, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Result<T, LowerError> {
+fn with<T>(of: &Lowering, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Result<T, LowerError> {
     let found = find(of.graph).filter(|_| applies(of, machine));
     let found = found.ok_or_else(|| of.unsupported("it has the schedule of a kernel that multiplies, and does not"))?;
     let (g, p) = (of.graph, &found.pairs);

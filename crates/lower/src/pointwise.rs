@@ -1,17 +1,14 @@
 //! Pointwise programs: one value per point of a space, no point needing another.
 //!
-//! Takes: a body without reductions, or a scalar program of a point's coordinates. Gives: nests, or one step over the points of a shape.
+//! Takes: a body without reductions, or a scalar program of a point's coordinates. Gives: nests.
 use crate::LowerError;
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
-use crate::rows::Emitted;
-use crate::schedule;
 use crate::space::Space;
-use kiln_block::Kernel;
 use kiln_plan::Hardware;
-use kiln_plan::exec::{Slot, Work};
+use kiln_plan::exec::Slot;
 
 /// Calls `f` with a nest for each number of elements that outputs of a body have.
 pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
@@ -64,23 +61,4 @@ where
 {
     let at = |s: &Space| scene(&s.axes);
     say(Nest::new(name, Space::new(shape, &vec![false; shape.len()]), &at, machine)?)
-}
-
-/// One step over the points of `shape`, by the cheapest schedule.
-pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> Result<Work<Kernel>, LowerError>
-where
-    F: Fn(&[Expr]) -> Result<Scene, LowerError>,
-{
-    let run = |nest: Nest| schedule::run(&nest, &schedule::first(&nest)?.0, 0);
-    let step = of_points(name, shape, scene, machine, run)?.steps.pop();
-    step.ok_or_else(|| LowerError::Invariant { kernel: name.to_string(), what: "points without a step".into() })
-}
-
-/// A launch over the points of `shape` before a matmul, whose schedule may be part of the kernel's.
-pub fn launch<F>(of: &Body, what: &str, shape: &[usize], scene: &F) -> Result<Emitted, LowerError>
-where
-    F: Fn(&[Expr]) -> Result<Scene, LowerError>,
-{
-    let name = format!("{}_{what}", of.name);
-    of_points(&name, shape, scene, of.machine, |nest| schedule::lowered(of, &nest, 0))
 }

@@ -3,9 +3,7 @@
 //! soon.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::Expr;
-use crate::rows::RowPlan;
-use crate::tile::Frame;
-use kiln_block::BinaryOp as B;
+use crate::row_plan::RowPlan;
 use kiln_plan::exec::Slot;
 
 /// Least instances between the two: fewer are so large that what they read and write fills the cache.
@@ -23,33 +21,8 @@ pub fn distance(scene: &Scene, plan: &RowPlan) -> Option<usize> {
     (bytes > 0 && distance >= LEAST && plan.shape(1).instances() > 2 * distance).then_some(distance)
 }
 
-impl Frame<'_> {
-    /// Prefetches the rows of the instance that is so many after this one.
-    pub fn prefetch(&mut self, scene: &Scene, plan: &RowPlan, distance: usize) {
-        let rows = rows(scene, plan);
-        let shape = plan.shape(1);
-        let instances = shape.instances();
-        let (number, by) = (self.number(), self.em.int(&mut self.b, distance as i64));
-        let later = self.b.binary(B::Add, number, by);
-        let last = self.em.int(&mut self.b, instances as i64 - 1);
-        let later = self.b.binary(B::Min, later, last);
-        let own = self.em.coords.clone();
-        self.em.enter();
-        self.place_at(&shape, Some(later));
-        for lanes in self.em.coords.values_mut() {
-            (lanes.lane, lanes.mask) = (None, None);
-        }
-        for (slot, at, bytes) in rows {
-            let p = self.em.address(&mut self.b, slot, &at);
-            self.b.prefetch(p, bytes);
-        }
-        self.em.leave(&mut self.b);
-        self.em.coords = own;
-    }
-}
-
 /// Start and bytes of an instance's rows in each buffer.
-fn rows(scene: &Scene, plan: &RowPlan) -> Vec<(Slot, Expr, usize)> {
+pub fn rows(scene: &Scene, plan: &RowPlan) -> Vec<(Slot, Expr, usize)> {
     let (row, len) = (plan.row.id, plan.row.extent);
     let one = |n| {
         let node = scene.dag.node(n);

@@ -5,8 +5,8 @@
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
 use crate::facts::{Access, Facts, SECTOR};
-use crate::row_loop::look_back;
-use crate::wide_rows;
+use crate::look_back;
+use crate::widen;
 use kiln_machine::Nests;
 use kiln_plan::Hardware;
 
@@ -296,7 +296,7 @@ impl Work {
         let bytes = self.parts * self.alone * rows * 4.0;
         let rate = m.cache * machine.rates.bandwidth / 1e6;
         if let Some(count) = self.wide {
-            let columns = wide_rows::together(self.parts as usize, count) as f64;
+            let columns = widen::together(self.parts as usize, count) as f64;
             let blocks = self.alone * rows / count as f64 / columns;
             let share = (blocks / machine.units.multiprocessors as f64).min(1.0);
             let values = 1.0 + f64::from(u8::from(self.stored_along));

@@ -2,12 +2,12 @@
 //!
 //! Takes: a nest. Gives: schedules that fit it, with their prices ([`crate::price`]).
 use crate::LowerError;
-use crate::dag::Scene;
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::facts::{Access, Facts};
 use crate::nest::Nest;
 use crate::price::{Price, Work};
-use crate::rows::RowPlan;
-use crate::{schedule, unroll, wide_rows};
+use crate::row_plan::{RowPlan, row_plan};
+use crate::{host_schedule, launch, tiled, unroll, widen};
 use invariant::{is_invariant, of_any_batch};
 use kiln_block::passes::layout::SMALL;
 use kiln_block::passes::persistent_rows;
@@ -71,12 +71,12 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     }
     let mut priced = priced(nest, facts, all);
     for k in 0..nest.kept().count() {
-        for count in wide_rows::counts(nest, k).into_iter().filter(|_| !invariant) {
+        for count in widen::counts(nest, k).into_iter().filter(|_| !invariant) {
             let axis = Axis::Kept(k as u8);
-            if let (Some((wide, _)), Some(n)) = (wide_rows::widened(nest, (axis, count))?, nest.row()) {
+            if let (Some((wide, _)), Some(n)) = (widen::widened(nest, (axis, count))?, nest.row()) {
                 let (facts, mut all) = (Facts::of(&wide), vec![]);
                 columns(&wide, &facts, (n.div_ceil(count), k..k + 1), &mut all);
-                let joins = |s: &Step| matches!(s, Step::SplitReduce(_, n) if wide_rows::joins(*n, count));
+                let joins = |s: &Step| matches!(s, Step::SplitReduce(_, n) if widen::joins(*n, count));
                 all.retain(|s| s.steps.iter().any(joins) && !s.steps.contains(&Step::Split(Axis::Row, 1)));
                 reversed(&wide, &facts, &mut all);
                 let widen = |s: Schedule| std::iter::once(Step::Widen(axis, count)).chain(s.steps).collect();
@@ -87,6 +87,52 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
     unrolled(nest, facts, &mut priced)?;
     order::sort(nest, facts, &mut priced);
     Ok(priced.into_iter().map(|p| (p.schedule, p.price)).collect())
+}
+
+/// Schedules of a nest with their prices, the cheapest first. On the host there is one, without a price.
+pub fn schedules(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
+    let reduces = |n: &NodeId| matches!(nest.scene.dag.node(*n).op, NodeOp::Reduce { .. });
+    if nest.row().is_none() && nest.scene.live().iter().any(reduces) {
+        return Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() });
+    }
+    match nest.machine.arch.is_gpu() {
+        true => propose(nest, &Facts::of(nest)),
+        false => Ok(vec![(host_schedule::of(nest)?, Price::default())]),
+    }
+}
+
+/// The same without prices ([`crate::lowering::ProposeSchedules`]).
+pub fn schedules_of(nest: &Nest) -> Result<Vec<Schedule>, LowerError> {
+    Ok(schedules(nest)?.into_iter().map(|(schedule, _)| schedule).collect())
+}
+
+/// The schedule that a nest gets, with its price.
+pub fn cheapest(nest: &Nest) -> Result<(Schedule, Price), LowerError> {
+    let none = || LowerError::Unsupported { kernel: nest.name.to_string(), why: "no schedule fits it".into() };
+    schedules(nest)?.into_iter().next().ok_or_else(none)
+}
+
+/// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the fewest, the most, and
+/// half of what may be. Those along the last axis are those of a vector.
+fn unrolled_counts(nest: &Nest, facts: &Facts, k: usize) -> Vec<usize> {
+    let extents: Vec<usize> = nest.kept().map(|c| c.extent).collect();
+    let shares = |a: &Access, b: &Access| match a.strides[k] {
+        Some(s) if s != 0 && a.strides == b.strides && a.slot == b.slot => {
+            let apart = (a.offset - b.offset) / s;
+            apart != 0 && apart.unsigned_abs() < unroll::MOST as u64 && (a.offset - b.offset) % s == 0
+        }
+        _ => false,
+    };
+    // Pieces that are put together are read in few points each.
+    let loads = || facts.accesses.iter().filter(|a| !a.store && !a.gathered && a.share > 0.5);
+    let last = k + 1 == extents.len();
+    if !facts.window || nest.row().is_some() || last || !loads().any(|a| loads().any(|b| shares(a, b))) {
+        return vec![];
+    }
+    let mut all: Vec<usize> = (2..=unroll::MOST).filter(|n| extents[k].is_multiple_of(*n)).collect();
+    let ends = [all.first().copied(), all.last().copied(), Some(unroll::MOST / 2)];
+    all.retain(|n| ends.contains(&Some(*n)));
+    all
 }
 
 /// Schedules of neighbours along an axis that are computed together.
@@ -103,7 +149,7 @@ fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), Low
     let registers =
         Some(Step::Registers(nest.machine.limits.registers_per_thread)).filter(|_| nest.machine.arch.is_gpu());
     for k in 0..kept.len() {
-        for count in unroll::counts(nest, facts, k) {
+        for count in unrolled_counts(nest, facts, k) {
             let axis = Axis::Kept(k as u8);
             let of = unroll::unrolled(nest, (axis, count))?;
             let (facts, mut some) = (Facts::of(&of), vec![]);
@@ -185,7 +231,7 @@ fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
 /// The price of a schedule of a nest.
 pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price, LowerError> {
     if let Some(Step::Widen(axis, count)) = schedule.steps.first()
-        && let Some((wide, _)) = wide_rows::widened(nest, (*axis, *count))?
+        && let Some((wide, _)) = widen::widened(nest, (*axis, *count))?
     {
         return Ok(price(&Facts::of(&wide), schedule, nest.machine).0);
     }
@@ -396,8 +442,8 @@ fn columns(nest: &Nest, facts: &Facts, (n, axes): (usize, std::ops::Range<usize>
 
 /// What a schedule splits and binds, if it fits.
 fn fitting<'m>(nest: &Nest<'m>, schedule: &Schedule) -> Option<(RowPlan<'m>, Rc<Scene>)> {
-    let mut tiled = schedule::tile(nest, schedule).ok()?;
-    let plan = schedule::row_plan(nest, schedule, &mut tiled).ok()?;
+    let mut tiled = tiled::tile(nest, schedule).ok()?;
+    let plan = row_plan(nest, schedule, &mut tiled).ok()?;
     Some((plan, tiled.scene))
 }
 
@@ -486,7 +532,8 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
     }
     let mut some = vec![base.clone()];
     if let Some((peeled, plan, scene)) = peeled(nest, &base) {
-        let copied = Some(peeled.clone().then(Step::StageOperands)).filter(|_| crate::replicate::shares(&plan, &scene));
+        let copied =
+            Some(peeled.clone().then(Step::StageOperands)).filter(|_| crate::stage_operands::shares(&plan, &scene));
         some.extend([peeled].into_iter().chain(copied));
     }
     let tail =
@@ -504,7 +551,7 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
                 && held(facts, &plan, elements(&s)) <= nest.machine.limits.shared_per_block;
             if persists && most > 0 && plan.shape(1).instances() > 2 * most {
                 let persistent = s.clone().then(Step::Persist(most));
-                all.extend(Some(persistent).filter(|s| schedule::run(nest, s, 0).is_ok()));
+                all.extend(Some(persistent).filter(|s| launch::run(nest, s, 0, schedules_of).is_ok()));
             }
             all.extend(crate::prefetch::distance(&scene, &plan).map(|n| s.clone().then(Step::Prefetch(n))));
         }
@@ -574,7 +621,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let bound = |s: &Schedule| {
             let row = s.steps.iter().rev().find_map(|s| if let Step::Split(_, n) = s { Some(*n) } else { None })?;
             let stays = row * bytes <= 16 || elements(s) * bytes <= SMALL;
-            Some(s.clone().then(Step::Vector(row))).filter(|s| stays && schedule::tiles(nest, s))
+            Some(s.clone().then(Step::Vector(row))).filter(|s| stays && tiled::tiles(nest, s))
         };
         let bound: Vec<Schedule> = all.iter().filter_map(bound).collect();
         all.extend(bound);

@@ -1,7 +1,6 @@
 //! Reductions: kernels whose outputs are rows, or one value per row.
 //!
-//! Takes: a body whose reductions all have one length. Gives: steps by [`rows`], or by [`pointwise`] if nothing is
-//! reduced.
+//! Takes: a body whose reductions all have one length. Gives: a nest with a row, or nests of points if nothing is reduced.
 //! Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the coordinates;
 //! those that no reduction depends on are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
@@ -9,19 +8,12 @@ use crate::expr::{CoordId, Expr, delinear, delinear_unbounded, linear};
 use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
 use crate::row::Row;
-use crate::rows::Emitted;
-use crate::schedule;
 use crate::space::Space;
 use crate::window::{UNROLL, window_len};
 use crate::{LowerError, pointwise};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
-
-/// The steps of a body. `scratch` is the number of the first free scratch buffer.
-pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
-    schedule::all(of, scratch, |f| each(of, machine, f))
-}
 
 /// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
 pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {

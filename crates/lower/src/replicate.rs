@@ -1,10 +1,12 @@
 //! Operands that many unaligned rows share (a gain), replicated per alignment: one copy for each place at which a row can
 //! start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::dag::{NodeOp, Scene};
-use crate::expr::{CoordId, Expr};
-use crate::math;
-use crate::rows::{Emitted, RowPlan};
-use crate::unaligned::Unaligned;
+use crate::expr::Expr;
+use crate::peel::Unaligned;
+use crate::row_plan::RowPlan;
+use crate::stage_operands::follows;
+use crate::steps::Emitted;
+use crate::types;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel};
 use kiln_graph::{DType, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -38,19 +40,6 @@ pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emit
     out
 }
 
-/// Whether rows share an operand that can be copied.
-pub fn shares(plan: &RowPlan, scene: &Scene) -> bool {
-    scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
-        NodeOp::Load { at, guards, .. } => guards.is_empty() && follows(at, plan.row.id),
-        _ => false,
-    })
-}
-
-/// Whether an index is the row's position and a constant.
-fn follows(at: &Expr, row: CoordId) -> bool {
-    at.terms.len() == 1 && at.stride(row) == Some(1)
-}
-
 /// The index of a lane in the copy for its row's alignment.
 fn place(shift: &Unaligned, lanes: usize, width: usize) -> Expr {
     Expr::coord(shift.lane, lanes).plus(&shift.start.clone().scale(width as i64))
@@ -71,7 +60,7 @@ fn step(name: &str, copies: &[Copy], [count, len, width]: [usize; 3]) -> Work<Ke
     let mut b = Builder::new(name, [count * parts, 1, 1], WARPS);
     let mut buffers = vec![];
     for (i, c) in copies.iter().enumerate() {
-        let elem = math::stored(c.dtype);
+        let elem = types::stored(c.dtype);
         buffers.push((b.param(format!("from{i}"), elem, true), b.param(format!("to{i}"), elem, false)));
     }
     let (number, parts) = (b.program_id(0), b.i32(parts as i64));

@@ -7,11 +7,9 @@ use crate::LowerError;
 use crate::composite::Decomposed;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
-use crate::multiply::{Multiply, Product};
 use crate::row::Row;
 use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
-use kiln_plan::Hardware;
-use kiln_plan::{Precision, Rounding, Schedule, exec::Slot};
+use kiln_plan::{Rounding, exec::Slot};
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
@@ -43,32 +41,9 @@ pub struct Body<'a> {
     pub matmul: Option<(ValueId, Matmul)>,
     /// The second matmul of a dual GEMM, of the same left operand; or the log-sum-exp of an attention.
     pub dual: Option<(ValueId, Matmul)>,
-    pub machine: &'a Hardware<'a>,
-    /// How f32 matmuls are computed: exactly, in tf32, or as 3xTF32.
-    pub precision: Precision,
     pub rounding: Rounding,
-    /// The schedule that the plan asks for, of a kernel that multiplies.
-    pub multiply: Option<Multiply>,
-    /// That of another kernel's nest.
-    pub schedule: Option<&'a Schedule>,
-    /// The kernel, which may be of more launches than this body is lowered to, and all that the plan asks for.
-    pub kernel: (&'a str, Option<&'a Schedule>),
-    /// Bytes that it reads and writes once, where the planner counted them; else 0.
-    pub bytes: u64,
 }
 impl<'a> Body<'a> {
-    /// The schedule that the plan asks for, of a matmul.
-    pub fn product(&self) -> Option<Product> {
-        match self.multiply {
-            Some(Multiply::Matmul(p)) => Some(p),
-            _ => None,
-        }
-    }
-    /// How the plan calls a launch of this name.
-    pub fn launch(&self, name: &str) -> String {
-        let end = name.strip_prefix(self.kernel.0).unwrap_or(name).trim_start_matches('_');
-        if end.is_empty() { "main".into() } else { end.into() }
-    }
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.decomposed, self.name);
         (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);

@@ -209,8 +209,7 @@ mod tests {
     use crate::composite::Decomposed;
     use crate::resolve::Body;
     use kiln_graph::Graph;
-    use kiln_machine::Arch;
-    use kiln_plan::{Precision, Rounding};
+    use kiln_plan::Rounding;
 
     /// Reduces rows of 8 under a guard that holds for half of the elements stored along them.
     fn reduced(apart: bool, inherit: bool) -> Result<(), LowerError> {
@@ -221,13 +220,7 @@ mod tests {
             decomposed: &Decomposed::default(),
             matmul: None,
             dual: None,
-            machine: &kiln_plan::Hardware { machine: Arch::Cpu.machine(), contract: kiln_plan::Contract::default() },
-            precision: Precision::Exact,
             rounding: Rounding::AtStores,
-            multiply: None,
-            schedule: None,
-            kernel: ("k", None),
-            bytes: 0,
         };
         let space = Space::new(&[4, 8], &[false, true]);
         let space = if apart { space.apart() } else { space };

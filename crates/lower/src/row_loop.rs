@@ -1,27 +1,31 @@
 //! Emits row programs: in one tile, or in loops over chunks of the row with one pass per level of reductions. Rows that
 //! several instances share leave partial results in scratch. What one pass accumulates: [`reduced`].
 //!
-//! Takes: a scene and the [`RowPlan`] that [`crate::rows`] chose. Gives: its steps.
+//! Takes: a scene and the [`RowPlan`] that [`crate::row_plan`] chose. Gives: its steps.
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
-use crate::rows::{Emitted, RowPlan};
-use crate::tile::{Cut, Frame, loads, looped, open};
+use crate::frame::{Frame, loads, looped, open};
+use crate::lowering::ProposeSchedules;
+use crate::passes::{Reduced, in_passes, is_arg};
+use crate::row_plan::RowPlan;
+use crate::steps::Emitted;
+use crate::tiled::Cut;
 use acc::{Acc, NOWHERE};
 use kiln_block::passes::layout::VECTOR;
 use kiln_block::passes::persistent_rows;
 use kiln_block::{BinaryOp as B, Builder, Elem, Value};
 use kiln_graph::Type;
 use kiln_plan::exec::Work;
-use reduced::Reduced;
 
 pub mod acc;
 mod exponentials;
-pub mod look_back;
+mod look_back;
 mod moments;
+mod pieces;
+mod prefetch;
 pub mod reduced;
-pub mod reverse;
 mod scans;
 pub mod split_row;
 
@@ -37,6 +41,8 @@ pub struct RowLoop<'a> {
     first_scratch: u32,
     /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::wide_rows`]); else 1.
     per_wide_row: usize,
+    /// Schedules of launches that clear what it waits for.
+    propose: ProposeSchedules,
 }
 
 /// How a pass goes over a row.
@@ -62,17 +68,23 @@ enum Chunks {
 const FIRST: usize = 4;
 
 impl<'a> RowLoop<'a> {
-    pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> RowLoop<'a> {
+    pub fn new(
+        name: &'a str,
+        scene: &'a Scene,
+        plan: RowPlan<'a>,
+        first_scratch: u32,
+        propose: ProposeSchedules,
+    ) -> RowLoop<'a> {
         let deps = scene.dag.depends(&[plan.row.id]);
         let whole = |level: Vec<NodeId>| level.into_iter().filter_map(|n| Reduced::one(&scene.dag, n)).collect();
         let levels = scene.levels();
         let pairs = plan.machine.arch.is_gpu() && !plan.whole() && plan.row.block > 1;
         let levels = if pairs {
-            reduced::in_passes(scene, &levels, &[plan.row.id], plan.row.extent)
+            in_passes(scene, &levels, &[plan.row.id], plan.row.extent)
         } else {
             levels.into_iter().map(whole).collect()
         };
-        RowLoop { name, scene, plan, deps, levels, scratch: vec![], first_scratch, per_wide_row: 1 }
+        RowLoop { name, scene, plan, deps, levels, scratch: vec![], first_scratch, per_wide_row: 1, propose }
     }
 
     pub fn emit(mut self) -> Result<Emitted, LowerError> {
@@ -284,7 +296,7 @@ impl<'a> RowLoop<'a> {
     fn sums_chunks(&self) -> bool {
         let p = &self.plan;
         let chunks = (p.rank == 1 || p.row.axis == 0) && p.row.block > 1 && !p.whole();
-        let all = || self.levels.iter().flatten().all(|r| !acc::is_arg(r.op()));
+        let all = || self.levels.iter().flatten().all(|r| !is_arg(r.op()));
         !p.machine.arch.is_gpu() && chunks && all()
     }
     pub fn tile_row(&self) -> TileRow {
@@ -392,6 +404,19 @@ impl<'a> RowLoop<'a> {
             along.iter().for_each(|s| f.store(s));
             next
         });
+    }
+    /// Where the chunk starts that is visited instead of the one at `index`, of whole chunks from `lo` to `hi`.
+    fn mirrored(&self, f: &mut Frame, [lo, hi]: [Value; 2], index: Value) -> Value {
+        let chunk = f.b.i32(self.plan.row.block as i64);
+        let one = f.b.i32(1);
+        let all = f.b.binary(B::Sub, hi, lo);
+        let all = f.b.binary(B::Div, all, chunk);
+        let last = f.b.binary(B::Sub, all, one);
+        let before = f.b.binary(B::Sub, index, lo);
+        let before = f.b.binary(B::Div, before, chunk);
+        let at = f.b.binary(B::Sub, last, before);
+        let at = f.b.binary(B::Mul, at, chunk);
+        f.b.binary(B::Add, lo, at)
     }
 }
 

@@ -1,25 +1,17 @@
 //! Scans: running sums and products along an axis, with pointwise work before and after.
 //!
-//! Takes: a body whose scans have one length, axis and direction. Gives: steps by [`rows`].
-
+//! Takes: a body whose scans have one length, axis and direction. Gives: a nest whose row is scanned.
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::invert::{Inverse, invert};
 use crate::nest::{Nest, Visit};
 use crate::resolve::Body;
 use crate::row::Row;
-use crate::rows::Emitted;
-use crate::schedule;
 use crate::space::Space;
 use crate::{LowerError, pointwise};
 use kiln_graph::Op;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
-
-/// The steps of a body with scans.
-pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
-    schedule::all(of, 0, |f| each(of, machine, f))
-}
 
 /// Calls `f` with the nests of a body with scans: one, unless they are over rows of one element.
 pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {

@@ -21,9 +21,10 @@ use crate::LowerError;
 use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
+use crate::frame::{Frame, Used, loads, open_bare};
 use crate::matmul::{Coords, Matmul};
 use crate::multiply::Tile;
-use crate::tile::{Cut, Frame, Used, loads, open_bare};
+use crate::tiled::Cut;
 pub use cost::{copy, split_3xtf32, transpose};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value};
@@ -195,7 +196,7 @@ struct Plain<'a> {
 
 impl Plain<'_> {
     fn write(self) -> Result<Work<Kernel>, LowerError> {
-        let (z, elem) = (self.shape, crate::math::stored(self.task.dtype));
+        let (z, elem) = (self.shape, crate::types::stored(self.task.dtype));
         let mut f =
             open_bare(self.task.name, self.task.scene, &self.used(), (&self.cuts(), 0), self.task.matmul.machine);
         f.b.set_grid([z.tiles_m, z.tiles_n, z.batch]);
@@ -210,12 +211,12 @@ impl Plain<'_> {
             .map(|(i, (out, store))| {
                 let out = out.as_ref()?;
                 let tile = if out.transposed { [z.block(), z.m] } else { [z.m, z.block()] };
-                let ty = out.array.map(crate::math::stored(store.dtype), tile);
+                let ty = out.array.map(crate::types::stored(store.dtype), tile);
                 Some(f.descriptor(&format!("c{i}"), out.array.slot, ty, false))
             })
             .collect();
         let beside = self.beside.as_ref().map(|(n, s)| {
-            let elem = crate::math::stored(self.task.scene.dag.node(*n).dtype);
+            let elem = crate::types::stored(self.task.scene.dag.node(*n).dtype);
             f.descriptor("beside", s.slot, s.map(elem, [z.m, z.block()]), true)
         });
         let spot = self.spot(&mut f.b);
@@ -257,7 +258,7 @@ impl Plain<'_> {
     /// Accumulates over K, or over a split-K slice.
     fn multiply(&self, b: &mut Builder, spot: &Spot, maps: &Maps) -> Vec<Value> {
         let z = self.shape;
-        let elem = crate::math::stored(self.task.dtype);
+        let elem = crate::types::stored(self.task.dtype);
         let terms = self.task.matmul.terms;
         let dot = |b: &mut Builder, left, right, sum| match z.engine.precision() {
             DotPrecision::Exact => b.sum_of(terms, left, right, sum),
@@ -324,9 +325,9 @@ impl Plain<'_> {
         if let Some(((node, array), map)) = self.beside.as_ref().zip(beside) {
             let dtype = self.task.scene.dag.node(*node).dtype;
             let args = [&[map], &array.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
-            let ty = Type::block(crate::math::stored(dtype), [z.m, z.block()]);
+            let ty = Type::block(crate::types::stored(dtype), [z.m, z.block()]);
             let tile = f.b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
-            let tile = f.b.cast(tile, crate::math::held(dtype));
+            let tile = f.b.cast(tile, crate::types::held(dtype));
             f.em.set(*node, tile);
         }
         for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(outputs) {
@@ -335,7 +336,7 @@ impl Plain<'_> {
                 continue;
             };
             let v = f.em.value(&mut f.b, store.value);
-            let v = f.b.cast(v, crate::math::stored(store.dtype));
+            let v = f.b.cast(v, crate::types::stored(store.dtype));
             let mut v = f.b.broadcast_to(v, &[z.m, z.block()]);
             let [outer, inner] = if out.transposed { [spot.n, spot.m] } else { [spot.m, spot.n] };
             if out.transposed {

@@ -6,12 +6,13 @@
 //! belong, and nothing is computed beyond them.
 use super::Conv;
 use super::transposed::Part;
+use crate::LowerError;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::Expr;
 use crate::host::{Host, Operand};
-use crate::resolve::Body;
-use crate::rows::Emitted;
-use crate::{LowerError, pointwise};
+use crate::launch;
+use crate::lowering::Lowering;
+use crate::steps::Emitted;
 use kiln_graph::{DType, Scalar, ValueId};
 use kiln_plan::exec::{Matrix, Slot, axes};
 use std::ops::Range;
@@ -54,7 +55,7 @@ impl Conv {
     }
 }
 
-pub fn lower(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Lowering, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let (n, dims) = (c.x_shape[0], 0..c.stride.len());
     let mut h = Host::new(*of);
     let weight = c.weight(&mut h)?;
@@ -80,7 +81,7 @@ pub fn lower(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
 }
 
 /// A transposed convolution in parts, all of which read one copy of the input.
-pub fn transposed(of: &Body, v: ValueId, c: &Conv, parts: &[Part]) -> Result<Emitted, LowerError> {
+pub fn transposed(of: &Lowering, v: ValueId, c: &Conv, parts: &[Part]) -> Result<Emitted, LowerError> {
     let parts: Vec<Part> = parts.iter().flat_map(|p| p.within_ranges(c)).collect();
     let names: Vec<String> = (0..parts.len()).map(|n| format!("{}_part{n}", of.name)).collect();
     let mut h = Host::new(*of);
@@ -94,13 +95,13 @@ pub fn transposed(of: &Body, v: ValueId, c: &Conv, parts: &[Part]) -> Result<Emi
         if points.contains(&0) {
             continue;
         }
-        h.of.name = name;
+        h.of.body.name = name;
         match part.window_points() {
             0 => without_terms(&mut h, c, part, &ranges, place)?,
             _ => with_terms(&mut h, (v, c), part, &ranges, (&x, place))?,
         }
     }
-    h.of.name = of.name;
+    h.of.body.name = of.name;
     h.finish(v, place)
 }
 
@@ -185,7 +186,7 @@ fn without_terms(
         Ok(Scene { dag: r.dag, stores: vec![Store::new(place.0, place.1, to, zero)] })
     };
     let extents: Vec<usize> = all.iter().map(|a| a.0).collect();
-    let zeros = pointwise::launch(&h.of, "zeros", &extents, &scene)?;
+    let zeros = launch::points(&h.of, "zeros", &extents, &scene)?;
     h.out = std::mem::take(&mut h.out).then(zeros);
     Ok(())
 }

@@ -15,14 +15,16 @@
 //! A stage of K is 128 bytes, which few channels do not fill. A row may hold the channels of several points of the window that are neighbours
 //! along the innermost axis (`fold-window`); their number divides the window's extent, so that no zero is multiplied by an input.
 use super::{Conv, Input, or_zero, transposed::Part};
+use crate::LowerError;
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::matmul::{self, Matmul, Run};
 use crate::multiply::{Forms, Product};
-use crate::resolve::{Body, Resolved, Resolver};
-use crate::rows::Emitted;
+use crate::resolve::{Resolved, Resolver};
+use crate::steps::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side};
-use crate::{LowerError, pointwise};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Precision, Step, exec::Slot};
@@ -63,7 +65,7 @@ struct Windows<'a> {
 
 /// The implicit GEMM of a convolution (`by_patches`: as an im2col matmul), by a schedule.
 pub fn lower(
-    of: &Body,
+    of: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
@@ -74,7 +76,7 @@ pub fn lower(
 
 /// One of several parts of a transposed convolution, after the others in `before`.
 pub fn part(
-    of: &Body,
+    of: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
@@ -113,7 +115,7 @@ pub fn part(
 
 /// Schedules with the microseconds they are predicted to take, the copies included.
 pub fn candidates(
-    of: &Body,
+    of: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
@@ -142,7 +144,7 @@ fn stages(channels: usize, dtype: DType) -> usize {
 }
 
 fn folded_candidates(
-    of: &Body,
+    of: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
@@ -162,7 +164,7 @@ type Then<'a, T> = &'a dyn Fn(&Windows, &Matmul) -> Result<T, LowerError>;
 
 /// Calls `then` with the implicit GEMM, where there is one.
 fn with<T>(
-    of: &Body,
+    of: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     (machine, weight, folded): (&Hardware, Slot, usize),
@@ -287,7 +289,7 @@ impl<'a> Windows<'a> {
     fn images(&self) -> Vec<usize> {
         [&self.c.x_shape[..1], &self.padded[..]].concat()
     }
-    fn copy_input(&self, of: &Body) -> Result<Emitted, LowerError> {
+    fn copy_input(&self, of: &Lowering) -> Result<Emitted, LowerError> {
         let (c, (inner, outer)) = (self.c, self.inner_and_outer_phases());
         let last = outer.len();
         // Positions along the innermost axis are one axis, in the order of the input.
@@ -315,9 +317,9 @@ impl<'a> Windows<'a> {
             }
             self.copy(of, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
         };
-        pointwise::launch(of, "input", &space, &scene)
+        launch::points(of, "input", &space, &scene)
     }
-    fn copy_weight(&self, of: &Body) -> Result<Emitted, LowerError> {
+    fn copy_weight(&self, of: &Lowering) -> Result<Emitted, LowerError> {
         let c = self.c;
         let space = [&[c.groups, c.cout], &self.window[..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -330,12 +332,12 @@ impl<'a> Windows<'a> {
             let bounds = [vec![there], c.weight_bounds(&ix)].concat();
             self.copy(of, c.w, (&ix, bounds), (self.weight, linear(axes, &space)))
         };
-        pointwise::launch(of, "weight", &space, &scene)
+        launch::points(of, "weight", &space, &scene)
     }
     /// Stores what a value is at an index, or zero where that is out of bounds.
     fn copy(
         &self,
-        of: &Body,
+        of: &Lowering,
         v: ValueId,
         (ix, bounds): (&[Expr], Vec<(Expr, i64, i64)>),
         (slot, at): (Slot, Expr),

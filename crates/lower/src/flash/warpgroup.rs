@@ -28,14 +28,17 @@ use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
+use crate::frame::{Frame, loads, looped, open_bare};
 use crate::key_end::{key_range, masked_range};
+use crate::lowering::Lowering;
 use crate::math;
 use crate::matmul;
 use crate::multiply::{Attention, Multiply};
 use crate::resolve::{Body, Matmul as Place, Resolver};
-use crate::rows::Emitted;
 use crate::scores::{Causal, Sizes, mask_dtype, masked_score};
-use crate::tile::{Cut, Frame, loads, looped, open_bare};
+use crate::steps::Emitted;
+use crate::tiled::Cut;
+use crate::types;
 use crate::warpgroup::{Strided, lanes};
 use key_blocks::Mask;
 use kiln_block::passes::split;
@@ -75,7 +78,7 @@ pub const NEEDS: &str = "tiles in shared memory need operands of half types that
 
 /// `None` where warpgroups do not apply.
 pub fn lower(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
@@ -131,13 +134,13 @@ struct Plain {
 
 /// Whether a kernel before the attention may look for the blocks of keys that its mask leaves.
 pub fn finds_keys(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     z: &Sizes,
     sizes: &attention::Sizes,
     machine: &Hardware,
 ) -> Result<bool, LowerError> {
-    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
+    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
     let packed = sizes.packed > 1;
     let (at, rows_of) = (indices(z, packed), in_rows(z, packed));
     let Operands { raw, score, .. } = operands(&mut r, v, z, &at, Causal::Comparison)?;
@@ -154,7 +157,7 @@ fn in_rows(z: &Sizes, packed: bool) -> Sizes {
 
 /// The program of one tile per instance; at most so many operands of its scores come as tiles.
 fn plain(
-    of: &Body,
+    of: &Lowering,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
@@ -170,7 +173,7 @@ fn plain(
     let parts = shape.parts;
     let rows_of = in_rows(z, packed);
     let (group, queries) = (rows_of.group, rows_of.s);
-    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
+    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
     let stores = results(of, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = sums(of, &scene, parts)?;
@@ -236,7 +239,7 @@ fn plain(
     used.extend(score_tiles::others(&scene.dag, score, &beside));
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
     let mut f = open_bare(of.name, &scene, &used, (&cuts, 0), of.machine);
-    let elem = math::stored(dtype);
+    let elem = types::stored(dtype);
     let mut operand = |name: &str, array: Strided, elem: Elem, [rows, columns]: [usize; 2]| {
         let map = f.descriptor(name, array.slot, array.map(elem, [rows, columns]), true);
         Operand { array, map, elem, rows, columns }
@@ -246,14 +249,14 @@ fn plain(
     let w = operand("v", w, elem, [shape.keys, wide_e]);
     let beside: Vec<(NodeId, Operand)> = (beside.into_iter().enumerate())
         .map(|(i, (n, a))| {
-            let elem = math::stored(scene.dag.node(n).dtype);
+            let elem = types::stored(scene.dag.node(n).dtype);
             (n, operand(&format!("s{i}"), a, elem, [rows, shape.keys]))
         })
         .collect();
     let maps: Vec<Option<Value>> = (outputs.iter().zip(&scene.stores).enumerate())
         .map(|(i, (out, store))| {
             let out = out.as_ref()?;
-            let ty = out.map(math::stored(store.dtype), [rows, wide_e]);
+            let ty = out.map(types::stored(store.dtype), [rows, wide_e]);
             Some(f.descriptor(&format!("o{i}"), out.slot, ty, false))
         })
         .collect();
@@ -363,7 +366,7 @@ fn plain(
         f.em.set(raw, scores);
         for (node, o) in &beside {
             let tile = load_at(f, o, first, index);
-            let tile = f.b.cast(tile, math::held(scene.dag.node(*node).dtype));
+            let tile = f.b.cast(tile, types::held(scene.dag.node(*node).dtype));
             f.em.set(*node, tile);
         }
         if let Some((conditions, [from, to])) = inside {
@@ -446,7 +449,7 @@ fn plain(
             continue;
         };
         let v = f.em.value(&mut f.b, store.value);
-        let v = f.b.cast(v, math::stored(store.dtype));
+        let v = f.b.cast(v, types::stored(store.dtype));
         let v = f.b.broadcast_to(v, &[rows, wide_e]);
         let args = [&[map, v], &out.starts(&mut f.b, &batch, first, [zero; 2])[..]].concat();
         f.b.inst(BlockOp::TileStore, &args, &[], vec![]);

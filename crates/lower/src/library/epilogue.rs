@@ -7,20 +7,21 @@ use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::gemm::{self, Dims};
 use crate::host::Operand;
+use crate::lowering::Lowering;
 use crate::placed::{Positions, outputs, the_sums};
 use crate::resolve::{Body, Matmul};
-use crate::rows::Emitted;
 use crate::space::Space;
+use crate::steps::Emitted;
 use kiln_graph::{BinaryOp, DType, UnaryOp, ValueId};
 use kiln_plan::exec::{Activation, Epilogue, GemmCall, Work};
 
 /// The whole body as one call of the library; `None` where it has no such epilogue.
-pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Option<Emitted> {
+pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
     let (g, dtype) = (of.graph, of.graph.dtype(v));
     if !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) {
         return None;
     }
-    let body = Body { matmul: Some((v, Matmul::Node)), ..*of };
+    let body = Body { matmul: Some((v, Matmul::Node)), ..of.body };
     let dims = [&d.batch[..], &[d.m, d.n]].concat();
     let all = outputs(&body, &dims, Positions { place: &|ix| gemm::place(g, v, ix), lattice: &[] }, None)?;
     let [only] = &all[..] else { return None };

@@ -5,11 +5,11 @@ use super::tiles::{self, engine};
 use super::{Matmul, epilogue, fitting, operands};
 use crate::dag::Scene;
 use crate::expr::{CoordId, Expr};
+use crate::lowering::Lowering;
 use crate::multiply::{Forms, Product};
 use crate::placed::the_sums;
-use crate::resolve::Body;
 use crate::warpgroup::{self, Major, Through, majors};
-use crate::{LowerError, if_taken};
+use crate::{LowerError, unsupported_as_none};
 use kiln_plan::{Hardware, Precision};
 
 /// Where the epilogue is computed.
@@ -23,7 +23,7 @@ pub struct Epilogue {
 }
 
 /// The places where a matmul's epilogue can be computed.
-pub fn epilogues(of: &Body, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
+pub fn epilogues(of: &Lowering, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
     let in_tiles = fused(of, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
     // The halves of one matmul are no values that can be stored.
     let is_stored = p.values().count() == p.sums();
@@ -34,19 +34,19 @@ pub fn epilogues(of: &Body, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
 }
 
 /// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
-fn fused(of: &Body, p: &Matmul) -> Result<Option<Through>, LowerError> {
+fn fused(of: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
     let Some(placed) = fitting(of, p) else { return Ok(None) };
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let rows = p.batch.len() as CoordId;
-    let Some((dag, stores)) = if_taken(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
+    let Some((dag, stores)) = unsupported_as_none(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
     let scene = Scene { dag, stores };
     let sums = the_sums(&scene, p.sums());
     Ok(sums.map(|_| warpgroup::through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
 }
 
 /// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
-pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
+pub fn candidates(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
     let (dtype, epilogues) = (operands(of, p.v), epilogues(of, p)?);
     let mut all = vec![];
     for way in memory::ways(of, p, machine)? {
@@ -67,7 +67,7 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Prod
 
 /// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are
 /// as narrow as the matmul is. In tf32 that is for left operands which tensor cores take from registers.
-pub fn swapped_candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
+pub fn swapped_candidates(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(Product, f64)>, LowerError> {
     let epilogues = epilogues(of, p)?;
     let tf32 = p.precision == Precision::Tf32;
     let mut ways = memory::ways(of, p, machine)?;
@@ -78,7 +78,7 @@ pub fn swapped_candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<V
 }
 
 /// The same in tiles whose operands are staged in shared memory, which get them in this way.
-pub fn staged(of: &Body, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(Product, f64)> {
+pub fn staged(of: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(Product, f64)> {
     let mut all = vec![];
     for e in epilogues {
         let Way { precision, rounded, .. } = *way;

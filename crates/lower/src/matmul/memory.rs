@@ -12,13 +12,15 @@
 //! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
 use super::cost::Rows;
 use super::{Matmul, OperandAt, swapped};
+use crate::LowerError;
 use crate::dag::{Guard, NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::Product;
-use crate::resolve::{Body, Resolved, Resolver};
-use crate::rows::Emitted;
+use crate::resolve::{Resolved, Resolver};
+use crate::steps::Emitted;
 use crate::warpgroup::{self, Major, SPAN, Side, Strided};
-use crate::{LowerError, pointwise};
 use kiln_graph::{DType, Type};
 use kiln_plan::Hardware;
 use kiln_plan::{Engine, Operand, Precision, Step, exec::Slot};
@@ -77,7 +79,7 @@ pub struct Read {
 }
 
 /// Resolves operand `which` (0: left) at a point.
-pub fn read(of: &Body, p: &Matmul, which: usize) -> Result<Read, LowerError> {
+pub fn read(of: &Lowering, p: &Matmul, which: usize) -> Result<Read, LowerError> {
     let n = p.batch.len() as CoordId;
     let batch: Vec<Expr> = p.batch.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let outer = if which == 0 { (n, p.m) } else { (n + 1, p.n) };
@@ -118,7 +120,7 @@ pub struct Way {
 }
 
 /// The ways for tiles in shared memory to get the operands of a matmul.
-pub fn ways(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, LowerError> {
+pub fn ways(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, LowerError> {
     let dtype = super::operands(of, p.v);
     let mut all = vec![];
     if !warpgroup::takes(dtype, machine) {
@@ -173,7 +175,7 @@ fn rounds(p: &Matmul, machine: &Hardware) -> bool {
 
 /// Calls `then` with the matmul, its operands replaced by the copies that its schedule asks for, and the steps that make these.
 pub fn prepared<T>(
-    of: &Body,
+    of: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &Product,
@@ -211,7 +213,7 @@ pub fn prepared<T>(
 }
 
 /// Layouts of the operands split in two for 3xTF32, where that applies.
-fn split_3xtf32(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Copied; 2]>, LowerError> {
+fn split_3xtf32(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Copied; 2]>, LowerError> {
     let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.dual.is_none();
     if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
         return Ok(None);
@@ -222,7 +224,7 @@ fn split_3xtf32(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Cop
 }
 
 /// The copies that a schedule asks for.
-fn copied(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<[Option<Copied>; 2], LowerError> {
+fn copied(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<[Option<Copied>; 2], LowerError> {
     let (dtype, mut copies) = (super::operands(of, p.v), [None, None]);
     for (which, operand) in [Operand::A, Operand::B].into_iter().enumerate().filter(|w| asked.forms.copies[w.0]) {
         let layout = read(of, p, which)?.layout(p, dtype, which).filter(|_| p.dual.is_none());
@@ -239,7 +241,7 @@ fn copied(of: &Body, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<
 }
 
 /// Where the operands lie.
-pub fn rows(of: &Body, p: &Matmul) -> Result<[Rows; 2], LowerError> {
+pub fn rows(of: &Lowering, p: &Matmul) -> Result<[Rows; 2], LowerError> {
     let one = |which: usize| {
         let r = read(of, p, which)?;
         Ok(match &r.scene.dag.node(r.node).op {
@@ -277,14 +279,14 @@ impl Read {
 
 impl Copied {
     /// Adds a scratch buffer for the copy, and the step that fills it.
-    fn put(&mut self, of: &Body, p: &Matmul, which: usize, out: &mut Emitted) -> Result<(), LowerError> {
+    fn put(&mut self, of: &Lowering, p: &Matmul, which: usize, out: &mut Emitted) -> Result<(), LowerError> {
         self.slot = Slot::Scratch(out.scratch.len() as u32);
         *out = std::mem::take(out).then(self.step(of, p, which)?);
         out.scratch.push(Type::new(self.dtype, [self.parts * self.count()]));
         Ok(())
     }
     /// The launch that makes the copy.
-    fn step(&self, of: &Body, p: &Matmul, which: usize) -> Result<Emitted, LowerError> {
+    fn step(&self, of: &Lowering, p: &Matmul, which: usize) -> Result<Emitted, LowerError> {
         // Batch axes that the copy does not have stay at 0.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
@@ -323,7 +325,7 @@ impl Copied {
             let stores = (0..self.parts).map(&mut store).collect();
             Ok(Scene { dag: r.dag, stores })
         };
-        pointwise::launch(of, ["left", "right"][which], &space, &scene)
+        launch::points(of, ["left", "right"][which], &space, &scene)
     }
 }
 

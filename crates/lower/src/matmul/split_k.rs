@@ -2,12 +2,14 @@
 //! in order, so results are the same from run to run. Slices are whole stages of the pipeline; the last may reach
 //! beyond K, where a tensor map reads zeros.
 use super::{Dual, Matmul, OperandAt, sums, tiled};
+use crate::LowerError;
 use crate::expr::Expr;
+use crate::launch;
+use crate::lowering::Lowering;
 use crate::multiply::Product;
 use crate::resolve::{Body, Matmul as Place, Resolver};
-use crate::rows::Emitted;
+use crate::steps::Emitted;
 use crate::warpgroup::Parts;
-use crate::{LowerError, reduction};
 use kiln_graph::Type;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
@@ -15,7 +17,7 @@ use kiln_plan::exec::Slot;
 /// The matmul in slices of K, and the step that sums them and computes the rest of the kernel. `scratch`: the number of
 /// the first free scratch buffer.
 pub fn lower(
-    of: &Body,
+    of: &Lowering,
     p: &Matmul,
     parts: Parts,
     machine: &Hardware,
@@ -52,5 +54,5 @@ pub fn lower(
     let out = out.in_forms(|forms| forms.slices = parts);
     let name = format!("{}_sum", of.name);
     let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
-    Ok(out.then(reduction::lower(&Body { name: &name, ..rest }, machine, next)?))
+    Ok(out.then(launch::body(&rest.with_body(Body { name: &name, ..rest.body }), next)?))
 }

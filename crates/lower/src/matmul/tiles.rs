@@ -3,8 +3,10 @@
 use super::{Coords, Matmul};
 use crate::dag::NodeId;
 use crate::emit::Lanes;
+use crate::frame::{Frame, looped};
 use crate::math;
-use crate::tile::{Cut, Frame, looped};
+use crate::tiled::Cut;
+use crate::types;
 use kiln_block::{BinaryOp as B, DotPrecision, Elem, Value};
 use kiln_graph::DType;
 use kiln_machine::isa::WARP;
@@ -136,7 +138,7 @@ pub fn accumulate(
     (a, b): (NodeId, &[NodeId]),
     dtype: DType,
 ) -> Vec<Value> {
-    let held = math::held(dtype);
+    let held = types::held(dtype);
     let zero = math::float(&mut f.b, held, 0.0);
     let start = f.b.splat(zero, &[t.m, t.n]);
     let ka = Cut { id: ids.ka, extent: p.k, block: t.k, axis: 1 };

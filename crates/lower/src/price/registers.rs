@@ -1,7 +1,7 @@
 //! Registers of a thread: what ptxas allocates, and what it keeps in memory.
 use super::{WARP, Work};
 use crate::facts::Facts;
-use crate::row_loop::look_back;
+use crate::look_back;
 use kiln_plan::Hardware;
 
 impl Work {

@@ -1,7 +1,7 @@
 //! Accumulators of reductions: how lanes are combined, and which of two positions an arg-reduction keeps.
 use crate::emit::TileRow;
+use crate::frame::Frame;
 use crate::math;
-use crate::tile::Frame;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::ReduceOp;
 
@@ -21,10 +21,6 @@ impl Acc {
 
 /// Greater than any position.
 pub const NOWHERE: i64 = i32::MAX as i64;
-
-pub fn is_arg(op: ReduceOp) -> bool {
-    matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
-}
 
 /// Reduces the lanes of a chunk to the shape `to`: lanes that are a multiple of its size apart become one.
 pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {

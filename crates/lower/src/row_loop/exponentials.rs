@@ -1,36 +1,14 @@
 //! The maximum of a row and the sum of its exponentials, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax",
 //! 2018). Each lane has its own maximum; its sum is of the exponentials of what its elements are less than that.
 use super::acc::{Acc, over_groups, to_groups};
-use crate::dag::{Dag, NodeId, NodeOp};
 use crate::emit::TileRow;
+use crate::frame::Frame;
 use crate::math;
-use crate::tile::Frame;
+use crate::passes::Exponentials;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, ReduceOp, UnaryOp};
-
-/// `max(x)`, and `sum(exp(x - shift))`, where `shift` is of the maximum.
-#[derive(Clone, Copy, Debug)]
-pub struct Exponentials {
-    pub max: NodeId,
-    pub sum: NodeId,
-    pub shift: NodeId,
-    /// The elements of which the maximum is.
-    pub body: NodeId,
-}
+use kiln_graph::ReduceOp;
 
 impl Exponentials {
-    /// Those that these two reductions are, if the shift is the same for all of the row.
-    pub fn of(dag: &Dag, max: NodeId, sum: NodeId) -> Option<Exponentials> {
-        let NodeOp::Reduce { op: ReduceOp::Max, body } = dag.node(max).op else { return None };
-        let NodeOp::Reduce { op: ReduceOp::Sum, body: term } = dag.node(sum).op else { return None };
-        let NodeOp::Unary(UnaryOp::Exp, difference) = dag.node(term).op else { return None };
-        let NodeOp::Binary(BinaryOp::Sub, x, shift) = dag.node(difference).op else { return None };
-        let reduces = |n: NodeId| matches!(dag.node(n).op, NodeOp::Reduce { .. });
-        let of_max = dag.reach_until(&[shift], reduces).contains(&max);
-        let float = math::held(dag.node(body).dtype) == Elem::F32;
-        (float && x == body && of_max).then_some(Exponentials { max, sum, shift, body })
-    }
-
     /// The accumulator with a chunk, whose lanes outside of the row are minus infinity. Elements that are a multiple of `to`'s size apart
     /// belong to one lane.
     pub(super) fn add(&self, b: &mut Builder, acc: Acc, x: Value, to: &[usize]) -> Acc {

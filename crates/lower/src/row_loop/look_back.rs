@@ -5,47 +5,18 @@
 //!
 //! Instances of earlier chunks have lower numbers. A GPU starts blocks in the order of their numbers, so that what is waited for runs.
 use super::RowLoop;
-use super::scans::as_reduction;
 use crate::LowerError;
-use crate::dag::{NodeId, NodeOp, Scene, Store};
+use crate::dag::{NodeOp, Scene, Store};
 use crate::emit::joint;
+use crate::frame::{Frame, loads, looped, open_with};
+use crate::launch;
+use crate::look_back::at_once;
 use crate::math;
-use crate::pointwise;
-use crate::rows::RowPlan;
-use crate::tile::{Frame, loads, looped, open_with};
+use crate::passes::as_reduction;
+use crate::types;
 use kiln_block::{BinaryOp as B, CmpOp, Elem, Kernel, Value};
 use kiln_graph::{DType, ReduceOp, Scalar};
 use kiln_plan::exec::{Slot, Work};
-
-/// Most chunks of a row, whose totals each instance reads.
-const CHUNKS: usize = 16384;
-/// Fewest chunks that an instance waits for at once, and most of a group.
-const LEAST: usize = 64;
-/// Whether the row can be scanned so, or why not.
-pub fn fits(plan: &RowPlan, scene: &Scene, group: usize) -> Result<(), String> {
-    let live = scene.live();
-    let op = |n: &u32| &scene.dag.node(*n).op;
-    let is_scan = |n: &u32| matches!(op(n), NodeOp::Scan { .. });
-    let scans: Vec<NodeId> = live.iter().copied().filter(is_scan).collect();
-    let chunks = plan.row.extent.div_ceil(plan.row.block);
-    let nested = |n: &u32| match op(n) {
-        NodeOp::Scan { body, .. } => scene.dag.reach(&[*body]).iter().any(is_scan),
-        _ => false,
-    };
-    if !plan.machine.arch.is_gpu() || plan.blocks > 1 || plan.parts > 1 || plan.unaligned.is_some() {
-        return Err("only blocks of a GPU that have a chunk each wait for others".into());
-    }
-    if scans.is_empty() || scans.iter().any(nested) || live.iter().any(|n| matches!(op(n), NodeOp::Reduce { .. })) {
-        return Err("rows are not scanned, or also reduced".into());
-    }
-    if !(2..=CHUNKS).contains(&chunks) {
-        return Err(format!("a row has {chunks} chunks; 2 to {CHUNKS} can be waited for"));
-    }
-    if group > 1 && !(group.is_power_of_two() && group <= LEAST && group < chunks) {
-        return Err(format!("groups are of 2 to {LEAST} chunks, a power of two, and fewer than the {chunks} of a row"));
-    }
-    Ok(())
-}
 
 impl RowLoop<'_> {
     /// Steps that clear the words of totals, and the scan.
@@ -53,7 +24,7 @@ impl RowLoop<'_> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
         let (mut totals, mut steps) = (vec![], vec![]);
         for (_, op, body) in self.scans() {
-            let held = math::held(self.scene.dag.node(body).dtype);
+            let held = types::held(self.scene.dag.node(body).dtype);
             // A word has 4 bytes of a value; narrower integers wrap around in it alike.
             let elem = if held.bytes() < 4 { Elem::I32 } else { held };
             // The sums of groups are behind the totals of chunks.
@@ -66,7 +37,13 @@ impl RowLoop<'_> {
                 let value = dag.add(NodeOp::Const(Scalar::Int(0)), DType::I64);
                 Ok(Scene { dag, stores: vec![Store::new(slot, DType::I64, axes[0].clone(), value)] })
             };
-            steps.push(pointwise::points(&format!("{}_clear", self.name), &[count], &cleared, self.plan.machine)?);
+            steps.push(launch::unnamed_points(
+                &format!("{}_clear", self.name),
+                &[count],
+                &cleared,
+                self.plan.machine,
+                self.propose,
+            )?);
         }
         steps.push(self.scan_chunks(&totals, group)?);
         Ok(steps)
@@ -86,7 +63,7 @@ impl RowLoop<'_> {
         let (mut inner, mut sums) = (vec![], vec![]);
         for (((_, op, body), total), start) in self.scans().into_iter().zip(totals).zip(&starts) {
             let v = f.em.value(&mut f.b, body);
-            let v = f.b.cast(v, math::held(self.scene.dag.node(body).dtype));
+            let v = f.b.cast(v, types::held(self.scene.dag.node(body).dtype));
             let v = f.b.broadcast_to(v, &joint(&f.b.shape(*start), &f.b.shape(v)));
             let v = f.em.fill_outside(&mut f.b, total.op, v, lanes);
             f.em.row = Some(row);
@@ -103,7 +80,7 @@ impl RowLoop<'_> {
                 1 => self.totals_of(&mut f, total, (None, part), at_once(self.plan.warps, self.tile_rows())),
                 _ => self.totals_by_groups(&mut f, total, [part, sum], group),
             };
-            let before = f.b.cast(before, math::held(self.scene.dag.node(body).dtype));
+            let before = f.b.cast(before, types::held(self.scene.dag.node(body).dtype));
             let value = math::combine(&mut f.b, total.op, before, inner);
             f.em.set(n, value);
         }
@@ -184,11 +161,6 @@ struct Total {
     op: ReduceOp,
     slot: Slot,
     elem: Elem,
-}
-
-/// How many chunks an instance of so many warps, whose tile has so many rows, waits for at once.
-pub fn at_once(warps: usize, rows: usize) -> usize {
-    (32 * warps / rows).max(LEAST)
 }
 
 /// Words that a published total takes.

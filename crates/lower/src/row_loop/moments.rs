@@ -3,21 +3,12 @@
 //! Chan, Golub and LeVeque (1979), so that no more cancels than in two passes.
 use super::RowLoop;
 use super::acc::{Acc, over_groups, to_groups};
-use crate::dag::{Dag, NodeId, NodeOp};
 use crate::emit::{Lanes, TileRow};
+use crate::frame::Frame;
 use crate::math;
-use crate::tile::Frame;
+use crate::passes::Moments;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Value};
-use kiln_graph::{BinaryOp, ReduceOp};
-
-/// A sum, and the sum of squared deviations from its mean.
-#[derive(Clone, Copy, Debug)]
-pub struct Moments {
-    pub sum: NodeId,
-    pub squares: NodeId,
-    /// The elements that are summed.
-    pub body: NodeId,
-}
+use kiln_graph::ReduceOp;
 
 /// In each lane: a number of elements, their sum and their sum of squared deviations.
 #[derive(Clone, Copy)]
@@ -28,18 +19,6 @@ struct Of {
 }
 
 impl Moments {
-    /// Those that these two reductions of rows of this length are.
-    pub fn of(dag: &Dag, sum: NodeId, squares: NodeId, row: usize) -> Option<Moments> {
-        let NodeOp::Reduce { op: ReduceOp::Sum, body } = dag.node(sum).op else { return None };
-        let NodeOp::Reduce { op: ReduceOp::Sum, body: square } = dag.node(squares).op else { return None };
-        let NodeOp::Binary(BinaryOp::Mul, x, y) = dag.node(square).op else { return None };
-        let NodeOp::Binary(BinaryOp::Sub, of, mean) = dag.node(x).op else { return None };
-        let NodeOp::Binary(BinaryOp::Div, total, length) = dag.node(mean).op else { return None };
-        let NodeOp::Const(length) = dag.node(length).op else { return None };
-        let float = math::held(dag.node(body).dtype) == Elem::F32;
-        let same = x == y && of == body && total == sum && length.as_f64() == row as f64;
-        (float && same).then_some(Moments { sum, squares, body })
-    }
     pub(super) fn joined(&self, b: &mut Builder, [x, y]: [Acc; 2], counts: [Value; 2]) -> Acc {
         let x = Of { count: counts[0], sum: x.value, squares: x.second(b) };
         let y = Of { count: counts[1], sum: y.value, squares: y.second(b) };

@@ -1,99 +1,14 @@
-//! What one pass over a row accumulates: reductions of one level, and pairs of which the second needs the first but can be
-//! accumulated beside it. A GPU computes pairs in one pass over rows that do not fit a tile.
-use super::acc::{self, Acc, NOWHERE, fold, is_arg, over_groups};
-use super::exponentials::Exponentials;
-use super::moments::Moments;
-use super::{Pass, RowLoop, next_of, scans};
-use crate::dag::{Dag, NodeId, NodeOp, Scene};
+//! Accumulators of a pass over a row: how they start, take chunks, and are combined across lanes and parts.
+use super::acc::{self, Acc, NOWHERE, fold, over_groups};
+use super::{Pass, RowLoop, next_of};
+use crate::dag::NodeId;
 use crate::emit::{Lanes, TileRow};
-use crate::expr::CoordId;
+use crate::frame::Frame;
 use crate::math;
-use crate::tile::Frame;
+use crate::passes::{Reduced, is_arg};
+use crate::types;
 use kiln_block::{BinaryOp as B, Elem, Value};
 use kiln_graph::{DType, ReduceOp};
-
-/// Reductions with one accumulator.
-#[derive(Clone, Copy, Debug)]
-pub enum Reduced {
-    /// One reduction, or the total of a scan.
-    One {
-        node: NodeId,
-        op: ReduceOp,
-        body: NodeId,
-    },
-    Exponentials(Exponentials),
-    Moments(Moments),
-}
-
-impl Reduced {
-    /// A reduction or the total of a scan by itself.
-    pub fn one(dag: &Dag, node: NodeId) -> Option<Reduced> {
-        match dag.node(node).op {
-            NodeOp::Reduce { op, body } => Some(Reduced::One { node, op, body }),
-            NodeOp::Scan { op, body } => Some(Reduced::One { node, op: scans::as_reduction(op), body }),
-            _ => None,
-        }
-    }
-    /// The nodes whose values it gives.
-    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        let (first, second) = match *self {
-            Reduced::One { node, .. } => (node, None),
-            Reduced::Exponentials(e) => (e.max, Some(e.sum)),
-            Reduced::Moments(m) => (m.sum, Some(m.squares)),
-        };
-        std::iter::once(first).chain(second)
-    }
-    /// What is reduced.
-    pub fn body(&self) -> NodeId {
-        match *self {
-            Reduced::One { body, .. } => body,
-            Reduced::Exponentials(e) => e.body,
-            Reduced::Moments(m) => m.body,
-        }
-    }
-    /// What its results need besides.
-    pub fn needs(&self) -> Option<NodeId> {
-        if let Reduced::Exponentials(e) = self { Some(e.shift) } else { None }
-    }
-    /// The reduction that gives the accumulator's first value.
-    pub fn op(&self) -> ReduceOp {
-        match self {
-            Reduced::One { op, .. } => *op,
-            Reduced::Exponentials(_) => ReduceOp::Max,
-            Reduced::Moments(_) => ReduceOp::Sum,
-        }
-    }
-    /// Whether the accumulator has a second value: a position, or that of the second reduction.
-    fn two(&self) -> bool {
-        !matches!(self, Reduced::One { op, .. } if !is_arg(*op))
-    }
-}
-
-/// Levels of reductions of rows of `len` elements along `row`, of which each needs those before it, with the pairs that one pass gives together.
-pub fn in_passes(scene: &Scene, levels: &[Vec<NodeId>], row: &[CoordId], len: usize) -> Vec<Vec<Reduced>> {
-    let deps = scene.dag.depends(row);
-    let alike = |n: NodeId| !row.iter().any(|r| deps[n as usize].contains(r));
-    let all = levels.iter().map(|level| level.iter().filter_map(|n| Reduced::one(&scene.dag, *n)).collect());
-    let mut all: Vec<Vec<Reduced>> = all.collect();
-    for i in 1..all.len() {
-        let (before, after) = all.split_at_mut(i);
-        let (before, after) = (&mut before[i - 1], &mut after[0]);
-        after.retain(|second| {
-            let pair = |first: &Reduced| {
-                let (Reduced::One { node: first, .. }, Reduced::One { node: second, .. }) = (first, second) else {
-                    return None;
-                };
-                let sums =
-                    Exponentials::of(&scene.dag, *first, *second).filter(|e| alike(e.shift)).map(Reduced::Exponentials);
-                sums.or_else(|| Moments::of(&scene.dag, *first, *second, len).map(Reduced::Moments))
-            };
-            let found = before.iter().enumerate().find_map(|(n, first)| Some((n, pair(first)?)));
-            found.map(|(n, pair)| before[n] = pair).is_none()
-        });
-    }
-    all.retain(|level| !level.is_empty());
-    all
-}
 
 impl RowLoop<'_> {
     /// Types of an accumulator's values, across chunks and parts. The host accumulates f32 sums in f64, so that they are
@@ -109,7 +24,7 @@ impl RowLoop<'_> {
     pub(super) fn start(&self, f: &mut Frame, r: &Reduced, shape: &[usize]) -> Vec<Value> {
         let mut start = vec![];
         for (i, dtype) in self.carried(r).into_iter().enumerate() {
-            let v = self.nothing(f, r, i, math::held(dtype));
+            let v = self.nothing(f, r, i, types::held(dtype));
             start.push(f.b.broadcast_to(v, shape));
         }
         start
@@ -125,7 +40,7 @@ impl RowLoop<'_> {
     /// An accumulator of the values that these begin with.
     pub(super) fn read(&self, f: &mut Frame, r: &Reduced, values: &mut impl Iterator<Item = Value>) -> Acc {
         let value = next_of(&mut f.b, values);
-        Acc { value, other: r.two().then(|| next_of(&mut f.b, values)) }
+        Acc { value, other: r.has_two_values().then(|| next_of(&mut f.b, values)) }
     }
 
     /// One pass over the row for a level of reductions. `lane`: the lanes of a chunk.
@@ -217,7 +132,7 @@ impl RowLoop<'_> {
                         let at = acc::found(&mut f.b, at, at, 0);
                         f.b.cast(at, Elem::I64)
                     }
-                    None => f.b.cast(acc.value, math::held(self.scene.dag.node(*body).dtype)),
+                    None => f.b.cast(acc.value, types::held(self.scene.dag.node(*body).dtype)),
                 };
                 f.em.set(*node, v);
             }

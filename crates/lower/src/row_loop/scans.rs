@@ -2,23 +2,17 @@
 //! computes the total of each part, the next scans each part from the totals before it, added in order, so results are
 //! the same from run to run.
 use super::RowLoop;
-use super::reduced::Reduced;
 use super::split_row::{Partial, places};
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Store};
 use crate::emit::{Lanes, joint};
+use crate::frame::{Frame, loads, open_with};
 use crate::math;
-use crate::tile::{Frame, loads, open_with};
+use crate::passes::{Reduced, as_reduction};
+use crate::types;
 use kiln_block::{Kernel, Value};
-use kiln_graph::{ReduceOp, ScanOp};
+use kiln_graph::ScanOp;
 use kiln_plan::exec::Work;
-
-pub(super) fn as_reduction(op: ScanOp) -> ReduceOp {
-    match op {
-        ScanOp::Sum => ReduceOp::Sum,
-        ScanOp::Prod => ReduceOp::Prod,
-    }
-}
 
 impl RowLoop<'_> {
     pub(super) fn is_scan(&self, n: NodeId) -> bool {
@@ -47,7 +41,7 @@ impl RowLoop<'_> {
         }
         let mut starts = vec![];
         for (_, op, body) in self.scans() {
-            let elem = self.plan.scanned(math::held(self.scene.dag.node(body).dtype));
+            let elem = self.plan.scanned(types::held(self.scene.dag.node(body).dtype));
             let id = math::identity(&mut f.b, as_reduction(op), elem);
             starts.push(f.b.broadcast_to(id, &shape));
         }
@@ -59,7 +53,7 @@ impl RowLoop<'_> {
         let mut next = vec![];
         for ((n, op, body), &carry) in self.scans().into_iter().zip(carried) {
             let v = f.em.value(&mut f.b, body);
-            let held = math::held(self.scene.dag.node(body).dtype);
+            let held = types::held(self.scene.dag.node(body).dtype);
             let v = f.b.cast(v, self.plan.scanned(held));
             let reduction = as_reduction(op);
             let shape = f.b.shape(carry);
@@ -106,7 +100,7 @@ impl RowLoop<'_> {
         for ((_, _, body), total) in self.scans().into_iter().zip(totals) {
             let part = f.part;
             let before = self.combined(&mut f, total, part);
-            start.push(f.b.cast(before.value, self.plan.scanned(math::held(self.scene.dag.node(body).dtype))));
+            start.push(f.b.cast(before.value, self.plan.scanned(types::held(self.scene.dag.node(body).dtype))));
         }
         let lane = f.iota(self.plan.row);
         let along: Vec<&Store> = self.scene.stores.iter().collect();

@@ -1,13 +1,15 @@
 //! Split rows, which several instances share: a step for each level of reductions leaves partial results in scratch,
 //! which the next one combines in a fixed order.
-use super::reduced::{Reduced, in_passes};
 use super::{Acc, RowLoop};
 use crate::LowerError;
 use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
 use crate::expr::{Expr, linear};
-use crate::math;
-use crate::tile::{Frame, Shape, Used, loads, looped, open_with};
+use crate::frame::{Frame, Used, loads, looped, open_with};
+use crate::passes::{Reduced, in_passes};
+use crate::split_reduce::{FEW, JOINED, columns_of, joining_warps};
+use crate::tiled::Shape;
+use crate::types;
 use kiln_block::{BinaryOp as B, CmpOp, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -20,14 +22,6 @@ pub struct Partial {
 }
 /// A step, and the partial results that it leaves.
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
-
-/// Most partial results that a block combines at a time, and the least columns that they are of.
-pub const JOINED: usize = 16384;
-const COLUMNS: usize = 4;
-/// Most of them that a thread of the block holds.
-const EACH: usize = 32;
-/// Most parts that a thread combines by itself, one after the other.
-const FEW: usize = 16;
 
 impl RowLoop<'_> {
     /// One step per level, leaving partial results, and one that writes.
@@ -277,7 +271,7 @@ impl RowLoop<'_> {
             let p = f.b.broadcast_to(p, &shape);
             let offset = f.b.broadcast_to(offset, &shape);
             let p = f.b.ptr_add(p, offset);
-            let other = mask.map(|_| self.nothing(f, &partial.of, i, math::stored(dtype)));
+            let other = mask.map(|_| self.nothing(f, &partial.of, i, types::stored(dtype)));
             read.push(f.b.load(p, mask, other));
         }
         read
@@ -301,7 +295,7 @@ impl RowLoop<'_> {
         let mut start = vec![];
         for (i, &(_, dtype)) in partial.places.iter().enumerate() {
             // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded once.
-            let elem = match (&partial.of, math::held(dtype)) {
+            let elem = match (&partial.of, types::held(dtype)) {
                 (Reduced::One { op: ReduceOp::Sum, .. }, Elem::F32) => Elem::F64,
                 (_, elem) => elem,
             };
@@ -369,17 +363,6 @@ impl RowLoop<'_> {
         self.write(&mut f, lane);
         f.finish()
     }
-}
-
-/// Columns of a block that combines so many parts.
-pub fn columns_of(parts: usize) -> usize {
-    let parts = parts.next_power_of_two();
-    if parts > FEW { (JOINED / parts).max(COLUMNS) } else { usize::MAX }
-}
-
-/// Warps of a block that combines so many partial results.
-pub fn joining_warps(results: usize) -> usize {
-    results.div_ceil(32 * EACH).next_power_of_two().min(16)
 }
 
 pub fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {

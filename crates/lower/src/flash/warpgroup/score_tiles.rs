@@ -5,7 +5,7 @@
 //! that are read, elements of which only some are there.
 use crate::dag::{Dag, NodeId, NodeOp};
 use crate::expr::CoordId;
-use crate::tile::{Used, loads};
+use crate::frame::{Used, loads};
 use crate::warpgroup::Strided;
 
 /// Widest element in bytes: wider ones would fill a thread's registers.

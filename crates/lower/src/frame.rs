@@ -7,32 +7,15 @@ use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store, Write};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::math;
-use crate::unaligned::Unaligned;
+use crate::peel::Unaligned;
+use crate::tiled::Cut;
+use crate::tiled::Shape;
+use crate::types;
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
 use kiln_machine::Machine;
 use kiln_plan::exec::{Slot, Work};
 use std::collections::BTreeMap;
-
-/// A coordinate cut into blocks of `block` (a power of two; 1: a uniform scalar), along `axis` of the tile.
-#[derive(Clone, Copy, Debug)]
-pub struct Cut {
-    pub id: CoordId,
-    pub extent: usize,
-    pub block: usize,
-    pub axis: usize,
-}
-
-impl Cut {
-    /// One value per instance.
-    pub fn uniform(id: CoordId, extent: usize) -> Cut {
-        Cut { id, extent, block: 1, axis: 0 }
-    }
-    pub fn count(&self) -> usize {
-        self.extent.div_ceil(self.block)
-    }
-}
 
 /// A block program under construction.
 pub struct Frame<'a> {
@@ -42,30 +25,6 @@ pub struct Frame<'a> {
     /// Which of [`Shape::parts`] the instance computes (a scalar of the index type); absent if there is only one.
     pub part: Option<Value>,
     args: Vec<Slot>,
-}
-
-/// Shape of a step: its cuts (outermost first), the tile's rank, parts of a row (or of attention's keys) that instances
-/// share, warps on a GPU.
-#[derive(Clone, Debug, Default)]
-pub struct Shape {
-    pub cuts: Vec<Cut>,
-    pub rank: usize,
-    pub parts: usize,
-    /// Warps of an instance, and the blocks that share it.
-    pub warps: usize,
-    pub blocks: usize,
-    /// The last instance has the first place.
-    pub reversed: bool,
-}
-
-impl Shape {
-    /// Grid extents: parts, then the blocks of each cut.
-    fn counts(&self) -> Vec<usize> {
-        std::iter::once(self.parts.max(1)).chain(self.cuts.iter().map(Cut::count)).collect()
-    }
-    pub fn instances(&self) -> usize {
-        self.counts().iter().product()
-    }
 }
 
 /// A buffer that a program uses: its slot, its dtype, whether it is only read.
@@ -112,7 +71,7 @@ pub fn open_bare<'a>(
     let mut em = Emitter::new(&scene.dag, index_elem(scene, cuts, machine));
     let mut args = vec![];
     for (slot, (dtype, readonly)) in &slots {
-        let p = b.param(slot_name(*slot), math::stored(*dtype), *readonly);
+        let p = b.param(slot_name(*slot), types::stored(*dtype), *readonly);
         em.params.insert(*slot, p);
         args.push(*slot);
     }
@@ -273,7 +232,7 @@ impl Frame<'_> {
     fn store_lanes(&mut self, s: &Store, v: Value, within: &[CoordId]) {
         let Write::Atomic(op) = s.how else {
             let (p, mask) = self.place_of(s, within);
-            let v = self.b.cast(v, math::stored(s.dtype));
+            let v = self.b.cast(v, types::stored(s.dtype));
             let mut shape = joint(&self.b.shape(p), &self.b.shape(v));
             if let Some(m) = mask {
                 shape = joint(&shape, &self.b.shape(m));
@@ -285,7 +244,7 @@ impl Frame<'_> {
         let all: Vec<CoordId> = self.em.coords.keys().copied().collect();
         let lanes: Vec<Value> = self.em.coords.values().filter_map(|c| c.lane).collect();
         let (p, mask) = self.place_of(s, &all);
-        let v = self.b.cast(v, math::stored(s.dtype));
+        let v = self.b.cast(v, types::stored(s.dtype));
         let shape = lanes.iter().fold(self.b.shape(p), |shape, lane| joint(&shape, &self.b.shape(*lane)));
         let p = self.b.broadcast_to(p, &shape);
         self.b.atomic(op, p, v, mask);
@@ -297,7 +256,7 @@ impl Frame<'_> {
         let old = self.b.load(p, mask, None);
         let (old, new) = (self.b.cast(old, held), self.b.cast(v, held));
         let sum = self.b.binary(B::Add, old, new);
-        let sum = self.b.cast(sum, math::stored(s.dtype));
+        let sum = self.b.cast(sum, types::stored(s.dtype));
         let sum = self.b.broadcast_to(sum, &self.b.shape(p));
         self.b.store(p, sum, mask);
     }
@@ -323,7 +282,7 @@ impl Frame<'_> {
     fn store_run(&mut self, s: &Store, v: Value) -> bool {
         let Some(run) = self.em.run.clone().filter(|_| s.guards.is_empty()) else { return false };
         let (Some(more), Some(&p)) = (run.at(&s.at, s.dtype), self.em.params.get(&s.slot)) else { return false };
-        let v = self.b.cast(v, math::stored(s.dtype));
+        let v = self.b.cast(v, types::stored(s.dtype));
         let v = self.b.broadcast_to(v, &run.shape);
         let v = self.b.pack(v, run.len, run.extent);
         let p = self.em.run_address(&mut self.b, p, &run, more);

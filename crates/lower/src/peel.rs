@@ -3,11 +3,10 @@
 //! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::row_loop::acc;
-use crate::row_loop::reduced::{self, Reduced};
-use crate::rows::RowPlan;
+use crate::passes::{Reduced, in_passes, is_arg};
+use crate::row_plan::RowPlan;
 use crate::space::Space;
-use crate::tile::Cut;
+use crate::tiled::Cut;
 use kiln_block::passes::layout::VECTOR;
 
 /// How the coordinate of an unaligned row follows from lanes.
@@ -40,10 +39,10 @@ fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> Result<(), &'static str> {
     if plan.machine.contract.batch_invariant || any(|op| matches!(op, NodeOp::Scan { .. })) {
         return Err("a peeled row is combined in an order that depends on where it starts");
     }
-    if plan.whole() && any(|op| matches!(op, NodeOp::Reduce { op, .. } if acc::is_arg(*op))) {
+    if plan.whole() && any(|op| matches!(op, NodeOp::Reduce { op, .. } if is_arg(*op))) {
         return Err("the position that a tile of a whole row is reduced to is a lane's");
     }
-    let counted = || reduced::in_passes(scene, &scene.levels(), &[plan.row.id], plan.row.extent).into_iter().flatten();
+    let counted = || in_passes(scene, &scene.levels(), &[plan.row.id], plan.row.extent).into_iter().flatten();
     if !plan.whole() && counted().any(|r| matches!(r, Reduced::Moments(_))) {
         return Err("a loop that counts the elements of each lane begins where its row does");
     }

@@ -1,10 +1,7 @@
 //! `reverse r`: the pass that stores along rows goes from their ends to their starts, and so begins with what the passes before it read
 //! last, which is still in the L2 cache. Instances that are a launch of their own are in reverse order too.
-use super::RowLoop;
 use crate::dag::{NodeOp, Scene};
-use crate::rows::RowPlan;
-use crate::tile::Frame;
-use kiln_block::{BinaryOp as B, Value};
+use crate::row_plan::RowPlan;
 
 /// Whether the plan of a scene has such a pass; why not.
 pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
@@ -21,20 +18,4 @@ pub fn fits(plan: &RowPlan, scene: &Scene) -> Result<(), String> {
         return Ok(());
     };
     Err(why.into())
-}
-
-impl RowLoop<'_> {
-    /// Where the chunk starts that is visited instead of the one at `index`, of whole chunks from `lo` to `hi`.
-    pub(super) fn mirrored(&self, f: &mut Frame, [lo, hi]: [Value; 2], index: Value) -> Value {
-        let chunk = f.b.i32(self.plan.row.block as i64);
-        let one = f.b.i32(1);
-        let all = f.b.binary(B::Sub, hi, lo);
-        let all = f.b.binary(B::Div, all, chunk);
-        let last = f.b.binary(B::Sub, all, one);
-        let before = f.b.binary(B::Sub, index, lo);
-        let before = f.b.binary(B::Div, before, chunk);
-        let at = f.b.binary(B::Sub, last, before);
-        let at = f.b.binary(B::Mul, at, chunk);
-        f.b.binary(B::Add, lo, at)
-    }
 }
