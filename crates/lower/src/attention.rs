@@ -1,20 +1,30 @@
-//! Attention: on GPUs by [`flash`]. On the host a call of its library, which keeps scores in the caches, masks them and skips keys that
+//! Attention: on GPUs by [`warps`] and [`warpgroups`]. On the host a call of its library, which keeps scores in the caches, masks them and skips keys that
 //! a causal query does not attend to. A mask that is not in memory is stored by a step; where it ends the keys at a number read from
-//! memory ([`key_end`]), a step computes the end for each query, and the library stops there.
-use crate::dag::{NodeId, Scene, Store};
-use crate::expr::{CoordId, Expr, linear};
-use crate::flash;
-use crate::host::{Host, Operand, the_matmul};
-use crate::key_end::key_end;
-use crate::lowering::Lowering;
-use crate::multiply::Multiply;
-use crate::resolve::{Body, Matmul as Place, Resolver};
-use crate::scores::{Causal, Sizes, masked_score, sizes};
+//! memory ([`crate::scalar::key_range`]), a step computes the end for each query, and the library stops there.
+pub mod block_mask;
+pub mod program;
+pub mod schedule;
+pub mod score_tiles;
+pub mod warpgroups;
+pub mod warps;
+
+use crate::attention::program::{joined, sizes_of};
+use crate::emit::launch;
+use crate::error::LowerError;
+use crate::matmul;
+use crate::matmul::host::{self, Host, Operand, the_matmul};
+use crate::nest::lowering::Lowering;
+use crate::scalar::dag::{NodeId, Scene, Store};
+use crate::scalar::expr::{CoordId, Expr, linear};
+use crate::scalar::key_range::key_end;
+use crate::scalar::resolve::{Body, Matmul as Place, Resolver};
+use crate::scalar::scores::{Causal, Sizes, masked_score, sizes};
 use crate::steps::Emitted;
-use crate::{LowerError, gemm, launch};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::Hardware;
+use kiln_plan::attention::Way;
 use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
+use kiln_plan::matmul_schedule::MatmulSchedule;
 
 /// The attention of a body, and that of its log-sum-exp if both are results.
 pub fn find(of: &Lowering) -> Result<(ValueId, Option<ValueId>), LowerError> {
@@ -33,16 +43,16 @@ pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
         return Err(of.unsupported("attention without keys, or with heads of width 0"));
     }
     match of.multiply {
-        Some(Multiply::Matmul(_)) => return Err(of.unsupported("the schedule is one of a matmul")),
-        Some(Multiply::Library) if machine.arch.is_gpu() => {
+        Some(MatmulSchedule::Matmul(_)) => return Err(of.unsupported("the schedule is one of a matmul")),
+        Some(MatmulSchedule::Library) if machine.arch.is_gpu() => {
             return Err(of.unsupported("the library takes matmuls, not attention"));
         }
-        Some(Multiply::Attention(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(gemm::ON_HOST)),
+        Some(MatmulSchedule::Attention(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(host::ON_HOST)),
         _ => {}
     }
     if machine.arch.is_gpu() {
         let dual = sums.map(|x| (x, Place::Node));
-        return flash::lower(&of.with_body(Body { dual, ..of.body }), v, &z, machine);
+        return on_gpu(&of.with_body(Body { dual, ..of.body }), v, &z, machine);
     }
     let Op::Attention { scale, causal, fully_masked, .. } = *g.op(v) else {
         return Err(of.unsupported("not attention"));
@@ -187,5 +197,30 @@ impl Ends<'_> {
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
         launch::unnamed_points(name, &self.shape, &scene, of.machine, of.propose)
+    }
+}
+
+/// `of.dual`: the log-sum-exp of attention `v`, if the kernel stores it beside the result.
+fn on_gpu(of: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let dtype = matmul::operand_dtype(of, v);
+    let sizes = sizes_of(of, v)?;
+    if !sizes.has_program() {
+        return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
+    }
+    let Some(MatmulSchedule::Attention(asked)) = of.multiply else {
+        return Err(of.unsupported("no tiles fit the attention"));
+    };
+    match schedule::way(&sizes, &asked, machine).map_err(|why| of.unsupported(why))? {
+        Way::Warps(tiles) => {
+            let made = MatmulSchedule::Attention(schedule::of_tiles(&sizes, &tiles));
+            let step =
+                Emitted { made: Some(made), ..Emitted::step(warps::program(of, v, z, tiles, sizes.packed > 1)?) };
+            joined(of, v, z, step, tiles.parts, machine)
+        }
+        Way::Warpgroups(shape) => {
+            let steps = warpgroups::lower(of, v, z, (&sizes, shape), &asked, machine)?;
+            let steps = steps.ok_or_else(|| of.unsupported(warpgroups::NEEDS))?;
+            joined(of, v, z, steps, shape.parts, machine)
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! GPU matmuls: one tile of the result per program instance, a loop over K, the epilogue on the accumulators.
 //!
 //! Takes: a batched matmul, its operands as functions of an index, and the body around it. Gives: the steps. Warpgroups
-//! compute it where they apply ([`crate::warpgroup`]), else tiles of masked pointer loads ([`tiles`]). Operands may be
-//! copied first ([`memory`]), and K may be split ([`split_k`]). An epilogue that does not fit a tile is a step of its
+//! compute it where they apply ([`crate::matmul::wgmma`]), else tiles of masked pointer loads ([`mma`]). Operands may be
+//! copied first ([`operands`]), and K may be split ([`split_k`]). An epilogue that does not fit a tile is a step of its
 //! own.
 //!
 //! **Row reductions in the epilogue.** Softmax, norms and sums over the columns of a tensor-core matmul are computed in
@@ -10,39 +10,38 @@
 //! part of a row once, combines it column by column, and the row is reduced in registers and across four lanes. Under
 //! split-K the step that sums the slices reduces. Rows that are heads, parts of the result's rows, are reduced in tiles as
 //! wide as a head.
-mod candidates;
-mod cost;
-mod memory;
-mod split_k;
-mod tiles;
+pub mod conv;
+pub mod dims;
+pub mod gemm;
+pub mod host;
+pub mod library;
+pub mod mma;
+pub mod operands;
+pub mod pairwise;
+pub mod split_k;
+pub mod wgmma;
 
-use crate::LowerError;
-use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
-use crate::emit::TileRow;
-use crate::expr::{CoordId, Expr, linear};
-use crate::frame::{loads, open_with};
-use crate::launch;
-use crate::lowering::Lowering;
-use crate::multiply::{Forms, Multiply, Product};
-use crate::placed::{self, Lattice, Positions, the_sums};
-use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
-use crate::row::Row;
-use crate::space::Space;
+use crate::emit::emitter::TileRow;
+use crate::emit::frame::{loads, open_with};
+use crate::emit::launch;
+use crate::error::LowerError;
+use crate::matmul::mma::{accumulate, grouped};
+use crate::matmul::wgmma::slices;
+use crate::matmul::wgmma::strided::Side;
+use crate::nest::lowering::Lowering;
+use crate::scalar::dag::{Dag, Guard, NodeOp, Scene, Store};
+use crate::scalar::epilogue_map::{self, Lattice, Positions, the_sums};
+use crate::scalar::expr::{CoordId, Expr, linear};
+use crate::scalar::resolve::{Body, Matmul as Place, Resolved, Resolver};
+use crate::scalar::row::Row;
+use crate::scalar::space::Space;
+use crate::schedule::tile::{Cut, Shape};
 use crate::steps::Emitted;
-use crate::tiled::{Cut, Shape};
-use crate::warpgroup::{self, Side};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Graph, Type, ValueId};
-use kiln_plan::Hardware;
-use kiln_plan::{
-    Axis, Precision, Step,
-    exec::{Slot, Work},
-};
-
-pub use candidates::{candidates, epilogues, staged, swapped_candidates};
-pub use memory::Way;
-pub use tiles::zero_outside;
-use tiles::{accumulate, grouped};
+use kiln_plan::exec::{Slot, Work};
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, TiledMatmul};
+use kiln_plan::{Axis, Hardware, Precision, Step};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
@@ -101,7 +100,7 @@ pub fn beside(g: &Graph, bytes: u64, v: ValueId) -> u64 {
 }
 
 /// Type of a matmul's operands.
-pub fn operands(of: &Lowering, v: ValueId) -> DType {
+pub fn operand_dtype(of: &Lowering, v: ValueId) -> DType {
     of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
 }
 /// Arithmetic of a kernel outside of its matmul.
@@ -111,7 +110,7 @@ pub fn after(of: &Lowering, v: ValueId) -> f64 {
 }
 /// Precision of a matmul: the plan's for f32 operands.
 pub fn precision(of: &Lowering, v: ValueId) -> Precision {
-    if operands(of, v) == DType::F32 { of.precision } else { Precision::Exact }
+    if operand_dtype(of, v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
 /// The second right operand of a dual GEMM.
@@ -150,7 +149,7 @@ impl Matmul<'_> {
         of.with_body(Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..of.body })
     }
     /// The values that are stored where matmuls go through memory.
-    fn values(&self) -> impl Iterator<Item = ValueId> {
+    pub fn values(&self) -> impl Iterator<Item = ValueId> {
         std::iter::once(self.v).chain(self.dual.and_then(|t| t.v))
     }
 }
@@ -167,9 +166,9 @@ pub struct Run {
 const APART: &str = "`stage c global` computes it by a launch of its own";
 
 /// The matmul by a schedule.
-pub fn lower(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &Product) -> Result<Emitted, LowerError> {
-    let out = memory::prepared(of, p, machine, asked, |p, before| with_operands(of, p, machine, asked, before))?;
-    Ok(out.in_forms(|forms| forms.copies = asked.forms.copies))
+pub fn lower(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
+    let out = operands::prepared(of, p, machine, asked, |p, before| with_operands(of, p, machine, asked, before))?;
+    Ok(out.in_form(|form| form.copies = asked.form.copies))
 }
 
 /// The matmul with the operands that it is to read; `out` has the steps that come before.
@@ -177,16 +176,16 @@ pub fn with_operands(
     of: &Lowering,
     p: &Matmul,
     machine: &Hardware,
-    asked: &Product,
+    asked: &TiledMatmul,
     mut out: Emitted,
 ) -> Result<Emitted, LowerError> {
     let first = out.scratch.len() as u32;
-    if asked.forms.slices > 1 {
+    if asked.form.slices > 1 {
         let split = in_slices(of, p, machine, asked, first)?;
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if !asked.forms.apart {
+    if !asked.form.separate_epilogue {
         let Some(placed) = fitting(of, p) else {
             return Err(of.unsupported(format!("the epilogue is not that of a tile; {APART}")));
         };
@@ -207,13 +206,13 @@ pub fn with_operands(
     out.made = Some(made);
     let scratch = out.scratch.len() as u32;
     let out = out.then(launch::body(&rest, scratch)?);
-    Ok(out.in_forms(|forms| forms.apart = true))
+    Ok(out.in_form(|form| form.separate_epilogue = true))
 }
 
 /// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
-fn fitting(of: &Lowering, p: &Matmul) -> Option<Vec<placed::Placed>> {
+pub fn fitting(of: &Lowering, p: &Matmul) -> Option<Vec<epilogue_map::Placed>> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    placed::outputs(&p.nodes(of), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
+    epilogue_map::outputs(&p.nodes(of), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
         .filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
@@ -227,15 +226,15 @@ fn in_slices(
     of: &Lowering,
     p: &Matmul,
     machine: &Hardware,
-    asked: &Product,
+    asked: &TiledMatmul,
     scratch: u32,
 ) -> Result<Emitted, LowerError> {
-    let (dtype, step) = (operands(of, p.v), Step::SplitReduce(Axis::K, asked.forms.slices));
+    let (dtype, step) = (operand_dtype(of, p.v), Step::SplitReduce(Axis::K, asked.form.slices));
     if machine.contract.batch_invariant {
         return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
     }
-    let parts = sides(of, p, machine)?.and_then(|sides| warpgroup::in_slices(p, dtype, sides, asked.forms.slices));
-    let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.forms.apart) else {
+    let parts = sides(of, p, machine)?.and_then(|sides| slices::in_slices(p, dtype, sides, asked.form.slices));
+    let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.form.separate_epilogue) else {
         let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
         return Err(of.unsupported(format!("`{step}` does not fit: {why}")));
     };
@@ -249,14 +248,14 @@ fn in_slices(
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
 fn sides(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
-    if !warpgroup::takes(operands(of, p.v), machine) {
+    if !wgmma::takes(operand_dtype(of, p.v), machine) {
         return Ok(None);
     }
-    let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
-    let bytes = operands(of, p.v).bytes();
+    let (left, right) = (operands::read(of, p, 0)?.strided(p), operands::read(of, p, 1)?.strided(p));
+    let bytes = operand_dtype(of, p.v).bytes();
     let sides = left.zip(right).map(|(left, right)| [left.side(bytes), right.side(bytes)]);
     let Some(dual) = p.dual else { return Ok(sides) };
-    let other = memory::read(of, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
+    let other = operands::read(of, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
     Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1].major)))
 }
 
@@ -296,7 +295,7 @@ fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let exprs = (p.place)(&space.axes);
     for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
-        let inverse = crate::invert::invert(e, d)
+        let inverse = crate::scalar::invert::invert(e, d)
             .ok_or_else(|| of.unsupported("a matmul whose result order cannot be inverted"))?;
         solved.extend(inverse.coords.iter().cloned());
         guards.extend(inverse.guards(extent));
@@ -308,7 +307,7 @@ fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>
 }
 
 /// The stores of the epilogue at `at` (batch…, m, n).
-fn epilogue(of: &Lowering, p: &Matmul, placed: &[placed::Placed], at: &[Expr]) -> Stored {
+pub fn epilogue(of: &Lowering, p: &Matmul, placed: &[epilogue_map::Placed], at: &[Expr]) -> Stored {
     let matmul = p.nodes(of);
     let mut r = matmul.resolver();
     r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
@@ -330,12 +329,12 @@ fn tiled(
     of: &Lowering,
     p: &Matmul,
     dims: &[usize],
-    asked: &Product,
+    asked: &TiledMatmul,
     machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
-) -> Result<(Work<Kernel>, Multiply), LowerError> {
-    let (name, dtype, asked) = (of.name, operands(of, p.v), asked.tile);
-    let made = |tile| Multiply::Matmul(Product { forms: Forms::default(), tile });
+) -> Result<(Work<Kernel>, MatmulSchedule), LowerError> {
+    let (name, dtype, asked) = (of.name, operand_dtype(of, p.v), asked.tile);
+    let made = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
     let row =
         p.row.filter(|_| p.whole.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
     let base = dims.len() as CoordId;
@@ -362,7 +361,7 @@ fn tiled(
     let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
 
     if asked.stages.is_some() {
-        let task = warpgroup::Task {
+        let task = wgmma::Task {
             name,
             matmul: p,
             scene: &scene,
@@ -375,13 +374,13 @@ fn tiled(
             row,
             asked,
         };
-        let (work, tile) = warpgroup::lower(&task, machine).unwrap_or_else(|| Err(of.unsupported(warpgroup::NEEDS)))?;
+        let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(of.unsupported(wgmma::NEEDS)))?;
         return Ok((work, made(tile)));
     }
     if p.whole.is_some() || p.low.is_some() {
-        return Err(of.unsupported(warpgroup::NEEDS));
+        return Err(of.unsupported(wgmma::NEEDS));
     }
-    let t = tiles::of_schedule(p, dtype, &asked).map_err(|why| of.unsupported(why))?;
+    let t = mma::of_schedule(p, dtype, &asked).map_err(|why| of.unsupported(why))?;
     if row.is_some() && (t.n < p.n || p.row != Some(p.n)) {
         return Err(of.unsupported(format!("the rows that the epilogue reduces are not those of a tile; {APART}")));
     }
@@ -401,7 +400,7 @@ fn tiled(
     for s in &scene.stores {
         f.store(s);
     }
-    Ok((f.finish()?, made(t.of_schedule(tiles::engine(dtype, p)))))
+    Ok((f.finish()?, made(t.of_schedule(mma::engine(dtype, p)))))
 }
 
 /// Swaps the last two.

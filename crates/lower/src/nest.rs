@@ -3,10 +3,17 @@
 //! Takes: a space, and the scalar program at a point of a space. Gives: axes with names ([`Axis`]) and extents, and the program at the
 //! coordinates of a space in which some of them are fused.
 //! Never: tiles, grids, warps ([`crate::schedule`]).
-use crate::LowerError;
-use crate::dag::Scene;
-use crate::expr::CoordId;
-use crate::space::{Coord, Space};
+pub mod lowering;
+pub mod passes;
+pub mod pointwise;
+pub mod reduction;
+pub mod scan;
+pub mod scatter;
+
+use crate::error::LowerError;
+use crate::scalar::dag::Scene;
+use crate::scalar::expr::CoordId;
+use crate::scalar::space::{Coord, Space};
 use kiln_graph::Graph;
 use kiln_plan::exec::Slot;
 use kiln_plan::{Axis, Hardware};

@@ -1,9 +1,9 @@
 //! The steps that a kernel is lowered to, while they are put together.
-use crate::multiply::{Forms, Multiply};
 use kiln_block::Kernel;
 use kiln_graph::Type;
 use kiln_plan::Schedule;
 use kiln_plan::exec::Work;
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -11,7 +11,7 @@ pub struct Emitted {
     pub scratch: Vec<Type>,
     pub steps: Vec<Work<Kernel>>,
     /// The schedule of the matmul or attention among them.
-    pub made: Option<Multiply>,
+    pub made: Option<MatmulSchedule>,
     /// The nests among them that have schedules of their own.
     pub launches: Vec<Launched>,
 }
@@ -39,10 +39,17 @@ impl Emitted {
         Emitted { steps: vec![step], ..Emitted::default() }
     }
     /// The same, of a matmul in other forms.
-    pub fn in_forms(mut self, change: impl FnOnce(&mut Forms)) -> Emitted {
-        if let Some(Multiply::Matmul(p)) = &mut self.made {
-            change(&mut p.forms);
+    pub fn in_form(mut self, change: impl FnOnce(&mut MatmulForm)) -> Emitted {
+        if let Some(MatmulSchedule::Matmul(p)) = &mut self.made {
+            change(&mut p.form);
         }
         self
+    }
+}
+
+/// Limits the registers of a thread.
+pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {
+    if let Work::Block { code, .. } = step {
+        code.registers = most;
     }
 }

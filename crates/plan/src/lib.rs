@@ -12,6 +12,7 @@ pub mod error;
 pub mod exec;
 mod hardware;
 pub mod index;
+pub mod matmul_schedule;
 mod numerics;
 pub mod schedule;
 pub mod text;

@@ -1,18 +1,18 @@
 //! Split-K, for matmuls with few tiles and a long K: slices of K are computed like batches, and a second step sums them
 //! in order, so results are the same from run to run. Slices are whole stages of the pipeline; the last may reach
 //! beyond K, where a tensor map reads zeros.
-use super::{Dual, Matmul, OperandAt, sums, tiled};
-use crate::LowerError;
-use crate::expr::Expr;
-use crate::launch;
-use crate::lowering::Lowering;
-use crate::multiply::Product;
-use crate::resolve::{Body, Matmul as Place, Resolver};
+use crate::emit::launch;
+use crate::error::LowerError;
+use crate::matmul::wgmma::slices::Parts;
+use crate::matmul::{Dual, Matmul, OperandAt, sums, tiled};
+use crate::nest::lowering::Lowering;
+use crate::scalar::expr::Expr;
+use crate::scalar::resolve::{Body, Matmul as Place, Resolver};
 use crate::steps::Emitted;
-use crate::warpgroup::Parts;
 use kiln_graph::Type;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
+use kiln_plan::matmul_schedule::TiledMatmul;
 
 /// The matmul in slices of K, and the step that sums them and computes the rest of the kernel. `scratch`: the number of
 /// the first free scratch buffer.
@@ -21,7 +21,7 @@ pub fn lower(
     p: &Matmul,
     parts: Parts,
     machine: &Hardware,
-    asked: &Product,
+    asked: &TiledMatmul,
     scratch: u32,
 ) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(p.v);
@@ -51,7 +51,7 @@ pub fn lower(
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
     let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made), ..Emitted::default() };
-    let out = out.in_forms(|forms| forms.slices = parts);
+    let out = out.in_form(|form| form.slices = parts);
     let name = format!("{}_sum", of.name);
     let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
     Ok(out.then(launch::body(&rest.with_body(Body { name: &name, ..rest.body }), next)?))

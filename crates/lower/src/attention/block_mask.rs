@@ -1,0 +1,270 @@
+//! Which blocks of keys a mask leaves, where that depends on data: documents in one sequence, padding, masks in memory.
+//!
+//! A kernel before the attention evaluates the mask once for all heads that share it, and writes for every tile of
+//! queries four positions: from where to where keys have to be read, and from where to where no score is masked. The
+//! loop over keys runs between the first two. Between the others it needs no mask: [`kiln_block::passes::split`] gives
+//! these iterations a loop of their own. All four are multiples of the block of keys.
+//!
+//! A mask in memory may be a float that is added: a key is masked where it is minus infinity or the least number of its type
+//! ([`mask_value`]). With such numbers a query that sees no key attends to all of them alike: its tile reads all keys.
+//!
+//! Masks that are comparisons of positions need no such kernel: [`crate::scalar::key_range`] finds their ends.
+use crate::attention::program::{Coords, bounds, of_block, reduced};
+use crate::emit::emitter::Lanes;
+use crate::emit::frame::{Frame, loads, looped, open_with};
+use crate::error::LowerError;
+use crate::scalar::dag::{Dag, NodeId, NodeOp, Scene, Store, is_number};
+use crate::scalar::expr::{CoordId, Expr, linear};
+use crate::scalar::mask_value;
+use crate::scalar::scores::Sizes;
+use crate::schedule::tile::{Cut, Shape};
+use kiln_block::{BinaryOp as B, CmpOp, Kernel, ReduceOp as R, Value};
+use kiln_graph::{BinaryOp, CompareOp, DType, Type as Array, UnaryOp};
+use kiln_machine::Machine;
+use kiln_plan::attention::{self, Tiles};
+use kiln_plan::exec::{Slot, Work};
+
+/// Queries of a block, which looks for the keys of a part of a tile, and its warps.
+const ROWS: usize = attention::MASK_ROWS;
+const WARPS: usize = 8;
+
+/// A mask that depends on data along queries or keys.
+pub struct Mask {
+    /// Where the positions are.
+    slot: Slot,
+    /// Where one of these does not have this value, a score is masked. They are those that the score itself reads.
+    pub conditions: Vec<(NodeId, bool)>,
+    /// Whether a row without a key attends to all of them, as it does where the mask is a number.
+    pub attends: bool,
+    /// Whether all of them have.
+    all: NodeId,
+    /// The coordinates of batch and head that it depends on, with their extents.
+    outer: Vec<(CoordId, usize)>,
+    /// The coordinate of a tile of queries, and how many there are.
+    tile: (CoordId, usize),
+    /// The coordinate of a part of its rows, and how many there are.
+    part: (CoordId, usize),
+}
+
+/// The conditions of a mask.
+struct Conditions<'a> {
+    dag: &'a mut Dag,
+    dtype: DType,
+    /// Coordinates of the heads.
+    heads: [CoordId; 2],
+    /// Conditions with the values that they have wherever a score is not masked (or was NaN or infinite before a mask was added).
+    found: Vec<(NodeId, bool)>,
+    /// Whether a mask may be another number than minus infinity.
+    finite: bool,
+}
+
+impl Conditions<'_> {
+    fn of(&mut self, score: NodeId) {
+        let dag = &*self.dag;
+        let low = |n: NodeId| mask_value::masks(dag, n, self.dtype);
+        match dag.node(score).op {
+            NodeOp::Select(c, a, b) if low(a) != low(b) => {
+                let (other, lowest, value) = if low(a) { (b, a, false) } else { (a, b, true) };
+                self.finite |= !is_number(dag, lowest, f64::NEG_INFINITY);
+                self.found.push((c, value));
+                self.of(other);
+            }
+            NodeOp::Binary(BinaryOp::Add, a, b) => {
+                self.of(a);
+                self.of(b);
+            }
+            NodeOp::Cast(a) if dag.node(a).dtype.is_float() => self.of(a),
+            _ if self.may_mask(score) => {
+                let dag = &mut *self.dag;
+                let limit = dag.number(self.dtype, self.dtype.mask_limit());
+                let masked = dag.add(NodeOp::Compare(CompareOp::Lt, score, limit), DType::Bool);
+                self.found.push((masked, false));
+                self.finite = true;
+            }
+            _ => {}
+        }
+    }
+    /// Is this a float from memory that heads share, and which may therefore be a mask? One of each head is a bias.
+    fn may_mask(&self, n: NodeId) -> bool {
+        let mut any = false;
+        let shared = |n: &NodeId| {
+            let node = self.dag.node(*n);
+            let mut of_head = false;
+            node.exprs(&mut |e| of_head |= self.heads.iter().any(|id| e.uses(*id)));
+            any |= match node.op {
+                NodeOp::Load { .. } => node.dtype.is_float(),
+                NodeOp::Const(_) => mask_value::masks(self.dag, *n, self.dtype),
+                _ => false,
+            };
+            !of_head && !matches!(node.op, NodeOp::Anchor { .. } | NodeOp::Check { .. })
+        };
+        self.dag.node(n).dtype.is_float() && self.dag.reach(&[n]).iter().all(shared) && any
+    }
+}
+
+impl Mask {
+    /// The mask of a score, for tiles of so many rows; `slot`: where the positions are.
+    pub fn of(dag: &mut Dag, score: NodeId, dtype: DType, z: &Sizes, rows: usize, slot: Slot) -> Option<Mask> {
+        let Coords { s, t: [t, _], head, group, .. } = Coords::of(z);
+        let mut all = Conditions { dag, dtype, heads: [head, group], found: vec![], finite: false };
+        all.of(score);
+        let Conditions { found, finite, .. } = all;
+        let each: Vec<NodeId> =
+            found.iter().map(|(c, yes)| if *yes { *c } else { dag.unary(UnaryOp::Not, *c) }).collect();
+        let all = each.into_iter().reduce(|a, b| dag.binary(BinaryOp::And, a, b))?;
+        let nodes = dag.reach(&[all]);
+        let by_data = |n: &NodeId| matches!(&dag.node(*n).op, NodeOp::Load { at, .. } if at.uses(s) || at.uses(t));
+        // An index that is out of range is reported by the attention, at the place of its score.
+        let checked = nodes.iter().any(|n| matches!(dag.node(*n).op, NodeOp::Check { .. } | NodeOp::Anchor { .. }));
+        if checked || !nodes.iter().any(by_data) {
+            return None;
+        }
+        let used = &dag.depends(&[])[all as usize];
+        let extents = [&z.batch[..], &[z.heads, z.group]].concat();
+        let outer = extents.into_iter().enumerate().map(|(i, n)| (i as CoordId, n));
+        let outer: Vec<_> = outer.filter(|(id, n)| *n > 1 && used.contains(id)).collect();
+        let [tile, part] = [9, 10].map(|i| z.batch.len() as CoordId + i);
+        let (tile, part) = ((tile, z.s.div_ceil(rows)), (part, rows / ROWS));
+        let nodes = dag.reach(&[score]);
+        let conditions = found.into_iter().filter(|(c, _)| nodes.binary_search(c).is_ok()).collect();
+        Some(Mask { conditions, attends: finite, all, outer, tile, part, slot })
+    }
+    /// How many heads have masks of their own.
+    pub fn heads(&self) -> usize {
+        self.outer.iter().map(|(_, n)| n).product()
+    }
+    /// What the kernel before the attention writes.
+    pub fn scratch(&self) -> Array {
+        Array::new(DType::I32, [self.heads() * self.tile.1 * self.part.1 * 4])
+    }
+    /// The place of the first position.
+    fn at(&self, part: Expr) -> Expr {
+        let mut at: Vec<Expr> = self.outer.iter().chain([&self.tile]).map(|(id, n)| Expr::coord(*id, *n)).collect();
+        let mut shape: Vec<usize> = self.outer.iter().chain([&self.tile, &self.part]).map(|(_, n)| *n).collect();
+        at.extend([part, Expr::default()]);
+        shape.push(4);
+        linear(&at, &shape)
+    }
+    /// The positions of all parts, as the attention reads them.
+    pub fn positions(&self, dag: &mut Dag) -> Vec<[NodeId; 4]> {
+        let parts = (0..self.part.1).map(|part| self.at(Expr::constant(part as i64)));
+        let load = |at: Expr, i: i64| NodeOp::Load { slot: self.slot, at: at.shift(i), guards: vec![] };
+        parts.map(|at| [0, 1, 2, 3].map(|i| dag.add(load(at.clone(), i), DType::I32))).collect()
+    }
+    /// The positions of a tile of queries.
+    pub fn of_tile(&self, f: &mut Frame, tile: Value, keys: usize, positions: &[[NodeId; 4]]) -> [Value; 4] {
+        let base = f.b.cast(tile, f.em.index);
+        f.em.coords.insert(self.tile.0, Lanes::uniform(base));
+        let by = [B::Min, B::Max, B::Max, B::Min];
+        let [start, end, from, to] = [0, 1, 2, 3].map(|i| {
+            let mut all = positions.iter().map(|part| part[i]);
+            let first = all.next().map(|n| f.em.value(&mut f.b, n));
+            let first = first.unwrap_or_else(|| f.b.broken("no part of a tile"));
+            all.fold(first, |v, n| {
+                let next = f.em.value(&mut f.b, n);
+                f.b.binary(by[i], v, next)
+            })
+        });
+        // Where no row needs a key: the first block, of which the mask leaves nothing.
+        let [zero, step] = [0, keys].map(|n| f.b.i32(n as i64));
+        let empty = f.b.cmp(CmpOp::Eq, end, zero);
+        let (start, end) = (f.b.select(empty, zero, start), f.b.select(empty, step, end));
+        [start, end, f.b.binary(B::Min, from, end), f.b.binary(B::Min, to, end)]
+    }
+    /// The kernel that writes the positions. `ends`: between which keys comparisons of positions leave any.
+    pub fn program(
+        &self,
+        name: &str,
+        dag: &Dag,
+        z: &Sizes,
+        tiles: &Tiles,
+        ends: [Option<NodeId>; 2],
+        machine: &Machine,
+    ) -> Result<Work<Kernel>, LowerError> {
+        let Coords { s, t: [t, _], .. } = Coords::of(z);
+        let mut scene = Scene { dag: dag.clone(), stores: vec![] };
+        let part = Expr::coord(self.part.0, self.part.1);
+        for i in 0..4 {
+            let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
+            scene.stores.push(Store::new(self.slot, DType::I32, self.at(part.clone()).shift(i), value));
+        }
+        let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.all]).collect();
+        let mut used = loads(&scene.dag, &roots, |_| false);
+        used.push((self.slot, DType::I32, false));
+        let cuts = self.outer.iter().chain([&self.tile, &self.part]).map(|(id, n)| Cut::uniform(*id, *n)).collect();
+        let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS, blocks: 1, reversed: false };
+        let mut f = open_with(name, &scene, &shape, &used, machine);
+
+        let keys = tiles.keys;
+        let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
+        let (of_part, of_keys) = (cut(s, z.s, ROWS, 0), cut(t, z.t, keys, 1));
+        let place = Expr::coord(self.tile.0, self.tile.1).scale(self.part.1 as i64).plus(&part);
+        let place = f.em.expr(&mut f.b, &place);
+        let lanes = f.lanes(of_part, Some(place));
+        f.em.coords.insert(s, lanes);
+        let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_part)));
+        let range = bounds(&mut f, z, tiles, ends, None);
+        let wide = [ROWS, keys];
+        let lane = f.iota(of_keys);
+        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
+        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &wide));
+        // Of a row and a column of the blocks: the first block with a key that counts, the end of the last one, and how
+        // many there are.
+        let found = looped(&mut f, range, &[beyonds, zeros, zeros], |f, block, now| {
+            let base = f.b.cast(block, f.em.index);
+            let ragged = !z.t.is_multiple_of(keys);
+            let there = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
+            f.em.coords.insert(t, Lanes { base: Some(base), lane, mask: there, block: 0 });
+            let counts = f.em.value(&mut f.b, self.all);
+            let mut counts = f.b.broadcast_to(counts, &wide);
+            for inside in [lanes.mask, there].into_iter().flatten() {
+                let inside = f.b.broadcast_to(inside, &wide);
+                counts = f.b.binary(B::And, counts, inside);
+            }
+            let b = &mut f.b;
+            let next = b.binary(B::Add, block, range[2]);
+            let [block, next] = [block, next].map(|v| b.splat(v, &wide));
+            let first = b.select(counts, block, beyonds);
+            let first = b.binary(B::Min, now[0], first);
+            let last = b.select(counts, next, now[1]);
+            let more = b.select(counts, ones, zeros);
+            vec![first, last, b.binary(B::Add, now[2], more)]
+        });
+        let b = &mut f.b;
+        let [first, last, count] = found[..] else {
+            return Err(LowerError::Invariant {
+                kernel: name.into(),
+                what: "a loop does not give what it carries".into(),
+            });
+        };
+        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no mask.
+        let step = b.splat(range[2], &wide);
+        let counted = b.binary(B::Mul, count, step);
+        let length = b.binary(B::Sub, last, first);
+        let whole = b.cmp(CmpOp::Eq, counted, length);
+        let (mut from, mut to) = (first, b.select(whole, last, zeros));
+        let (mut first, mut last) = (first, last);
+        if self.attends {
+            let end = b.reduce(R::Max, last, 1);
+            let end = b.expand_dims(end, 1);
+            let nowhere = b.splat(zero, &[ROWS, 1]);
+            let mut none = b.cmp(CmpOp::Eq, end, nowhere);
+            if let Some(inside) = lanes.mask {
+                none = b.binary(B::And, none, inside);
+            }
+            let none = b.broadcast_to(none, &wide);
+            (first, last) = (b.select(none, zeros, first), b.select(none, beyonds, last));
+        }
+        if let Some(inside) = lanes.mask {
+            let inside = b.broadcast_to(inside, &wide);
+            (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
+        }
+        let by = [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)];
+        let found = by.map(|(v, by)| reduced(b, v, by));
+        for (store, value) in scene.stores.iter().zip(found) {
+            f.em.set(store.value, value);
+            f.store(store);
+        }
+        f.finish()
+    }
+}

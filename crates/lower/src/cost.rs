@@ -1,0 +1,17 @@
+//! Prices of schedules: what a launch is predicted to take, in closed form, from numbers alone.
+//!
+//! Nests: [`features`] has a nest in numbers, [`footprint`] what an instance of a schedule does, [`price`] the time. Matmuls: [`mma`] and
+//! [`wgmma`].
+//! Never: chooses, or looks at a program. Figures of hardware are the machine's.
+
+pub mod arithmetic;
+pub mod features;
+pub mod footprint;
+pub mod instructions;
+pub mod lanes;
+pub mod library;
+pub mod mma;
+pub mod price;
+pub mod registers;
+pub mod wgmma;
+pub mod windows;

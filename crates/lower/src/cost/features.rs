@@ -1,0 +1,316 @@
+//! What the cost model and the proposer of schedules know of a nest.
+use crate::cost::arithmetic::{self, Instructions};
+use crate::nest::Nest;
+use crate::nest::passes::in_passes;
+use crate::scalar::dag::{Guard, NodeId, NodeOp, Scene};
+use crate::scalar::expr::{Atom, Expr};
+use kiln_block::passes::layout::WINDOW;
+use kiln_graph::DType;
+use kiln_plan::exec::Slot;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One access to memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Access {
+    pub slot: Slot,
+    /// Bytes of an element.
+    pub bytes: usize,
+    pub store: bool,
+    /// Elements between neighbours along each coordinate of the nest; `None` along one that a quotient, a remainder or an index that is
+    /// read depends on.
+    pub strides: Vec<Option<i64>>,
+    /// Elements from the start of the buffer, where all coordinates are 0.
+    pub offset: i64,
+    /// Share of the points that are within its bounds.
+    pub share: f64,
+    /// How many values of each coordinate may be within them; `usize::MAX` without bounds.
+    pub within: Vec<usize>,
+    /// Needed after the reductions alone.
+    pub late: bool,
+    /// Needed for several levels of reductions, or for one and after it.
+    pub held: bool,
+    /// Its index is read from memory.
+    pub gathered: bool,
+    /// It is within bounds that not all points are in.
+    pub guarded: bool,
+    /// All its elements are in the sectors of those of an access before it.
+    pub beside: bool,
+    /// The first access with the same strides and bytes of an element, by its number, and the first that is also within the same bounds: itself
+    /// where none is before it.
+    pub like: usize,
+    pub within_like: usize,
+}
+
+/// A nest in numbers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Facts {
+    /// Extent of each coordinate of the nest, and whether it belongs to the row.
+    pub coords: Vec<(usize, bool)>,
+    pub accesses: Vec<Access>,
+    /// Levels of reductions, each of which needs the results of those before it.
+    pub levels: usize,
+    /// Passes over rows that do not fit a tile, for these: some levels have what is computed beside those before them.
+    pub passes: usize,
+    /// Special functions of an element that are needed as [`Access::held`] is.
+    pub kept: usize,
+    /// Reductions and scans.
+    pub reductions: usize,
+    pub scans: usize,
+    /// Reductions and scans that combine a row in its order.
+    pub ordered: usize,
+    /// Arithmetic, which every element needs.
+    pub arithmetic: Vec<Instructions>,
+    /// Quotients in index expressions and bounds, which every vector needs.
+    pub indices: Vec<Instructions>,
+    /// Different bounds within which accesses are.
+    pub guards: usize,
+    /// Whether several loads are those of a window.
+    pub window: bool,
+    /// Bytes that are read and written once.
+    pub bytes: u64,
+}
+
+/// Bytes of a sector of the L2 cache.
+pub const SECTOR: usize = 32;
+
+impl Access {
+    /// Whether all its elements are in the sectors of those of another access, whose spans have so many elements.
+    fn in_lines_of(&self, other: &Access, length: u64, extents: &[usize]) -> bool {
+        let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
+        let apart = (self.offset - other.offset).unsigned_abs();
+        let alike = |i: usize| match (self.strides[i], other.strides[i]) {
+            (Some(a), Some(b)) => a == b || near(a.abs().max(b.abs()) * extents[i] as i64),
+            (a, b) => a == b,
+        };
+        self.slot == other.slot
+            && self.gathered == other.gathered
+            && near(self.offset - other.offset)
+            && apart < length
+            && (0..extents.len()).all(alike)
+    }
+    /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
+    /// from the start to the end of one.
+    pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
+        let (spans, length) = self.spans_within(extents, gap);
+        (spans * self.share, length)
+    }
+    /// The same for tiles that are within its bounds.
+    pub fn spans_within(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
+        let (apart, length) = self.run(&extents, gap);
+        let spans: f64 = apart.iter().map(|(_, extent)| *extent as f64).product();
+        let within = (0..self.within.len()).map(|i| extents(i) as f64 / extents(i).min(self.within[i]) as f64);
+        (spans * within.product::<f64>(), length as f64)
+    }
+    /// The same for one of several tiles that is within its bounds: elements from one span to the next along each coordinate, with its extent
+    /// (`u64::MAX` where that is not known), and the elements of a span.
+    pub fn run(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (Vec<(u64, usize)>, u64) {
+        let mut used: Vec<(u64, usize)> = vec![];
+        for (i, s) in self.strides.iter().enumerate() {
+            let extent = extents(i).min(self.within[i]);
+            if *s != Some(0) && extent > 1 {
+                used.push((s.map_or(u64::MAX, i64::unsigned_abs), extent));
+            }
+        }
+        used.sort_unstable();
+        let (mut apart, mut length) = (vec![], 1u64);
+        for (stride, extent) in used {
+            if stride < length + gap as u64 {
+                length += stride * (extent as u64 - 1);
+            } else {
+                apart.push((stride, extent));
+            }
+        }
+        (apart, length)
+    }
+    /// Elements that end a span: those of a sector.
+    pub fn gap(&self) -> usize {
+        SECTOR / self.bytes.clamp(1, SECTOR)
+    }
+    /// Bytes of the sectors that it touches.
+    fn touched(&self, extents: &[usize]) -> f64 {
+        let (spans, length) = self.spans(|i| extents[i], self.gap());
+        spans * length * self.bytes as f64
+    }
+}
+
+impl Facts {
+    /// Bytes of the widest element along the row, or of a point.
+    pub fn widest(&self) -> usize {
+        let rows = self.coords.iter().any(|c| c.1);
+        let moves = |a: &&Access| !rows || self.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0));
+        self.accesses.iter().filter(moves).map(|a| a.bytes).max().unwrap_or(4).max(1)
+    }
+    /// Whether results are stored along rows.
+    pub fn stored_along(&self) -> bool {
+        self.accesses.iter().any(|a| a.store && self.coords.iter().zip(&a.strides).any(|(c, s)| c.1 && *s != Some(0)))
+    }
+    /// Notes again what accesses have in common, after extents or strides have changed.
+    pub fn compare(&mut self) {
+        let extents: Vec<usize> = self.coords.iter().map(|c| c.0).collect();
+        compare(&mut self.accesses, &extents);
+    }
+    pub fn of(nest: &Nest) -> Facts {
+        let (scene, space) = (&nest.scene, &nest.space);
+        let dag = &scene.dag;
+        let live = scene.live();
+        // An index that a node computes has no stride along what the node depends on.
+        let deps = dag.depends(&[]);
+        let strides = |e: &Expr| -> Vec<Option<i64>> {
+            let mut computed = vec![];
+            e.nodes(&mut |n| computed.extend(deps[n as usize].iter().copied()));
+            space.coords.iter().map(|c| e.stride(c.id).filter(|_| !computed.contains(&c.id))).collect()
+        };
+        let gathered = |e: &Expr| {
+            let mut reads = false;
+            e.nodes(&mut |_| reads = true);
+            reads
+        };
+        let (mut reductions, mut scans, mut ordered) = (0, 0, 0);
+        for &n in &live {
+            let node = dag.node(n);
+            reductions += usize::from(matches!(node.op, NodeOp::Reduce { .. }));
+            scans += usize::from(matches!(node.op, NodeOp::Scan { .. }));
+            ordered += usize::from(!node.sums_in_any_order());
+        }
+        let levels = scene.levels();
+        let phases = phases(scene, &levels);
+        let mut accesses = vec![];
+        let mut bounds: BTreeSet<&Guard> = BTreeSet::new();
+        let mut access = |slot, dtype: DType, at: &Expr, guards: &[Guard], node: Option<NodeId>| {
+            let (strides, bytes) = (strides(at), dtype.bytes());
+            let share = guards.iter().map(Guard::share).product();
+            let mut within = vec![usize::MAX; space.coords.len()];
+            for (id, most) in guards.iter().filter_map(Guard::bounds) {
+                for i in space.among(&[id]) {
+                    within[i] = within[i].min(most);
+                }
+            }
+            let (offset, gathered) = (at.constant, gathered(at));
+            let (before, after) = node.map_or((0, true), |n| phases[n as usize]);
+            let (store, late) = (node.is_none(), before == 0);
+            let held = before + usize::from(after) > 1;
+            let guarded = !guards.is_empty();
+            accesses.push(Access {
+                slot,
+                bytes,
+                store,
+                strides,
+                offset,
+                share,
+                within,
+                late,
+                held,
+                gathered,
+                guarded,
+                beside: false,
+                like: 0,
+                within_like: 0,
+            });
+        };
+        for n in &live {
+            if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
+                bounds.extend(guards);
+                access(*slot, dag.node(*n).dtype, at, guards, Some(*n));
+            }
+        }
+        for s in &scene.stores {
+            bounds.extend(&s.guards);
+            access(s.slot, s.dtype, &s.at, &s.guards, None);
+        }
+        let mut different: BTreeSet<(&Expr, i64)> = BTreeSet::new();
+        scene.exprs(&mut |e| {
+            e.walk(&mut |e| {
+                different.extend(e.terms.iter().filter_map(|(a, _)| match a {
+                    Atom::Div(x, k) | Atom::Mod(x, k) => Some((&**x, *k)),
+                    _ => None,
+                }))
+            })
+        });
+        let coords_of = |e: &Expr| {
+            let mut ids = vec![];
+            e.coords(&mut |c| ids.push(c));
+            e.nodes(&mut |n| ids.extend(&deps[n as usize]));
+            space.among(&ids)
+        };
+        let mut indices: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
+        for (x, k) in different {
+            *indices.entry(coords_of(x)).or_default() += arithmetic::quotient(k.unsigned_abs() as usize);
+        }
+        for g in &bounds {
+            *indices.entry(coords_of(&g.expr)).or_default() += arithmetic::BOUND;
+        }
+        let row = space.row_ids();
+        let passes = in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
+        let levels = levels.len();
+        let deps = dag.depends(&row);
+        let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
+        let mut arithmetic: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
+        let mut kept = 0;
+        for (n, count) in arithmetic::arithmetic(dag, &live) {
+            // A reduction adds up every element of its row.
+            let of = match dag.node(n).op {
+                NodeOp::Reduce { body, .. } => body,
+                _ => n,
+            };
+            *arithmetic.entry(space.among(&deps[of as usize])).or_default() += count;
+            let (before, after) = phases[n as usize];
+            kept += usize::from(along(n) && count >= arithmetic::SPECIAL && before + usize::from(after) > 1);
+        }
+        let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
+        compare(&mut accesses, &extents);
+        let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
+        for a in accesses.iter().filter(|a| !a.beside) {
+            *sizes.entry(a.slot).or_default() += a.touched(&extents);
+        }
+        let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
+        let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
+        let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
+        let guards = bounds.len();
+        let loads = || accesses.iter().filter(|a| !a.store);
+        let alike = |a: &Access, b: &Access| b.slot == a.slot && b.strides == a.strides;
+        let window = loads().any(|a| loads().filter(|b| alike(a, b)).count() >= WINDOW);
+        Facts {
+            coords,
+            accesses,
+            levels,
+            passes,
+            kept,
+            reductions,
+            scans,
+            ordered,
+            arithmetic: arithmetic::list(arithmetic),
+            indices: arithmetic::list(indices),
+            guards,
+            window,
+            bytes,
+        }
+    }
+}
+
+/// Notes of each access what others before it have in common with it.
+fn compare(accesses: &mut [Access], extents: &[usize]) {
+    let lengths: Vec<u64> = accesses.iter().map(|a| a.run(|i| extents[i], a.gap()).1).collect();
+    for at in 0..accesses.len() {
+        let (before, from) = accesses.split_at_mut(at);
+        let a = &mut from[0];
+        a.beside = before.iter().zip(&lengths).any(|(b, length)| a.in_lines_of(b, *length, extents));
+        let alike = |b: &Access| b.bytes == a.bytes && b.strides == a.strides;
+        let within = before.iter().position(|b| alike(b) && b.within == a.within);
+        (a.like, a.within_like) = (before.iter().position(alike).unwrap_or(at), within.unwrap_or(at));
+    }
+}
+
+/// For each node, in how many levels of reductions it is needed, and whether it is after them.
+fn phases(scene: &Scene, levels: &[Vec<NodeId>]) -> Vec<(usize, bool)> {
+    let dag = &scene.dag;
+    let reduces = |n: NodeId| matches!(dag.node(n).op, NodeOp::Reduce { .. });
+    let mut found = vec![(0, false); dag.nodes.len()];
+    for level in levels {
+        let bodies: Vec<NodeId> = level.iter().flat_map(|n| dag.node(*n).operands()).collect();
+        dag.reach_until(&bodies, reduces).into_iter().for_each(|n| found[n as usize].0 += 1);
+    }
+    let results: Vec<NodeId> = scene.stores.iter().map(|s| s.value).collect();
+    dag.reach_until(&results, reduces).into_iter().for_each(|n| found[n as usize].1 = true);
+    found
+}

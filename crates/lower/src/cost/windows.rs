@@ -1,0 +1,112 @@
+//! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors, serve several of them.
+use crate::cost::features::SECTOR;
+use crate::cost::price::Seen;
+use kiln_block::passes::layout::WINDOW;
+
+/// Most spans of memory that are compared with each other.
+const SPANS: usize = 2048;
+
+/// The accesses that differ from the n-th in their offsets alone, if it is the first of these.
+fn alike(seen: &[Seen], n: usize, among: impl Fn(&Seen) -> bool) -> Option<Vec<usize>> {
+    let of = seen[n].access;
+    let like = |s: &Seen| among(s) && s.access.slot == of.slot && s.access.like == of.like;
+    let first = like(&seen[n]) && !seen[..n].iter().any(like);
+    first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
+}
+
+/// Counts sectors once that several accesses of a tile touch. `inside`: extents of coordinates in the tile.
+pub(super) fn share_sectors(seen: &mut [Seen], inside: impl Fn(usize) -> usize) {
+    for n in 0..seen.len() {
+        let Some(all) = alike(seen, n, |s| !s.again && !s.access.store).filter(|all| all.len() > 1) else { continue };
+        let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
+        let (apart, length) = seen[n].access.run(&inside, seen[n].access.gap());
+        let shared = together(&offsets, &apart, length, seen[n].access.bytes);
+        all.into_iter().for_each(|m| seen[m].spans *= shared);
+    }
+}
+
+/// What a thread has along a coordinate.
+pub(super) struct Own {
+    pub neighbours: usize,
+    /// Of these so many have one mask.
+    pub masked: usize,
+    /// They are all elements along it.
+    pub whole: bool,
+}
+
+/// Counts a window's loads of a thread, which has these elements along coordinate `last`.
+pub(super) fn share_loads(seen: &mut [Seen], last: usize, thread: Own) {
+    for n in 0..seen.len() {
+        let access = seen[n].access;
+        let Some(stride) = access.strides[last] else { continue };
+        let Some(all) = alike(seen, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
+        let own = if stride == 0 { 1 } else { thread.neighbours };
+        // Along a coordinate without a stride, any element may follow.
+        let others = access.strides.iter().enumerate().filter(|(i, _)| *i != last).map(|(_, s)| s.unwrap_or(1));
+        let bytes = |stride: i64| stride.unsigned_abs() as usize * access.bytes;
+        let next = if thread.whole { 0 } else { stride * own as i64 };
+        let apart = others.chain([next]).filter(|s| *s != 0);
+        let align = apart.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
+        let vector = ((1usize << align) / access.bytes.max(1)).min(thread.masked).max(1) as i64;
+        let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
+        let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
+        all.into_iter().for_each(|m| seen[m].loads = Some((each, vector as usize)));
+    }
+}
+
+/// Loads of a thread for elements of a window at these offsets from each of `own` neighbours, which are `stride` elements apart: aligned vectors
+/// of `vector` elements, each once (`codegen/nvptx/gathered`).
+fn of_window(offsets: &[i64], (own, stride): (usize, i64), vector: i64) -> f64 {
+    let near = offsets.iter().flat_map(|o| (0..own as i64).map(move |n| (o + n * stride).div_euclid(vector)));
+    let mut found: Vec<i64> = near.collect();
+    found.sort_unstable();
+    found.dedup();
+    found.len() as f64
+}
+
+/// Of accesses that differ in their offsets alone, such as those of a window: the sectors of a tile that they touch together, relative to the
+/// sum of each. Offsets and what a tile's [`crate::cost::features::Access::run`] gives are in elements of so many bytes.
+fn together(offsets: &[i64], apart: &[(u64, usize)], length: u64, bytes: usize) -> f64 {
+    let spans: usize = apart.iter().map(|a| a.1).product::<usize>() * offsets.len();
+    if spans > SPANS || apart.iter().any(|a| a.0 == u64::MAX) {
+        return 1.0;
+    }
+    let mut starts = offsets.to_vec();
+    for (stride, extent) in apart {
+        starts = (0..*extent as i64).flat_map(|n| starts.iter().map(move |s| s + n * *stride as i64)).collect();
+    }
+    starts.sort_unstable();
+    let (mut sum, mut end) = (0, i64::MIN);
+    for start in starts {
+        // A span of its own starts in the middle of a sector.
+        sum += if start > end { (SECTOR / bytes.max(1)) as i64 / 2 } else { 0 };
+        let from = start.max(end);
+        end = end.max(start + length as i64);
+        sum += end - from;
+    }
+    let alone = spans as f64 * (length as f64 + SECTOR as f64 / bytes as f64 / 2.0);
+    (sum as f64 / alone).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_of_a_window() {
+        let row: Vec<i64> = (-2..3).collect();
+        assert_eq!(of_window(&row, (4, 2), 8), 3.0, "from -2 to 8, by 8");
+        assert_eq!(of_window(&row, (4, 1), 1), 8.0, "from -2 to 5");
+        assert_eq!(of_window(&[0, 100], (2, 1), 2), 2.0, "two rows");
+    }
+
+    #[test]
+    fn rows_of_a_window_overlap() {
+        // 3 rows of 64 elements of 4 bytes, of which 8 rows are a tile: 10 rows of memory, not 24.
+        let found = together(&[0, 64, 128], &[(64, 8)], 64, 4);
+        assert!((found - 10.0 * 64.0 / (24.0 * 68.0)).abs() < 0.01, "{found}");
+        assert_eq!(together(&[0], &[(64, 8)], 32, 4), 1.0, "alone");
+        assert_eq!(together(&[0, 1 << 20], &[(64, 8)], 32, 4), 1.0, "far from each other");
+        assert_eq!(together(&[0, 64], &[(64, 100_000)], 64, 4), 1.0, "too many to compare");
+    }
+}

@@ -1,0 +1,38 @@
+//! How K is split into slices.
+use crate::matmul::Matmul;
+use crate::matmul::wgmma::shape::Engine;
+use crate::matmul::wgmma::strided::{SPAN, Side, majors};
+use kiln_graph::DType;
+
+/// Most slices.
+pub const SLICES: usize = 16;
+
+/// Split-K slices: `count` of them, each of length `len` except the last, which may end earlier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    pub count: usize,
+    pub len: usize,
+}
+impl Parts {
+    /// As even as whole stages allow.
+    pub fn of(count: usize, k: usize, engine: Engine) -> Option<Parts> {
+        if count == 1 {
+            return Some(Parts { count, len: k });
+        }
+        let stage = 2 * SPAN / engine.bytes();
+        let len = k.div_ceil(count).next_multiple_of(stage);
+        ((count - 1) * len < k).then_some(Parts { count, len })
+    }
+    /// The matmul of slices, which has them as an additional first batch axis.
+    pub fn piece<'a>(self, p: &Matmul<'a>) -> Matmul<'a> {
+        match self.count {
+            1 => Matmul { batch: p.batch.clone(), ..*p },
+            n => Matmul { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
+        }
+    }
+}
+
+/// So many slices.
+pub fn in_slices(p: &Matmul, dtype: DType, sides: [Side; 2], count: usize) -> Option<Parts> {
+    Parts::of(count, p.k, Engine::of(dtype, p.precision, majors(sides))?)
+}

@@ -1,0 +1,175 @@
+//! Reductions: kernels whose outputs are rows, or one value per row.
+//!
+//! Takes: a body whose reductions all have one length. Gives: a nest with a row, or nests of points if nothing is reduced.
+//! Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the coordinates;
+//! those that no reduction depends on are its row.
+use crate::error::LowerError;
+use crate::nest::{Nest, Visit, pointwise};
+use crate::scalar::dag::{Dag, NodeOp, Scene, Store};
+use crate::scalar::expr::{CoordId, Expr, delinear, delinear_unbounded, linear};
+use crate::scalar::resolve::Body;
+use crate::scalar::row::Row;
+use crate::scalar::space::Space;
+use crate::scalar::window::{UNROLL, window_len};
+use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::Hardware;
+use kiln_plan::exec::Slot;
+
+/// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
+pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let (name, body) = (of.name, of.graph);
+    let Some(len) = row_len(of)? else { return pointwise::each(of, machine, f) };
+    let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
+    let count = |i: usize| body.ty(body.outputs[i]).count();
+    // The first of the largest outputs, preferring one that depends on a reduction.
+    let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(of, *v) == Some(len));
+    let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
+        return Ok(());
+    };
+    let shape = body.shape(body.outputs[driver]).to_vec();
+
+    // Which of the driver's coordinates are the row's: those that no reduction depends on. For now the reductions' own
+    // row is a separate coordinate.
+    let extents = [&shape[..], &[len]].concat();
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
+    let mut space = Space::new(&extents, &row_axes);
+    let alone = |s: &Space| driver_scene(of, driver, s, len);
+    let scene = space.refine(&alone)?;
+    let row = space.row_ids();
+    let deps = scene.dag.depends(&row);
+    let mut kept: Vec<CoordId> = vec![];
+    for n in scene.live() {
+        if matches!(scene.dag.node(n).op, NodeOp::Reduce { .. }) {
+            kept.extend(&deps[n as usize]);
+        }
+    }
+    let own: Vec<_> = space.coords.iter().filter(|c| !c.row).copied().collect();
+    let mut across: Vec<_> = own.iter().filter(|c| !kept.contains(&c.id)).copied().collect();
+    let wide: usize = across.iter().map(|c| c.extent).product();
+    if wide != len {
+        // The output has one value per row; coordinates that no reduction depends on only repeat it.
+        across.clear();
+    }
+    let full = !across.is_empty();
+
+    // The final space: kept coordinates, then the row; and the driver's axes in terms of it.
+    let kept: Vec<_> = own.iter().filter(|c| !across.iter().any(|a| a.id == c.id)).copied().collect();
+    let mut extents: Vec<usize> = kept.iter().map(|c| c.extent).collect();
+    let rows: usize = extents.iter().product();
+    extents.push(len);
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == kept.len()).collect();
+    let old_axes = space.axes[..shape.len()].to_vec();
+    let across_shape: Vec<usize> = across.iter().map(|c| c.extent).collect();
+    let driver_axes = |axes: &[Expr]| -> Vec<Expr> {
+        let parts = delinear_unbounded(&axes[kept.len()], &across_shape);
+        let of = |id: CoordId| {
+            let in_kept = kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
+            in_kept.or_else(|| across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
+        };
+        old_axes.iter().map(|e| e.substitute(&of)).collect()
+    };
+    let kept_shape = extents[..kept.len()].to_vec();
+    let all = |s: &Space| -> Result<Scene, LowerError> {
+        let mut r = of.resolver();
+        r.row = Some(Row::of(s, &s.axes[kept.len()], len));
+        let axes = driver_axes(&s.axes);
+        let whole = linear(&axes, &shape);
+        // Positions of rows that are rounded up are beyond the end of an inner axis.
+        let beyond = axes.iter().zip(&shape).any(|(e, n)| e.range().1 >= *n as i64);
+        let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
+        let mut stores = vec![];
+        for &i in &live {
+            let v = body.outputs[i];
+            let position = if count(i) == count(driver) {
+                &whole
+            } else if full && count(i) == rows {
+                &row_sized
+            } else {
+                return Err(of.unsupported(format!(
+                    "outputs of {} and {} elements over rows of {len}",
+                    count(driver),
+                    count(i)
+                )));
+            };
+            let ix = match beyond && body.shape(v) == shape {
+                true => axes.clone(),
+                false => delinear(position, body.shape(v)),
+            };
+            let value = r.at(v, &ix, &[])?;
+            let at = linear(&ix, body.shape(v));
+            stores.push(Store::new(Slot::Output(i as u32), body.dtype(v), at, value));
+        }
+        Ok(Scene { dag: r.dag, stores })
+    };
+    let space = Space::new(&extents, &row_axes);
+    f(&Nest::new(name, space, &all, machine)?.of_body(of.graph))
+}
+
+fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {
+    let body = of.graph;
+    let v = body.outputs[driver];
+    let Some((row, ix)) = space.axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
+    let mut r = of.resolver();
+    r.row = Some(Row::of(space, row, len));
+    let value = r.at(v, ix, &[])?;
+    let at = linear(ix, body.shape(v));
+    let store = Store::new(Slot::Output(driver as u32), body.dtype(v), at, value);
+    Ok(Scene { dag: r.dag, stores: vec![store] })
+}
+
+/// The row length that all reductions of the body share. `None` if nothing is reduced (rows of one element do not
+/// count).
+pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
+    let mut found: Option<usize> = None;
+    for v in needed(of) {
+        let Some(len) = reduced_len(of, v).filter(|&n| n > 1) else { continue };
+        if *found.get_or_insert(len) != len {
+            let why = format!("reductions over rows of {len} and of {} elements", found.unwrap_or(0));
+            return Err(of.unsupported(why));
+        }
+    }
+    Ok(found)
+}
+
+/// Values that the outputs depend on, not looking below the matmul.
+pub fn needed(of: &Body) -> Vec<ValueId> {
+    reached(of, of.graph.outputs.clone())
+}
+/// Values that these depend on.
+fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
+    let mut seen = vec![false; of.graph.len()];
+    while let Some(v) = open.pop() {
+        if of.is_matmul(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
+            continue;
+        }
+        open.extend(of.graph.args(v));
+    }
+    of.graph.values().filter(|v| seen[v.0 as usize]).collect()
+}
+
+/// Elements that one element of a value is reduced from, if it is a reduction.
+fn reduced_len(of: &Body, v: ValueId) -> Option<usize> {
+    let body = of.graph;
+    if let Some(part) = of.decomposed.get(v) {
+        return part.values().find_map(|r| reduced_axes(part, r));
+    }
+    let args = body.args(v);
+    let x = || args.first().map(|&a| body.shape(a));
+    match body.op(v) {
+        Op::Reduce { .. } => reduced_axes(body, v),
+        Op::Softmax { axis } => x().map(|s| s[*axis]),
+        Op::Dot | Op::Linear => x().and_then(|s| s.last().copied()),
+        op @ (Op::Conv { .. } | Op::Pool { .. }) => {
+            let shapes: Vec<&[usize]> = args.iter().map(|&a| body.shape(a)).collect();
+            window_len(op, &shapes).filter(|&n| n > UNROLL)
+        }
+        _ => None,
+    }
+}
+
+/// Elements along the axes that a reduction is over.
+fn reduced_axes(body: &Graph, v: ValueId) -> Option<usize> {
+    let Op::Reduce { axes, .. } = body.op(v) else { return None };
+    let shape = body.shape(*body.args(v).first()?);
+    Some(axes.iter().map(|&a| shape[a]).product())
+}

@@ -1,0 +1,387 @@
+//! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning searches.
+use crate::cost::features;
+use crate::cost::price::Price;
+use crate::dispatch::{self, Lowered, lower_scheduled, visit_nests, with_contract};
+use crate::error::{LowerError, unsupported_as_none};
+use crate::matmul::pairwise;
+use crate::nest::Nest;
+use crate::nest::lowering::{Lowering, Stated};
+use crate::scalar::composite::Decomposed;
+use crate::select::{self, propose};
+use kiln_machine::Machine;
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
+use kiln_plan::{Kernel, KernelKind, Schedule, Step};
+
+/// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
+pub const PROGRAMS: u32 = 16;
+
+/// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
+pub struct Scheduled {
+    /// The nest in numbers.
+    pub facts: features::Facts,
+    /// The schedule that it gets, then others that fit it, the cheapest first.
+    pub schedules: Vec<(Schedule, Price)>,
+}
+
+/// How a kernel is lowered, and what it is predicted to take.
+#[derive(Clone, Default)]
+pub struct Chosen {
+    /// The schedule that it has, or else the cheapest, with those of all launches; `None` for a fallback.
+    pub schedule: Option<Schedule>,
+    /// Microseconds of all its launches; `None` where the model has no price.
+    pub us: Option<f64>,
+}
+
+/// The schedule of a kernel, the cheapest one if its plan has none, and its price.
+pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> {
+    if let Some(schedule) = &kernel.schedule {
+        let price = if machine.arch.is_gpu() { priced(kernel, machine, schedule)? } else { None };
+        let schedule = lowered(kernel, machine)?.with_launches(schedule.clone());
+        return Ok(Chosen { schedule: Some(schedule), us: price.map(|p| p.us) });
+    }
+    // One that lowering refuses would leave the kernel without a program.
+    if multiplies(kernel, machine)? {
+        let found = match machine.arch.is_gpu() {
+            true => {
+                unsupported_as_none(cheapest_product(kernel, machine, |_| true))?.flatten().map(|(l, us)| (l, Some(us)))
+            }
+            false => unsupported_as_none(cheapest(kernel, machine, |_| true))?,
+        };
+        if let Some((lowered, us)) = found
+            && let Some(schedule) = lowered.schedule()
+        {
+            return Ok(Chosen { schedule: Some(schedule), us });
+        }
+    }
+    let first = |of: &Lowering, nest: &Nest| Ok((of.launch(nest.name), propose::cheapest(nest)?));
+    let nests = each_nest(kernel, machine, &first)?;
+    let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.1.us).sum());
+    let schedule = match &nests[..] {
+        [] => None,
+        [(_, (only, _))] => Some(only.clone()),
+        all => Some(all.iter().map(|(name, (own, _))| Step::Launch(name.clone(), own.clone())).collect()),
+    };
+    Ok(Chosen { schedule, us })
+}
+
+/// A kernel by its schedule, or else by the cheapest, with the schedule that the steps follow if they multiply.
+pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError> {
+    let by = |schedule| Kernel { schedule, ..kernel.clone() };
+    let mut found = match &kernel.schedule {
+        Some(_) => lower_scheduled(kernel, &with_contract(machine, kernel), propose::schedules_of)?,
+        None => cheapest(kernel, machine, |_| true)?.0,
+    };
+    if machine.arch.is_gpu() && found.made == Some(MatmulSchedule::Library) {
+        let without = cheapest(&by(None), machine, |m| *m != MatmulSchedule::Library);
+        found.steps.otherwise = unsupported_as_none(without)?.map(|found| Box::new(found.0.steps));
+    }
+    Ok(found)
+}
+
+/// Most schedules of one form, with one number of slices, that are tried.
+const TRIED: usize = 2;
+
+/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by those of its nests
+/// where none does.
+pub fn cheapest(
+    kernel: &Kernel,
+    machine: &Machine,
+    takes: impl Fn(&MatmulSchedule) -> bool,
+) -> Result<(Lowered, Option<f64>), LowerError> {
+    if let Some((lowered, us)) = cheapest_product(kernel, machine, takes)? {
+        return Ok((lowered, Some(us)));
+    }
+    Ok((lower_scheduled(kernel, &with_contract(machine, kernel), propose::schedules_of)?, None))
+}
+
+/// The same for schedules that multiply by tiles or a library on a GPU.
+fn cheapest_product(
+    kernel: &Kernel,
+    machine: &Machine,
+    takes: impl Fn(&MatmulSchedule) -> bool,
+) -> Result<Option<(Lowered, f64)>, LowerError> {
+    let hardware = &with_contract(machine, kernel);
+    let mut all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
+    if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
+        all.retain(|c| c.1 <= APART * rows.us);
+    }
+    // What does not fit in one tile seldom fits in another.
+    let mut refused: Vec<((MatmulForm, bool), usize)> = vec![];
+    for (m, us) in all.into_iter().filter(|c| takes(&c.0)) {
+        let form = match &m {
+            MatmulSchedule::Matmul(p) => Some((p.form, p.tile.stages.is_some())),
+            MatmulSchedule::Library | MatmulSchedule::Attention(_) => None,
+        };
+        let before = refused.iter().position(|r| Some(r.0) == form);
+        if before.is_some_and(|at| refused[at].1 >= TRIED) {
+            continue;
+        }
+        let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
+        if let Some(lowered) = unsupported_as_none(lower_scheduled(&kernel, hardware, propose::schedules_of))? {
+            return Ok(Some((lowered, us)));
+        }
+        match (before, form) {
+            (Some(at), _) => refused[at].1 += 1,
+            (None, Some(form)) => refused.push((form, 1)),
+            (None, None) => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
+const FEW: [usize; 2] = [4, 16];
+/// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
+const APART: f64 = 1.5;
+
+/// The schedule and the price of a matmul of few rows or columns as sums along rows.
+fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {
+    if !is_few(kernel, machine, FEW[1])? {
+        return Ok(None);
+    }
+    let nest = unsupported_as_none(only_nest(kernel, machine, &|_, nest| propose::schedules(nest)))?.flatten();
+    Ok(nest.and_then(|all| all.into_iter().next()))
+}
+
+/// Whether a matmul has at most so many rows or columns.
+fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, LowerError> {
+    let is_matmul = kernel.kind == KernelKind::Gemm && machine.arch.is_gpu();
+    let few = |of: &Lowering| Ok(unsupported_as_none(select::gemm::least(of, of.machine))?.is_some_and(|n| n <= most));
+    Ok(is_matmul && with(kernel, machine, few)?)
+}
+
+/// The nest of a kernel and its schedules; `None` for a kernel that multiplies, or has several nests.
+pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
+    let kernel = &Kernel { schedule: None, ..kernel.clone() };
+    if multiplies(kernel, machine)? && lowered(kernel, machine)?.made.is_some() {
+        return Ok(None);
+    }
+    let of = |_: &Lowering, nest: &Nest| {
+        let schedules = propose::schedules(nest)?;
+        Ok(Scheduled { facts: features::Facts::of(nest), schedules })
+    };
+    only_nest(kernel, machine, &of)
+}
+
+/// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where there are none. Of a
+/// kernel that multiplies, not all of the others fit ([`fits`]).
+pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
+    let kernel = &Kernel { schedule: None, ..kernel.clone() };
+    let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.made } else { None };
+    let priced = |(m, us): (MatmulSchedule, f64)| (m.schedule(), Price { us, ..Price::default() });
+    let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
+    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    let Some(first) = made.map(|made| made.schedule()) else {
+        let of = |of: &Lowering, nest: &Nest| {
+            Ok(PricedLaunch { name: of.launch(nest.name), schedules: propose::schedules(nest)? })
+        };
+        let mut nests = each_nest(kernel, machine, &of)?;
+        return Ok(match nests.len() {
+            0 => vec![],
+            1 => nests.swap_remove(0).schedules.into_iter().chain(all).collect(),
+            _ => of_launches(&nests),
+        });
+    };
+    all.extend(by_rows(kernel, machine)?);
+    all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    match all.iter().position(|c| c.0 == first) {
+        Some(at) => all[..=at].rotate_right(1),
+        None => all.insert(0, (first, Price::default())),
+    }
+    Ok(all)
+}
+
+/// A launch of a kernel, with its schedules and their prices, the cheapest first.
+struct PricedLaunch {
+    name: String,
+    schedules: Vec<(Schedule, Price)>,
+}
+
+/// Schedules of a kernel of several launches: the cheapest of each, then one of them by another, the cheapest first.
+fn of_launches(nests: &[PricedLaunch]) -> Vec<(Schedule, Price)> {
+    let step = |l: &PricedLaunch, own: &Schedule| Step::Launch(l.name.clone(), own.clone());
+    let first: Vec<&(Schedule, Price)> = nests.iter().filter_map(|l| l.schedules.first()).collect();
+    let sum = |other: Option<(usize, &Price)>| {
+        let price = |(n, own): (usize, &&(Schedule, Price))| *other.filter(|o| o.0 == n).map_or(&own.1, |o| o.1);
+        first.iter().enumerate().map(price).fold(Price::default(), |a, b| a + b)
+    };
+    let whole: Vec<Step> = nests.iter().zip(&first).map(|(l, own)| step(l, &own.0)).collect();
+    let mut others = vec![];
+    for (n, l) in nests.iter().enumerate() {
+        for (schedule, price) in l.schedules.iter().skip(1) {
+            let mut steps = whole.clone();
+            steps[n] = step(l, schedule);
+            others.push((Schedule { steps }, sum(Some((n, price)))));
+        }
+    }
+    others.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+    [(Schedule { steps: whole }, sum(None))].into_iter().chain(others).collect()
+}
+
+/// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch has a schedule of its own.
+pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Vec<Schedule>, LowerError> {
+    /// Most of one launch.
+    const MOST: usize = 6;
+    let main = Some(schedule.main()).filter(|s| !s.steps.is_empty());
+    let found = lowered(&Kernel { schedule: main, ..kernel.clone() }, machine)?;
+    let whole = found.with_launches(schedule.clone());
+    let mut all = vec![];
+    for l in &found.launches {
+        for other in l.schedules.iter().take(MOST) {
+            let swap = |step: &Step| match step {
+                Step::Launch(name, _) if *name == l.name => Step::Launch(name.clone(), other.clone()),
+                step => step.clone(),
+            };
+            let swapped: Schedule = whole.steps.iter().map(swap).collect();
+            all.extend(Some(swapped).filter(|s| *s != whole));
+        }
+    }
+    Ok(all)
+}
+
+/// Whether a kernel has this schedule's steps, and what they may not do; an error says which step does not fit.
+pub fn fits(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<(), LowerError> {
+    let kernel = Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
+    lowered(&kernel, machine).map(|_| ())
+}
+
+/// The price of a schedule for a kernel, where the model has one. An error where the schedule does not fit.
+pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Option<Price>, LowerError> {
+    fits(kernel, machine, schedule)?;
+    if schedule.multiplies() {
+        let all = schedules(kernel, machine)?;
+        // The number of resident blocks is that of the machine where it is not given.
+        let resident = schedule.steps.iter().any(|s| matches!(s, Step::Persist(_)));
+        let key = |of: &Schedule| -> Schedule {
+            let kept = |s: &&Step| resident || !matches!(s, Step::Persist(_));
+            unstaged(of).steps.iter().filter(kept).cloned().collect()
+        };
+        let found = all.iter().find(|c| key(&c.0) == key(schedule)).map(|c| c.1);
+        return Ok(found);
+    }
+    let kernel = &Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
+    let of = |of: &Lowering, nest: &Nest| match of.stated(nest) {
+        Some(Stated::Main(stated) | Stated::Launch(stated)) => {
+            propose::price_of(nest, &features::Facts::of(nest), &stated)
+        }
+        None => Ok(propose::cheapest(nest)?.1),
+    };
+    Ok(each_nest(kernel, machine, &of)?.into_iter().reduce(|a, b| a + b))
+}
+
+/// A schedule without what its price does not depend on, or follows from memory that is left.
+fn unstaged(schedule: &Schedule) -> Schedule {
+    let priced = |s: &&Step| !matches!(s, Step::Stage(..) | Step::Group(_) | Step::BlockMask | Step::Launch(..));
+    schedule.steps.iter().filter(priced).cloned().collect()
+}
+
+/// Whether a kernel may multiply: by a matmul, or as one.
+fn multiplies(kernel: &Kernel, machine: &Machine) -> Result<bool, LowerError> {
+    let may = matches!(kernel.kind, KernelKind::Gemm | KernelKind::Conv | KernelKind::Attention);
+    Ok(may
+        || kernel.kind == KernelKind::Reduction && with(kernel, machine, |of| Ok(pairwise::applies(of, of.machine)))?)
+}
+
+/// Calls `f` with the kernel's body.
+fn with<T>(
+    kernel: &Kernel,
+    machine: &Machine,
+    f: impl FnOnce(&Lowering) -> Result<T, LowerError>,
+) -> Result<T, LowerError> {
+    let machine = &with_contract(machine, kernel);
+    let decomposed = Decomposed::of(&kernel.name, &kernel.body)?;
+    f(&dispatch::lowering(kernel, &decomposed, machine, propose::schedules_of)?)
+}
+
+/// What `say` says of a kernel's nest; `None` for a kernel with several nests, or with none.
+fn only_nest<T>(
+    kernel: &Kernel,
+    machine: &Machine,
+    say: &dyn Fn(&Lowering, &Nest) -> Result<T, LowerError>,
+) -> Result<Option<T>, LowerError> {
+    let mut all = each_nest(kernel, machine, say)?;
+    Ok(if all.len() == 1 { all.pop() } else { None })
+}
+
+/// What `say` says of each nest of a kernel.
+fn each_nest<T>(
+    kernel: &Kernel,
+    machine: &Machine,
+    say: &dyn Fn(&Lowering, &Nest) -> Result<T, LowerError>,
+) -> Result<Vec<T>, LowerError> {
+    with(kernel, machine, |of| {
+        let mut found = vec![];
+        visit_nests(kernel, of, of.machine, &mut |nest| {
+            found.push(say(of, nest)?);
+            Ok(())
+        })?;
+        Ok(found)
+    })
+}
+
+/// Schedules of a kernel that multiplies with the microseconds they are predicted to take, the cheapest first. Not all of them fit. Under a
+/// batch-invariant contract those come first whose form does not depend on the number of rows.
+fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    if !machine.arch.is_gpu() {
+        return Ok(vec![]);
+    }
+    let all = with(kernel, machine, |of| {
+        let all = match kernel.kind {
+            KernelKind::Gemm => select::gemm::candidates(of, of.machine),
+            KernelKind::Conv => select::conv::candidates(of, of.machine),
+            KernelKind::Attention => select::attention::candidates(of, of.machine),
+            KernelKind::Reduction => select::pairwise::candidates(of, of.machine),
+            _ => Ok(vec![]),
+        };
+        Ok(unsupported_as_none(all)?.unwrap_or_default())
+    })?;
+    let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
+    let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * CLOSE <= least);
+    close.sort_by_key(|c| c.0.idle(machine.units.multiprocessors));
+    others.sort_by(|a, b| a.1.total_cmp(&b.1));
+    close.extend(others);
+    if kernel.batch_invariant {
+        close.retain(|c| c.0.is_invariant());
+        close.sort_by_key(|c| c.0.form());
+    }
+    Ok(close)
+}
+
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves the fewest
+/// multiprocessors idle: larger tiles come first, and read less from the L2 cache.
+const CLOSE: f64 = 0.98;
+
+/// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of stages and of
+/// buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers that a thread may have, since
+/// `ptxas` schedules loads by them. Not all of them fit a kernel.
+pub fn neighbours(schedule: &Schedule, machine: &Machine) -> Vec<Schedule> {
+    let most = machine.limits.registers_per_thread;
+    if most > 0 && !schedule.multiplies() && !schedule.only_launches() {
+        let own = |s: &&Step| !matches!(s, Step::Registers(_));
+        let free: Schedule = schedule.steps.iter().filter(own).cloned().collect();
+        let limited = [most.div_ceil(4), most.div_ceil(2), most].map(|n| free.clone().then(Step::Registers(n)));
+        return [free].into_iter().chain(limited).filter(|s| s != schedule).collect();
+    }
+    let Ok(Some(MatmulSchedule::Matmul(p))) = MatmulSchedule::of(schedule) else { return vec![] };
+    let (Some(stages), t) = (p.tile.stages, p.tile) else { return vec![] };
+    let mut all = vec![];
+    let mut put = |tile| all.push(MatmulSchedule::Matmul(TiledMatmul { tile, ..p }).schedule());
+    for group in [4, 8, 16, 32, 64] {
+        put(MatmulTile { group, ..t });
+    }
+    for n in stages.saturating_sub(2).max(2)..=stages + 2 {
+        put(MatmulTile { stages: Some(n), ..t });
+    }
+    let cluster = 3 - t.cluster.min(2);
+    put(MatmulTile { cluster, persist: t.persist.map(|n| n / cluster * cluster), ..t });
+    put(MatmulTile { ping_pong: !t.ping_pong, ..t });
+    if let Some(n) = t.buffers {
+        put(MatmulTile { buffers: None, ..t });
+        put(MatmulTile { buffers: Some(n.div_ceil(2)), ..t });
+    }
+    let [m, n, k] = t.size;
+    put(MatmulTile { size: [m, n, 2 * k], stages: Some((stages / 2).max(2)), ..t });
+    put(MatmulTile { size: [m, n, k / 2], stages: Some(stages * 2), ..t });
+    all.retain(|n| n != schedule);
+    all
+}

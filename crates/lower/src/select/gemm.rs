@@ -1,0 +1,64 @@
+//! Schedules of matmuls ([`crate::matmul::gemm`]): by tiles, with operands swapped, as a dual GEMM, by the library.
+
+use crate::cost::library;
+use crate::error::{LowerError, unsupported_as_none};
+use crate::matmul;
+use crate::matmul::dims::Dims;
+use crate::matmul::gemm::{Found, Second, find, lower, on_gpu, whole};
+use crate::matmul::wgmma::shape::FEW;
+use crate::nest::lowering::Lowering;
+use crate::select::matmul::{candidates as matmul_candidates, swapped_candidates};
+use kiln_graph::{DType, ValueId};
+use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
+use kiln_plan::{Hardware, Precision};
+
+/// The number of rows or that of columns, whichever is less; under a batch-invariant contract that of columns.
+pub fn least(of: &Lowering, machine: &Hardware) -> Result<usize, LowerError> {
+    let Found { d, .. } = find(of, machine)?;
+    Ok(if machine.contract.batch_invariant { d.n } else { d.m.min(d.n) })
+}
+
+/// Schedules of the kernel's matmul on a GPU, with the microseconds they are predicted to take. Not all of them fit.
+pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    let g = of.graph;
+    let Found { v, dual, d } = find(of, machine)?;
+    if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
+        return Ok(vec![]);
+    }
+    let all_of = |(dual, swap): (Option<Second>, bool), d: &Dims| -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
+        let mut all = on_gpu(of, (v, dual, swap), d, |p| match swap {
+            true => swapped_candidates(of, p, machine),
+            false => matmul_candidates(of, p, machine),
+        })?;
+        let halves = matches!(dual, Some(Second::Half(_)));
+        all.iter_mut().for_each(|c| (c.0.form.swap, c.0.form.dual) = (swap, halves));
+        Ok(all)
+    };
+    let mut all = all_of((dual, false), &d)?;
+    if let Some(Second::Half(_)) = dual {
+        all.extend(all_of((None, false), &whole(&d, dual))?);
+    }
+    if dual.is_none() && may_swap(of, v, &d) {
+        all.extend(all_of((None, true), &d)?);
+    }
+    let mut all: Vec<(MatmulSchedule, f64)> = all.into_iter().map(|(p, us)| (MatmulSchedule::Matmul(p), us)).collect();
+    let Some(best) = all.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied() else { return Ok(all) };
+    // Operands that are not both K-major.
+    let other =
+        |m: &MatmulSchedule| matches!(m, MatmulSchedule::Matmul(p) if p.form.copies.contains(&true) || p.form.swap);
+    let share = library::share(of, v, &whole(&d, dual), other(&best.0));
+    // It was measured beside warpgroups.
+    let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
+    let of_library = Lowering { multiply: Some(MatmulSchedule::Library), ..*of };
+    if let Some(steps) = unsupported_as_none(lower(&of_library, machine))? {
+        all.push((MatmulSchedule::Library, library::us(&of_library, &whole(&d, dual), &steps, best.1 * share)));
+    }
+    Ok(all)
+}
+
+/// Whether the operands may be swapped: those of a skinny GEMM, so that its few rows are columns, or in tf32.
+fn may_swap(of: &Lowering, v: ValueId, d: &Dims) -> bool {
+    let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= FEW;
+    let applies = skinny || matmul::precision(of, v) == Precision::Tf32;
+    applies && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma()
+}

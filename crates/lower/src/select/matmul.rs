@@ -1,0 +1,152 @@
+//! The schedules of a matmul on a GPU, with predicted times.
+use crate::cost::mma::tiles as mma_cycles;
+use crate::cost::wgmma as wgmma_cost;
+use crate::error::{LowerError, unsupported_as_none};
+use crate::matmul::mma::{self, engine};
+use crate::matmul::operands::{self as matmul_operands, Way};
+use crate::matmul::wgmma::shape::{self, Choices, Engine, Through};
+use crate::matmul::wgmma::slices::{Parts, SLICES};
+use crate::matmul::wgmma::strided::{Major, Side, majors};
+use crate::matmul::wgmma::through;
+use crate::matmul::{Matmul, epilogue, fitting, operand_dtype};
+use crate::nest::lowering::Lowering;
+use crate::scalar::dag::Scene;
+use crate::scalar::epilogue_map::the_sums;
+use crate::scalar::expr::{CoordId, Expr};
+use kiln_graph::DType;
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulTile, TiledMatmul};
+use kiln_plan::{Hardware, Precision};
+
+/// Where the epilogue is computed.
+pub struct Epilogue {
+    /// Length of the rows that tiles reduce.
+    pub row: Option<usize>,
+    /// By a launch of its own.
+    pub apart: bool,
+    /// What tiles store and read through shared memory.
+    pub through: Through,
+}
+
+/// The places where a matmul's epilogue can be computed.
+pub fn epilogues(of: &Lowering, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
+    let in_tiles = fused(of, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
+    // The halves of one matmul are no values that can be stored.
+    let is_stored = p.values().count() == p.sums();
+    let apart = is_stored && (p.row.is_some() || in_tiles.is_none());
+    let stored = Through { stored: vec![of.graph.dtype(p.v).compute().bytes()], prefetched: false };
+    let apart = apart.then_some(Epilogue { row: None, apart: true, through: stored });
+    Ok(in_tiles.into_iter().chain(apart).collect())
+}
+
+/// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
+fn fused(of: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
+    let Some(placed) = fitting(of, p) else { return Ok(None) };
+    let dims = [&p.batch[..], &[p.m, p.n]].concat();
+    let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
+    let rows = p.batch.len() as CoordId;
+    let Some((dag, stores)) = unsupported_as_none(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
+    let scene = Scene { dag, stores };
+    let sums = the_sums(&scene, p.sums());
+    Ok(sums.map(|_| through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
+}
+
+/// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
+pub fn candidates(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
+    let (dtype, epilogues) = (operand_dtype(of, p.v), epilogues(of, p)?);
+    let mut all = vec![];
+    for way in matmul_operands::ways(of, p, machine)? {
+        all.extend(staged(of, p, &way, &epilogues));
+    }
+    let rows = matmul_operands::rows(of, p)?;
+    for e in &epilogues {
+        let p = &Matmul { batch: p.batch.clone(), row: e.row, ..*p };
+        let after = if e.apart { separate(p) } else { 0.0 };
+        let form = MatmulForm { separate_epilogue: e.apart, ..MatmulForm::default() };
+        all.extend(mma::tiles(p, dtype).into_iter().map(|tile| {
+            let price = us(p, mma_cycles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
+            (TiledMatmul { form, tile: tile.of_schedule(engine(dtype, p)) }, price)
+        }));
+    }
+    Ok(all)
+}
+
+/// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are
+/// as narrow as the matmul is. In tf32 that is for left operands which tensor cores take from registers.
+pub fn swapped_candidates(
+    of: &Lowering,
+    p: &Matmul,
+    machine: &Hardware,
+) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
+    let epilogues = epilogues(of, p)?;
+    let tf32 = p.precision == Precision::Tf32;
+    let mut ways = matmul_operands::ways(of, p, machine)?;
+    ways.retain(|way| !tf32 || way.rounded || majors(way.sides) == [Major::Outer, Major::Depth]);
+    let mut all: Vec<(TiledMatmul, f64)> = ways.iter().flat_map(|way| staged(of, p, way, &epilogues)).collect();
+    all.iter_mut().for_each(|c| c.0.form.swap = true);
+    Ok(all)
+}
+
+/// The same in tiles whose operands are staged in shared memory, which get them in this way.
+pub fn staged(of: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(TiledMatmul, f64)> {
+    let mut all = vec![];
+    for e in epilogues {
+        let &Way { precision, rounded, .. } = way;
+        let copies = wgmma_cost::copies(&way.launches, p.machine);
+        let p = &Matmul { batch: p.batch.clone(), precision, rounded, row: e.row, ..*p };
+        // The launch that sums slices computes the epilogue wherever it is.
+        let most = if e.apart && epilogues.len() > 1 { 1 } else { SLICES };
+        for (slices, tile, cycles) in wgmma_tiles(p, operand_dtype(of, p.v), way.sides, &e.through, most) {
+            let apart = e.apart && slices == 1;
+            let form = MatmulForm { copies: way.copies, slices, separate_epilogue: apart, ..MatmulForm::default() };
+            let after = if apart { separate(p) } else { 0.0 };
+            all.push((TiledMatmul { form, tile }, us(p, copies + cycles) + after));
+        }
+    }
+    all
+}
+
+fn us(p: &Matmul, cycles: f64) -> f64 {
+    cycles / p.machine.units.clock * 1e6
+}
+
+/// Microseconds of a separate step for the epilogue: the accumulators are written in f32 and read again.
+fn separate(p: &Matmul) -> f64 {
+    let elements = p.batch.iter().product::<usize>() * p.sums() * p.m * p.n;
+    (p.machine.rates.launch + elements as f64 * 8.0 / p.machine.rates.bandwidth) * 1e6
+}
+
+fn elements(p: &Matmul) -> usize {
+    p.batch.iter().product::<usize>() * p.m * p.n * p.sums()
+}
+
+/// Slices (at most `most`) and tiles that fit a matmul, with the cycles they are predicted to take, the launch that sums slices included.
+/// Larger tiles come first.
+fn wgmma_tiles(
+    p: &Matmul,
+    dtype: DType,
+    sides: [Side; 2],
+    through: &Through,
+    most: usize,
+) -> Vec<(usize, MatmulTile, f64)> {
+    let Some(engine) = Engine::of(dtype, p.precision, majors(sides)) else { return vec![] };
+    let mut all = vec![];
+    // Slices are stored as they are summed.
+    let sums = Through { stored: vec![DType::F32.bytes()], prefetched: false };
+    for count in 1..=most {
+        // An array of windows goes on beyond K: its slices are whole.
+        let parts = Parts::of(count, p.k, engine).filter(|parts| p.run.is_none() || count * parts.len == p.k);
+        let Some(parts) = parts else { continue };
+        let (piece, through) = (parts.piece(p), if count == 1 { through } else { &sums });
+        for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !engine.is_wide(p, t)) {
+            for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+                let choices = Choices { cluster, ..Choices::of(in_flight) };
+                let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, through);
+                all.extend(found.map(|s| {
+                    let cycles = s.cycles(&piece, sides) + wgmma_cost::sum(p, count, elements(p));
+                    (count, s.tile(p.machine), cycles)
+                }));
+            }
+        }
+    }
+    all
+}
