@@ -14,8 +14,8 @@ use planning::{alike, no_schedule, take};
 pub(crate) use planning::{not_planned, plan_under, schedule, unscheduled};
 
 use crate::{
-    Error, Model, cache::Cache, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements,
-    workers,
+    Error, Model, cache::Cache, constraints::Constraints, cubin::Cubins, error::Cause, measurements::Measurements,
+    torch, workers,
 };
 use codes::{Generated, Programs, has_failed, lower, used};
 use kiln_block::Kernel as Program;

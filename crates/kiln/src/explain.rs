@@ -8,18 +8,16 @@
 //! depends on the graph, the machine description and the options alone. The fields are described in `docs/src/explain-json.md`.
 mod build;
 mod kernel;
-mod names;
 mod summary;
-mod wrap;
 
 use crate::Error;
 use kiln_plan::{Alternative, Search, Terms, Tuning};
 use serde::{Deserialize, Serialize};
 
+pub use crate::op_names::op_name;
+pub use crate::wrap::{tail, wrapped};
 pub use build::ops;
 pub use kiln_graph::{count, plural};
-pub use names::op_name;
-pub use wrap::{tail, wrapped};
 
 /// Says what a sum of predicted times leaves out: empty, or `, without 2 fallbacks, whose time is unknown`.
 pub fn left_out(unpriced: usize) -> String {

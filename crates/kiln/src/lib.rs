@@ -41,7 +41,9 @@ pub mod facts;
 #[doc(hidden)]
 pub mod html;
 pub mod io;
+mod measurements;
 pub mod model;
+mod op_names;
 mod open;
 #[doc(hidden)]
 pub mod parts;
@@ -64,6 +66,7 @@ pub mod tune;
 pub mod why;
 pub mod why_schedule;
 mod workers;
+mod wrap;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
 pub use engine::{Binding, Engine, Settings};

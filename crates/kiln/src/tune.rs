@@ -9,17 +9,16 @@
 //! compiled without the store. An entry that lowering refuses is ignored, and `explain` says why. The schedule that lowering chooses by
 //! default is always one of the candidates, and it is kept unless another is measurably faster.
 mod measure;
-mod measurements;
 mod report;
 
 pub use kiln_tune::{Budget, Store};
 pub use report::{KernelTuning, Tried, Tuned};
 
+pub use crate::measurements::Measurements;
 use crate::{CompileOptions, Error, Model, Target, compile, constraints::takes_schedule, io};
 use kiln_plan::{Kernel, Plan, Schedule, Tuning};
 use kiln_tune::{Entry, Found, Key, Machine};
 use measure::GpuBench;
-pub use measurements::Measurements;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,

@@ -1,5 +1,5 @@
-//! Checks for circular imports inside a crate: modules that use each other and can only be understood together. A module and its submodules
-//! may use each other: a parent calls its children, and these use what the parent defines.
+//! Checks for circular imports inside a crate: modules that use each other and can only be understood together, and folders whose modules do.
+//! A module and its submodules may use each other: a parent calls its children, and these use what the parent defines.
 //!
 //! Imports are read from the source text: `use` items, and paths that begin with `crate` or `super`, resolved through `pub use`.
 mod paths;
@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Crates that still have cycles, and the module that contains these; empty: anywhere in the crate.
-const NOT_YET: &[(&str, &str)] = &[("kiln-graph", ""), ("kiln-lower", "")];
+const NOT_YET: &[(&str, &str)] = &[("kiln-graph", "")];
 
 /// Modules by path (`host::nest`; empty for the crate's root), and the modules each uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
@@ -22,7 +22,14 @@ pub fn check(packages: &[crate::metadata::Package]) -> Result<usize, Vec<String>
         let files = sources(&p.folder.join("src")).map_err(|e| vec![format!("{}: {e}", p.name)])?;
         let place = NOT_YET.iter().find(|n| n.0 == p.name).map(|n| n.1);
         let is_known = |c: &Vec<String>| place.is_some_and(|place| c.iter().all(|m| inside(m, place)));
-        let (known, new): (Vec<_>, Vec<_>) = circles(&uses(&files)).into_iter().partition(is_known);
+        let found = uses(&files);
+        let (known, new): (Vec<_>, Vec<_>) = circles(&found).into_iter().partition(is_known);
+        if known.is_empty() && new.is_empty() {
+            let folders = folder_circles(&found).into_iter().map(|c| {
+                format!("folders of {} use each other: {}; move what they share below both", p.name, c.join(", "))
+            });
+            problems.extend(folders);
+        }
         free += usize::from(known.is_empty() && new.is_empty());
         if place.is_some() && known.is_empty() {
             problems.push(format!("{} has no circular imports there any more; remove it from NOT_YET", p.name));
@@ -112,6 +119,28 @@ fn resolve(module: &str, path: &[String], known: &dyn Fn(&str) -> bool) -> Optio
     Some((at.join("::"), rest.next().unwrap_or_default().to_string()))
 }
 
+/// Groups of folders that use each other: at each level of a crate, modules count as their ancestor there, so that arrows between folders run
+/// one way.
+fn folder_circles(uses: &Uses) -> Vec<Vec<String>> {
+    let parent = |m: &str| m.rsplit_once("::").map_or(String::new(), |(parent, _)| parent.to_string());
+    let parents: BTreeSet<String> = uses.keys().filter(|m| !m.is_empty()).map(|m| parent(m)).collect();
+    let child = |m: &str, of: &str| -> Option<String> {
+        let rest = if of.is_empty() { m } else { m.strip_prefix(of)?.strip_prefix("::")? };
+        let name = rest.split("::").next().filter(|name| !name.is_empty())?;
+        Some(if of.is_empty() { name.to_string() } else { format!("{of}::{name}") })
+    };
+    let level = |of: &String| {
+        let mut collapsed = Uses::new();
+        for (from, all) in uses {
+            let Some(from) = child(from, of) else { continue };
+            let others = all.iter().filter_map(|to| child(to, of)).filter(|to| *to != from);
+            collapsed.entry(from.clone()).or_default().extend(others);
+        }
+        circles(&collapsed)
+    };
+    parents.iter().flat_map(level).collect()
+}
+
 /// The strongly connected components with a cycle: groups of modules each of which reaches all others.
 fn circles(uses: &Uses) -> Vec<Vec<String>> {
     let reach = |from: &String| {
@@ -149,6 +178,16 @@ mod tests {
         assert!(found(&[("", "mod a; mod b;"), ("a", "use crate::b::B;"), ("b", "use std::fmt;")]).is_empty());
         let three = [("a", "use crate::b::B;"), ("b", "use crate::{c::{C, D}, E};"), ("c", "use super::a::{self, A};")];
         assert_eq!(found(&three), [["a", "b", "c"]]);
+    }
+
+    /// No two modules use each other, but their folders do.
+    #[test]
+    fn folders_that_use_each_other_are_found() {
+        let files =
+            [("a", ""), ("a::x", "use crate::b::y::Y;"), ("a::z", ""), ("b", ""), ("b::y", "use crate::a::z::Z;")];
+        assert!(found(&files).is_empty());
+        let all = uses(&files.iter().map(|(m, t)| (m.to_string(), t.to_string())).collect());
+        assert_eq!(folder_circles(&all), [["a", "b"]]);
     }
 
     #[test]

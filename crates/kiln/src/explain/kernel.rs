@@ -1,6 +1,6 @@
 //! Text of one kernel in detail (`kiln explain --kernel`).
-use super::wrap::{tail, wrapped};
 use super::*;
+use crate::wrap::{tail, wrapped};
 use std::fmt::Write as _;
 
 fn megabytes(bytes: u64) -> String {

@@ -1,6 +1,6 @@
 //! Text of the summary that fits a screen (`kiln explain`), and of the table of all kernels (`--all`).
-use super::wrap::{tail, wrapped};
 use super::*;
+use crate::wrap::{tail, wrapped};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
