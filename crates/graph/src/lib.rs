@@ -18,7 +18,6 @@ pub mod op;
 pub mod ops;
 pub mod pairwise;
 pub mod params;
-pub mod random;
 mod rebuild;
 mod score;
 pub mod tensor;

@@ -1,5 +1,5 @@
 //! Parts of outputs, computed from only what they depend on, equal those parts of the whole outputs.
-use kiln_graph::{Graph, Tensor, random, random_params, text};
+use kiln_graph::{Graph, Tensor, random_params, text};
 use kiln_interp::graph::{Demand, Positions, Precision, Region, no_fallback, part, run_parts, run_with};
 
 /// Fails with the first element of a part that differs. Elements are computed as in the whole, so they are equal to the bit.
@@ -42,8 +42,8 @@ fn demand(g: &Graph, seed: u64) -> Demand {
 fn parts_of_random_graphs() {
     let mut tried = 0;
     for seed in 0..300 {
-        let g = random::case(seed, random::Scale::Small);
-        let inputs = random::case_inputs(&g, seed);
+        let g = kiln_graphgen::case(seed, kiln_graphgen::Scale::Small);
+        let inputs = kiln_graphgen::case_inputs(&g, seed);
         let demand = demand(&g, seed);
         // A case that the interpreter refuses as a whole, such as one that divides by zero, has nothing to compare with.
         match agree(&g, &inputs, &demand) {
@@ -94,7 +94,7 @@ fn parts_of_each_kind_of_op() {
     for (args, body) in OPS {
         let g = text::parse(&format!("graph g({args}) {{ %y = {body} return %y }}"))
             .unwrap_or_else(|e| panic!("{body}: {e}"));
-        let inputs = random::inputs(&g, 1);
+        let inputs = kiln_graphgen::inputs(&g, 1);
         for seed in 0..40 {
             let demand = demand(&g, seed);
             agree(&g, &inputs, &demand).unwrap_or_else(|e| panic!("{body}, seed {seed}: {e}\n{demand:?}"));
@@ -108,7 +108,7 @@ fn counts_along_an_axis_and_indices() {
                   %y = add %x, %c\n  %g = gather %x, %i axis=0\n  %s = scatter %y, %i, %g axis=0 mode=add\n  \
                   %e = take %y, %t axis=1\n  return %s, %e, %g\n}";
     let g = text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
-    let mut inputs = random::inputs(&g, 1);
+    let mut inputs = kiln_graphgen::inputs(&g, 1);
     for t in &mut inputs[1..] {
         (0..t.ty.count()).for_each(|i| t.set_i64(i, (i as i64 * 7) % 5));
     }

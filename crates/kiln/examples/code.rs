@@ -7,7 +7,7 @@
 //! Takes every text graph below the folders, and one random graph for each seed (default: 0..200). Writes OUT/TARGET/NAME with the plan
 //! and the PTX or the assembly of its kernels, or why there is none.
 use kiln::{CompileOptions, Error, Model, Target, stages};
-use kiln_graph::random::{Scale, case};
+use kiln_graphgen::{Scale, case};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -211,7 +211,10 @@ fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
 }
 
 /// Lowers a plan and generates its code.
-pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
+///
+/// # Errors
+/// If the options contradict each other, or a kernel meets a defect of lowering or code generation.
+pub fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
     from_plan_with(model, plan, options, &Codes::default())
 }
 

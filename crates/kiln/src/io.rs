@@ -7,11 +7,13 @@ use std::{
     path::Path,
 };
 
-pub(crate) fn dtype(d: StDtype) -> Option<DType> {
+#[doc(hidden)]
+pub fn dtype(d: StDtype) -> Option<DType> {
     DType::of_safetensors_name(&d.to_string())
 }
 /// A tensor as a view that safetensors can write.
-pub(crate) fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
+#[doc(hidden)]
+pub fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
     let dtype: StDtype = serde_json::from_value(t.ty.dtype.safetensors_name().into())?;
     TensorView::new(dtype, t.ty.shape.clone(), t.bytes())
 }

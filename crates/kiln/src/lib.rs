@@ -33,6 +33,8 @@ pub mod cubin;
 pub mod diff;
 mod digest;
 pub mod doctor;
+#[doc(hidden)]
+pub mod eager;
 pub mod engine;
 pub mod error;
 pub mod explain;
@@ -60,8 +62,6 @@ pub mod stages;
 pub mod sweep;
 mod torch;
 pub mod trace;
-#[doc(hidden)]
-pub mod trial;
 pub mod tune;
 pub mod why;
 pub mod why_schedule;

@@ -1,6 +1,6 @@
 //! Row functions over many row lengths, compiled for the host, against the interpreter: tails, several schedules, NaN and infinity.
 use kiln::{CompileOptions, DType, Model, Tensor, bench::interpret, compile};
-use kiln_graph::{params::Random, random};
+use kiln_graph::params::Random;
 
 /// Functions of the rows and of the columns of `%x: dtype[rows,n]`.
 fn model(dtype: DType, rows: usize, n: usize) -> Model {
@@ -25,7 +25,7 @@ fn model(dtype: DType, rows: usize, n: usize) -> Model {
 
 /// Random rows. With `special`: among them a constant row, one with a NaN, one with each infinity, and one of only minus infinity.
 fn inputs(model: &Model, seed: u64, special: bool) -> Vec<Tensor> {
-    let mut all = random::inputs(&model.graph, seed);
+    let mut all = kiln_graphgen::inputs(&model.graph, seed);
     let [rows, n] = all[0].ty.shape[..] else { panic!("rows") };
     if !special {
         return all;
@@ -112,7 +112,7 @@ fn error_of_sums(rows: usize, columns: usize, axis: usize) -> f64 {
         if axis == 0 { format!("1,{columns}") } else { format!("{rows},1") }
     );
     let model = Model::from_graph(text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))).unwrap();
-    let inputs = random::inputs(&model.graph, 7);
+    let inputs = kiln_graphgen::inputs(&model.graph, 7);
     let compiled = compile(&model, &CompileOptions::default()).unwrap();
     let got = compiled.session().unwrap().run(&inputs).unwrap();
     let mut exact = vec![0.0; kept];

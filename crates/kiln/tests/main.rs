@@ -3,17 +3,11 @@
 mod artifact;
 mod decisions;
 mod engine;
-mod exact;
 mod exported;
 mod host_rows;
 mod indices;
-mod invariance;
-mod lengths;
 mod machine_code;
 mod opened;
-mod ops;
-mod ptx;
-mod random;
 mod reference;
 mod state;
 mod targets;

@@ -2,10 +2,8 @@
 use kiln::{
     CompileOptions, Contract, Machine, Model, Target, calibrate, compile::CompiledCode, facts, ptxas, snapshot,
 };
-use kiln_graph::{
-    Graph,
-    random::{Scale, case},
-};
+use kiln_graph::Graph;
+use kiln_graphgen::{Scale, case};
 use kiln_plan::KernelKind;
 use std::path::{Path, PathBuf};
 

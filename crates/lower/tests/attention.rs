@@ -1,6 +1,6 @@
 //! Attention by warpgroups and by warps: generated shapes, masks and layouts, interpreted and compared with the graph.
 use crate::common::{compare_at, kernel, run_steps};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
 use kiln_lower::{lower, lower_at};
 use kiln_machine::{Arch, Machine};
@@ -163,7 +163,7 @@ fn generated(
         let source = of(&mut Random(seed));
         let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
         let g = g.without_dead();
-        let inputs = random::inputs(&g, seed);
+        let inputs = kiln_graphgen::inputs(&g, seed);
         let k = kiln_plan::Kernel { precision: precision(seed), ..kernel(Attention, g) };
         match compare_at(&k, &inputs, machine) {
             Ok(Ok(())) => programs(&k, machine),
@@ -225,7 +225,7 @@ fn attention_by_3xtf32_is_as_accurate_as_f32() {
  %y = attention %q, %kk, %v scale={scale} causal=false fully_masked=nan\n return %y\n}}"
         );
         let g: Graph = g.parse().unwrap_or_else(|e| panic!("{e}\n{g}"));
-        let inputs = random::inputs(&g, width as u64);
+        let inputs = kiln_graphgen::inputs(&g, width as u64);
         let want = run_with(&g, &inputs, &[], As::F64, &mut no_fallback).unwrap();
         let error = |precision: Precision| {
             let k = kiln_plan::Kernel { precision, ..kernel(Attention, g.clone()) };

@@ -1,6 +1,6 @@
 //! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
 use crate::common::{TARGETS, check, check_on, checked_text_by, compare_at, kernel};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_machine::Arch;
 use kiln_plan::{Kernel, KernelKind::Conv, Precision};
 
@@ -213,7 +213,7 @@ fn transposed_convolutions_in_parts() {
                 format!("graph k{args} {{ %c = conv %x, %w, %b transposed=true {steps}\n %y = tanh %c\n return %y }}")
                     .parse()
                     .unwrap_or_else(|e| panic!("{e}"));
-            let inputs = random::inputs(&g, 3);
+            let inputs = kiln_graphgen::inputs(&g, 3);
             for arch in [Arch::Sm80, Arch::Sm90a] {
                 let tried = tried_forms(&kernel(Conv, g.clone()), &inputs, arch);
                 let implicit = arch == Arch::Sm90a && dtype == "bf16" && !w.ends_with(",1,1]") && !w.ends_with(",1]");
@@ -294,7 +294,7 @@ fn residues_are_joined() {
         );
         println!("seed {seed}: {text}");
         let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));
-        let inputs = random::inputs(&g, seed);
+        let inputs = kiln_graphgen::inputs(&g, seed);
         for arch in [Arch::Sm80, Arch::Sm90a] {
             let k = kernel(Conv, g.clone());
             let tried = tried_forms(&k, &inputs, arch);
@@ -383,7 +383,7 @@ fn transposed_convolutions_on_the_host() {
         );
         println!("seed {seed}: {text}");
         let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));
-        let inputs = random::inputs(&g, seed);
+        let inputs = kiln_graphgen::inputs(&g, seed);
         for rounding in [kiln_plan::Rounding::AtStores, kiln_plan::Rounding::PerOp] {
             let k = kiln_plan::Kernel { rounding, ..kernel(Conv, g.clone()) };
             match compare_at(&k, &inputs, Arch::Cpu.machine()) {
@@ -466,7 +466,7 @@ fn what_is_not_finite_stays_where_it_is() {
             );
             let g: Graph = text.parse().unwrap();
             for (which, special) in [(0, 0), (1, 0), (1, 1), (1, 2), (0, 2)] {
-                let mut inputs = random::inputs(&g, 5);
+                let mut inputs = kiln_graphgen::inputs(&g, 5);
                 let count = inputs[which].ty.count();
                 for at in [count / 3, count - 1] {
                     inputs[which].set_f64(at, specials[special]);

@@ -1,6 +1,6 @@
 //! Every epilogue with every kind of schedule: each computes what the graph does, or is refused for a known reason.
 use crate::common::{difference, kernel, run_steps, text};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
 use kiln_lower::{LowerError, lower};
 use kiln_machine::Arch;
@@ -161,7 +161,7 @@ fn check((d, precision, schedule, arch, reasons): (&str, Precision, &str, Arch, 
             }
             Err(defect) => panic!("{defect}\n{text_of}"),
         };
-        let inputs = random::inputs(&k.body, 11 + i as u64);
+        let inputs = kiln_graphgen::inputs(&k.body, 11 + i as u64);
         let want = run_with(&k.body, &inputs, &[], As::F64, &mut no_fallback).expect("interprets");
         let native = run_with(&k.body, &inputs, &[], As::Native, &mut no_fallback).expect("interprets");
         let got = run_steps(&k.body, &steps, &inputs).expect("runs");

@@ -1,7 +1,7 @@
 //! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits, which are those of the
 //! graph within rounding.
 use crate::common::{difference, in_parallel, interpreted, kernel, least, run_steps, text};
-use kiln_graph::{Graph, Tensor, params::Random, random};
+use kiln_graph::{Graph, Tensor, params::Random};
 use kiln_lower::lower_at;
 use kiln_machine::{Arch, Machine};
 use kiln_plan::KernelKind::Attention;
@@ -106,7 +106,7 @@ fn blocks_that_data_empties() {
         let dtype = if mask.contains("add %floats, %x") { "bf16" } else { ["bf16", "f16"][(i + n) % 2] };
         let masked = ["fully_masked=zero", "fully_masked=nan"][(i / 2 + n) % 2];
         let g = graph(mask, [s, t, d], dtype, &format!("scale=0.3 {masked}"));
-        let mut inputs = random::inputs(&g, r.next_u64() >> 40);
+        let mut inputs = kiln_graphgen::inputs(&g, r.next_u64() >> 40);
         fill(&mut inputs, [s, t], &mut r);
         let want = interpreted(&g, &inputs).unwrap_or_else(|e| panic!("{e}\n{g}"));
         let k = kernel(Attention, g.clone());

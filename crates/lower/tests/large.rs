@@ -1,6 +1,6 @@
 //! Kernels too large to run here: offsets past 2^31 are i64; names and parameters are as promised.
 use crate::common::{TARGETS, compare_at, kernel, text};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_lower::{lower, lower_at};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::{KernelKind, exec::Work};
@@ -120,7 +120,7 @@ fn long_offsets_compute_the_same() {
         for (kind, args, ops) in families("f32", 3, [13, 20]) {
             let g = graph(&args, &ops);
             let k = kernel(kind, g.clone());
-            match compare_at(&k, &random::inputs(&g, 7), &machine) {
+            match compare_at(&k, &kiln_graphgen::inputs(&g, 7), &machine) {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => panic!("{target:?}: {e}\n{g}"),
                 Err(e) => panic!("{target:?}: {e}\n{g}"),

@@ -1,7 +1,7 @@
 //! Schedules of launches beside a matmul: copies of operands, sums of slices, epilogues of their own. They are part of the kernel's schedule,
 //! and followed.
 use crate::common::{difference, kernel, run_steps};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, chosen, fits, lower, lower_at, priced, relaunched, schedules};
 use kiln_machine::{Arch, machine};
@@ -26,7 +26,7 @@ fn text(steps: &Steps<kiln_block::Kernel>) -> String {
 /// Interprets, compares, and gives the block programs.
 fn computes(k: &Kernel) -> String {
     let steps = lower(k, Arch::Sm90a).unwrap_or_else(|e| panic!("{e}"));
-    let inputs = random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     let got = run_steps(&k.body, &steps, &inputs).expect("runs");
     difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{e}\n{}", text(&steps)));

@@ -1,7 +1,7 @@
 //! Matmuls in tf32 whose left operand goes through registers, and results that are stored transposed.
 use crate::common::{compare_kernel, in_tf32, kernel};
 use kiln_block::Op;
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_lower::{LowerError, lower, schedules};
 use kiln_machine::Arch;
 use kiln_plan::exec::{Steps, Work};
@@ -21,7 +21,7 @@ fn computes(lines: &str, precision: Precision, schedule: &str) -> Steps<kiln_blo
     let k = of(lines, precision, Some(schedule));
     let about = format!("{lines}\nby {schedule}");
     let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{e}\n{about}"));
-    let mut inputs = random::inputs(&k.body, 7);
+    let mut inputs = kiln_graphgen::inputs(&k.body, 7);
     inputs.iter_mut().for_each(in_tf32);
     let compared = compare_kernel(&k, &inputs, GPU).unwrap_or_else(|e| panic!("{e}\n{about}"));
     compared.unwrap_or_else(|e| panic!("{e}\n{about}"));

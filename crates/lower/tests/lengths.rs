@@ -1,7 +1,7 @@
 //! Attention under a mask that says from which or up to which key a query attends, by a number read from memory: the programs must
 //! give what the graph gives, and must read no other block of keys.
 use crate::common::{difference, interpreted, lowered, ran};
-use kiln_graph::{Graph, Tensor, params::Random, random};
+use kiln_graph::{Graph, Tensor, params::Random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -143,7 +143,7 @@ fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) ->
     /// A multiple of the keys of every tile.
     const BLOCK: usize = 256;
     let [b, _, hk, s, t, d] = shape;
-    let mut clean = random::inputs(g, r.below(1 << 20) as u64);
+    let mut clean = kiln_graphgen::inputs(g, r.below(1 << 20) as u64);
     for x in &mut clean[..3] {
         (0..x.ty.count()).for_each(|i| x.set_f64(i, r.below(1 << 12) as f64 / 2048.0 - 1.0));
     }
@@ -235,7 +235,7 @@ fn a_disjunction_has_no_end() {
         let mask = Mask { positions: "i64[1]", lines, end: |_, _| 600, start: |_, _| 0, any: true };
         let g = graph(&mask, shape, "f32", "");
         for position in [i64::MIN, -1, 17, 300, i64::MAX] {
-            let mut all = random::inputs(&g, 5);
+            let mut all = kiln_graphgen::inputs(&g, 5);
             all[3].set_i64(0, position);
             let (want, got) = (interpreted(&g, &all).unwrap(), ran(Attention, &g, &all, Arch::Sm90a).unwrap());
             difference(&g, &want, &got).unwrap_or_else(|e| panic!("{e}\n{g}"));

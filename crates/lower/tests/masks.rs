@@ -1,7 +1,7 @@
 //! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give what the graph gives,
 //! also for queries that no key counts for.
 use crate::common::{TARGETS, difference, interpreted, least, lowered, ran};
-use kiln_graph::{Graph, params::Random, random};
+use kiln_graph::{Graph, params::Random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -36,7 +36,7 @@ fn text(mask: &str, [s, t, d]: [usize; 3], dtype: &str, attention: &str) -> Stri
 /// Compares programs on random inputs with the interpreter of graphs.
 fn compare(text: &str, targets: &[Arch], r: &mut Random) {
     let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let mut inputs = random::inputs(&g, r.below(1 << 20) as u64);
+    let mut inputs = kiln_graphgen::inputs(&g, r.below(1 << 20) as u64);
     // As models have them: multiples of these by distances are exact in every type.
     (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
     if let Some(sinks) = inputs.get_mut(8) {

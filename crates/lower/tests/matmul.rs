@@ -1,6 +1,6 @@
 //! Scans, matmuls, attention and pools.
 use crate::common::{check, check_on, checked_text, checked_text_by, compare_kernel, in_parallel, kernel};
-use kiln_graph::{Tensor, random};
+use kiln_graph::Tensor;
 use kiln_machine::Arch;
 use kiln_plan::{
     KernelKind::{self, *},
@@ -246,7 +246,7 @@ fn attention_of_axes_of_one() {
         ] {
             let text = format!("graph g({}) {{ {how}\n return %y }}", shapes.replace("{d}", d));
             let k = kernel(Attention, text.parse().unwrap());
-            let mut inputs = random::inputs(&k.body, 7);
+            let mut inputs = kiln_graphgen::inputs(&k.body, 7);
             for target in [Arch::Cpu, GPU] {
                 compare_kernel(&k, &inputs, target).unwrap().unwrap();
             }

@@ -1,7 +1,7 @@
 //! Schedules of kernels that multiply: each computes the same or is refused with the reason, and the first candidate is what lowering
 //! chooses by default.
 use crate::common::{self, difference, kernel, run_steps, text};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, chosen, lower, neighbours, schedules};
 use kiln_machine::{Arch, Library, Machine};
@@ -27,7 +27,7 @@ fn schedule(text: &str) -> Schedule {
 fn computes(graph: &str, wanted: &str) {
     let k = matmul(graph, Some(schedule(wanted)));
     let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{wanted}: {e}\n{graph}"));
-    let inputs = random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     let got = run_steps(&k.body, &steps, &inputs).unwrap_or_else(|e| panic!("{wanted}: {e}\n{graph}"));
     difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{wanted}: {e}\n{graph}\n{}", text(&steps)));
@@ -408,7 +408,7 @@ fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<
     let mut k = kernel(kind, body);
     k.schedule = Some(schedule(wanted));
     let steps = lower(&k, target).map_err(LowerError::why)?;
-    let inputs = random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     let got = run_steps(&k.body, &steps, &inputs).expect("runs");
     difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{wanted}: {e}\n{}", text(&steps)));
@@ -554,7 +554,7 @@ fn pairwise_distances_take_matmul_tiles_where_profitable() {
         let body: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
         let k = kernel(KernelKind::Reduction, body);
         assert_eq!(way(&k) != "rows", tiled, "{text}");
-        let inputs = random::inputs(&k.body, 7);
+        let inputs = kiln_graphgen::inputs(&k.body, 7);
         let compared = common::compare_kernel(&k, &inputs, GPU).unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(compared.is_ok(), "{text}");
     }

@@ -1,7 +1,7 @@
 //! Functions of rows, seen through views of a part of them, under another reduction or scan of the same rows: the inner
 //! reduction always covers the whole row.
 use crate::common::{TARGETS, check, compare, kernel};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_lower::{LowerError, lower};
 use kiln_plan::KernelKind::{self, Reduction, Scan};
 
@@ -197,7 +197,7 @@ fn rows_of_columns_are_refused() {
             Err(LowerError::Unsupported { .. }) => {}
             other => panic!("{target:?}: {other:?}"),
         }
-        let inputs = random::inputs(&g, 1);
+        let inputs = kiln_graphgen::inputs(&g, 1);
         assert!(compare(Reduction, &g, &inputs, target).unwrap().is_err());
     }
 }

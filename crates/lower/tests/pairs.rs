@@ -1,7 +1,7 @@
 //! Pairs of reductions of which the second needs the first, accumulated in one pass over rows that do not fit a tile: maxima with sums of
 //! exponentials, means with squared deviations.
 use crate::common::{compare_kernel, kernel};
-use kiln_graph::{Graph, Tensor, random};
+use kiln_graph::{Graph, Tensor};
 use kiln_lower::lower;
 use kiln_machine::Arch;
 use kiln_plan::{Kernel, KernelKind};
@@ -13,7 +13,7 @@ fn computes(graph: &str, schedule: &str) -> usize {
     let body: Graph = graph.parse().unwrap_or_else(|e| panic!("{e}\n{graph}"));
     let k =
         Kernel { schedule: Some(schedule.parse().expect("a schedule")), ..kernel(KernelKind::Reduction, body.clone()) };
-    let mut inputs = random::inputs(&body, 7);
+    let mut inputs = kiln_graphgen::inputs(&body, 7);
     for special in [false, true] {
         if special {
             specials(&mut inputs[0]);

@@ -1,6 +1,6 @@
 //! Pools, whose windows overlap.
 use crate::common::{check_by, compare};
-use kiln_graph::{Graph, Tensor, random};
+use kiln_graph::{Graph, Tensor};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Pool, exec::Work};
 
@@ -10,7 +10,7 @@ const GPU: Arch = Arch::Sm90a;
 #[track_caller]
 fn check(lines: &str) {
     let g: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let mut inputs = random::inputs(&g, 7);
+    let mut inputs = kiln_graphgen::inputs(&g, 7);
     inputs.iter_mut().filter(|t| t.ty.dtype.is_float()).for_each(spoil);
     match compare(Pool, &g, &inputs, GPU) {
         Ok(Ok(())) => {}

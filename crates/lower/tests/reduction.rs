@@ -307,7 +307,7 @@ fn by_wide_rows(graph: &str, launches: usize) {
     k.schedule = found.schedules.into_iter().map(|s| s.0).find(widens);
     assert!(k.schedule.is_some(), "{graph}");
     assert_eq!(lower(&k, GPU).expect("lowers").steps.len(), launches, "{graph}");
-    let inputs = kiln_graph::random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}"));
 }
 
@@ -375,7 +375,7 @@ fn the_last_pass_of_a_norm_is_reversed() {
     ] {
         let mut k = kernel(Reduction, format!("graph k{graph}").parse().expect("a graph"));
         k.schedule = Some(schedule.parse().expect("a schedule"));
-        let inputs = kiln_graph::random::inputs(&k.body, 7);
+        let inputs = kiln_graphgen::inputs(&k.body, 7);
         compare_kernel(&k, &inputs, GPU).expect("lowers").unwrap_or_else(|e| panic!("{e}\n{graph}\n{schedule}"));
     }
 }

@@ -1,6 +1,6 @@
 //! Proposed schedules of points, rows and scans: each computes what the graph says.
 use crate::common::{TARGETS, check_by, difference, in_parallel, kernel, run_steps, text};
-use kiln_graph::{Graph, random};
+use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, neighbours, scheduled};
 use kiln_machine::Arch;
@@ -13,7 +13,7 @@ fn compute(graph: &str, kind: KernelKind, arch: Arch, of: impl Fn(&Step) -> bool
     let found = scheduled(&k, machine).unwrap_or_else(|e| panic!("{e}\n{graph}"));
     let mut schedules = found.unwrap_or_else(|| panic!("no nest\n{graph}")).schedules;
     schedules.retain(|s| s.0.steps.iter().any(&of));
-    let inputs = random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     for (schedule, _) in schedules.iter().step_by(step) {
         k.schedule = Some(schedule.clone());
@@ -103,7 +103,7 @@ fn scans_look_back_at_groups() {
         ("i8[700,37]", 0, "split r 16; split i0 32; bind warp 4"),
     ] {
         let graph: Graph = scan(ty, axis).parse().expect("a graph");
-        let inputs = random::inputs(&graph, 3);
+        let inputs = kiln_graphgen::inputs(&graph, 3);
         let want = run_with(&graph, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
         for group in [1, 2, 8, 32] {
             let mut k = kernel(KernelKind::Scan, graph.clone());

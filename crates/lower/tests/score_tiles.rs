@@ -1,8 +1,8 @@
 //! Operands of attention's scores by warpgroups: biases and masks of every broadcast, type and place in the score. Those
 //! that tensor maps describe come as tiles, others by address; results are what the graph gives.
 use crate::common::{by_step, compare_kernel, kernel, lowered_by};
+use kiln_graph::Graph;
 use kiln_graph::params::Random;
-use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -73,7 +73,7 @@ fn graph(z: &Sizes, dtype: &str, use_of: (&str, &str, &str, &str), shapes: [&str
 /// Compares the program with the graph; gives its text.
 fn check(source: &str, seed: u64) -> String {
     let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
-    let inputs = random::inputs(&g, seed);
+    let inputs = kiln_graphgen::inputs(&g, seed);
     let wgmma = Some("tensor-core wgmma 128x");
     match compare_kernel(&by_step(kernel(Attention, g.clone()), Arch::Sm90a, wgmma), &inputs, Arch::Sm90a) {
         Ok(Ok(())) => lowered_by(Attention, &g, Arch::Sm90a, wgmma),

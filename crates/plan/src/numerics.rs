@@ -28,7 +28,7 @@
 //! - **Batch invariance**: the order of sums may not depend on the number of rows, which decides what form, fusion and schedule is the
 //!   cheapest. So only rules that keep all bits apply, every op rounds to its type, K is not split, operands are not swapped, tiles hold
 //!   one row, and [`Hardware::counted`](crate::Hardware::counted) replaces the number of rows where the order of a sum is chosen.
-//!   `crates/kiln/src/trial/invariance.rs` checks it.
+//!   `crates/difftest/src/invariance.rs` checks it.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 

@@ -1,15 +1,15 @@
 //! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
 use crate::common::{self, Random, differential, graph};
-use kiln_graph::random::{self, Scale};
 use kiln_graph::{FallbackOp, Graph, Init, Op, Type, ValueId};
+use kiln_graphgen::Scale;
 use kiln_plan::Numerics;
 use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 
 /// A random graph with parameters instead of some inputs, and with values that pass through fallbacks.
 fn random_graph(seed: u64) -> Graph {
     let mut r = Random(seed);
-    let options = random::Options { ops: 4 + r.below(20), ..random::Options::default() };
-    let g = random::graph(seed, &options);
+    let options = kiln_graphgen::Options { ops: 4 + r.below(20), ..kiln_graphgen::Options::default() };
+    let g = kiln_graphgen::graph(seed, &options);
     let changed = g.rebuild(|new, v, args| {
         Ok(match g.op(v) {
             Op::Input(i) if i % 2 == 1 => Some(new.param(format!("p{i}"), g.ty(v).clone(), Init::External)),
@@ -45,8 +45,8 @@ fn generated_graphs() {
 #[test]
 fn cases() {
     for seed in 0..100 {
-        let g = random::case(seed, Scale::Small);
-        let inputs = random::case_inputs(&g, seed);
+        let g = kiln_graphgen::case(seed, Scale::Small);
+        let inputs = kiln_graphgen::case_inputs(&g, seed);
         for options in [Options { contract: Numerics::Exact.into(), fuse: true }, Options::default()] {
             common::agrees_on(&g, &common::plan_with(&g, options), &inputs);
         }

@@ -6,8 +6,8 @@
 use crate::{
     Error, Model,
     accuracy::{Difference, differences},
+    eager::{self, Floats},
     torch,
-    trial::aten::{self, Floats},
 };
 use kiln_graph::{Op, Tensor};
 use kiln_interp::graph::{Demand, part, run_parts};
@@ -66,7 +66,7 @@ pub(super) fn checked(
     if work <= INTERPRETED {
         return Ok(Checked::with(Reference::Interpreted, outputs, &interpret(model, inputs)?));
     }
-    let eager = |torch: Torch| aten::run_model(&torch, &model.graph, inputs, &model.params, Floats::Wide).ok();
+    let eager = |torch: Torch| eager::run_model(&torch, &model.graph, inputs, &model.params, Floats::Wide).ok();
     // An operator that eager libtorch refuses leaves the sample.
     let eager = if work <= EAGER && !sums_integers(model) { torch().and_then(eager) } else { None };
     if let Some(all) = eager {

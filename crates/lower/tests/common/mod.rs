@@ -1,6 +1,6 @@
 //! Runs the steps of a kernel with the block interpreter and compares with the graph interpreter.
 use kiln_block::Elem;
-use kiln_graph::{DType, FullyMasked, Graph, Tensor, Type, random};
+use kiln_graph::{DType, FullyMasked, Graph, Tensor, Type};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, lower, lower_at};
@@ -332,7 +332,7 @@ pub fn check(kind: KernelKind, body: &str) {
 #[track_caller]
 pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
     let g: Graph = body.parse().unwrap_or_else(|e| panic!("{e}\n{body}"));
-    let inputs = random::inputs(&g, 7);
+    let inputs = kiln_graphgen::inputs(&g, 7);
     match compare(kind, &g, &inputs, target) {
         Ok(Ok(())) => {}
         Ok(Err(e)) => panic!("{target:?}: {e}\n{body}"),
@@ -346,7 +346,7 @@ pub fn check_by(kind: KernelKind, body: &str, target: Arch, schedule: &str) -> S
     let schedule = Some(schedule.parse().unwrap_or_else(|e| panic!("{e}: {schedule}")));
     let k = Kernel { schedule, ..kernel(kind, g) };
     let steps = kiln_lower::lower(&k, target).unwrap_or_else(|e| panic!("{target:?}: {e}\n{body}"));
-    let inputs = random::inputs(&k.body, 7);
+    let inputs = kiln_graphgen::inputs(&k.body, 7);
     compare_kernel(&k, &inputs, target).unwrap().unwrap_or_else(|e| panic!("{target:?}: {e}\n{body}"));
     steps
 }
@@ -360,7 +360,7 @@ pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch,
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
     let k = Kernel { precision, ..kernel(kind, body) };
-    let mut inputs = random::inputs(&k.body, 7);
+    let mut inputs = kiln_graphgen::inputs(&k.body, 7);
     if precision == kiln_plan::Precision::Tf32 {
         inputs.iter_mut().for_each(in_tf32);
     }

@@ -4,8 +4,8 @@ use super::{all, saturate};
 use crate::build::Builder;
 use crate::language::{Term, op};
 use egg::Id;
-use kiln_graph::random::{self, Scale};
 use kiln_graph::{DType, Graph, Init, Op, Tensor, Type, random_tensor};
+use kiln_graphgen::Scale;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_plan::Numerics;
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ fn given(g: &Graph, seed: u64) -> (Vec<Tensor>, Vec<Tensor>) {
         Init::Data(v) => Tensor::from_f64(p.ty.clone(), v.iter().map(|s| s.as_f64())),
         _ => random_tensor(p.ty.clone(), seed * 31 + i as u64 + 1000, 0.3),
     });
-    (random::inputs(g, seed), params.collect())
+    (kiln_graphgen::inputs(g, seed), params.collect())
 }
 fn check(g: &Graph, seed: u64) -> usize {
     let (inputs, params) = given(g, seed);
@@ -125,10 +125,11 @@ fn forms_of_examples() {
 
 #[test]
 fn forms_of_random_graphs() {
-    let compared: usize = (0..400).map(|seed| check(&random::graph(seed, &random::Options::default()), seed)).sum();
+    let compared: usize =
+        (0..400).map(|seed| check(&kiln_graphgen::graph(seed, &kiln_graphgen::Options::default()), seed)).sum();
     let cases = (0..400).map(|seed| {
-        let g = random::case(seed, Scale::Small);
-        let inputs = random::case_inputs(&g, seed);
+        let g = kiln_graphgen::case(seed, Scale::Small);
+        let inputs = kiln_graphgen::case_inputs(&g, seed);
         let (_, params) = given(&g, seed);
         sound(&g, &inputs, &params, Numerics::Torch)
     });

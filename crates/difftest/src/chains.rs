@@ -3,7 +3,7 @@
 //!
 //! The chains have no sums over several elements, whose order is unspecified, and no elementary functions, which libraries round
 //! differently.
-use crate::{DType, Graph, Tensor, Type};
+use kiln::{DType, Graph, Tensor, Type};
 use kiln_graph::{BinaryOp, CompareOp, GraphError, Scalar, UnaryOp, ValueId};
 
 /// A random number generator (splitmix64).

@@ -2,14 +2,15 @@
 //!
 //! A graph depends only on its seed and options, on every machine. Values stay moderate (functions with poles get safe arguments), so
 //! results can be compared with tolerances. Print the seed when a test fails.
+#![warn(missing_docs)]
 mod cases;
 mod shrink;
 
 pub use cases::{Scale, case, case_inputs};
 pub use shrink::shrink;
 
-use crate::params::Random;
-use crate::{
+use kiln_graph::params::Random;
+use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Tensor, Type, UnaryOp, ValueId,
     random_tensor,
 };
@@ -261,7 +262,7 @@ fn composite(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, Graph
     match r.below(3) {
         0 => g.add(Op::Softmax { axis }, &[x]),
         1 => g.add(Op::LogSoftmax { axis }, &[x]),
-        _ => g.add(Op::LayerNorm { axes: 1, affine: false, eps: crate::Scalar::Float(0.01) }, &[x]),
+        _ => g.add(Op::LayerNorm { axes: 1, affine: false, eps: Scalar::Float(0.01) }, &[x]),
     }
 }
 

@@ -1,15 +1,14 @@
 //! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs, shrunk.
 //!
-//!     cargo run --release -p kiln --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
+//!     cargo run --release -p kiln-difftest --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
 //!         [--seconds S] [--unfused N] [--family NAME] [--schedules N] [--print]
 //!
 //! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N` also runs one case in
 //! N without fusion (default: every case). `--family NAME` skips seeds of other families. `--schedules N` runs each
 //! graph N times with schedules drawn at random instead. `--print` writes the graphs and runs nothing. A
 //! fault that leaves the GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
-use kiln::{CompileOptions, Target, compile::DeviceKind, compile::open_device, trial};
-use kiln_graph::random::{Scale, case, case_inputs, shrink};
-use kiln_runtime::Device;
+use kiln::{CompileOptions, Device, Target, compile::DeviceKind, compile::open_device};
+use kiln_graphgen::{Scale, case, case_inputs, shrink};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -148,8 +147,8 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
     let inputs = case_inputs(&graph, seed);
     let ways = &ways(o.device)[..if seed.is_multiple_of(o.unfused) { 2 } else { 1 }];
     let attempt = |g: &kiln_graph::Graph, inputs: &[kiln::Tensor]| match o.schedules {
-        0 => trial::whole(g, inputs, ways, device),
-        n => trial::schedules(g, inputs, &ways[0], seed..seed + n, device),
+        0 => kiln_difftest::whole(g, inputs, ways, device),
+        n => kiln_difftest::schedules(g, inputs, &ways[0], seed..seed + n, device),
     };
     let fault = match attempt(&graph, &inputs) {
         Ok(t) => {

@@ -1,7 +1,7 @@
 //! Random graphs on the host: the results of fused and unfused plans agree with the interpreter in f64.
-use kiln::trial::{self, Fault};
 use kiln::{CompileOptions, compile::DeviceKind, compile::open_device};
-use kiln_graph::random::{Scale, case, case_inputs, shrink};
+use kiln_difftest::{self as difftest, Fault};
+use kiln_graphgen::{Scale, case, case_inputs, shrink};
 use std::ops::Range;
 
 /// Reports all failing seeds, the first three with a shrunk graph.
@@ -12,7 +12,7 @@ fn run(seeds: Range<u64>, scale: Scale) {
     for seed in seeds.clone() {
         // Unfused plans take most of the time, so only every other case is run with one.
         let ways = &ways[..if seed.is_multiple_of(2) { 2 } else { 1 }];
-        let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), ways, &device);
+        let attempt = |g: &kiln::Graph| difftest::whole(g, &case_inputs(g, seed), ways, &device);
         let graph = case(seed, scale);
         let fault = match attempt(&graph) {
             Ok(tried) if tried.interpreted.is_empty() => continue,

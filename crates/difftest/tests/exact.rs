@@ -1,7 +1,7 @@
 //! Exact numerics: fused chains of the operations that IEEE 754 defines give the same bits as PyTorch's eager operators.
-use kiln::trial::{aten, chains::chain, programs};
-use kiln::{CompileOptions, DType, Graph, Model, Numerics, Target, Tensor, Torch};
+use kiln::{CompileOptions, DType, Graph, Model, Numerics, Target, Tensor, Torch, eager};
 use kiln::{compile::CompiledCode, compile::DeviceKind, compile::open_device};
+use kiln_difftest::{chains::chain, programs};
 use kiln_graph::{Op, Type};
 use kiln_interp::graph::no_fallback;
 
@@ -44,7 +44,7 @@ fn all_the_same(seeds: std::ops::Range<u64>) {
         if g.outputs.is_empty() {
             continue;
         }
-        let want = aten::run(&torch, &g, &inputs).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{g}"));
+        let want = eager::run(&torch, &g, &inputs).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{g}"));
         let interpreted = kiln_interp::graph::run(&g, &inputs, &[], &mut no_fallback).unwrap();
         let host = host_code(&g, &inputs, &exact(Target::Cpu));
         let compiled = kiln::compile(&Model::from_graph(g.clone()).unwrap(), &exact(Target::Sm90a)).unwrap();
@@ -76,7 +76,7 @@ fn a_sum_is_rounded_before_it_is_used() {
     let g: Graph = "graph g(%x: bf16[64]) {\n %a = add %x, 1\n %b = sub %a, %x\n return %b\n}".parse().unwrap();
     let x = Tensor::from_f64(Type::new(DType::Bf16, [64]), (0..64).map(|i| 1000.0 + 4.0 * f64::from(i)));
     let exactly = host_code(&g, std::slice::from_ref(&x), &exact(Target::Cpu));
-    assert_eq!(exactly, aten::run(&torch(), &g, std::slice::from_ref(&x)).unwrap());
+    assert_eq!(exactly, eager::run(&torch(), &g, std::slice::from_ref(&x)).unwrap());
     let default = host_code(&g, &[x], &CompileOptions::default());
     assert!(default[0].to_f64_vec().iter().all(|v| *v == 1.0) && exactly[0].to_f64_vec().contains(&0.0));
 }

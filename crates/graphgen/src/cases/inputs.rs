@@ -1,6 +1,6 @@
 //! Random inputs for cases, including special values.
-use crate::params::Random;
-use crate::{DType, Graph, Op, Tensor, ValueId, random_tensor};
+use kiln_graph::params::Random;
+use kiln_graph::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 
 /// Inputs for a case: normally distributed; for some seeds with NaNs, infinities and zeros, with many equal values, or large. Indices stay
 /// in range of the axes that they index. Weights of convolutions and the V operand of causal attention stay finite: implementations

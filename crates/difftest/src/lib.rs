@@ -4,22 +4,21 @@
 //! graph as a framework does, op by op in the graph's dtypes, and several times more with its roundings perturbed at random. Where these
 //! runs disagree on whether a value is NaN or infinite, or on an integer, the result depends on rounding, and any result is accepted.
 //!
-//! The random graphs come from `crates/graph/src/random`. Tests run a thousand of them on the host; `examples/random` runs any number on a
-//! GPU.
-pub mod aten;
+//! The random graphs come from `kiln-graphgen`, a crate of its own: it depends on graphs alone, so the tests of interp, rewrite and lower, which
+//! this crate depends on, use it without a cycle and without building the compiler. This crate compiles and runs, and so depends on all
+//! stages; the tests that need it are here, in `tests`, and no crate that ships depends on it. Tests run a thousand graphs on the host;
+//! `examples/random` runs any number on a GPU.
 pub mod chains;
 pub mod invariance;
 pub mod near;
 pub mod ops;
 pub mod pack;
 pub mod programs;
-mod sink;
 
-use crate::{CompileOptions, Compiled, Error, Model, Target, Tensor, compile};
-use kiln_graph::{DType, FallbackOp, Format, Graph};
+use kiln::{CompileOptions, Compiled, Device, Error, Model, Target, Tensor, compile};
+use kiln_graph::{DType, FallbackOp, Format, Graph, params::Random};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
-use kiln_runtime::Device;
 use std::ops::Range;
 
 /// Runs of the interpreter with perturbed roundings.
@@ -213,12 +212,6 @@ fn run(
     Ok(())
 }
 
-/// The next number below `below` of Knuth's linear congruential generator.
-pub fn drawn(state: &mut u64, below: usize) -> usize {
-    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-    (*state >> 33) as usize % below.max(1)
-}
-
 /// Tests schedules of a graph's kernels: each of `draws` gives every kernel one of its proposed schedules at random.
 pub fn schedules(
     graph: &Graph,
@@ -241,12 +234,13 @@ pub fn schedules(
 /// A model whose kernels have schedules drawn at random from those proposed.
 pub fn scheduled(model: &Model, options: &CompileOptions, seed: u64) -> Result<Compiled, Error> {
     let mut plan = compile::plan(model, options)?;
-    let mut state = seed;
+    let mut random = Random::new(seed);
     for k in plan.kernels.iter_mut().filter(|k| k.schedule.is_some()) {
-        let mut proposed = kiln_lower::schedules(k, options.machine()).map_err(compile::not_lowered)?;
+        let mut proposed = kiln_lower::schedules(k, options.machine())
+            .map_err(|e| Error::failed(format!("cannot list the schedules of {}: {e}", k.name), "report this"))?;
         // Of kernels that multiply, not all of them fit.
         while !proposed.is_empty() {
-            let schedule = proposed.swap_remove(drawn(&mut state, proposed.len())).0;
+            let schedule = proposed.swap_remove(random.below(proposed.len())).0;
             if !schedule.multiplies() || kiln_lower::fits(k, options.machine(), &schedule).is_ok() {
                 k.schedule = Some(schedule);
                 break;

@@ -1,13 +1,12 @@
 //! Tests every op on every type that it takes, and chains under exact numerics, on a device against stored results of libtorch.
 //!
-//!     cargo run --release -p kiln --example ops -- write FILE                       needs libtorch
-//!     cargo run --release -p kiln --example ops -- check FILE [cpu|cuda:0]          on any machine
-//!     cargo run --release -p kiln --example ops -- rows [cpu|cuda:0]                rows of batch-invariant plans at several batch sizes
-use kiln::trial::{invariance, near, pack, pack::Packed};
+//!     cargo run --release -p kiln-difftest --example ops -- write FILE                       needs libtorch
+//!     cargo run --release -p kiln-difftest --example ops -- check FILE [cpu|cuda:0]          on any machine
+//!     cargo run --release -p kiln-difftest --example ops -- rows [cpu|cuda:0]                rows of batch-invariant plans at several batch sizes
 use kiln::{
-    CompileOptions, Contract, Error, Model, Numerics, Target, Torch, compile::DeviceKind, compile::open_device,
+    CompileOptions, Contract, Device, Error, Model, Numerics, Target, Torch, compile::DeviceKind, compile::open_device,
 };
-use kiln_runtime::Device;
+use kiln_difftest::{invariance, near, pack, pack::Packed};
 use std::{path::Path, process::exit};
 
 /// Number of chains in a file.

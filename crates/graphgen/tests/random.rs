@@ -1,12 +1,12 @@
 //! Properties of random graphs: they verify, round-trip through text and JSON, and rebuild to equal graphs; shrinking shrinks them.
-use kiln_graph::{Graph, Op, UnaryOp, ValueId, decompose, random, text};
+use kiln_graph::{Graph, Op, UnaryOp, ValueId, decompose, text};
 
 #[test]
 fn round_trips_and_copies() {
-    let options = random::Options::default();
+    let options = kiln_graphgen::Options::default();
     let mut ops = 0;
     for seed in 0..400 {
-        let g = random::graph(seed, &options);
+        let g = kiln_graphgen::graph(seed, &options);
         g.verify().unwrap_or_else(|e| panic!("seed {seed}: {e}\n{g}"));
         let printed = text::print(&g);
         assert_eq!(text::parse(&printed).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}")), g, "seed {seed}");
@@ -16,8 +16,8 @@ fn round_trips_and_copies() {
         let mut renamed = g.clone();
         renamed.name = "other".into();
         assert_eq!(renamed.bare(), g.bare(), "seed {seed}");
-        assert_ne!(random::graph(seed + 1, &options).bare(), g.bare(), "seed {seed}");
-        assert_eq!(random::graph(seed, &options), g, "seed {seed}");
+        assert_ne!(kiln_graphgen::graph(seed + 1, &options).bare(), g.bare(), "seed {seed}");
+        assert_eq!(kiln_graphgen::graph(seed, &options), g, "seed {seed}");
         let apart = decompose::decompose_all(&g, |_| true).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{g}"));
         apart.verify().unwrap_or_else(|e| panic!("seed {seed}: {e}\n{apart}"));
         ops += g.len();
@@ -30,10 +30,10 @@ fn shrinks_to_the_cause() {
     let tanh = |g: &Graph| g.values().any(|v: ValueId| *g.op(v) == Op::Unary(UnaryOp::Tanh));
     let mut found = 0;
     for seed in 0..200 {
-        let g = random::graph(seed, &random::Options { ops: 25, ..random::Options::default() });
+        let g = kiln_graphgen::graph(seed, &kiln_graphgen::Options { ops: 25, ..kiln_graphgen::Options::default() });
         if tanh(&g) {
             found += 1;
-            let small = random::shrink(&g, tanh);
+            let small = kiln_graphgen::shrink(&g, tanh);
             assert!(small.len() == 2, "seed {seed}: still\n{small}");
         }
     }

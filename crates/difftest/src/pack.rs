@@ -1,9 +1,11 @@
 //! Packs test cases with libtorch's results into one file, so that a machine without libtorch can check its own results against them.
-use crate::io::{dtype, view, write_whole};
-use crate::trial::near::{Near, Wanted};
-use crate::trial::ops::{Case, cases};
-use crate::trial::{aten, chains::chain};
-use crate::{DType, Error, Graph, Numerics, Tensor, Torch, Type};
+use crate::{
+    chains::chain,
+    near::{Near, Wanted},
+    ops::{Case, cases},
+};
+use kiln::io::{dtype, view, write_whole};
+use kiln::{DType, Error, Graph, Numerics, Tensor, Torch, Type, eager};
 use kiln_graph::Op;
 use safetensors::{SafeTensorError, SafeTensors};
 use std::{collections::HashMap, path::Path};
@@ -36,11 +38,11 @@ pub fn wanted(torch: &Torch, case: &Case) -> Result<Vec<Wanted>, String> {
         true => Tensor::from_f64(Type::new(DType::F64, t.ty.shape.clone()), t.to_f64_vec()),
         false => t.clone(),
     };
-    let own = aten::run(torch, &case.graph, &case.inputs)?;
+    let own = eager::run(torch, &case.graph, &case.inputs)?;
     let precise = match case.near {
         Near::Ulps { .. } | Near::Wide { .. } | Near::BitsInF64 => {
             let inputs: Vec<Tensor> = case.inputs.iter().map(wide).collect();
-            aten::run(torch, &precise(&case.graph), &inputs)?
+            eager::run(torch, &precise(&case.graph), &inputs)?
         }
         Near::Bits | Near::AlmostBits | Near::Numbers => own.clone(),
     };

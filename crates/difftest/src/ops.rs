@@ -2,12 +2,12 @@
 //! infinities, NaN, subnormal numbers, the extremes of integers.
 //!
 //! The interpreter, host code and the block programs that PTX is generated from must give libtorch's bits (computed by
-//! [`crate::trial::aten`]), or stay within a few units in the last place, as each row says; `examples/ops` packs the cases for a GPU.
+//! [`kiln::eager`]), or stay within a few units in the last place, as each row says; `examples/ops` packs the cases for a GPU.
 //!
 //! `ROWS` is the table. The types that an op takes come from the graph's inference, not from the table, so a type that is added is
 //! tested as well. An op without a row is listed by [`missing`] and fails a test.
-use crate::trial::near::{self, Near, round};
-use crate::{DType, Graph, Tensor, Type};
+use crate::near::{self, Near, round};
+use kiln::{DType, Graph, Tensor, Type};
 use kiln_graph::{Format, Op};
 
 /// The values of a row's input.

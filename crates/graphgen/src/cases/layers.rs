@@ -1,7 +1,7 @@
 //! Steps that add layers: matmuls, convolutions, pooling, norms over channels, attention.
 use super::{Made, Maker, unfit};
-use crate::random::dot;
-use crate::{
+use crate::dot;
+use kiln_graph::{
     BinaryOp, CompareOp, DType, FullyMasked, GraphError, Op, PoolKind, Scalar, ScoreStep, Type, UnaryOp, ValueId,
 };
 

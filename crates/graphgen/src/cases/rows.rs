@@ -1,6 +1,6 @@
 //! Steps that compute along rows: norms, reductions, scans, losses.
 use super::{Made, Maker, unfit};
-use crate::{BinaryOp, DType, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
 const EPS: Scalar = Scalar::Float(1e-5);
 
@@ -154,7 +154,7 @@ fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
         4 => {
             let place = m.g.iota(DType::I64, shape, along);
             let first = m.g.constant_like(place, cut as f64)?;
-            let inside = m.g.compare(crate::CompareOp::Lt, place, first)?;
+            let inside = m.g.compare(CompareOp::Lt, place, first)?;
             m.g.select(inside, y, x)
         }
         _ => Ok(y),

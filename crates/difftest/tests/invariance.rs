@@ -1,9 +1,10 @@
 //! Batch-invariant plans on the host: a row has the same bytes in batches of 1, 2, 8, 64 and 512 rows.
-use kiln::{Contract, Numerics, Target, trial::invariance};
-use kiln_runtime::{Device, HostDevice};
+use kiln::compile::{DeviceKind, open_device};
+use kiln::{Contract, Device, Numerics, Target};
+use kiln_difftest::invariance;
 
 fn host() -> Device {
-    Device::Host(HostDevice::new(2).expect("threads"))
+    open_device(DeviceKind::Cpu, Some(2)).expect("threads")
 }
 
 #[test]

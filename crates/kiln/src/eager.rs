@@ -1,6 +1,8 @@
 //! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the interpreter.
 //!
 //! Takes a graph, its inputs and parameters; gives the outputs, each value rounded by libtorch itself.
+mod sink;
+
 use kiln_graph::decompose::decompose_op;
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, FullyMasked, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
@@ -308,7 +310,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         }
         Op::Attention { sink: true, .. } => {
             let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
-            let written = super::sink::written(op, &types).map_err(|e| e.to_string())?;
+            let written = sink::written(op, &types).map_err(|e| e.to_string())?;
             let results = run_model(torch, &written, args, &[], Floats::Own)?;
             results.into_iter().next().ok_or_else(|| "no result".into())
         }

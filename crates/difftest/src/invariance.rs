@@ -1,8 +1,7 @@
 //! Checks batch invariance: a row's result must not depend on the number of other rows or on its position among them. Runs models at
 //! several batch sizes and with reversed rows, and compares the results byte for byte.
-use crate::{CompileOptions, Contract, Graph, Model, Target, Tensor, compile};
+use kiln::{CompileOptions, Contract, Device, Graph, Model, Target, Tensor, compile};
 use kiln_graph::{Type, random_tensor};
-use kiln_runtime::Device;
 
 /// Batch sizes that are compared, each with the next larger one.
 pub const BATCHES: [usize; 5] = [1, 2, 8, 64, 512];

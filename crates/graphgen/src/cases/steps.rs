@@ -1,7 +1,7 @@
 //! Steps of a case. Each adds one value, or one idiom that users write.
 use super::{Made, Maker, unfit};
-use crate::random::{Options, edge, movement, unary, view};
-use crate::{BinaryOp, CompareOp, DType, Op, ReduceOp, ScanOp, ScatterMode, Type, UnaryOp, ValueId};
+use crate::{Options, edge, movement, unary, view};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, ScanOp, ScatterMode, Type, UnaryOp, ValueId};
 
 pub(super) type Step = fn(&mut Maker) -> Made;
 

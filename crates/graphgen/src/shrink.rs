@@ -1,5 +1,5 @@
 //! Shrinks a failing graph to a smaller one that still fails.
-use crate::{Graph, Op, ValueId};
+use kiln_graph::{Graph, Op, ValueId};
 
 /// A smaller graph that still fails, found greedily: drops outputs, and replaces nodes by an operand or a new input. `fails` gets only
 /// verified graphs and is called at most 400 times.

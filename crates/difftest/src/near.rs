@@ -1,5 +1,5 @@
 //! Tolerances: how near a result must be to a reference.
-use crate::{DType, Tensor};
+use kiln::{DType, Tensor};
 use kiln_graph::Format;
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +95,7 @@ fn ulp(d: DType, size: f64) -> f64 {
 }
 /// The nearest number of a type.
 pub fn round(d: DType, v: f64) -> f64 {
-    let mut t = Tensor::zeros(crate::Type::new(d, [1]));
+    let mut t = Tensor::zeros(kiln::Type::new(d, [1]));
     t.set_f64(0, v);
     t.get_f64(0)
 }

@@ -10,9 +10,9 @@ mod steps;
 
 pub use inputs::case_inputs;
 
-use crate::params::Random;
-use crate::{DType, Graph, GraphError, Init, Scalar, Type, ValueId};
 use families::FAMILIES;
+use kiln_graph::params::Random;
+use kiln_graph::{DType, Graph, GraphError, Init, Scalar, Type, ValueId};
 
 /// Size of the tensors of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,7 +173,7 @@ impl Maker {
         let (dtype, shape) = (self.g.dtype(x), self.g.shape(x).to_vec());
         if self.r.below(5) < 3 {
             let y = if dtype.is_float() { self.near()? } else { self.any()? };
-            if crate::infer::broadcast(&shape, self.g.shape(y)).is_ok()
+            if kiln_graph::infer::broadcast(&shape, self.g.shape(y)).is_ok()
                 && self.g.dtype(y).is_float() == dtype.is_float()
             {
                 return self.g.cast(y, dtype);

@@ -1,8 +1,8 @@
 //! Every op on every element type against libtorch's eager operators: by the interpreter, host code, and the block programs for GPUs.
-use kiln::trial::near::{self, Wanted};
-use kiln::trial::{ops, ops::Case, pack::wanted, programs};
 use kiln::{CompileOptions, DType, Model, Target, Tensor, Torch, compile::CompiledCode, compile::open_device};
 use kiln::{compile::DeviceKind, facts, ptxas};
+use kiln_difftest::near::{self, Wanted};
+use kiln_difftest::{ops, ops::Case, pack::wanted, programs};
 use kiln_interp::graph::no_fallback;
 use std::sync::Mutex;
 

@@ -1,9 +1,9 @@
 //! PTX of fused graphs, run by an interpreter of PTX, each kernel by a schedule drawn from those proposed.
 use kiln::compile::{Compiled, CompiledCode};
-use kiln::trial::{Expected, scheduled, schedules_of};
 use kiln::{CompileOptions, Model, Target};
-use kiln_graph::random::{self, Scale, case, case_inputs};
-use kiln_graph::{Graph, Tensor};
+use kiln_difftest::{Expected, scheduled, schedules_of};
+use kiln_graph::{Graph, Tensor, params::Random};
+use kiln_graphgen::{Scale, case, case_inputs};
 use kiln_interp::ptx;
 use kiln_plan::BufferKind;
 use kiln_plan::exec::{Slot, Work};
@@ -123,7 +123,7 @@ fn nests() {
     ];
     for text in graphs {
         let graph: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
-        let (inputs, mut others) = (random::inputs(&graph, 7), vec![]);
+        let (inputs, mut others) = (kiln_graphgen::inputs(&graph, 7), vec![]);
         let count: usize =
             [Target::Sm90a, Target::Sm80].map(|t| tried(&graph, &inputs, t, 6, &mut others)).iter().sum();
         println!("{count} of 12, {text}");
@@ -145,10 +145,10 @@ fn positions_of_extremes() {
             // Fewer and fewer kinds of numbers, so that there are rows without a NaN, and of equals alone.
             for first in [0, 1, 3, 5] {
                 let mut input = Tensor::zeros(graph.ty(graph.inputs[0]).clone());
-                let mut state = first as u64;
+                let mut random = Random::new(first as u64);
                 for i in 0..input.ty.count() {
                     let kinds = (SPECIAL.len() - first).min(4 + 2 * (i / 97 % 3));
-                    input.set_f64(i, SPECIAL[first + kiln::trial::drawn(&mut state, kinds)]);
+                    input.set_f64(i, SPECIAL[first + random.below(kinds)]);
                 }
                 let mut others = vec![];
                 count += tried(&graph, &[input], [Target::Sm90a, Target::Sm80][first % 2], 3, &mut others);
