@@ -4,7 +4,7 @@ use crate::{
     operators::CALLS,
 };
 use kiln_aten::{Program, convert::operators, extent::Sizes};
-use kiln_graph::{DType, Op, params::Random};
+use kiln_graph::{DType, Op, Random};
 use serde_json::{Value, json};
 
 /// The program of one call, in the form of traced programs.
@@ -16,13 +16,13 @@ fn program(raw: &Value, random: &mut Random) -> Value {
     let outputs = raw["outputs"].as_array().into_iter().flatten();
     program["outputs"] = outputs.map(|id| json!({"value": id})).collect();
     // Sometimes the first operand is a parameter, and a run changes it.
-    if random.below(4) == 0
+    if random.next_below(4) == 0
         && let Some(id) = program["inputs"].get(0).and_then(|i| i["value"].as_u64())
     {
         program["inputs"].as_array_mut().map(|all| all.remove(0));
         program["params"] = json!([id]);
         program["values"][id as usize]["name"] = "w".into();
-        if random.below(2) == 0 {
+        if random.next_below(2) == 0 {
             program["writes"] = json!([{"target": id, "value": id}]);
         }
     }
@@ -31,20 +31,22 @@ fn program(raw: &Value, random: &mut Random) -> Value {
 
 /// Another operator in the place of the first one, sometimes in place, with its arguments or with others.
 fn rename(program: &mut Value, random: &mut Random, names: &[String], words: &Words) {
-    let mut name = random.pick(names);
-    if random.below(4) == 0 {
+    let mut name = random.choose(names);
+    if random.next_below(4) == 0 {
         name.push('_');
     }
     program["calls"][0]["name"] = name.into();
-    if random.below(2) == 0 {
+    if random.next_below(2) == 0 {
         let values = program["values"].as_array().map_or(0, Vec::len);
-        let argument = |random: &mut Random| match random.below(4) {
-            0 => json!({"value": random.below(values)}),
-            1 => json!({"int": random.below(6) as i64 - 3}),
-            2 => json!({"ints": (0..random.below(5)).map(|_| random.below(6) as i64 - 2).collect::<Vec<_>>()}),
-            _ => random.pick(&words.objects),
+        let argument = |random: &mut Random| match random.next_below(4) {
+            0 => json!({"value": random.next_below(values)}),
+            1 => json!({"int": random.next_below(6) as i64 - 3}),
+            2 => {
+                json!({"ints": (0..random.next_below(5)).map(|_| random.next_below(6) as i64 - 2).collect::<Vec<_>>()})
+            }
+            _ => random.choose(&words.objects),
         };
-        let rest: Vec<Value> = (0..random.below(8)).map(|_| argument(random)).collect();
+        let rest: Vec<Value> = (0..random.next_below(8)).map(|_| argument(random)).collect();
         program["calls"][0]["args"] = [json!({"value": 0})].into_iter().chain(rest).collect();
     }
 }
@@ -89,12 +91,12 @@ fn programs_that_lie_are_converted_or_refused() {
         let (mut compiled, mut refused) = (0, 0);
         for seed in 0..total as u64 {
             let mut random = Random::new(seed);
-            let original = &originals[random.below(originals.len())];
+            let original = &originals[random.next_below(originals.len())];
             let mut program = program(&original["raw"], &mut random);
-            if random.below(3) == 0 {
+            if random.next_below(3) == 0 {
                 rename(&mut program, &mut random, &names, &words);
             }
-            for _ in 0..random.below(4) {
+            for _ in 0..random.next_below(4) {
                 mutate(&mut program, &mut random, &words);
             }
             let text = program.to_string();

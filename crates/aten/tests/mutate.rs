@@ -1,5 +1,5 @@
 //! Random edits of JSON documents, for fuzz tests of what reads them; and a run that catches panics.
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -21,24 +21,24 @@ const NUMBERS: [i64; 18] =
 pub fn mutate(document: &mut Value, random: &mut Random, words: &Words) {
     let mut places = vec![];
     collect(document, String::new(), &mut places);
-    let place = random.pick(&places);
-    let other = document.pointer(&random.pick(&places)).cloned().unwrap_or(Value::Null);
+    let place = random.choose(&places);
+    let other = document.pointer(&random.choose(&places)).cloned().unwrap_or(Value::Null);
     let Some(found) = document.pointer_mut(&place) else { return };
     let alike = std::mem::discriminant(found) == std::mem::discriminant(&other);
-    if alike && !place.is_empty() && random.below(4) == 0 {
+    if alike && !place.is_empty() && random.next_below(4) == 0 {
         *found = other;
         return;
     }
     match found {
-        Value::Null | Value::Bool(_) => *found = Value::from(random.below(2) == 0),
+        Value::Null | Value::Bool(_) => *found = Value::from(random.next_below(2) == 0),
         Value::Number(n) => {
-            let near = n.as_i64().unwrap_or_default().wrapping_add([-1, 1][random.below(2)]);
-            *found = Value::from(if random.below(3) == 0 { near } else { random.pick(&NUMBERS) });
+            let near = n.as_i64().unwrap_or_default().wrapping_add([-1, 1][random.next_below(2)]);
+            *found = Value::from(if random.next_below(3) == 0 { near } else { random.choose(&NUMBERS) });
         }
-        Value::String(s) => *s = random.pick(&words.texts),
+        Value::String(s) => *s = random.choose(&words.texts),
         Value::Array(items) => {
-            let at = random.below(items.len());
-            match (random.below(5), items.is_empty()) {
+            let at = random.next_below(items.len());
+            match (random.next_below(5), items.is_empty()) {
                 (0, _) | (_, true) => items.push(other),
                 (1, _) => items.clear(),
                 (2, _) => drop(items.remove(at)),
@@ -47,10 +47,10 @@ pub fn mutate(document: &mut Value, random: &mut Random, words: &Words) {
             }
         }
         Value::Object(fields) => {
-            let key = fields.keys().nth(random.below(fields.len())).cloned();
+            let key = fields.keys().nth(random.next_below(fields.len())).cloned();
             match (key, fields.len()) {
                 (Some(key), 2..) => drop(fields.remove(&key)),
-                _ => *found = random.pick(&words.objects),
+                _ => *found = random.choose(&words.objects),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Files that users pass in place of a TorchScript archive: the error must say what each file is, and the lines of Python in its help must
 //! produce an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
+use kiln_number::Random;
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -108,10 +109,9 @@ fn damaged_files_are_answered() {
     let whole =
         std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../graphs/mlp.pt")).expect("a sample archive");
     let path: PathBuf = dir.path().join("damaged.pt");
-    let mut seed = 1u64;
+    let mut random = Random::new(1);
     for i in 0..40 {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let place = (seed >> 33) as usize % whole.len();
+        let place = random.next_below(whole.len());
         let mut bytes = whole.clone();
         match i % 2 {
             0 => bytes.truncate(place),

@@ -58,7 +58,7 @@ fn reductions() {
         let n = shape.iter().product();
         for axis in 0..shape.len() {
             for e in [Elem::F32, Elem::F64, Elem::F16, Elem::Bf16, Elem::I32, Elem::I64] {
-                let x = Random(7 + n as u64).values(e, n);
+                let x = Random::new(7 + n as u64).values(e, n);
                 let rows = slices(&x, shape, axis);
                 let fold = |f: &dyn Fn(f64, f64) -> f64| -> Vec<Num> {
                     rows.iter().map(|r| round(e, Num::F(r.iter().map(|v| v.f()).reduce(f).unwrap()))).collect()
@@ -119,7 +119,7 @@ fn reductions_with_nan() {
 #[test]
 fn bool_and_u8_reductions() {
     for e in [Elem::Bool, Elem::U8] {
-        let x = Random(3).values(e, 64);
+        let x = Random::new(3).values(e, 64);
         for axis in 0..2 {
             for (op, f) in [(ReduceOp::And, (|a, b| a & b) as fn(i64, i64) -> i64), (ReduceOp::Or, |a, b| a | b)] {
                 let want: Vec<Num> = slices(&x, &[4, 16], axis)
@@ -142,7 +142,7 @@ fn scans() {
             let inner = shape.iter().rposition(|&n| n > 1).is_none_or(|a| a == axis);
             let held = |v: f64| if inner { v } else { v as f32 as f64 };
             for e in [Elem::F32, Elem::I32, Elem::I64, Elem::Bf16] {
-                let x = Random(5).values(e, n);
+                let x = Random::new(5).values(e, n);
                 for op in [ScanOp::Sum, ScanOp::Max, ScanOp::Prod] {
                     let got = one(e, shape, &x, e, n, |b, v| b.scan(op, v, axis));
                     for (g, r) in slices(&got, shape, axis).iter().zip(slices(&x, shape, axis)) {
@@ -172,7 +172,7 @@ fn scans() {
 #[test]
 fn permute_reshape_broadcast() {
     let shape = [4, 8, 16];
-    let x = Random(1).values(Elem::F32, 512);
+    let x = Random::new(1).values(Elem::F32, 512);
     for perm in [[0u8, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1], [2, 0, 1], [1, 2, 0]] {
         let got = one(Elem::F32, &shape, &x, Elem::F32, 512, |b, v| b.permute(v, &perm));
         let to: Vec<usize> = perm.iter().map(|&p| shape[p as usize]).collect();
@@ -236,7 +236,7 @@ fn masked_tiles() {
         let s = b.binary(BinaryOp::Add, v, vb);
         let py = b.ptr_add(y, at);
         b.store(py, s, Some(mask));
-        let (vx, vb) = (Random(1).values(Elem::F32, rows * cols), Random(2).values(Elem::F32, cols));
+        let (vx, vb) = (Random::new(1).values(Elem::F32, rows * cols), Random::new(2).values(Elem::F32, cols));
         let mut buffers = [encode_all(Elem::F32, &vx), encode_all(Elem::F32, &vb), vec![0; rows * cols * 4 + 256]];
         run(&b.finish(), &mut buffers);
         let got = decode_all(Elem::F32, &buffers[2]);
@@ -306,7 +306,7 @@ fn matmuls() {
                 b.constant(Type::block(to, [m, n]), if to == Elem::I32 { Const::Int(3) } else { Const::Float(3.0) });
             let r = b.dot(va, vb, init, DotPrecision::Exact);
             put(&mut b, pc, r);
-            let (a, x) = (Random(1).values(e, m * k), Random(2).values(e, k * n));
+            let (a, x) = (Random::new(1).values(e, m * k), Random::new(2).values(e, k * n));
             let mut buffers = [encode_all(e, &a), encode_all(e, &x), vec![0; m * n * to.bytes()]];
             run(&b.finish(), &mut buffers);
             let want: Vec<Num> = (0..m * n)
@@ -330,7 +330,7 @@ fn matmuls() {
 fn loops() {
     // y[i] = sum over t < 10 of x[t * 64 + i], with a pointer that advances, an offset block that grows and a scalar
     // that counts.
-    let x = Random(4).values(Elem::F32, 640);
+    let x = Random::new(4).values(Elem::F32, 640);
     let mut b = Builder::new("loop", [1, 1, 1], 4);
     let (p, y, z) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false), b.param("z", Elem::I32, false));
     let i = b.iota(64);
@@ -403,7 +403,7 @@ fn overwritten_memory_is_read_first() {
     let (pi, pj) = (b.ptr_add(p, i), b.ptr_add(p, j));
     let v = b.load(pi, None, None);
     b.store(pj, v, None);
-    let x = Random(4).values(Elem::F32, 64);
+    let x = Random::new(4).values(Elem::F32, 64);
     let mut buffers = [encode_all(Elem::F32, &x)];
     run(&b.finish(), &mut buffers);
     let want: Vec<Num> = x.iter().rev().copied().collect();
@@ -442,7 +442,7 @@ fn conditions() {
         Ok(k) => k,
         Err(e) => panic!("{e}"),
     };
-    let x = Random(4).values(Elem::F32, 128);
+    let x = Random::new(4).values(Elem::F32, 128);
     let mut buffers = [encode_all(Elem::F32, &x), vec![0; 512]];
     run(&k, &mut buffers);
     for (i, g) in decode_all(Elem::F32, &buffers[1]).iter().enumerate() {
@@ -457,8 +457,8 @@ fn conditions() {
 fn seed_attention() {
     let k = text::parse(include_str!("../../block/tests/kernels/attention.block")).unwrap();
     let count = 4 * 256 * 64;
-    let mut r = Random(11);
-    let mut input = || -> Vec<Num> { (0..count).map(|_| round(Elem::F16, Num::F(r.unit() * 2.0 - 1.0))).collect() };
+    let mut r = Random::new(11);
+    let mut input = || -> Vec<Num> { (0..count).map(|_| round(Elem::F16, Num::F(r.uniform() * 2.0 - 1.0))).collect() };
     let (q, kk, v) = (input(), input(), input());
     let mut buffers =
         [encode_all(Elem::F16, &q), encode_all(Elem::F16, &kk), encode_all(Elem::F16, &v), vec![0; count * 2]];
@@ -496,7 +496,7 @@ fn lower_level_ops_are_refused() {
 fn long_sums_are_rounded_once() {
     let shape = [4, 1 << 16];
     let n = shape[0] * shape[1];
-    let x: Vec<Num> = Random(11).values(Elem::F32, n).into_iter().map(|v| Num::F(v.f().abs())).collect();
+    let x: Vec<Num> = Random::new(11).values(Elem::F32, n).into_iter().map(|v| Num::F(v.f().abs())).collect();
     let want: Vec<Num> = slices(&x, &shape, 1).iter().map(|r| Num::F(r.iter().map(|v| v.f()).sum::<f64>())).collect();
     let got = one(Elem::F32, &shape, &x, Elem::F32, shape[0], |b, v| b.reduce(ReduceOp::Sum, v, 1));
     for (g, w) in got.iter().zip(&want) {

@@ -7,7 +7,7 @@ use kiln_block::*;
 const N: usize = 100;
 
 fn samples(e: Elem, seed: u64) -> Vec<Num> {
-    let mut r = Random(seed * 77 + 1);
+    let mut r = Random::new(seed * 77 + 1);
     let special: Vec<Num> = if e.is_float() {
         [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 1e-3, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 100.0, -100.0]
             .map(Num::F)

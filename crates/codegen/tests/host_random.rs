@@ -19,7 +19,7 @@ struct Pool {
 
 impl Pool {
     fn below(&mut self, n: usize) -> usize {
-        (self.r.bits() >> 33) as usize % n
+        self.r.next_below(n)
     }
     fn pick(&mut self, of: &[Value]) -> Value {
         let i = self.below(of.len());
@@ -121,7 +121,7 @@ impl Pool {
         let b = std::mem::replace(&mut self.b, Builder::new("", [1, 1, 1], 4));
         let mut inner = Pool {
             b,
-            r: Random(self.r.bits() | 1),
+            r: Random::new(self.r.next_u64()),
             e: self.e,
             shape: self.shape,
             tiles: self.tiles.clone(),
@@ -155,7 +155,7 @@ impl Pool {
 /// A tile with bounds in a larger array, random ops on it, all leaves stored.
 pub fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> Kernel {
     let b = Builder::new("random", [size[1].div_ceil(shape[1]), size[0].div_ceil(shape[0]), 1], 4);
-    let mut p = Pool { b, r: Random(seed | 1), e, shape, tiles: vec![], rows: vec![], cols: vec![], scalars: vec![] };
+    let mut p = Pool { b, r: Random::new(seed), e, shape, tiles: vec![], rows: vec![], cols: vec![], scalars: vec![] };
     let params = [("x", true), ("y", true), ("u", false), ("v", false)].map(|(n, r)| p.b.param(n, e, r));
     let mut coords = vec![];
     for (axis, &block) in shape.iter().enumerate() {
@@ -207,7 +207,7 @@ fn programs() {
         let size = [shape[0] + seed as usize % 3, shape[1] * 2 - seed as usize % 2];
         let k = program(seed * 7919, e, shape, size);
         let n = size[0] * size[1];
-        let mut r = Random(seed + 5);
+        let mut r = Random::new(seed + 5);
         let inputs = [
             encode_all(e, &r.values(e, n)),
             encode_all(e, &r.values(e, n)),

@@ -19,7 +19,7 @@ fn random_programs() {
         let k = program(seed * 7919, e, shape, size);
         let about = || format!("seed {seed}, {arch}\n{}", text::print(&k));
         let n = size[0] * size[1];
-        let mut r = Random(seed + 5);
+        let mut r = Random::new(seed + 5);
         let filled = [encode_all(e, &r.values(e, n)), encode_all(e, &r.values(e, n))];
         let inputs: Vec<Vec<u8>> = filled.into_iter().chain([vec![0; n * e.bytes()], vec![0; n * e.bytes()]]).collect();
         let compiled = match nvptx::compile(&k, arch.machine()) {

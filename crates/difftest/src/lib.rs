@@ -16,7 +16,7 @@ pub mod pack;
 pub mod programs;
 
 use kiln::{CompileOptions, Compiled, Device, Error, Model, Target, Tensor, compile};
-use kiln_graph::{DType, FallbackOp, Format, Graph, params::Random};
+use kiln_graph::{DType, FallbackOp, Format, Graph, Random};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
 use std::ops::Range;
@@ -240,7 +240,7 @@ pub fn scheduled(model: &Model, options: &CompileOptions, seed: u64) -> Result<C
             .map_err(|e| Error::failed(format!("cannot list the schedules of {}: {e}", k.name), "report this"))?;
         // Of kernels that multiply, not all of them fit.
         while !proposed.is_empty() {
-            let schedule = proposed.swap_remove(random.below(proposed.len())).0;
+            let schedule = proposed.swap_remove(random.next_below(proposed.len())).0;
             if !schedule.multiplies() || kiln_lower::fits(k, options.machine(), &schedule).is_ok() {
                 k.schedule = Some(schedule);
                 break;

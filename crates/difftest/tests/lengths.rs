@@ -2,7 +2,7 @@
 //! says so.
 use kiln::{CompileOptions, Model, Report, Target, Tensor, bench::interpret, compile};
 use kiln_difftest::programs;
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 
 /// Two layers' attention over one cache of 600 keys, under one mask.
 fn model(dtype: &str, queries: usize, mask: &str) -> Model {
@@ -28,7 +28,7 @@ fn inputs(model: &Model, positions: &[i64], first: usize, seed: u64) -> [Vec<Ten
     let g = &model.graph;
     let mut all: Vec<Tensor> = g.inputs.iter().map(|v| Tensor::zeros(g.ty(*v).clone())).collect();
     for t in &mut all[..3] {
-        (0..t.ty.count()).for_each(|i| t.set_f64(i, r.below(1 << 12) as f64 / 2048.0 - 1.0));
+        (0..t.ty.count()).for_each(|i| t.set_f64(i, r.next_below(1 << 12) as f64 / 2048.0 - 1.0));
     }
     positions.iter().enumerate().for_each(|(i, p)| all[3].set_i64(i, *p));
     let mut poisoned = all.clone();

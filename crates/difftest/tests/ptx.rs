@@ -2,7 +2,7 @@
 use kiln::compile::{Compiled, CompiledCode};
 use kiln::{CompileOptions, Model, Target};
 use kiln_difftest::{Expected, scheduled, schedules_of};
-use kiln_graph::{Graph, Tensor, params::Random};
+use kiln_graph::{Graph, Random, Tensor};
 use kiln_graphgen::{Scale, case, case_inputs};
 use kiln_interp::ptx;
 use kiln_plan::BufferKind;
@@ -148,7 +148,7 @@ fn positions_of_extremes() {
                 let mut random = Random::new(first as u64);
                 for i in 0..input.ty.count() {
                     let kinds = (SPECIAL.len() - first).min(4 + 2 * (i / 97 % 3));
-                    input.set_f64(i, SPECIAL[first + random.below(kinds)]);
+                    input.set_f64(i, SPECIAL[first + random.next_below(kinds)]);
                 }
                 let mut others = vec![];
                 count += tried(&graph, &[input], [Target::Sm90a, Target::Sm80][first % 2], 3, &mut others);

@@ -28,7 +28,7 @@ pub use count::{count, plural};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
-pub use kiln_number::{Format, Kind};
+pub use kiln_number::{Format, Kind, Random, random};
 pub use op::{FallbackOp, FullyMasked, Op, PoolKind, Scalar, ScatterMode};
 pub use ops::{
     binary::{BinaryOp, CompareOp},

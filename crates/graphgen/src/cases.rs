@@ -11,7 +11,7 @@ mod steps;
 pub use inputs::case_inputs;
 
 use families::FAMILIES;
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use kiln_graph::{DType, Graph, GraphError, Init, Scalar, Type, ValueId};
 
 /// Size of the tensors of a case.
@@ -65,17 +65,17 @@ type Made = Result<ValueId, GraphError>;
 pub fn case(seed: u64, scale: Scale) -> Graph {
     let family = &FAMILIES[(seed % FAMILIES.len() as u64) as usize];
     let mut r = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let dtype = r.pick(&[DType::F32, DType::F32, DType::Bf16, DType::Bf16, DType::F16, DType::F64]);
+    let dtype = r.choose(&[DType::F32, DType::F32, DType::Bf16, DType::Bf16, DType::F16, DType::F64]);
     let g = Graph::new(format!("{}_{seed}", family.name));
     let mut m = Maker { g, r, scale, dtype, floats: vec![], others: vec![] };
     (family.start)(&mut m);
     let total: usize = family.steps.iter().map(|s| s.1).sum();
-    let (wanted, mut made) = (1 + m.r.below(9), 0);
+    let (wanted, mut made) = (1 + m.r.next_below(9), 0);
     for _ in 0..wanted * 20 {
         if made == wanted {
             break;
         }
-        let mut at = m.r.below(total);
+        let mut at = m.r.next_below(total);
         let (step, _) = family
             .steps
             .iter()
@@ -107,10 +107,10 @@ impl Maker {
     fn finish(mut self) -> Graph {
         let mut outputs: Vec<ValueId> = self.floats.last().into_iter().chain(self.others.last()).copied().collect();
         let all: Vec<ValueId> = self.floats.iter().chain(&self.others).copied().collect();
-        for _ in 0..self.r.below(4) {
-            outputs.push(self.r.pick(&all));
+        for _ in 0..self.r.next_below(4) {
+            outputs.push(self.r.choose(&all));
         }
-        if self.r.below(8) != 0 {
+        if self.r.next_below(8) != 0 {
             // Usually remove duplicate outputs.
             let mut seen = vec![];
             outputs.retain(|v| {
@@ -120,7 +120,7 @@ impl Maker {
                 }
             });
         }
-        if self.r.below(8) != 0 && outputs.len() > 1 {
+        if self.r.next_below(8) != 0 && outputs.len() > 1 {
             let computed = |v: &ValueId| !self.g.op(*v).is_leaf();
             if outputs.iter().any(computed) {
                 outputs.retain(computed);
@@ -133,7 +133,7 @@ impl Maker {
     /// A new input, or occasionally a parameter.
     fn input(&mut self, dtype: DType, shape: &[usize]) -> ValueId {
         let ty = Type::new(dtype, shape);
-        if self.r.below(5) == 0 && ty.count() < 1 << 14 {
+        if self.r.next_below(5) == 0 && ty.count() < 1 << 14 {
             let n = self.g.params.len();
             let scale = if dtype.is_float() { Scalar::Float(1.0) } else { Scalar::Float(5.0) };
             return self.g.param(format!("p{n}"), ty, Init::Random { seed: n as u64 + 1, scale });
@@ -144,34 +144,34 @@ impl Maker {
     fn length(&mut self, others: usize) -> usize {
         let most = (self.scale.limit() / others.max(1)).max(1);
         let fitting: Vec<usize> = self.scale.rows().iter().copied().filter(|&n| n <= most).collect();
-        match self.r.below(30) {
-            0 => self.r.below(3),
-            1 => 1 + self.r.below(most.min(2000)),
+        match self.r.next_below(30) {
+            0 => self.r.next_below(3),
+            1 => 1 + self.r.next_below(most.min(2000)),
             _ if fitting.is_empty() => 1,
-            _ => self.r.pick(&fitting),
+            _ => self.r.choose(&fitting),
         }
     }
     /// A float value; prefers recent ones, so that graphs get deep.
     fn near(&mut self) -> Made {
         let n = self.floats.len();
-        let back = self.r.below(n).min(self.r.below(n));
+        let back = self.r.next_below(n).min(self.r.next_below(n));
         self.floats.get((n.max(1) - 1).wrapping_sub(back)).copied().ok_or_else(unfit)
     }
     /// Any value.
     fn any(&mut self) -> Made {
-        if !self.others.is_empty() && self.r.below(3) != 0 {
-            return Ok(self.r.pick(&self.others.clone()));
+        if !self.others.is_empty() && self.r.next_below(3) != 0 {
+            return Ok(self.r.choose(&self.others.clone()));
         }
         self.near()
     }
     fn integer(&mut self) -> Made {
         let ints: Vec<ValueId> = self.others.iter().copied().filter(|v| self.g.dtype(*v).is_int()).collect();
-        if ints.is_empty() { Err(unfit()) } else { Ok(self.r.pick(&ints)) }
+        if ints.is_empty() { Err(unfit()) } else { Ok(self.r.choose(&ints)) }
     }
     /// A second operand for `x`: an existing value, or a new input that broadcasts to it.
     fn partner(&mut self, x: ValueId) -> Made {
         let (dtype, shape) = (self.g.dtype(x), self.g.shape(x).to_vec());
-        if self.r.below(5) < 3 {
+        if self.r.next_below(5) < 3 {
             let y = if dtype.is_float() { self.near()? } else { self.any()? };
             if kiln_graph::infer::broadcast(&shape, self.g.shape(y)).is_ok()
                 && self.g.dtype(y).is_float() == dtype.is_float()
@@ -185,12 +185,12 @@ impl Maker {
             return self.g.constant_like(x, dtype.int_range().map_or(number, held));
         }
         let rank = shape.len();
-        let to = match self.r.below(5) {
+        let to = match self.r.next_below(5) {
             0 => shape,
             1 if rank > 0 => shape[rank - 1..].to_vec(),
             2 if rank > 0 => [&shape[..rank - 1], &[1]].concat(),
             3 if rank > 1 => {
-                let axis = self.r.below(rank);
+                let axis = self.r.next_below(rank);
                 shape.iter().enumerate().map(|(i, &d)| if i == axis { d } else { 1 }).collect()
             }
             _ => vec![],
@@ -199,10 +199,10 @@ impl Maker {
     }
 
     fn start_rows(&mut self) {
-        let lead = self.r.pick(&[1, 1, 2, 3, 5, 8, 33, 64]);
+        let lead = self.r.choose(&[1, 1, 2, 3, 5, 8, 33, 64]);
         let n = self.length(lead);
-        let rows = self.r.pick(&[1, 1, 2, 4]).min((self.scale.limit() / (lead * n).max(1)).max(1));
-        let shape = match self.r.below(6) {
+        let rows = self.r.choose(&[1, 1, 2, 4]).min((self.scale.limit() / (lead * n).max(1)).max(1));
+        let shape = match self.r.next_below(6) {
             0 => vec![n],
             1 => vec![rows, lead, n],
             // Along the columns.
@@ -212,54 +212,57 @@ impl Maker {
         self.start(&[shape.clone(), shape]);
     }
     fn start_views(&mut self) {
-        let rank = self.r.below(5);
+        let rank = self.r.next_below(5);
         let mut shape: Vec<usize> = vec![];
         for _ in 0..rank {
             let taken: usize = shape.iter().product();
-            let n =
-                if self.r.below(3) == 0 { self.length(taken * 64) } else { self.r.pick(&[1, 2, 3, 4, 5, 8, 16, 17]) };
+            let n = if self.r.next_below(3) == 0 {
+                self.length(taken * 64)
+            } else {
+                self.r.choose(&[1, 2, 3, 4, 5, 8, 16, 17])
+            };
             shape.push(if taken * n > self.scale.limit() { 1 } else { n });
         }
-        if self.r.below(2) == 0 {
+        if self.r.next_below(2) == 0 {
             shape.reverse();
         }
         self.start(&[shape.clone(), shape]);
     }
     fn start_matmuls(&mut self) {
         let sides = self.scale.sides();
-        let [m, k, n] = [0; 3].map(|_| self.r.pick(sides));
-        let batch = self.r.pick(&[vec![], vec![], vec![2], vec![3, 2], vec![1]]);
+        let [m, k, n] = [0; 3].map(|_| self.r.choose(sides));
+        let batch = self.r.choose(&[vec![], vec![], vec![2], vec![3, 2], vec![1]]);
         if m * n * k * batch.iter().product::<usize>() > self.scale.work() {
             return self.start(&[vec![64, 32], vec![32, 64]]);
         }
-        let a = if self.r.below(4) == 0 { [k, m] } else { [m, k] };
-        let b = if self.r.below(3) == 0 { [n, k] } else { [k, n] };
-        let shared = if self.r.below(3) == 0 { vec![] } else { batch.clone() };
+        let a = if self.r.next_below(4) == 0 { [k, m] } else { [m, k] };
+        let b = if self.r.next_below(3) == 0 { [n, k] } else { [k, n] };
+        let shared = if self.r.next_below(3) == 0 { vec![] } else { batch.clone() };
         self.start(&[[&batch[..], &a].concat(), [&shared[..], &b].concat()]);
     }
     fn start_images(&mut self) {
         let large = self.scale == Scale::Large;
-        let n = 1 + self.r.below(3);
-        let c = self.r.pick(if large { &[3, 16, 32, 64, 128] } else { &[1, 2, 3, 4, 6, 8] });
-        let [h, w] = [0; 2].map(|_| self.r.pick(if large { &[7, 14, 15, 28, 33] } else { &[1, 3, 5, 7, 8] }));
+        let n = 1 + self.r.next_below(3);
+        let c = self.r.choose(if large { &[3, 16, 32, 64, 128] } else { &[1, 2, 3, 4, 6, 8] });
+        let [h, w] = [0; 2].map(|_| self.r.choose(if large { &[7, 14, 15, 28, 33] } else { &[1, 3, 5, 7, 8] }));
         let shape = if self.once_in(5) { vec![n, c, w] } else { vec![n, c, h, w] };
         self.start(&[shape]);
     }
     fn start_heads(&mut self) {
         let large = self.scale == Scale::Large;
-        let b = 1 + self.r.below(2);
-        let h = self.r.pick(&[1, 2, 4]);
+        let b = 1 + self.r.next_below(2);
+        let h = self.r.choose(&[1, 2, 4]);
         let [s, t] =
-            [0; 2].map(|_| self.r.pick(if large { &[1, 16, 33, 64, 100, 128, 256] } else { &[1, 2, 7, 16, 33] }));
-        let d = self.r.pick(if large { &[16, 32, 64, 80, 128] } else { &[4, 8, 16, 20] });
+            [0; 2].map(|_| self.r.choose(if large { &[1, 16, 33, 64, 100, 128, 256] } else { &[1, 2, 7, 16, 33] }));
+        let d = self.r.choose(if large { &[16, 32, 64, 80, 128] } else { &[4, 8, 16, 20] });
         let t = if self.once_in(2) { s } else { t };
         self.start(&[vec![b, h, s, d], vec![b, h, t, d], vec![b, h, t, d]]);
     }
     fn start_integers(&mut self) {
-        let rows = self.r.pick(&[1, 2, 5, 8]);
+        let rows = self.r.choose(&[1, 2, 5, 8]);
         let n = self.length(rows * 4);
         for dtype in [DType::I64, DType::I32, DType::I16, DType::I8, DType::U8] {
-            if self.r.below(3) != 0 {
+            if self.r.next_below(3) != 0 {
                 let shape = if self.once_in(4) { vec![rows, 1] } else { vec![rows, n] };
                 let v = self.g.input(Type::new(dtype, shape));
                 self.others.push(v);
@@ -275,7 +278,7 @@ impl Maker {
     }
     /// True with probability 1/n.
     fn once_in(&mut self, n: usize) -> bool {
-        self.r.below(n) == 0
+        self.r.next_below(n) == 0
     }
 }
 

@@ -9,7 +9,7 @@ mod shrink;
 pub use cases::{Scale, case, case_inputs};
 pub use shrink::shrink;
 
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Tensor, Type, UnaryOp, ValueId,
     random_tensor,
@@ -58,15 +58,16 @@ impl Default for Options {
 pub fn graph(seed: u64, options: &Options) -> Graph {
     let mut r = Random::new(seed);
     let mut g = Graph::new(format!("random_{seed}"));
-    let dtype = if options.dtypes.is_empty() { DType::F32 } else { r.pick(&options.dtypes) };
-    let sizes: &[usize] = if options.odd_shapes && r.below(3) == 0 { &[0, 1, 1, 3, 17] } else { &[1, 2, 5, 16, 33] };
+    let dtype = if options.dtypes.is_empty() { DType::F32 } else { r.choose(&options.dtypes) };
+    let sizes: &[usize] =
+        if options.odd_shapes && r.next_below(3) == 0 { &[0, 1, 1, 3, 17] } else { &[1, 2, 5, 16, 33] };
     let least_rank = if options.odd_shapes { 0 } else { 1 };
-    let rank = (least_rank + r.below(4)).min(3);
-    let base: Vec<usize> = (0..rank).map(|_| r.pick(sizes)).collect();
-    for _ in 0..1 + r.below(3) {
+    let rank = (least_rank + r.next_below(4)).min(3);
+    let base: Vec<usize> = (0..rank).map(|_| r.choose(sizes)).collect();
+    for _ in 0..1 + r.next_below(3) {
         // Shapes that broadcast against each other: some axes of size 1, some leading axes missing.
-        let mut shape: Vec<usize> = base.iter().map(|&d| if r.below(4) == 0 { 1 } else { d }).collect();
-        if r.below(5) == 0 && !shape.is_empty() {
+        let mut shape: Vec<usize> = base.iter().map(|&d| if r.next_below(4) == 0 { 1 } else { d }).collect();
+        if r.next_below(5) == 0 && !shape.is_empty() {
             shape.remove(0);
         }
         g.input(Type::new(dtype, shape));
@@ -84,8 +85,8 @@ pub fn graph(seed: u64, options: &Options) -> Graph {
         }
     }
     g.outputs.extend(floats.last().copied());
-    for _ in 0..r.below(3) {
-        let v = r.pick(&floats);
+    for _ in 0..r.next_below(3) {
+        let v = r.choose(&floats);
         if !g.outputs.contains(&v) {
             g.outputs.push(v);
         }
@@ -106,18 +107,18 @@ pub fn inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
 /// Adds one more float value.
 fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Result<ValueId, GraphError> {
     // Prefers recent values, so that graphs get deep.
-    let near = |r: &mut Random| values[values.len() - 1 - r.below(values.len()).min(r.below(values.len()))];
+    let near = |r: &mut Random| values[values.len() - 1 - r.next_below(values.len()).min(r.next_below(values.len()))];
     let x = near(r);
-    match r.below(12) {
+    match r.next_below(12) {
         0..=2 => unary(g, r, x, o),
         3..=5 => {
             let y = near(r);
-            let op = r.pick(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min]);
+            let op = r.choose(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min]);
             g.binary(op, x, y)
         }
         6 => {
             let y = near(r);
-            let op = r.pick(&[CompareOp::Lt, CompareOp::Ge, CompareOp::Eq]);
+            let op = r.choose(&[CompareOp::Lt, CompareOp::Ge, CompareOp::Eq]);
             let cond = g.compare(op, x, y)?;
             let no = near(r);
             g.select(cond, x, no)
@@ -140,7 +141,7 @@ fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Resul
             }
         }
         10 if o.composites => composite(g, r, x),
-        11 if o.movement && o.edges && r.below(2) == 0 => edge(g, r, x),
+        11 if o.movement && o.edges && r.next_below(2) == 0 => edge(g, r, x),
         11 if o.movement => movement(g, r, x),
         _ => {
             let number = (r.normal() * 8.0).round() / 8.0;
@@ -152,27 +153,27 @@ fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Resul
 fn unary(g: &mut Graph, r: &mut Random, x: ValueId, o: &Options) -> Result<ValueId, GraphError> {
     use UnaryOp::*;
     let safe = [Neg, Abs, Sin, Cos, Tanh, Erf, Atan, Sigmoid, Relu];
-    match r.below(4) {
+    match r.next_below(4) {
         // Positive arguments.
         0 => {
             let y = g.unary(Abs, x)?;
             let y = g.binary_scalar(BinaryOp::Add, y, 1.0)?;
-            let op = r.pick(&[Log, Log2, Sqrt, Rsqrt, Reciprocal, Log1p]);
+            let op = r.choose(&[Log, Log2, Sqrt, Rsqrt, Reciprocal, Log1p]);
             g.unary(op, y)
         }
         // Bounded arguments.
         1 => {
             let y = g.binary_scalar(BinaryOp::Min, x, 2.0)?;
-            let op = r.pick(&[Exp, Exp2, Expm1]);
+            let op = r.choose(&[Exp, Exp2, Expm1]);
             g.unary(op, y)
         }
         2 if o.composites => {
             let named: Vec<UnaryOp> = UnaryOp::ALL.into_iter().filter(|op| op.is_composite()).collect();
-            let op = r.pick(&named);
+            let op = r.choose(&named);
             g.unary(op, x)
         }
         _ => {
-            let op = r.pick(&safe);
+            let op = r.choose(&safe);
             g.unary(op, x)
         }
     }
@@ -181,64 +182,64 @@ fn unary(g: &mut Graph, r: &mut Random, x: ValueId, o: &Options) -> Result<Value
 fn view(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
     let shape = g.shape(x).to_vec();
     let rank = shape.len();
-    match r.below(5) {
+    match r.next_below(5) {
         0 => {
             let mut perm: Vec<usize> = (0..rank).collect();
             for i in (1..rank).rev() {
-                perm.swap(i, r.below(i + 1));
+                perm.swap(i, r.next_below(i + 1));
             }
             g.permute(x, perm)
         }
         1 => {
             // Merges two axes, or inserts an axis of size 1.
             let mut to = shape.clone();
-            if rank >= 2 && r.below(2) == 0 {
-                let i = r.below(rank - 1);
+            if rank >= 2 && r.next_below(2) == 0 {
+                let i = r.next_below(rank - 1);
                 let joined = to.remove(i);
                 to[i] *= joined;
             } else {
-                to.insert(r.below(rank + 1), 1);
+                to.insert(r.next_below(rank + 1), 1);
             }
             g.reshape(x, to)
         }
         2 if rank > 0 => {
-            let axis = r.below(rank);
-            let step = 1 + r.below(2);
-            let start = r.below(shape[axis]);
+            let axis = r.next_below(rank);
+            let step = 1 + r.next_below(2);
+            let start = r.next_below(shape[axis]);
             let len = (shape[axis] - start).div_ceil(step);
             g.slice(x, axis, start, len, step)
         }
         3 if rank > 0 => {
-            let axis = r.below(rank);
+            let axis = r.next_below(rank);
             g.add(Op::Flip(vec![axis]), &[x])
         }
         _ => {
             let mut to = shape;
-            to.insert(0, 1 + r.below(3));
+            to.insert(0, 1 + r.next_below(3));
             g.broadcast_to(x, to)
         }
     }
 }
 
 fn reduce(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
-    let axes: Vec<usize> = (0..g.shape(x).len()).filter(|_| r.below(2) == 0).collect();
-    match r.below(6) {
+    let axes: Vec<usize> = (0..g.shape(x).len()).filter(|_| r.next_below(2) == 0).collect();
+    match r.next_below(6) {
         0 => {
             let zero = g.constant_like(x, 0.0)?;
             let positive = g.compare(CompareOp::Gt, x, zero)?;
-            let op = r.pick(&[ReduceOp::Any, ReduceOp::All]);
+            let op = r.choose(&[ReduceOp::Any, ReduceOp::All]);
             let all = g.reduce(op, positive, axes)?;
             let dtype = g.dtype(x);
             g.cast(all, dtype)
         }
         1 if !axes.is_empty() => {
-            let op = r.pick(&[ReduceOp::ArgMax, ReduceOp::ArgMin]);
+            let op = r.choose(&[ReduceOp::ArgMax, ReduceOp::ArgMin]);
             let place = g.reduce(op, x, [axes[0]])?;
             let dtype = g.dtype(x);
             g.cast(place, dtype)
         }
         _ => {
-            let op = r.pick(&[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min]);
+            let op = r.choose(&[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min]);
             // The mean of no elements is NaN, which has its own tests.
             let empty = axes.iter().any(|&a| g.shape(x)[a] == 0);
             g.reduce(if empty { ReduceOp::Sum } else { op }, x, axes)
@@ -258,8 +259,8 @@ fn composite(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, Graph
     if rank == 0 {
         return g.unary(UnaryOp::Silu, x);
     }
-    let axis = r.below(rank);
-    match r.below(3) {
+    let axis = r.next_below(rank);
+    match r.next_below(3) {
         0 => g.add(Op::Softmax { axis }, &[x]),
         1 => g.add(Op::LogSoftmax { axis }, &[x]),
         _ => g.add(Op::LayerNorm { axes: 1, affine: false, eps: Scalar::Float(0.01) }, &[x]),
@@ -271,13 +272,13 @@ fn movement(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphE
     if shape.is_empty() {
         return g.reshape(x, [1]);
     }
-    let axis = r.below(shape.len());
-    match r.below(4) {
+    let axis = r.next_below(shape.len());
+    match r.next_below(4) {
         0 => {
             let mut lo = vec![0; shape.len()];
             let mut hi = vec![0; shape.len()];
-            lo[axis] = r.below(3) as i64;
-            hi[axis] = r.below(3) as i64;
+            lo[axis] = r.next_below(3) as i64;
+            hi[axis] = r.next_below(3) as i64;
             g.pad(x, 0.5, lo, hi)
         }
         1 => g.concat(&[x, x], axis),
@@ -297,15 +298,15 @@ fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError
     if shape.is_empty() {
         return g.reshape(x, [1]);
     }
-    let axis = r.below(shape.len());
+    let axis = r.next_below(shape.len());
     let n = shape[axis];
     let flipped = g.add(Op::Flip(vec![axis]), &[x])?;
-    match r.below(4) {
+    match r.next_below(4) {
         // Reflection without repeating the outermost element, on one side or both.
         0 if n > 1 => {
-            let width = 1 + r.below(n - 1);
+            let width = 1 + r.next_below(n - 1);
             let before = g.slice(flipped, axis, n - 1 - width, width, 1)?;
-            if r.below(2) == 0 {
+            if r.next_below(2) == 0 {
                 return g.concat(&[before, x], axis);
             }
             let after = g.slice(flipped, axis, 1, width, 1)?;
@@ -319,8 +320,8 @@ fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError
         // Crop one end, pad the other, then flatten.
         _ => {
             let (mut lo, mut hi) = (vec![0; shape.len()], vec![0; shape.len()]);
-            let cut = r.below(n.max(1)) as i64;
-            (lo[axis], hi[axis]) = if r.below(2) == 0 { (-cut, cut + 1) } else { (cut + 1, -cut) };
+            let cut = r.next_below(n.max(1)) as i64;
+            (lo[axis], hi[axis]) = if r.next_below(2) == 0 { (-cut, cut + 1) } else { (cut + 1, -cut) };
             let moved = g.pad(flipped, 0.5, lo, hi)?;
             g.reshape(moved, [g.ty(moved).count()])
         }

@@ -1,5 +1,6 @@
 //! The seed kernels compared with plain loops, and programs that the interpreter rejects.
 use kiln_block::{Elem, Kernel, text::parse};
+use kiln_graph::Random;
 use kiln_interp::block::{Buffer, InterpError, run};
 
 fn seed(name: &str) -> Kernel {
@@ -9,12 +10,9 @@ fn seed(name: &str) -> Kernel {
 }
 
 /// Deterministic numbers between -1 and 1.
-fn numbers(n: usize, mut seed: u64) -> Vec<f64> {
-    let next = || {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 33) as f64 / (1u64 << 30) as f64 - 1.0
-    };
-    std::iter::repeat_with(next).take(n).collect()
+fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mut random = Random::new(seed);
+    std::iter::repeat_with(|| 2.0 * random.uniform() - 1.0).take(n).collect()
 }
 fn close(got: &[f64], wanted: &[f64], tolerance: f64) {
     assert_eq!(got.len(), wanted.len());

@@ -1,8 +1,8 @@
 //! Passes change no result: random programs and norm kernels, interpreted before and after each pass.
-use crate::common::Random;
 use kiln_block::{
     Arithmetic, BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
 };
+use kiln_graph::Random;
 use kiln_interp::block::{Buffer, run};
 use kiln_machine::Arch;
 
@@ -18,64 +18,65 @@ const N: usize = 8;
 const SIZE: usize = 64;
 
 fn grow(b: &mut Builder, r: &mut Random, pool: &mut Pool, x: Value, depth: usize) {
-    for _ in 0..2 + r.below(6) {
-        match r.below(11) {
+    for _ in 0..2 + r.next_below(6) {
+        match r.next_below(11) {
             0 | 1 => {
-                let c = r.pick(&[0, 1, 2, 3, 8, -1]);
+                let c = r.choose(&[0, 1, 2, 3, 8, -1]);
                 pool.ints.push(b.constant(Type::block(Elem::I32, [N]), Const::Int(c)));
             }
             2 | 3 => {
                 use BinaryOp::*;
-                let op = r.pick(&[Add, Sub, Mul, Div, Rem, Max, Min, And, Or, Xor]);
-                let (p, q) = (r.pick(&pool.ints), r.pick(&pool.ints));
+                let op = r.choose(&[Add, Sub, Mul, Div, Rem, Max, Min, And, Or, Xor]);
+                let (p, q) = (r.choose(&pool.ints), r.choose(&pool.ints));
                 pool.ints.push(b.binary(op, p, q));
             }
             4 => {
                 use BinaryOp::*;
-                let (p, q) = (r.pick(&pool.floats), r.pick(&pool.floats));
-                pool.floats.push(b.binary(r.pick(&[Add, Sub, Mul, Max, Min]), p, q));
+                let (p, q) = (r.choose(&pool.floats), r.choose(&pool.floats));
+                pool.floats.push(b.binary(r.choose(&[Add, Sub, Mul, Max, Min]), p, q));
             }
             5 => {
-                let (p, q) = (r.pick(&pool.ints), r.pick(&pool.ints));
-                let op = r.pick(&[CmpOp::Eq, CmpOp::Ne, CmpOp::Lt, CmpOp::Le, CmpOp::Gt, CmpOp::Ge]);
+                let (p, q) = (r.choose(&pool.ints), r.choose(&pool.ints));
+                let op = r.choose(&[CmpOp::Eq, CmpOp::Ne, CmpOp::Lt, CmpOp::Le, CmpOp::Gt, CmpOp::Ge]);
                 pool.masks.push(b.cmp(op, p, q));
             }
             6 => {
-                let (c, p, q) = (r.pick(&pool.masks), r.pick(&pool.floats), r.pick(&pool.floats));
+                let (c, p, q) = (r.choose(&pool.masks), r.choose(&pool.floats), r.choose(&pool.floats));
                 pool.floats.push(b.select(c, p, q));
-                let (p, q) = (r.pick(&pool.masks), r.pick(&pool.masks));
-                pool.masks.push(b.binary(r.pick(&[BinaryOp::And, BinaryOp::Or, BinaryOp::Xor]), p, q));
+                let (p, q) = (r.choose(&pool.masks), r.choose(&pool.masks));
+                pool.masks.push(b.binary(r.choose(&[BinaryOp::And, BinaryOp::Or, BinaryOp::Xor]), p, q));
             }
             7 => {
-                let v = r.pick(&pool.floats);
-                let whole = b.reduce(r.pick(&[ReduceOp::Sum, ReduceOp::Max]), v, 0);
+                let v = r.choose(&pool.floats);
+                let whole = b.reduce(r.choose(&[ReduceOp::Sum, ReduceOp::Max]), v, 0);
                 pool.floats.push(b.splat(whole, &[N]));
                 pool.ints.push(b.scan(ScanOp::Max, pool.ints[0], 0));
                 pool.floats.push(b.cast(pool.ints[pool.ints.len() - 1], Elem::F32));
             }
             8 => {
                 // An index inside the buffer: SIZE is a power of two.
-                let (i, mask) = (r.pick(&pool.ints), r.pick(&pool.masks));
+                let (i, mask) = (r.choose(&pool.ints), r.choose(&pool.masks));
                 let size = b.constant(Type::block(Elem::I32, [N]), Const::Int(SIZE as i64 - 1));
                 let at = b.binary(BinaryOp::And, i, size);
                 let p = b.ptr_add(x, at);
-                let other = r.pick(&pool.floats);
-                pool.floats.push(b.load(p, (r.below(2) == 0).then_some(mask), None));
+                let other = r.choose(&pool.floats);
+                pool.floats.push(b.load(p, (r.next_below(2) == 0).then_some(mask), None));
                 pool.floats.push(b.load(p, Some(mask), Some(other)));
             }
             9 => {
-                let v = r.pick(&pool.floats);
-                pool.floats.push(b.unary(r.pick(&[UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor]), v));
+                let v = r.choose(&pool.floats);
+                pool.floats.push(b.unary(r.choose(&[UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor]), v));
             }
             _ if depth < 2 => {
-                let (lo, hi, step) = (b.i32(r.below(3) as i64), b.i32(r.below(5) as i64), b.i32(1 + r.below(2) as i64));
-                let carried = [r.pick(&pool.ints), r.pick(&pool.floats), r.pick(&pool.floats)];
+                let (lo, hi, step) =
+                    (b.i32(r.next_below(3) as i64), b.i32(r.next_below(5) as i64), b.i32(1 + r.next_below(2) as i64));
+                let carried = [r.choose(&pool.ints), r.choose(&pool.floats), r.choose(&pool.floats)];
                 let mut inner = pool.clone();
                 let out = b.for_loop([lo, hi, step], &carried, |b, index, c| {
                     inner.ints.extend([b.splat(index, &[N]), c[0]]);
                     inner.floats.extend([c[1], c[2]]);
                     grow(b, r, &mut inner, x, depth + 1);
-                    vec![r.pick(&inner.ints), r.pick(&inner.floats), r.pick(&[c[2], inner.floats[0]])]
+                    vec![r.choose(&inner.ints), r.choose(&inner.floats), r.choose(&[c[2], inner.floats[0]])]
                 });
                 pool.ints.push(out[0]);
                 pool.floats.extend(&out[1..]);
@@ -86,7 +87,7 @@ fn grow(b: &mut Builder, r: &mut Random, pool: &mut Pool, x: Value, depth: usize
 }
 
 fn program(seed: u64) -> Kernel {
-    let mut r = Random(seed);
+    let mut r = Random::new(seed);
     let mut b = Builder::new("random", [3, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let pid = b.program_id(0);
@@ -94,7 +95,7 @@ fn program(seed: u64) -> Kernel {
     let start = b.binary(BinaryOp::Mul, pid, n);
     let i = b.iota(N);
     let at = b.binary(BinaryOp::Add, start, i);
-    let end = b.i32(r.pick(&[20, 24]));
+    let end = b.i32(r.choose(&[20, 24]));
     let mask = b.cmp(CmpOp::Lt, at, end);
     let p = b.ptr_add(x, at);
     let v = b.load(p, Some(mask), None);

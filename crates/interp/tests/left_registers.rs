@@ -1,11 +1,11 @@
 //! Matmuls in tf32 whose left operand consumers read to registers, and results that are stored transposed: the passes
 //! change no bit.
-use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{
     Array, BinaryOp, Builder, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Type, UnaryOp, Value, passes, text,
     verify::verify,
 };
+use kiln_graph::Random;
 use kiln_interp::block::{Buffer, run};
 use kiln_machine::Arch;
 
@@ -28,12 +28,12 @@ const DEPTH: usize = 32;
 
 impl Plain {
     fn random(seed: u64) -> Plain {
-        let mut r = Random(seed);
-        let mut yes = || r.below(2) == 0;
+        let mut r = Random::new(seed);
+        let mut yes = || r.next_below(2) == 0;
         let [outer, transposed, gated] = [yes(), yes(), yes()];
         let rounded = yes() || !outer;
-        let rows = 64 * (1 + r.below(2));
-        let size = [4 * (1 + r.below(80)), 4 * (1 + r.below(40)), 4 * (1 + r.below(30))];
+        let rows = 64 * (1 + r.next_below(2));
+        let size = [4 * (1 + r.next_below(80)), 4 * (1 + r.next_below(40)), 4 * (1 + r.next_below(30))];
         Plain { size, rows, outer, rounded, transposed, gated }
     }
     fn kernel(&self) -> Kernel {
@@ -92,10 +92,10 @@ impl Plain {
     }
     /// Random operands, the left one in tf32 unless the program rounds it.
     fn buffers(&self, seed: u64) -> Vec<Buffer> {
-        let mut r = Random(seed ^ 0x5eed);
+        let mut r = Random::new(seed ^ 0x5eed);
         let [m, n, k] = self.size;
         let mut matrix = |rows: usize, columns: usize, of: usize| {
-            let values: Vec<f64> = (0..rows * columns).map(|_| r.below(2 * of) as f64 / of as f64 - 1.0).collect();
+            let values: Vec<f64> = (0..rows * columns).map(|_| r.next_below(2 * of) as f64 / of as f64 - 1.0).collect();
             Buffer::from_f64(Elem::F32, &[rows, columns], values)
         };
         let left = matrix(m, k, if self.rounded { 1000 } else { 1024 });

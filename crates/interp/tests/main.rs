@@ -2,7 +2,6 @@
 //! binary per file would link the crate's dependencies (for some crates LLVM) once per file.
 mod block;
 mod block_passes;
-mod common;
 mod decompose;
 mod graph_ops;
 mod left_registers;

@@ -1,5 +1,5 @@
 //! Parts of outputs, computed from only what they depend on, equal those parts of the whole outputs.
-use kiln_graph::{Graph, Tensor, random_params, text};
+use kiln_graph::{Graph, Random, Tensor, random_params, text};
 use kiln_interp::graph::{Demand, Positions, Precision, Region, no_fallback, part, run_parts, run_with};
 
 /// Fails with the first element of a part that differs. Elements are computed as in the whole, so they are equal to the bit.
@@ -22,10 +22,10 @@ fn agree(g: &Graph, inputs: &[Tensor], demand: &Demand) -> Result<(), String> {
 }
 
 /// Positions of every axis, chosen by `seed`: all, some, or none.
-fn region(shape: &[usize], mut seed: u64) -> Region {
+fn region(shape: &[usize], seed: u64) -> Region {
+    let mut random = Random::new(seed);
     let mut axis = |n: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let bits = seed >> 33;
+        let bits = random.next_u64() >> 33;
         match bits % 4 {
             0 => Positions::all(n),
             _ => Positions::of(n, (0..n).filter(|i| bits >> (2 + i % 24) & 1 == 1)),

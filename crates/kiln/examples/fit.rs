@@ -6,6 +6,7 @@
 //! random, are made larger or smaller where the loss falls: the relative errors of prices, and how much longer the cheapest schedule of a nest
 //! takes than the best measured one. `--only`: those of a memory, say, where another description has those of the chip. Every fourth nest is kept
 //! out of the fit. Writes the figures; prints the errors before and after.
+use kiln_graph::Random;
 use kiln_lower::facts::Facts;
 use kiln_lower::price::Work;
 use kiln_machine::Machine;
@@ -223,28 +224,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         names.retain(|n| wanted.contains(&n.as_str()));
     }
-    let mut state = 1u64;
-    let mut drawn = move || {
-        // Knuth's MMIX generator.
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    };
+    let mut random = Random::new(1);
     let mut best = (least, machine.clone());
     for n in 0..moves {
         let done = n as f64 / moves as f64;
         let width = 0.4 * (0.05f64).powf(done);
         let mut values = serde_json::to_value(&machine.nests)?;
-        for _ in 0..1 + (drawn() * 3.0) as usize {
-            let value = &mut values[&names[(drawn() * names.len() as f64) as usize]];
+        for _ in 0..1 + random.next_below(3) {
+            let value = &mut values[&names[random.next_below(names.len())]];
             // From 0 on, not only from what it is.
-            let least = 0.003 * drawn();
-            let next = value.as_f64().unwrap_or(0.0).max(least) * (width * (drawn() + drawn() - 1.0)).exp();
+            let least = 0.003 * random.uniform();
+            let next =
+                value.as_f64().unwrap_or(0.0).max(least) * (width * (random.uniform() + random.uniform() - 1.0)).exp();
             *value = serde_json::json!(format!("{next:.3e}").parse::<f64>()?);
         }
         let tried = Machine { nests: serde_json::from_value(values)?, ..machine.clone() };
         let found = under(&tried, &fitted);
         // Simulated annealing: what is a little worse is left behind less and less.
-        if found < least - HEAT * (1.0 - done).powi(3) * drawn().max(1e-9).ln() {
+        if found < least - HEAT * (1.0 - done).powi(3) * random.uniform().max(1e-9).ln() {
             (least, machine) = (found, tried);
         }
         if least < best.0 {

@@ -1,6 +1,6 @@
 //! Reads and writes tensors in safetensors files, named "0", "1", … in order, or by the names of inputs; makes random inputs; writes files whole or not at all.
 use crate::Error;
-use kiln_graph::{DType, Tensor, Type};
+use kiln_graph::{DType, Random, Tensor, Type};
 use safetensors::{Dtype as StDtype, SafeTensorError, SafeTensors, tensor::TensorView};
 use std::{
     io::{Read, Write},
@@ -129,28 +129,18 @@ pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
 
 /// The elements of a random input that begin at index `first`.
 fn random_from(ty: Type, limit: i64, seed: u64, first: usize) -> Tensor {
-    /// Increment of the state of splitmix64 (Steele, Lea, Flood 2014).
-    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     let float = ty.dtype.is_float();
-    let drawn = first as u64 * if float { 2 } else { 1 };
-    let mut state = seed.wrapping_mul(STEP).wrapping_add(0x1234_5678_9ABC_DEF1).wrapping_add(drawn.wrapping_mul(STEP));
-    let mut next = move || {
-        state = state.wrapping_add(STEP);
-        let mut z = state;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    };
-    let mut unit = move || (next() >> 11) as f64 / (1u64 << 53) as f64;
+    let mut random = Random::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1));
+    random.skip(first as u64 * if float { 2 } else { 1 });
     let limit = if ty.dtype == DType::Bool { 2 } else { limit.max(1) };
     let mut t = Tensor::zeros(ty);
     for i in 0..t.ty.count() {
         if float {
             // Box-Muller.
-            let (u, v) = (1.0 - unit(), unit());
+            let (u, v) = (1.0 - random.uniform(), random.uniform());
             t.set_f64(i, (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos());
         } else {
-            t.set_i64(i, (unit() * limit as f64) as i64);
+            t.set_i64(i, (random.uniform() * limit as f64) as i64);
         }
     }
     t

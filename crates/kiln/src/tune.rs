@@ -16,7 +16,7 @@ pub use report::{KernelTuning, Tried, Tuned};
 
 pub use crate::measurements::Measurements;
 use crate::{CompileOptions, Error, Model, Target, compile, constraints::takes_schedule, io};
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use kiln_plan::{Kernel, Plan, Schedule, Tuning};
 use kiln_tune::{Entry, Found, Key, Machine};
 use measure::GpuBench;
@@ -261,7 +261,7 @@ pub fn sample(
         schedules[1..].sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut random = Random::new(how.seed);
         for at in (how.first + 2..schedules.len()).rev() {
-            schedules.swap(at, how.first + 1 + random.below(at - how.first));
+            schedules.swap(at, how.first + 1 + random.next_below(at - how.first));
         }
         // Of what multiplies, not all fit.
         let fits = |s: &Schedule| nest.is_some() || kiln_lower::fits(k, machine, s).is_ok();

@@ -1,6 +1,6 @@
 //! Row functions over many row lengths, compiled for the host, against the interpreter: tails, several schedules, NaN and infinity.
 use kiln::{CompileOptions, DType, Model, Tensor, bench::interpret, compile};
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 
 /// Functions of the rows and of the columns of `%x: dtype[rows,n]`.
 fn model(dtype: DType, rows: usize, n: usize) -> Model {
@@ -37,7 +37,7 @@ fn inputs(model: &Model, seed: u64, special: bool) -> Vec<Tensor> {
         put(&mut all[0], 5, i, f64::NEG_INFINITY);
     }
     for (row, v) in [(2, f64::NAN), (3, f64::INFINITY), (4, f64::NEG_INFINITY)] {
-        let i = r.below(n);
+        let i = r.next_below(n);
         put(&mut all[0], row, i, v);
     }
     all
@@ -96,9 +96,9 @@ fn long_rows() {
 fn lengths_at_random() {
     for seed in 100..116 {
         let mut r = Random::new(seed);
-        let (dtype, bits) = (r.pick(&TYPES), 1 + r.below(12));
-        let n = 1 + r.below(1 << bits);
-        check(dtype, 6 + r.below(90), n, seed, r.below(2) == 0);
+        let (dtype, bits) = (r.choose(&TYPES), 1 + r.next_below(12));
+        let n = 1 + r.next_below(1 << bits);
+        check(dtype, 6 + r.next_below(90), n, seed, r.next_below(2) == 0);
     }
 }
 

@@ -1,23 +1,12 @@
 //! Attention by warpgroups and by warps: generated shapes, masks and layouts, interpreted and compared with the graph.
 use crate::common::{compare_at, kernel, run_steps};
-use kiln_graph::Graph;
+use kiln_graph::{Graph, Random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
 use kiln_lower::{lower, lower_at};
 use kiln_machine::{Arch, Machine};
 use kiln_plan::KernelKind::Attention;
 use kiln_plan::Precision;
 use kiln_plan::exec::Work;
-
-struct Random(u64);
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
-    }
-    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len())]
-    }
-}
 
 /// Sizes of an attention: type, batch, heads of keys, query heads of each, queries, keys, widths.
 struct Case<'a> {
@@ -31,39 +20,43 @@ struct Case<'a> {
 
 /// What warpgroups take: rows of multiples of 8, more queries than a packed group has.
 fn for_warpgroups(r: &mut Random) -> String {
-    let d = r.pick(&["bf16", "f16"]);
-    let heads = [1 + r.below(2), 1 + r.below(2), 1 + r.below(3)];
-    let rows = [33 + r.below(200), 1 + r.below(300)];
-    let widths = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
+    let d = r.choose(&["bf16", "f16"]);
+    let heads = [1 + r.next_below(2), 1 + r.next_below(2), 1 + r.next_below(3)];
+    let rows = [33 + r.next_below(200), 1 + r.next_below(300)];
+    let widths = [8 * (1 + r.next_below(20)), 8 * (1 + r.next_below(20))];
     graph(r, Case { d, heads, rows, widths, score: "" })
 }
 
 /// Few rows of queries in tiles of their own or packed, and keys that are worth splitting.
 fn for_slices(r: &mut Random) -> String {
-    let d = r.pick(&["bf16", "f16"]);
-    let group = [1, 2, 4, 8][r.below(4)];
-    let heads = [1 + r.below(2), 1 + r.below(2), group];
+    let d = r.choose(&["bf16", "f16"]);
+    let group = [1, 2, 4, 8][r.next_below(4)];
+    let heads = [1 + r.next_below(2), 1 + r.next_below(2), group];
     // Those that are packed have 33 to 64 rows.
-    let queries = if group == 1 { 33 + r.below(200) } else { (33 + r.below(32)).div_ceil(group).min(64 / group) };
-    let widths = [8 * (1 + r.below(20)), 8 * (1 + r.below(20))];
-    let rows = [queries, 100 + r.below(900)];
+    let queries =
+        if group == 1 { 33 + r.next_below(200) } else { (33 + r.next_below(32)).div_ceil(group).min(64 / group) };
+    let widths = [8 * (1 + r.next_below(20)), 8 * (1 + r.next_below(20))];
+    let rows = [queries, 100 + r.next_below(900)];
     graph(r, Case { d, heads, rows, widths, score: "" })
 }
 
 /// Any widths, few or many queries, many heads or keys enough to be split.
 fn for_warps(r: &mut Random) -> String {
     const WIDTHS: [usize; 15] = [1, 3, 16, 17, 24, 40, 64, 72, 80, 96, 136, 160, 200, 255, 256];
-    let d = r.pick(&["f32", "f32", "f32", "bf16", "f16"]);
-    let (heads, rows) = match r.below(4) {
+    let d = r.choose(&["f32", "f32", "f32", "bf16", "f16"]);
+    let (heads, rows) = match r.next_below(4) {
         // Enough blocks that tiles are large.
-        0 => ([2, 20 + r.below(21), 2], [64 + r.below(70), 1 + r.below(40)]),
-        1 => ([1, 1, 1 + r.below(3)], [1 + r.below(20), 500 + r.below(1500)]),
-        2 => ([1 + r.below(2), 2, 1], [1, 1 + r.below(300)]),
-        _ => ([1 + r.below(2), 1 + r.below(2), 1 + r.below(3)], [2 + r.below(130), 1 + r.below(200)]),
+        0 => ([2, 20 + r.next_below(21), 2], [64 + r.next_below(70), 1 + r.next_below(40)]),
+        1 => ([1, 1, 1 + r.next_below(3)], [1 + r.next_below(20), 500 + r.next_below(1500)]),
+        2 => ([1 + r.next_below(2), 2, 1], [1, 1 + r.next_below(300)]),
+        _ => (
+            [1 + r.next_below(2), 1 + r.next_below(2), 1 + r.next_below(3)],
+            [2 + r.next_below(130), 1 + r.next_below(200)],
+        ),
     };
-    let w = WIDTHS[r.below(WIDTHS.len())];
-    let e = if r.below(2) == 0 { w } else { WIDTHS[r.below(WIDTHS.len())] };
-    let score = r.pick(&["", "", " score=\"div 2.0, tanh, mul 2.0\"", " score=\"abs, neg\""]);
+    let w = WIDTHS[r.next_below(WIDTHS.len())];
+    let e = if r.next_below(2) == 0 { w } else { WIDTHS[r.next_below(WIDTHS.len())] };
+    let score = r.choose(&["", "", " score=\"div 2.0, tanh, mul 2.0\"", " score=\"abs, neg\""]);
     graph(r, Case { d, heads, rows, widths: [w, e], score })
 }
 
@@ -79,7 +72,7 @@ fn graph(r: &mut Random, case: Case) -> String {
         let result = last.trim_end_matches(['\n', '}']);
         body.replace(&format!("%y = {call}"), &sums) + &format!("return {}\n}}", results.replace("ALL", result))
     };
-    match r.below(6) {
+    match r.next_below(6) {
         0 => with_sums("ALL, %l"),
         1 => with_sums("ALL, %flat"),
         2 => with_sums("%l"),
@@ -90,29 +83,29 @@ fn graph(r: &mut Random, case: Case) -> String {
 fn attention(r: &mut Random, case: Case) -> String {
     let Case { d, heads: [b, hk, group], rows: [s, t], widths: [w, e], score } = case;
     let h = hk * group;
-    let scale = r.pick(&["0.1", "0.25", "-0.2"]);
-    let causal = r.pick(&["false", "true"]);
-    let masked = r.pick(&["zero", "nan"]);
+    let scale = r.choose(&["0.1", "0.25", "-0.2"]);
+    let causal = r.choose(&["false", "true"]);
+    let masked = r.choose(&["zero", "nan"]);
     let how = format!("scale={scale} causal={causal} fully_masked={masked}{score}");
     // Masks of positions: causal from an offset on, a window, a position that is read.
-    let offset = r.below(300) as i64 - 150;
+    let offset = r.next_below(300) as i64 - 150;
     let positions =
         format!("%qi = iota axis=0 : i64[{s},1]\n %ki = iota axis=1 : i64[1,{t}]\n %qo = add %qi, {offset}");
-    let lines = match r.below(6) {
+    let lines = match r.next_below(6) {
         0 => format!("{positions}\n %m = le %ki, %qo"),
         1 => format!("{positions}\n %m1 = le %ki, %qo\n %lo = sub %qo, 70\n %m2 = lt %lo, %ki\n %m = and %m1, %m2"),
         2 => format!("{positions}\n %at = add %qi, %p\n %m = le %ki, %at"),
         _ => String::new(),
     };
-    let (mask_type, mask) = match r.below(4) {
+    let (mask_type, mask) = match r.next_below(4) {
         _ if lines.contains("%p") => (", %p: i64[1]".into(), ", %m"),
         _ if !lines.is_empty() => (String::new(), ", %m"),
         0 => (format!(", %m: bool[{b},1,1,{t}]"), ", %m"),
-        1 => (format!(", %m: {}[1,{h},{s},{t}]", r.pick(&[d, "f32"])), ", %m"),
+        1 => (format!(", %m: {}[1,{h},{s},{t}]", r.choose(&[d, "f32"])), ", %m"),
         2 => (format!(", %m: bool[{s},{t}]"), ", %m"),
         _ => (String::new(), ""),
     };
-    let sink_type = match r.below(4) {
+    let sink_type = match r.next_below(4) {
         0 => format!(", %s: {d}[{h},1,1]"),
         1 => format!(", %s: f32[{b},1,{s},1]"),
         _ => String::new(),
@@ -121,7 +114,7 @@ fn attention(r: &mut Random, case: Case) -> String {
         (format!("{sink_type}{mask_type}"), format!("{}{mask}", if sink_type.is_empty() { "" } else { ", %s" }));
     let how = format!("{how}{}", if sink_type.is_empty() { "" } else { " sink=true" });
     // Operands as they lie: heads outside, or rows outside; the result transposed back, and added to something.
-    match r.below(3) {
+    match r.next_below(3) {
         0 => format!(
             "graph k(%q: {d}[{b},{h},{s},{w}], %kk: {d}[{b},{hk},{t},{w}], %v: {d}[{b},{hk},{t},{e}]{mask_type}) {{
               {lines}
@@ -160,7 +153,7 @@ fn generated(
     machine: &Machine,
 ) -> Vec<String> {
     let one = |seed: u64| {
-        let source = of(&mut Random(seed));
+        let source = of(&mut Random::new(seed));
         let g: Graph = source.parse().unwrap_or_else(|e| panic!("{e}\n{source}"));
         let g = g.without_dead();
         let inputs = kiln_graphgen::inputs(&g, seed);

@@ -1,6 +1,6 @@
 //! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
 use crate::common::{TARGETS, check, check_on, checked_text_by, compare_at, kernel};
-use kiln_graph::Graph;
+use kiln_graph::{Graph, Random};
 use kiln_machine::Arch;
 use kiln_plan::{Kernel, KernelKind::Conv, Precision};
 
@@ -45,12 +45,9 @@ fn convolutions() {
 #[test]
 fn generated_convolutions() {
     for seed in 0..60u64 {
-        let mut state = seed;
-        let mut upto = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            1 + (state >> 33) % n
-        };
-        let dims = upto(3) as usize;
+        let mut random = Random::new(seed);
+        let mut upto = |n: usize| 1 + random.next_below(n);
+        let dims = upto(3);
         let (images, groups, cin, cout) = (upto(3), upto(3), upto(4), upto(6));
         let mut x = vec![images, groups * cin];
         let mut w = vec![groups * cout, cin];
@@ -65,7 +62,7 @@ fn generated_convolutions() {
             padding.push(p);
             dilation.push(d);
         }
-        let dtype = ["f32", "f32", "f64", "bf16"][upto(4) as usize - 1];
+        let dtype = ["f32", "f32", "f64", "bf16"][upto(4) - 1];
         let attrs = format!("stride={stride:?} padding={padding:?} dilation={dilation:?}").replace(", ", ",");
         let attrs = format!("{attrs} groups={groups}");
         let args =
@@ -264,12 +261,9 @@ fn tried_forms(k: &kiln_plan::Kernel, inputs: &[kiln_graph::Tensor], arch: Arch)
 fn residues_are_joined() {
     let mut joined = vec![];
     for seed in 0..16u64 {
-        let mut state = seed;
-        let mut upto = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            1 + (state >> 33) % n
-        };
-        let (dims, groups, channels) = (upto(3) as usize, upto(2), 8 * upto(4));
+        let mut random = Random::new(seed);
+        let mut upto = |n: usize| 1 + random.next_below(n);
+        let (dims, groups, channels) = (upto(3), upto(2), 8 * upto(4));
         let mut x = vec![upto(2), groups * channels];
         let mut w = vec![groups * channels, 2 + upto(7)];
         let (mut stride, mut padding, mut output_padding) = (vec![], vec![], vec![]);
@@ -277,7 +271,7 @@ fn residues_are_joined() {
             let (mut s, mut window) = (upto(3), upto(if dims > 2 { 3 } else { 5 }));
             if d + 1 == dims {
                 s = 1 + upto(3);
-                window += u64::from(window % s == 0);
+                window += usize::from(window % s == 0);
             }
             let p = upto(window) - 1;
             // The result has at least two positions.
@@ -287,7 +281,7 @@ fn residues_are_joined() {
             stride.push(s);
             padding.push(p);
         }
-        let (dtype, rows) = (["f32", "bf16", "f16"][upto(3) as usize - 1], groups * w[1]);
+        let (dtype, rows) = (["f32", "bf16", "f16"][upto(3) - 1], groups * w[1]);
         let text = format!(
             "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{rows}]) {{ %c = conv %x, %w, %b transposed=true \
              stride={stride:?} padding={padding:?} output_padding={output_padding:?} groups={groups}\n %y = mish %c\n return %y }}"
@@ -353,12 +347,9 @@ fn epilogues_of_parts_are_priced_once() {
 #[test]
 fn transposed_convolutions_on_the_host() {
     for seed in 0..40u64 {
-        let mut state = seed;
-        let mut upto = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            1 + (state >> 33) % n
-        };
-        let (dims, groups) = (upto(3) as usize, upto(2));
+        let mut random = Random::new(seed);
+        let mut upto = |n: usize| 1 + random.next_below(n);
+        let (dims, groups) = (upto(3), upto(2));
         let mut x = vec![upto(3), groups * (2 + upto(6))];
         let mut w = vec![x[1], 2 + upto(4)];
         let (mut stride, mut padding, mut dilation, mut output_padding) = (vec![], vec![], vec![], vec![]);
@@ -373,13 +364,13 @@ fn transposed_convolutions_on_the_host() {
             padding.push(p);
             dilation.push(d);
         }
-        let dtype = ["f32", "f64", "bf16"][upto(3) as usize - 1];
-        let after = ["return %c", "%y = silu %c\n return %y"][upto(2) as usize - 1];
+        let dtype = ["f32", "f64", "bf16"][upto(3) - 1];
+        let after = ["return %c", "%y = silu %c\n return %y"][upto(2) - 1];
         let text = format!(
             "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{}]) {{ %c = conv %x, %w{} transposed=true stride={stride:?} \
              padding={padding:?} dilation={dilation:?} output_padding={output_padding:?} groups={groups}\n {after} }}",
             groups * w[1],
-            ["", ", %b"][upto(2) as usize - 1],
+            ["", ", %b"][upto(2) - 1],
         );
         println!("seed {seed}: {text}");
         let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));

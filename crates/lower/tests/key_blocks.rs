@@ -1,7 +1,7 @@
 //! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits, which are those of the
 //! graph within rounding.
 use crate::common::{difference, in_parallel, interpreted, kernel, least, run_steps, text};
-use kiln_graph::{Graph, Tensor, params::Random};
+use kiln_graph::{Graph, Random, Tensor};
 use kiln_lower::lower_at;
 use kiln_machine::{Arch, Machine};
 use kiln_plan::KernelKind::Attention;
@@ -57,28 +57,28 @@ fn graph(mask: &str, [s, t, d]: [usize; 3], dtype: &str, call: &str) -> Graph {
 /// most blocks are empty or full.
 fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
     for text in 0..2 {
-        let ends: Vec<usize> = (0..3).map(|_| r.below(t + 1)).collect();
+        let ends: Vec<usize> = (0..3).map(|_| r.next_below(t + 1)).collect();
         let document = |at: usize| ends.iter().filter(|e| at >= **e).count() as f64;
         (0..s).for_each(|i| inputs[3].set_f64(text * s + i, document((i + t).saturating_sub(s))));
         (0..t).for_each(|i| inputs[4].set_f64(text * t + i, document(i)));
-        let length = r.below(t + 1);
+        let length = r.next_below(t + 1);
         (0..t).for_each(|i| inputs[5].set_f64(text * t + i, f64::from(u8::from(i < length))));
-        let [from, to] = [r.below(t), r.below(t)];
+        let [from, to] = [r.next_below(t), r.next_below(t)];
         // Tiles of queries that attend to no key.
-        let none = 128 * r.below(2);
+        let none = 128 * r.next_below(2);
         for i in 0..s {
             let own = if i < s / 2 { from } else { to };
-            let alone = r.below(8 * t);
+            let alone = r.next_below(8 * t);
             let seen = |j: usize| i >= none && ((own..own + t / 2).contains(&j) || j == alone);
             (0..t).for_each(|j| inputs[6].set_f64((text * s + i) * t + j, f64::from(u8::from(seen(j)))));
         }
-        inputs[8].set_f64(text, r.below(t) as f64);
+        inputs[8].set_f64(text, r.next_below(t) as f64);
         inputs[9].set_f64(text, f64::from(u8::from(text == 0)));
     }
     let low: f64 = least(inputs[0].ty.dtype.name()).parse().unwrap_or(f64::NEG_INFINITY);
     for i in 0..2 * s * t {
         let value =
-            if inputs[6].get_f64(i) != 0.0 { inputs[10].get_f64(i) } else { r.pick(&[low, low, f64::NEG_INFINITY]) };
+            if inputs[6].get_f64(i) != 0.0 { inputs[10].get_f64(i) } else { r.choose(&[low, low, f64::NEG_INFINITY]) };
         inputs[10].set_f64(i, value);
     }
 }

@@ -1,7 +1,7 @@
 //! Attention under a mask that says from which or up to which key a query attends, by a number read from memory: the programs must
 //! give what the graph gives, and must read no other block of keys.
 use crate::common::{difference, interpreted, lowered, ran};
-use kiln_graph::{Graph, Tensor, params::Random};
+use kiln_graph::{Graph, Random, Tensor};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -143,21 +143,21 @@ fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) ->
     /// A multiple of the keys of every tile.
     const BLOCK: usize = 256;
     let [b, _, hk, s, t, d] = shape;
-    let mut clean = kiln_graphgen::inputs(g, r.below(1 << 20) as u64);
+    let mut clean = kiln_graphgen::inputs(g, r.next_below(1 << 20) as u64);
     for x in &mut clean[..3] {
-        (0..x.ty.count()).for_each(|i| x.set_f64(i, r.below(1 << 12) as f64 / 2048.0 - 1.0));
+        (0..x.ty.count()).for_each(|i| x.set_f64(i, r.next_below(1 << 12) as f64 / 2048.0 - 1.0));
     }
     let p = &mut clean[3];
     let (least, most) = p.ty.dtype.int_range().unwrap();
     let t64 = t as i64;
-    let some = |r: &mut Random| match r.below(9) {
+    let some = |r: &mut Random| match r.next_below(9) {
         0 => -1,
         1 => -7,
         2 => 0,
         3 => t64 - 1,
         4 => t64 + 9,
-        5 if mask.any => r.pick(&[least, most]),
-        _ => r.below(t) as i64,
+        5 if mask.any => r.choose(&[least, most]),
+        _ => r.next_below(t) as i64,
     };
     (0..p.ty.count()).for_each(|i| p.set_i64(i, some(r)));
     let mut poisoned = clean.clone();
@@ -200,7 +200,7 @@ fn check(target: Arch) {
     for (i, mask) in MASKS.iter().enumerate() {
         for (n, shape) in SHAPES.into_iter().enumerate() {
             let dtype = ["f32", "bf16"][(i + n) % 2];
-            let g = graph(mask, shape, dtype, r.pick(&["", "fully_masked=nan"]));
+            let g = graph(mask, shape, dtype, r.choose(&["", "fully_masked=nan"]));
             let [clean, poisoned] = inputs(&g, mask, shape, target, &mut r);
             let want = interpreted(&g, &clean).unwrap();
             let got = ran(Attention, &g, &poisoned, target).unwrap_or_else(|e| panic!("{e}\n{g}"));

@@ -1,7 +1,7 @@
 //! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give what the graph gives,
 //! also for queries that no key counts for.
 use crate::common::{TARGETS, difference, interpreted, least, lowered, ran};
-use kiln_graph::{Graph, params::Random};
+use kiln_graph::{Graph, Random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -36,12 +36,12 @@ fn text(mask: &str, [s, t, d]: [usize; 3], dtype: &str, attention: &str) -> Stri
 /// Compares programs on random inputs with the interpreter of graphs.
 fn compare(text: &str, targets: &[Arch], r: &mut Random) {
     let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let mut inputs = kiln_graphgen::inputs(&g, r.below(1 << 20) as u64);
+    let mut inputs = kiln_graphgen::inputs(&g, r.next_below(1 << 20) as u64);
     // As models have them: multiples of these by distances are exact in every type.
     (0..4).for_each(|h| inputs[6].set_f64(h, 0.5f64.powi(h as i32 + 1)));
     if let Some(sinks) = inputs.get_mut(8) {
         let special = [f64::NEG_INFINITY, f64::NAN, 30.0, -30.0];
-        sinks.set_f64(r.below(4), special[r.below(4)]);
+        sinks.set_f64(r.next_below(4), special[r.next_below(4)]);
     }
     let want = interpreted(&g, &inputs).unwrap();
     for &target in targets {
@@ -162,10 +162,10 @@ fn sinks() {
         for (n, shape) in shapes.into_iter().enumerate() {
             for (how, masked) in [("", true), ("fully_masked=nan", true), ("causal=true", false), ("", false)] {
                 let dtype = ["f32", "bf16", "f16"][(i + n) % 3];
-                let sink = if r.below(2) == 0 { dtype } else { "f32" };
+                let sink = if r.next_below(2) == 0 { dtype } else { "f32" };
                 let call = format!("%sink{} scale=0.3 sink=true {how}", if masked { ", %m" } else { "" });
                 let text = text(mask, shape, dtype, &call);
-                let text = text.replacen(") {", &format!(", %sink: {sink}[{}]) {{", r.pick(&["4,1,1", "4,S,1"])), 1);
+                let text = text.replacen(") {", &format!(", %sink: {sink}[{}]) {{", r.choose(&["4,1,1", "4,S,1"])), 1);
                 let text = text.replace("4,S,1", &format!("4,{},1", shape[0]));
                 compare(&text, &TARGETS, &mut r);
             }

@@ -2,7 +2,7 @@
 //! that tensor maps describe come as tiles, others by address; results are what the graph gives.
 use crate::common::{by_step, compare_kernel, kernel, lowered_by};
 use kiln_graph::Graph;
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
@@ -93,12 +93,12 @@ fn operands_of_every_broadcast() {
     for seed in 0..90 {
         let mut r = Random::new(seed);
         let use_of = USES[seed as usize % USES.len()];
-        let shapes = [SHAPES[seed as usize / USES.len()], SHAPES[r.below(SHAPES.len())]];
+        let shapes = [SHAPES[seed as usize / USES.len()], SHAPES[r.next_below(SHAPES.len())]];
         // Keys in multiples of 16, of 8, or of neither.
-        let t = [16 * (5 + r.below(16)), 8 * (9 + r.below(32)), 65 + r.below(240)][r.below(3)];
-        let (batch, heads) = (1 + r.below(2), [1 + r.below(2), 1 + r.below(2)]);
-        let z = Sizes { batch, heads, s: 65 + r.below(200), t, width: 8 * (1 + r.below(8)) };
-        let dtype = ["bf16", "f16"][r.below(2)];
+        let t = [16 * (5 + r.next_below(16)), 8 * (9 + r.next_below(32)), 65 + r.next_below(240)][r.next_below(3)];
+        let (batch, heads) = (1 + r.next_below(2), [1 + r.next_below(2), 1 + r.next_below(2)]);
+        let z = Sizes { batch, heads, s: 65 + r.next_below(200), t, width: 8 * (1 + r.next_below(8)) };
+        let dtype = ["bf16", "f16"][r.next_below(2)];
         let (source, mapped) = graph(&z, dtype, use_of, shapes);
         let program = check(&source, seed);
         if program.contains("roles producer") {

@@ -1,9 +1,11 @@
 //! The numeric kinds of elements: floats of a [`Format`], integers of a range, or bool. Graphs and block programs share them.
 //!
-//! Takes and gives plain numbers and bit patterns. Knows nothing of tensors, type names or memory.
+//! Takes and gives plain numbers and bit patterns. [`Random`] draws numbers. Knows nothing of tensors, type names or memory.
 mod format;
+pub mod random;
 
 pub use format::Format;
+pub use random::Random;
 
 /// The numeric kind of an element type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

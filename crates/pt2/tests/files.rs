@@ -4,7 +4,7 @@ use crate::at;
 mod mutate;
 
 use kiln_aten::Problem;
-use kiln_graph::{Tensor, params::Random};
+use kiln_graph::{Random, Tensor};
 use mutate::{Words, cases, mutate, recording};
 use serde_json::{Value, json};
 use std::{
@@ -165,14 +165,14 @@ fn archives_that_lie_are_read_or_refused() {
         let (mut read, mut refused) = (0, 0);
         for seed in 0..total as u64 {
             let mut random = Random::new(seed);
-            let which = random.below(programs.len());
+            let which = random.next_below(programs.len());
             let mut all = originals[which].clone();
-            let edited = if random.below(4) == 0 { "_weights_config.json" } else { "models/model.json" };
+            let edited = if random.next_below(4) == 0 { "_weights_config.json" } else { "models/model.json" };
             let mut text = String::new();
             for (_, bytes) in all.iter_mut().filter(|(name, _)| name.ends_with(edited)) {
                 let mut document: Value = serde_json::from_slice(bytes).expect("JSON");
                 strip(&mut document);
-                for _ in 0..=random.below(3) {
+                for _ in 0..=random.next_below(3) {
                     mutate(&mut document, &mut random, &words);
                 }
                 text = document.to_string();

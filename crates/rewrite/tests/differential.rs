@@ -1,5 +1,6 @@
 //! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
-use crate::common::{self, Random, differential, graph};
+use crate::common::{self, differential, graph};
+use kiln_graph::Random;
 use kiln_graph::{FallbackOp, Graph, Init, Op, Type, ValueId};
 use kiln_graphgen::Scale;
 use kiln_plan::Numerics;
@@ -7,15 +8,15 @@ use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 
 /// A random graph with parameters instead of some inputs, and with values that pass through fallbacks.
 fn random_graph(seed: u64) -> Graph {
-    let mut r = Random(seed);
-    let options = kiln_graphgen::Options { ops: 4 + r.below(20), ..kiln_graphgen::Options::default() };
+    let mut r = Random::new(seed);
+    let options = kiln_graphgen::Options { ops: 4 + r.next_below(20), ..kiln_graphgen::Options::default() };
     let g = kiln_graphgen::graph(seed, &options);
     let changed = g.rebuild(|new, v, args| {
         Ok(match g.op(v) {
             Op::Input(i) if i % 2 == 1 => Some(new.param(format!("p{i}"), g.ty(v).clone(), Init::External)),
-            op if !op.is_leaf() && r.below(10) == 0 => {
+            op if !op.is_leaf() && r.next_below(10) == 0 => {
                 let x = new.add(op.clone(), args)?;
-                Some(fall_back(new, x, args[0], r.below(2)))
+                Some(fall_back(new, x, args[0], r.next_below(2)))
             }
             _ => None,
         })
@@ -59,7 +60,7 @@ fn generated_graphs_under_constraints() {
     let (mut met, mut refused) = (0, 0);
     for seed in 0..200 {
         let g = random_graph(seed);
-        let mut r = Random(seed + 99);
+        let mut r = Random::new(seed + 99);
         let mut live: Vec<ValueId> = g.outputs.clone();
         for i in 0..64 {
             let Some(&v) = live.get(i) else { break };
@@ -67,7 +68,7 @@ fn generated_graphs_under_constraints() {
             live.extend(g.args(v).into_iter().filter(|a| !leaf(a)));
         }
         let mut group = || {
-            let values = (0..1 + r.below(2)).map(|_| live[r.below(live.len())]).collect();
+            let values = (0..1 + r.next_below(2)).map(|_| live[r.next_below(live.len())]).collect();
             Group { label: format!("{values:?}"), values }
         };
         let mut c = Constraints::default();

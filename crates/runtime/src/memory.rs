@@ -248,11 +248,8 @@ mod tests {
 
     #[test]
     fn live_buffers_never_overlap() {
-        let mut seed = 7u64;
-        let mut next = |n: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            ((seed >> 33) % n) as usize
-        };
+        let mut random = kiln_graph::Random::new(7);
+        let mut next = |n| random.next_below(n);
         for round in 0..500 {
             let n = next(40);
             let intervals: Vec<Interval> = (0..n)

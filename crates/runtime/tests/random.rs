@@ -1,5 +1,5 @@
 //! Random executables compared with direct evaluation: buffers that overlap in the memory plan show as wrong values.
-use kiln_graph::{DType, ParamId, Tensor, Type};
+use kiln_graph::{DType, ParamId, Random, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
     exec::{Slot, Steps, Work},
@@ -22,26 +22,18 @@ unsafe extern "C" fn combine(args: *const *mut u8, lo: u64, hi: u64) {
     }
 }
 
-struct Random(u64);
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) % n as u64) as usize
-    }
-}
-
 /// Kernels that read random earlier buffers, all of one length. Load-time kernels come first and read only parameters and frozen buffers.
 fn program(r: &mut Random, n: usize) -> Executable {
     let ty = Type::new(DType::F32, [n]);
-    let (inputs, params) = (1 + r.below(3), 1 + r.below(3));
+    let (inputs, params) = (1 + r.next_below(3), 1 + r.next_below(3));
     let mut kinds: Vec<BufferKind> = (0..inputs).map(|i| BufferKind::Input(i as u32)).collect();
     kinds.extend((0..params).map(|i| BufferKind::Param(ParamId(i as u32))));
     let mut kernels = vec![];
-    let loads = r.below(5);
-    for t in 0..loads + 1 + r.below(20) {
+    let loads = r.next_below(5);
+    for t in 0..loads + 1 + r.next_below(20) {
         let stage = if t < loads { Stage::Load } else { Stage::Run };
         let from = if stage == Stage::Load { inputs } else { 0 };
-        let read = [0; 2].map(|_| BufferId((from + r.below(kinds.len() - from)) as u32));
+        let read = [0; 2].map(|_| BufferId((from + r.next_below(kinds.len() - from)) as u32));
         let out = BufferId(kinds.len() as u32);
         kinds.push(if stage == Stage::Load { BufferKind::Frozen } else { BufferKind::Temp });
         let args = vec![Slot::Input(0), Slot::Input(1), Slot::Scratch(0), Slot::Output(0)];
@@ -56,7 +48,7 @@ fn program(r: &mut Random, n: usize) -> Executable {
             sites: vec![],
         });
     }
-    let outputs = (0..1 + r.below(4)).map(|_| BufferId(r.below(kinds.len()) as u32)).collect();
+    let outputs = (0..1 + r.next_below(4)).map(|_| BufferId(r.next_below(kinds.len()) as u32)).collect();
     Executable {
         name: "random".into(),
         inputs: (0..inputs).map(|_| InputSpec { name: String::new(), ty: ty.clone() }).collect(),
@@ -79,12 +71,12 @@ fn evaluate(exe: &Executable, inputs: &[Tensor], params: &[Tensor]) -> Vec<Vec<f
 
 #[test]
 fn random_programs() {
-    let mut r = Random(3);
+    let mut r = Random::new(3);
     let devices = [1, 3].map(|t| Device::Host(HostDevice::new(t).unwrap()));
     for round in 0..150 {
-        let n = [0, 1, 5, 64, 1000][r.below(5)];
+        let n = [0, 1, 5, 64, 1000][r.next_below(5)];
         let exe = program(&mut r, n);
-        let mut tensor = |_| Tensor::from_f64(Type::new(DType::F32, [n]), (0..n).map(|_| r.below(9) as f64));
+        let mut tensor = |_| Tensor::from_f64(Type::new(DType::F32, [n]), (0..n).map(|_| r.next_below(9) as f64));
         let inputs: Vec<Tensor> = (0..exe.inputs.len()).map(&mut tensor).collect();
         let params: Vec<Tensor> = (0..3).map(&mut tensor).collect();
         let used = exe.buffers.iter().filter(|b| matches!(b.kind, BufferKind::Param(_))).count();

@@ -6,26 +6,14 @@ mod oracle;
 
 use super::{change, functionalise, tests::Builder, tests::text};
 use crate::raw::{Arg, Call, Raw};
+use kiln_graph::Random;
 use std::collections::HashMap;
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    fn shuffled(&mut self, n: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..n).collect();
-        (1..n).rev().for_each(|i| order.swap(i, self.below(i + 1)));
-        order
-    }
+/// The numbers below `n`, in any order.
+fn shuffled(random: &mut Random, n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    (1..n).rev().for_each(|i| order.swap(i, random.next_below(i + 1)));
+    order
 }
 
 /// All coordinates of a shape in row-major order.
@@ -69,46 +57,46 @@ enum Style {
 fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) {
     let count = b.raw.values.len();
     // Later tensors more often.
-    let id = r.below(count).max(r.below(count));
+    let id = r.next_below(count).max(r.next_below(count));
     let shape = b.raw.values[id].shape.clone();
     let (v, rank) = (Arg::Value(id), shape.len());
-    let axis = r.below(rank);
+    let axis = r.next_below(rank);
     let arg = |n: usize| Arg::Int(n as i64);
     let ints = |s: &[usize]| Arg::Ints(s.iter().map(|n| *n as i64).collect());
     let mut through_wide = wide.contains(&id);
     let before = count;
     // Half of the calls write.
-    let choice = if r.below(2) == 0 { 100 + r.below(9) } else { r.below(18) };
+    let choice = if r.next_below(2) == 0 { 100 + r.next_below(9) } else { r.next_below(18) };
     if choice >= 100 && through_wide && style == Style::Certain {
         return;
     }
     match choice {
         0 | 1 if rank > 0 && shape[axis] > 0 => {
-            let at = r.below(shape[axis]);
+            let at = r.next_below(shape[axis]);
             let mut s = shape;
             s.remove(axis);
             b.call("select", "int", vec![v, arg(axis), arg(at)], &s);
         }
         2..=4 if rank > 0 => {
-            let (start, step) = (r.below(shape[axis] + 1), 1 + r.below(2));
-            let end = start + r.below(shape[axis] - start + 1);
+            let (start, step) = (r.next_below(shape[axis] + 1), 1 + r.next_below(2));
+            let end = start + r.next_below(shape[axis] - start + 1);
             let mut s = shape;
             s[axis] = (end - start).div_ceil(step);
             b.call("slice", "Tensor", vec![v, arg(axis), arg(start), arg(end), arg(step)], &s);
         }
         5 if rank > 1 => {
-            let other = r.below(rank);
+            let other = r.next_below(rank);
             let mut s = shape;
             s.swap(axis, other);
             b.call("transpose", "int", vec![v, arg(axis), arg(other)], &s);
         }
         6 if rank > 1 => {
-            let perm = r.shuffled(rank);
+            let perm = shuffled(r, rank);
             let s: Vec<usize> = perm.iter().map(|a| shape[*a]).collect();
             b.call("permute", "", vec![v, ints(&perm)], &s);
         }
         7 if rank < 4 => {
-            let at = r.below(rank + 1);
+            let at = r.next_below(rank + 1);
             let mut s = shape;
             s.insert(at, 1);
             b.call("unsqueeze", "", vec![v, arg(at)], &s);
@@ -120,14 +108,14 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
         9 | 10 => {
             // Merges two axes, or splits one.
             let mut s = shape;
-            if rank > 1 && r.below(2) == 0 {
-                let a = r.below(rank - 1);
+            if rank > 1 && r.next_below(2) == 0 {
+                let a = r.next_below(rank - 1);
                 s[a] *= s.remove(a + 1);
             } else if rank > 0 && s[axis].is_multiple_of(2) && s[axis] > 0 {
                 s[axis] /= 2;
                 s.insert(axis, 2);
             }
-            let name = if style == Style::Any && r.below(2) == 0 { "reshape" } else { "view" };
+            let name = if style == Style::Any && r.next_below(2) == 0 { "reshape" } else { "view" };
             b.call(name, "", vec![v, ints(&s)], &s);
         }
         11 if rank < 3 => {
@@ -136,13 +124,13 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
             if rank > 0 && s[axis] == 1 {
                 s[axis] = 2;
             } else {
-                s.insert(0, 1 + r.below(2));
+                s.insert(0, 1 + r.next_below(2));
             }
             b.call("expand", "", vec![v, ints(&s), Arg::Bool(false)], &s);
         }
         12 if rank > 1 => {
-            let other = (axis + 1 + r.below(rank - 1)) % rank;
-            let offset = r.below(3) as i64 - 1;
+            let other = (axis + 1 + r.next_below(rank - 1)) % rank;
+            let offset = r.next_below(3) as i64 - 1;
             let (rows, columns) = (shape[axis] as i64, shape[other] as i64);
             let len = if offset < 0 { (rows + offset).min(columns) } else { rows.min(columns - offset) };
             if len > 0 {
@@ -171,7 +159,7 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
             s.push(2);
             b.call("unfold", "", vec![v, arg(axis), arg(2), arg(1)], &s);
         }
-        16 if style == Style::Any && r.below(2) == 0 => {
+        16 if style == Style::Any && r.next_below(2) == 0 => {
             _ = b.call("contiguous", "", vec![v, Arg::None], &shape);
         }
         16 if style == Style::Any => {
@@ -179,17 +167,17 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
             b.call("to", "dtype", args, &shape);
         }
         16 => _ = b.call("dropout", "", vec![v, Arg::Float(0.5), Arg::Bool(false)], &shape),
-        17 if r.below(2) == 0 => _ = b.call("detach", "", vec![v], &shape),
+        17 if r.next_below(2) == 0 => _ = b.call("detach", "", vec![v], &shape),
         17 => {
             through_wide = false;
-            let other = r.below(count);
+            let other = r.next_below(count);
             match b.raw.values[other].shape == shape {
                 true => b.call("add", "Tensor", vec![v, Arg::Value(other), Arg::Int(1)], &shape),
                 false => b.call("clone", "", vec![v, Arg::None], &shape),
             };
         }
         100 => _ = b.call("mul_", "Scalar", vec![v, Arg::Float(1.25)], &shape),
-        101 => _ = b.call("fill_", "Scalar", vec![v, Arg::Float(r.below(50) as f64)], &shape),
+        101 => _ = b.call("fill_", "Scalar", vec![v, Arg::Float(r.next_below(50) as f64)], &shape),
         102 => _ = b.call("zero_", "", vec![v], &shape),
         103 => _ = b.call("neg_", "", vec![v], &shape),
         104 => _ = b.call("clamp_", "", vec![v, Arg::Float(3.0), Arg::Float(120.0)], &shape),
@@ -197,7 +185,7 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
             let fits =
                 |s: &[usize]| s.len() <= rank && s.iter().rev().zip(shape.iter().rev()).all(|(a, b)| a == b || *a == 1);
             let all: Vec<usize> = (0..count).filter(|o| fits(&b.raw.values[*o].shape)).collect();
-            let other = Arg::Value(all[r.below(all.len())]);
+            let other = Arg::Value(all[r.next_below(all.len())]);
             match choice {
                 105 | 106 => b.call("add_", "Tensor", vec![v, other, Arg::Int(1)], &shape),
                 _ => b.call("copy_", "", vec![v, other, Arg::Bool(false)], &shape),
@@ -211,13 +199,13 @@ fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) 
 }
 
 fn program(seed: u64, style: Style) -> Raw {
-    let mut r = Random(seed);
+    let mut r = Random::new(seed);
     let mut b = Builder::default();
-    let shape = |r: &mut Random| (0..1 + r.below(3)).map(|_| 1 + r.below(4)).collect::<Vec<_>>();
+    let shape = |r: &mut Random| (0..1 + r.next_below(3)).map(|_| 1 + r.next_below(4)).collect::<Vec<_>>();
     b.input("f64", &shape(&mut r));
     b.input("f64", &shape(&mut r));
     b.buffer("f64", &shape(&mut r), "buffer");
-    let (length, mut wide) = (3 + r.below(14), vec![]);
+    let (length, mut wide) = (3 + r.next_below(14), vec![]);
     while b.raw.calls.len() < length {
         let (calls, values, wide_before) = (b.raw.calls.len(), b.raw.values.len(), wide.len());
         extend(&mut b, &mut r, style, &mut wide);
@@ -231,7 +219,7 @@ fn program(seed: u64, style: Style) -> Raw {
     let count = b.raw.values.len();
     b.raw.outputs = match style {
         Style::Certain => (0..count).collect(),
-        Style::Any => (0..1 + r.below(3)).map(|_| r.below(count)).collect(),
+        Style::Any => (0..1 + r.next_below(3)).map(|_| r.next_below(count)).collect(),
     };
     b.raw
 }

@@ -414,18 +414,14 @@ pub fn programs() -> Vec<Program> {
 
 /// Numbers between -3 and 3 (0 and 1 for bool, 0 to 9 for other integers), the same every time.
 pub fn inputs(p: &Program) -> Vec<Vec<f64>> {
-    let mut state = 12345u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f64 / (1u64 << 24) as f64
-    };
+    let mut random = kiln_number::Random::new(12345);
     let elem = |i: usize| p.kernel.ty(p.kernel.params[i].value).elem().unwrap();
     let number = |e: Elem, x: f64| match e {
         Elem::Bool => (x * 2.0).floor(),
         e if e.is_int() => (x * 10.0).floor(),
         _ => x * 6.0 - 3.0,
     };
-    p.sizes.iter().enumerate().map(|(i, n)| (0..*n).map(|_| number(elem(i), next())).collect()).collect()
+    p.sizes.iter().enumerate().map(|(i, n)| (0..*n).map(|_| number(elem(i), random.uniform())).collect()).collect()
 }
 
 /// Rows of a table by n indices, which are checked as lowering does it.

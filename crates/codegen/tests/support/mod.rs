@@ -1,6 +1,7 @@
 //! Typed buffers, rounding and running for the tests of host code.
 use kiln_block::*;
 use kiln_codegen::host;
+pub use kiln_number::Random;
 
 /// An element's value, a float or an integer.
 #[derive(Clone, Copy, Debug)]
@@ -168,28 +169,22 @@ pub fn run(k: &Kernel, buffers: &mut [Vec<u8>]) {
     }
 }
 
-/// A repeatable stream of numbers.
-pub struct Random(pub u64);
-impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x9E3779B97F4A7C15)
-    }
-    pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// Values of elements, drawn at random.
+pub trait Values {
     /// A plain value of the element: floats in -4..4, integers small.
-    pub fn value(&mut self, e: Elem) -> Num {
+    fn value(&mut self, e: Elem) -> Num;
+    fn values(&mut self, e: Elem, n: usize) -> Vec<Num>;
+}
+impl Values for Random {
+    fn value(&mut self, e: Elem) -> Num {
         match e {
-            Elem::Bool => Num::I((self.bits() >> 60 & 1) as i64),
-            Elem::U8 => Num::I((self.bits() >> 56) as i64),
-            e if e.is_int() => Num::I((self.bits() >> 58) as i64 - 30),
-            e => round(e, Num::F(self.unit() * 8.0 - 4.0)),
+            Elem::Bool => Num::I((self.next_u64() >> 60 & 1) as i64),
+            Elem::U8 => Num::I((self.next_u64() >> 56) as i64),
+            e if e.is_int() => Num::I((self.next_u64() >> 58) as i64 - 30),
+            e => round(e, Num::F(self.uniform() * 8.0 - 4.0)),
         }
     }
-    pub fn values(&mut self, e: Elem, n: usize) -> Vec<Num> {
+    fn values(&mut self, e: Elem, n: usize) -> Vec<Num> {
         (0..n).map(|_| self.value(e)).collect()
     }
 }

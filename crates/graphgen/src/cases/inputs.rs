@@ -1,5 +1,5 @@
 //! Random inputs for cases, including special values.
-use kiln_graph::params::Random;
+use kiln_graph::Random;
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 
 /// Inputs for a case: normally distributed; for some seeds with NaNs, infinities and zeros, with many equal values, or large. Indices stay
@@ -7,7 +7,7 @@ use kiln_graph::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 /// differ in whether they multiply padding, or the zero weight of a masked key, by them.
 pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     let mut r = Random::new(seed ^ 0x5eed);
-    let kind = r.below(8);
+    let kind = r.next_below(8);
     let finite = kept_finite(g);
     let mut one = |i: usize, v: ValueId| {
         let ty = g.ty(v).clone();
@@ -33,8 +33,8 @@ pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
 fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     let n = t.ty.count();
     for _ in 0..(n.min(1) + n / 200).min(50) {
-        let at = r.below(n);
-        t.set_f64(at, r.pick(of));
+        let at = r.next_below(n);
+        t.set_f64(at, r.choose(of));
     }
 }
 
@@ -85,10 +85,10 @@ fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     Tensor::from_f64(
         ty,
         (0..count).map(|_| match bound {
-            _ if dtype == DType::Bool => r.below(2) as f64,
-            Some(n) => r.below(n.min(reach)) as f64,
-            None if dtype == DType::U8 => r.below(200) as f64,
-            None => r.below(15) as f64 - 7.0,
+            _ if dtype == DType::Bool => r.next_below(2) as f64,
+            Some(n) => r.next_below(n.min(reach)) as f64,
+            None if dtype == DType::U8 => r.next_below(200) as f64,
+            None => r.next_below(15) as f64 - 7.0,
         }),
     )
 }

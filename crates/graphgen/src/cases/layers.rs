@@ -11,19 +11,19 @@ fn within(m: &Maker, work: usize) -> Result<(), GraphError> {
     if work <= m.scale.work() { Ok(()) } else { Err(unfit()) }
 }
 fn each(m: &mut Maker, axes: usize, of: &[usize]) -> Vec<usize> {
-    (0..axes).map(|_| m.r.pick(of)).collect()
+    (0..axes).map(|_| m.r.choose(of)).collect()
 }
 
 /// A matmul of two existing values, transposed as needed; possibly of a value with its own transpose.
 pub(super) fn matmul(m: &mut Maker) -> Made {
     let x = m.near()?;
-    let y = m.r.pick(&m.floats.clone());
+    let y = m.r.choose(&m.floats.clone());
     let dtype = m.g.dtype(x);
     let y = m.g.cast(y, dtype)?;
     let (a, b) = (m.g.shape(x).to_vec(), m.g.shape(y).to_vec());
     let ([.., ma, ka], [.., kb, nb]) = (&a[..], &b[..]) else { return Err(unfit()) };
     let (x, y, n) = match () {
-        _ if ka == kb && m.r.below(3) != 0 => (x, y, nb),
+        _ if ka == kb && m.r.next_below(3) != 0 => (x, y, nb),
         _ if ka == nb => (x, m.g.transpose(y)?, kb),
         _ if ka == kb => (x, y, nb),
         _ if ma == kb => (m.g.transpose(x)?, y, nb),
@@ -40,7 +40,7 @@ pub(super) fn linear(m: &mut Maker) -> Made {
     let x = m.near()?;
     let (shape, dtype) = (m.g.shape(x).to_vec(), m.g.dtype(x));
     let Some(&k) = shape.last() else { return Err(unfit()) };
-    let n = m.r.pick(m.scale.sides());
+    let n = m.r.choose(m.scale.sides());
     within(m, m.g.ty(x).count().max(k) * n)?;
     // Scaled, so that sums over k stay moderate.
     let x = m.g.binary_scalar(BinaryOp::Mul, x, 1.0 / (k.max(1) as f64).sqrt())?;
@@ -50,7 +50,7 @@ pub(super) fn linear(m: &mut Maker) -> Made {
         args.push(m.input(dtype, &[n]));
     }
     let y = m.g.add(Op::Linear, &args)?;
-    match m.r.below(4) {
+    match m.r.next_below(4) {
         0 => m.g.unary(UnaryOp::GeluErf, y),
         1 => m.g.unary(UnaryOp::Relu, y),
         _ => Ok(y),
@@ -65,8 +65,8 @@ pub(super) fn convolved(m: &mut Maker) -> Made {
         return Err(unfit());
     }
     let d = space.len();
-    let groups = if m.once_in(3) && c % 2 == 0 { m.r.pick(&[2, *c]) } else { 1 };
-    let out = groups * m.r.pick(&[1, 2, 4]);
+    let groups = if m.once_in(3) && c % 2 == 0 { m.r.choose(&[2, *c]) } else { 1 };
+    let out = groups * m.r.choose(&[1, 2, 4]);
     let (window, stride, padding) = (each(m, d, &[1, 2, 3, 3]), each(m, d, &[1, 1, 2]), each(m, d, &[0, 1]));
     let dilation = each(m, d, &[1, 1, 2]);
     within(m, m.g.ty(x).count() * out * window.iter().product::<usize>())?;
@@ -84,8 +84,8 @@ pub(super) fn convolved(m: &mut Maker) -> Made {
 
 pub(super) fn pooled(m: &mut Maker) -> Made {
     let x = m.near()?;
-    let d = (1 + m.r.below(2)).min(m.g.shape(x).len());
-    let kind = m.r.pick(&[PoolKind::Max, PoolKind::Avg { count_pad: true }, PoolKind::Avg { count_pad: false }]);
+    let d = (1 + m.r.next_below(2)).min(m.g.shape(x).len());
+    let kind = m.r.choose(&[PoolKind::Max, PoolKind::Avg { count_pad: true }, PoolKind::Avg { count_pad: false }]);
     let (window, stride, padding) = (each(m, d, &[1, 2, 3]), each(m, d, &[1, 2]), each(m, d, &[0, 0, 1]));
     let dilation = if kind == PoolKind::Max { each(m, d, &[1, 1, 2]) } else { vec![1; d] };
     let ceil = m.once_in(3);
@@ -107,8 +107,8 @@ pub(super) fn channels(m: &mut Maker) -> Made {
     if dividing.is_empty() {
         return Err(unfit());
     }
-    let groups = m.r.pick(&dividing);
-    let affine = m.r.below(3) != 0;
+    let groups = m.r.choose(&dividing);
+    let affine = m.r.next_below(3) != 0;
     let mut args = vec![x];
     if affine {
         args.extend([m.input(dtype, &[c]), m.input(dtype, &[c])]);
@@ -122,13 +122,13 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     if heads.is_empty() {
         return Err(unfit());
     }
-    let [q, k, v] = [0; 3].map(|_| m.r.pick(&heads));
+    let [q, k, v] = [0; 3].map(|_| m.r.choose(&heads));
     let dtype = m.g.dtype(q);
     let (k, v) = (m.g.cast(k, dtype)?, m.g.cast(v, dtype)?);
     let (a, b) = (m.g.shape(q).to_vec(), m.g.shape(k).to_vec());
     within(m, m.g.ty(q).count() * b[2] * 2)?;
     let mut args = vec![q, k, v];
-    match m.r.below(4) {
+    match m.r.next_below(4) {
         0 => args.push(m.g.input(Type::new(DType::Bool, [1, 1, a[2], b[2]]))),
         1 => {
             let wide = if m.once_in(3) { dtype.compute() } else { dtype };
@@ -156,14 +156,14 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     }
     let sink = m.once_in(3);
     if sink {
-        let shape = m.r.pick(&[[1, a[1], 1, 1], [a[0], 1, a[2], 1]]);
+        let shape = m.r.choose(&[[1, a[1], 1, 1], [a[0], 1, a[2], 1]]);
         let dtype = if m.once_in(3) { dtype.compute() } else { dtype };
         let of_head = m.input(dtype, &shape);
         args.insert(if score.is_empty() { 3 } else { 4 }, of_head);
     }
     let [values, sums] =
         [false, true].map(|lse| Op::Attention { scale, causal, fully_masked, score: score.clone(), sink, lse });
-    match m.r.below(8) {
+    match m.r.next_below(8) {
         0 => m.g.add(sums, &args),
         1 => {
             let both = m.g.add(sums, &args)?;

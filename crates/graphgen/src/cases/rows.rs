@@ -8,7 +8,7 @@ const EPS: Scalar = Scalar::Float(1e-5);
 fn axis(m: &mut Maker, x: ValueId) -> Result<usize, GraphError> {
     match m.g.shape(x).len() {
         0 => Err(unfit()),
-        rank if m.once_in(4) => Ok(m.r.below(rank)),
+        rank if m.once_in(4) => Ok(m.r.next_below(rank)),
         rank => Ok(rank - 1),
     }
 }
@@ -18,12 +18,12 @@ pub(super) fn normed(m: &mut Maker) -> Made {
     let x = m.near()?;
     let (shape, dtype) = (m.g.shape(x).to_vec(), m.g.dtype(x));
     let along = axis(m, x)?;
-    match m.r.below(9) {
+    match m.r.next_below(9) {
         0 => m.g.add(Op::Softmax { axis: along }, &[x]),
         1 => m.g.add(Op::LogSoftmax { axis: along }, &[x]),
         2 | 3 => {
-            let axes = 1 + m.r.below(shape.len().min(2));
-            let affine = m.r.below(3) != 0;
+            let axes = 1 + m.r.next_below(shape.len().min(2));
+            let affine = m.r.next_below(3) != 0;
             let mut args = vec![x];
             if affine {
                 let own = &shape[shape.len() - axes..];
@@ -73,11 +73,11 @@ pub(super) fn nested(m: &mut Maker) -> Made {
     if m.g.shape(x)[along] == 0 {
         return Err(unfit());
     }
-    for _ in 0..2 + m.r.below(2) {
+    for _ in 0..2 + m.r.next_below(2) {
         let y = row_function(m, x, along)?;
         x = windowed(m, y, x, along)?;
     }
-    match m.r.below(5) {
+    match m.r.next_below(5) {
         0 => m.g.scan(ScanOp::Sum, x, along),
         1 => m.g.add(Op::Softmax { axis: along }, &[x]),
         2 => m.g.reduce(ReduceOp::Max, x, [along]),
@@ -92,7 +92,7 @@ pub(super) fn nested(m: &mut Maker) -> Made {
 /// A value whose elements each depend on a whole row of `x`.
 fn row_function(m: &mut Maker, x: ValueId, along: usize) -> Made {
     let rank = m.g.shape(x).len();
-    match m.r.below(6) {
+    match m.r.next_below(6) {
         0 => m.g.add(Op::Softmax { axis: along }, &[x]),
         1 if along + 1 == rank => m.g.add(Op::LayerNorm { axes: 1, affine: false, eps: EPS }, &[x]),
         2 => {
@@ -122,15 +122,15 @@ fn row_function(m: &mut Maker, x: ValueId, along: usize) -> Made {
 fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
     let shape = m.g.shape(y).to_vec();
     let n = shape[along];
-    let (start, cut) = (m.r.below(n), m.r.below(n + 1));
-    match m.r.below(6) {
+    let (start, cut) = (m.r.next_below(n), m.r.next_below(n + 1));
+    match m.r.next_below(6) {
         0 => {
-            let len = 1 + m.r.below(n - start);
-            let before = m.r.below(n - len + 1);
+            let len = 1 + m.r.next_below(n - start);
+            let before = m.r.next_below(n - len + 1);
             let part = m.g.slice(y, along, start, len, 1)?;
             let [mut lo, mut hi] = [0; 2].map(|_| vec![0; shape.len()]);
             (lo[along], hi[along]) = (before as i64, (n - len - before) as i64);
-            let value = m.r.pick(&[0.0, 0.0, 1.0]);
+            let value = m.r.choose(&[0.0, 0.0, 1.0]);
             m.g.pad(part, value, lo, hi)
         }
         // Swapped halves (possibly with one negated), or a roll.
@@ -142,7 +142,7 @@ fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
         }
         // Assignment to a slice of `x`.
         2 => {
-            let end = start + 1 + m.r.below(n - start);
+            let end = start + 1 + m.r.next_below(n - start);
             let dtype = m.g.dtype(y);
             let x = m.g.cast(x, dtype)?;
             let before = m.g.slice(x, along, 0, start, 1)?;
@@ -173,15 +173,15 @@ pub(super) fn reduced(m: &mut Maker) -> Made {
     use ReduceOp::*;
     let x = m.near()?;
     let rank = m.g.shape(x).len();
-    let axes: Vec<usize> = match m.r.below(3) {
+    let axes: Vec<usize> = match m.r.next_below(3) {
         0 => vec![axis(m, x)?],
         1 => (0..rank).collect(),
-        _ => (0..rank).filter(|_| m.r.below(2) == 0).collect(),
+        _ => (0..rank).filter(|_| m.r.next_below(2) == 0).collect(),
     };
-    let op = m.r.pick(&[Sum, Sum, Mean, Mean, Max, Min, Prod]);
+    let op = m.r.choose(&[Sum, Sum, Mean, Mean, Max, Min, Prod]);
     let of = if op == Prod { about_one(m, x)? } else { x };
     let y = m.g.reduce(op, of, axes.clone())?;
-    match m.r.below(4) {
+    match m.r.next_below(4) {
         0 => m.g.binary(BinaryOp::Sub, x, y),
         1 => {
             let to: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).map(|a| m.g.shape(x)[a]).collect();
@@ -198,7 +198,7 @@ pub(super) fn placed(m: &mut Maker) -> Made {
         return Err(unfit());
     }
     let along = axis(m, x)?;
-    let op = m.r.pick(&[ReduceOp::ArgMax, ReduceOp::ArgMin]);
+    let op = m.r.choose(&[ReduceOp::ArgMax, ReduceOp::ArgMin]);
     m.g.reduce(op, x, [along])
 }
 
@@ -221,7 +221,7 @@ pub(super) fn loss(m: &mut Maker) -> Made {
     }
     let last = shape.len() - 1;
     let all: Vec<usize> = (0..shape.len()).collect();
-    match m.r.below(3) {
+    match m.r.next_below(3) {
         0 => {
             let p = m.g.add(Op::LogSoftmax { axis: last }, &[x])?;
             let mut to = shape;

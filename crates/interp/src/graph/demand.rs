@@ -3,7 +3,7 @@
 //! Goes from the outputs to the leaves, once. What is wanted of a value is a region ([`super::region`]), so several uses are widened to
 //! the smallest region that contains them; an op that needs whole rows, windows or operands widens too.
 use super::region::{Positions, Region, before_reshape, union, whole};
-use kiln_graph::{Graph, Op, ValueId};
+use kiln_graph::{Graph, Op, ValueId, random::mixed};
 
 /// Units of [`Demand::work`] for an element: about what an element takes beside an FMA.
 const ELEMENT: u64 = 8;
@@ -88,13 +88,7 @@ fn some(size: usize, n: usize, seed: u64) -> Positions {
     if n >= size {
         return Positions::all(size);
     }
-    let random = |i: usize| {
-        // splitmix64's finaliser.
-        let z = (seed << 32 ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % size as u64) as usize
-    };
+    let random = |i: usize| (mixed((seed << 32 ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)) % size as u64) as usize;
     Positions::of(size, (0..n).map(|i| if n > 1 && i < 2 { i * (size - 1) } else { random(i) }))
 }
 

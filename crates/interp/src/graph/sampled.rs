@@ -8,7 +8,7 @@ use super::{
     eval,
     value::{Data, Value},
 };
-use kiln_graph::{DType, Format, Op, Type, ops::Rounding};
+use kiln_graph::{DType, Format, Op, Type, ops::Rounding, random::mixed};
 use std::sync::Arc;
 
 /// Runs one op with its roundings perturbed by `seed`.
@@ -44,12 +44,6 @@ pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], (seed, tf32_convs): (u
     Ok(value)
 }
 
-/// splitmix64's finaliser.
-fn mixed(v: u64) -> u64 {
-    let z = (v ^ (v >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 /// Uniform in -1..1.
 fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0

@@ -39,32 +39,16 @@ pub fn kinds(p: &Plan) -> Vec<KernelKind> {
     p.kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.kind).collect()
 }
 
-use kiln_graph::{DType, Init, Tensor, Type};
+use kiln_graph::{DType, Init, Random, Tensor, Type};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::BufferKind;
 
-/// A small generator of random numbers, so that cases never change.
-pub struct Random(pub u64);
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let x = self.0 ^ (self.0 >> 33);
-        x.wrapping_mul(0xff51afd7ed558ccd) >> 17
-    }
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    pub fn unit(&mut self) -> f64 {
-        (self.next() % (1 << 20)) as f64 / f64::from(1 << 20)
-    }
-}
-
 /// Data of a type: floats in ±1, integers and booleans 0 or 1.
 pub fn data(ty: &Type, seed: u64) -> Tensor {
-    let mut r = Random(seed * 77 + 1);
+    let mut r = Random::new(seed * 77 + 1);
     let float = ty.dtype.is_float();
     let values: Vec<f64> =
-        (0..ty.count()).map(|_| if float { r.unit() * 2. - 1. } else { r.below(2) as f64 }).collect();
+        (0..ty.count()).map(|_| if float { r.uniform() * 2. - 1. } else { r.next_below(2) as f64 }).collect();
     Tensor::from_f64(ty.clone(), values)
 }
 pub fn params(g: &Graph) -> Vec<Tensor> {

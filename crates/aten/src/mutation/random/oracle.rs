@@ -55,8 +55,8 @@ impl Memory {
         let mut order: Vec<usize> = (0..shape.len()).collect();
         let (mut gap, mut offset) = (1, 0);
         if let Some(r) = layout {
-            order = r.shuffled(shape.len());
-            (gap, offset) = (1 + r.below(2), r.below(3));
+            order = shuffled(r, shape.len());
+            (gap, offset) = (1 + r.next_below(2), r.next_below(3));
         }
         let mut strides = vec![0; shape.len()];
         let mut stride = gap;
@@ -83,7 +83,7 @@ impl Memory {
 
 /// Runs a program; `None` if PyTorch would refuse it for this layout of memory.
 pub fn run(raw: &Raw, layout: Option<u64>) -> Option<Memory> {
-    let mut layout = layout.map(Random);
+    let mut layout = layout.map(Random::new);
     let mut m = Memory::default();
     for id in 0..raw.values.len() {
         if !raw.calls.iter().any(|c| c.outs.contains(&id)) {

@@ -267,11 +267,8 @@ fn double_ulps(got: f64, right: f64) -> f64 {
 }
 /// f64 of all signs and exponents.
 fn doubles(count: usize, seed: u64) -> impl Iterator<Item = f64> {
-    let mut state = seed;
-    (0..count).map(move |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        f64::from_bits(state ^ state >> 29)
-    })
+    let mut random = kiln_number::Random::new(seed);
+    (0..count).map(move |_| f64::from_bits(random.next_u64()))
 }
 /// f64 between `-size` and `size`.
 fn modest(count: usize, seed: u64, size: f64) -> impl Iterator<Item = f64> {

@@ -1,36 +1,33 @@
 //! Attention compared with loops in f64: generated sizes, strides, masks and dtypes, on every instruction set of this processor.
 use super::*;
 use crate::HostDevice;
-use kiln_graph::{FullyMasked, Tensor, Type};
+use kiln_graph::{FullyMasked, Random, Tensor, Type};
 use kiln_plan::exec::{Mask, Sink, axes};
 
-/// A linear congruential generator.
-struct Random(u64);
-impl Random {
-    fn new(seed: u64) -> Random {
-        let mut r = Random(seed);
-        r.below(1);
-        r
-    }
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
-    }
+/// What cases draw.
+trait Draw {
+    fn one_in(&mut self, n: usize) -> bool;
+    /// Uniform in -1..1.
+    fn number(&mut self) -> f64;
+    fn numbers(&mut self, dtype: DType, count: usize) -> Tensor;
+    /// A matrix over (batch.., group, queries, columns) of these sizes, with axes in memory in an order and with gaps as drawn. Axes that
+    /// `same` names have stride 0.
+    fn matrix(&mut self, slot: u32, batch: &[usize], rows: [usize; 2], cols: usize, same: &[usize]) -> (Matrix, usize);
+}
+impl Draw for Random {
     fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
+        self.next_below(n) == 0
     }
     fn number(&mut self) -> f64 {
-        self.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0
+        2.0 * self.uniform() - 1.0
     }
     fn numbers(&mut self, dtype: DType, count: usize) -> Tensor {
         Tensor::from_f64(Type::new(dtype, [count]), (0..count).map(|_| self.number()).collect::<Vec<_>>())
     }
-    /// A matrix over (batch.., group, queries, columns) of these sizes, with axes in memory in an order and with gaps as drawn. Axes that
-    /// `same` names have stride 0.
     fn matrix(&mut self, slot: u32, batch: &[usize], rows: [usize; 2], cols: usize, same: &[usize]) -> (Matrix, usize) {
         let sizes = [batch, &rows, &[cols]].concat();
         let mut order: Vec<usize> = (0..sizes.len()).collect();
-        match self.below(4) {
+        match self.next_below(4) {
             // Heads inside of queries, as a projection gives them.
             0 => order.swap(batch.len() - 1, batch.len() + 1),
             // Contiguous along the rows.
@@ -42,11 +39,11 @@ impl Random {
             if !same.contains(&axis) {
                 strides[axis] = stride;
                 stride *= sizes[axis];
-                stride += if self.one_in(3) { 1 + self.below(3) } else { 0 };
+                stride += if self.one_in(3) { 1 + self.next_below(3) } else { 0 };
             }
         }
         let n = batch.len();
-        let offset = self.below(5);
+        let offset = self.next_below(5);
         let matrix = Matrix {
             slot: Slot::Input(slot),
             offset,
@@ -88,19 +85,19 @@ const DTYPES: [(DType, DType); 6] = [
 
 impl Case {
     fn draw(r: &mut Random) -> Case {
-        let (dtype, out_dtype) = DTYPES[r.below(6)];
-        let batch = vec![1 + r.below(2), 1 + r.below(3)];
+        let (dtype, out_dtype) = DTYPES[r.next_below(6)];
+        let batch = vec![1 + r.next_below(2), 1 + r.next_below(3)];
         let long = r.one_in(4);
         let most = if long { [200, 1300] } else { [70, 300] };
-        let group = [1, 1, 2, 3][r.below(4)];
-        let mut queries = [1, 1 + r.below(4), 1 + r.below(most[0])][r.below(3)];
-        let keys = 1 + r.below(most[1]);
+        let group = [1, 1, 2, 3][r.next_below(4)];
+        let mut queries = [1, 1 + r.next_below(4), 1 + r.next_below(most[0])][r.next_below(3)];
+        let keys = 1 + r.next_below(most[1]);
         let causal = r.one_in(3);
         if causal && r.one_in(2) {
             queries = keys.min(most[0]);
         }
-        let (depth, width) = (1 + r.below(70), [1 + r.below(70), 32, 64][r.below(3)]);
-        let scale = [0.125, 0.125, 0.3, 1.5, 0.0, -0.2][r.below(6)];
+        let (depth, width) = (1 + r.next_below(70), [1 + r.next_below(70), 32, 64][r.next_below(3)]);
+        let scale = [0.125, 0.125, 0.3, 1.5, 0.0, -0.2][r.next_below(6)];
         let n = batch.len();
         let (q, for_q) = r.matrix(0, &batch, [group, queries], depth, &[]);
         let (k, for_k) = r.matrix(1, &batch, [1, keys], depth, &[]);
@@ -112,8 +109,8 @@ impl Case {
             let same = same(r);
             let (matrix, count) = r.matrix(3, &batch, [group, queries], keys, &same);
             let dtype = if r.one_in(2) { DType::Bool } else { dtype };
-            let often = 1 + r.below(4);
-            let values = (0..count).map(|_| match (dtype, r.below(5) < often) {
+            let often = 1 + r.next_below(4);
+            let values = (0..count).map(|_| match (dtype, r.next_below(5) < often) {
                 (DType::Bool, counts) => f64::from(u8::from(counts)),
                 (_, true) => 3.0 * r.number(),
                 (_, false) => f64::NEG_INFINITY,
@@ -124,8 +121,8 @@ impl Case {
         let ended = r.one_in(3).then(|| {
             let same = same(r);
             let (matrix, count) = r.matrix(4, &batch, [group, queries], 1, &same);
-            let far = 1 + r.below(2 * keys);
-            let end = |r: &mut Random| if r.one_in(9) { -3.0 } else { r.below(far) as f64 };
+            let far = 1 + r.next_below(2 * keys);
+            let end = |r: &mut Random| if r.one_in(9) { -3.0 } else { r.next_below(far) as f64 };
             let values: Vec<f64> = (0..count).map(|_| end(r)).collect();
             (matrix, Tensor::from_f64(Type::new(DType::I64, [count]), values))
         });
@@ -134,14 +131,15 @@ impl Case {
             let (matrix, count) = r.matrix(5, &batch, [group, queries], 1, &same);
             let dtype = if r.one_in(2) { dtype } else { dtype.compute() };
             let lowest = f64::NEG_INFINITY;
-            let one =
-                |r: &mut Random| [3.0, 9.0, 1e4, -1e4, lowest, lowest, f64::NAN, 0.0][r.below(8)] * r.number().abs();
+            let one = |r: &mut Random| {
+                [3.0, 9.0, 1e4, -1e4, lowest, lowest, f64::NAN, 0.0][r.next_below(8)] * r.number().abs()
+            };
             let values: Vec<f64> = (0..count).map(|_| if r.one_in(2) { 4.0 * r.number() } else { one(r) }).collect();
             (Sink { dtype, matrix }, Tensor::from_f64(Type::new(dtype, [count]), values))
         });
         let sink = sinks.as_ref().map(|s| s.0.clone());
         let (mask, ends) = (masked.as_ref().map(|m| m.0.clone()), ended.as_ref().map(|e| e.0.clone()));
-        let fully_masked = [FullyMasked::Zero, FullyMasked::Nan][r.below(2)];
+        let fully_masked = [FullyMasked::Zero, FullyMasked::Nan][r.next_below(2)];
         let batch_invariant = r.one_in(4);
         let call = AttentionCall {
             dtype,

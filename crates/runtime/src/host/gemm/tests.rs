@@ -2,28 +2,17 @@
 use super::*;
 use crate::HostDevice;
 use crate::shared::Value;
-use kiln_graph::{Tensor, Type};
+use kiln_graph::{Random, Tensor, Type};
 use kiln_plan::exec::{Axis, Slot, axes};
 
-/// A linear congruential generator.
-struct Random(u64);
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
+/// Numbers of a type: all bits of integers, floats within half of zero.
+fn tensor(random: &mut Random, dtype: DType, count: usize) -> Tensor {
+    if dtype.is_int() {
+        let bytes: Vec<u8> = (0..count * dtype.bytes()).map(|_| random.next_u64() as u8).collect();
+        return Tensor::from_bytes(Type::new(dtype, [count]), &bytes).unwrap();
     }
-    /// From `0..n`.
-    fn below(&mut self, n: usize) -> usize {
-        self.bits() as usize % n
-    }
-    fn tensor(&mut self, dtype: DType, count: usize) -> Tensor {
-        if dtype.is_int() {
-            let bytes: Vec<u8> = (0..count * dtype.bytes()).map(|_| self.bits() as u8).collect();
-            return Tensor::from_bytes(Type::new(dtype, [count]), &bytes).unwrap();
-        }
-        let values: Vec<f64> = (0..count).map(|_| self.bits() as f64 / (1u64 << 31) as f64 - 0.5).collect();
-        Tensor::from_f64(Type::new(dtype, [count]), values)
-    }
+    let values: Vec<f64> = (0..count).map(|_| random.uniform() - 0.5).collect();
+    Tensor::from_f64(Type::new(dtype, [count]), values)
 }
 
 /// The memory layout of an operand.
@@ -139,8 +128,8 @@ fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &
 fn check(device: &HostDevice, case: &Case) {
     let (g, sizes) = case.call();
     let [n, k] = [g.n, g.k];
-    let mut random = Random(case.seed);
-    let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| random.tensor(d, sizes[i]));
+    let mut random = Random::new(case.seed);
+    let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| tensor(&mut random, d, sizes[i]));
     let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
     for way in ways() {
         let mut c = before.clone();
@@ -202,17 +191,16 @@ const DTYPES: [(DType, DType); 11] = [
 #[test]
 fn generated_matmuls() {
     for seed in 0..1000 {
-        let mut r = Random(seed);
-        r.bits();
-        let mut size = [0; 3].map(|_| r.below(41));
+        let mut r = Random::new(seed);
+        let mut size = [0; 3].map(|_| r.next_below(41));
         if seed % 50 == 0 {
             // Deeper than a slice of K, or wider than a block.
-            size[r.below(3)] = 300 + r.below(500);
+            size[r.next_below(3)] = 300 + r.next_below(500);
         }
-        let batch = (0..r.below(3)).map(|_| 1 + r.below(3)).collect();
-        let forms = [0; 3].map(|_| FORMS[r.below(4)]);
-        let broadcast = [r.below(4) == 0, r.below(4) == 0];
-        let case = Case { seed, size, batch, dtypes: DTYPES[r.below(11)], forms, broadcast };
+        let batch = (0..r.next_below(3)).map(|_| 1 + r.next_below(3)).collect();
+        let forms = [0; 3].map(|_| FORMS[r.next_below(4)]);
+        let broadcast = [r.next_below(4) == 0, r.next_below(4) == 0];
+        let case = Case { seed, size, batch, dtypes: DTYPES[r.next_below(11)], forms, broadcast };
         check(&HostDevice::new(1).unwrap(), &case);
     }
 }
@@ -274,8 +262,9 @@ fn nan_and_infinity_propagate() {
             for (form, odd) in [(Form::ByRow, f64::NAN), (Form::ByColumn, f64::INFINITY)] {
                 let case = Case { seed: 3, size, batch: vec![], dtypes, forms: [form; 3], broadcast: [false; 2] };
                 let (g, sizes) = case.call();
-                let mut random = Random(case.seed);
-                let [mut a, b, mut c] = [0, 1, 2].map(|i| random.tensor([g.dtype, g.dtype, g.c_dtype][i], sizes[i]));
+                let mut random = Random::new(case.seed);
+                let [mut a, b, mut c] =
+                    [0, 1, 2].map(|i| tensor(&mut random, [g.dtype, g.dtype, g.c_dtype][i], sizes[i]));
                 let mut values = a.to_f64_vec();
                 values[element(&g.a, &[], 0, size[0] / 2, size[2] - 1)] = odd;
                 a = Tensor::from_f64(a.ty.clone(), values);
@@ -297,8 +286,8 @@ fn equal_calls_give_equal_bits() {
     let size = [150, 170, 500];
     let case = Case { seed: 9, size, batch: vec![], dtypes: DTYPES[1], forms, broadcast: [false; 2] };
     let (g, sizes) = case.call();
-    let mut random = Random(case.seed);
-    let [a, b, c] = sizes.map(|n| random.tensor(DType::F32, n));
+    let mut random = Random::new(case.seed);
+    let [a, b, c] = sizes.map(|n| tensor(&mut random, DType::F32, n));
     let once = || {
         let mut c = c.clone();
         run(&device, Way { level: Level::used(), packed: [false; 2] }, &g, &a, &b, &mut c);
