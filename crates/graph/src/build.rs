@@ -2,11 +2,32 @@
 //!
 //! Each method infers and checks the result type, as [`Graph::add`] does. Methods that take numbers create constants of the operand's
 //! dtype.
-use crate::{BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
+use crate::{
+    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId, infer, verify,
+};
 
 type Built = Result<ValueId, GraphError>;
 
 impl Graph {
+    /// Adds an op with its inferred result type. An error if an operand does not exist or the operand types do not fit the op.
+    pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
+        match self.result_type(&op, args) {
+            Ok(ty) => Ok(self.push(op, ty, args)),
+            Err(what) => {
+                Err(GraphError::Operand { value: ValueId(self.len() as u32), op: op.name().to_string(), what })
+            }
+        }
+    }
+    fn result_type(&self, op: &Op, args: &[ValueId]) -> Result<Type, String> {
+        if let Some(v) = args.iter().find(|v| v.0 as usize >= self.len()) {
+            return Err(format!("operand {v} does not exist"));
+        }
+        if let (Op::Result(i), [of]) = (op, args) {
+            return verify::fallback_result(self, *of, *i);
+        }
+        let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
+        infer::infer(op, &types)
+    }
     /// `op(x)`, elementwise; the shape of `x`.
     pub fn unary(&mut self, op: UnaryOp, x: ValueId) -> Built {
         self.add(Op::Unary(op), &[x])

@@ -1,30 +1,13 @@
 //! The graph itself: a petgraph DAG. Node weights are ops with their types; edge weights are operand positions.
-use crate::{DType, GraphError, Op, Scalar, Tensor, Type, infer, verify};
+//!
+//! Data alone. What adds ops with inferred types is in `build`, what checks them in [`crate::verify`].
+use crate::{DType, Op, ParamId, Scalar, Tensor, Type, ValueId};
 use petgraph::{
     Direction,
     graph::{DiGraph, NodeIndex},
     visit::EdgeRef,
 };
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// A value, identified by its node: every op has one result. `Display` is the text syntax (`%3`).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct ValueId(pub u32);
-impl fmt::Display for ValueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "%{}", self.0)
-    }
-}
-
-/// A weight or buffer of the model. `Display` is the text syntax (`@3`).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct ParamId(pub u32);
-impl fmt::Display for ParamId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "@{}", self.0)
-    }
-}
 
 /// Source of a parameter's data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -107,25 +90,6 @@ impl Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
 
-    /// Adds an op with its inferred result type. An error if an operand does not exist or the operand types do not fit the op.
-    pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
-        match self.result_type(&op, args) {
-            Ok(ty) => Ok(self.push(op, ty, args)),
-            Err(what) => {
-                Err(GraphError::Operand { value: ValueId(self.len() as u32), op: op.name().to_string(), what })
-            }
-        }
-    }
-    fn result_type(&self, op: &Op, args: &[ValueId]) -> Result<Type, String> {
-        if let Some(v) = args.iter().find(|v| v.0 as usize >= self.len()) {
-            return Err(format!("operand {v} does not exist"));
-        }
-        if let (Op::Result(i), [of]) = (op, args) {
-            return verify::fallback_result(self, *of, *i);
-        }
-        let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
-        infer::infer(op, &types)
-    }
     /// Adds a node with an explicit type, unchecked: for leaves, and for callers that verify the graph afterwards.
     pub fn push(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
         let n = self.dag.add_node(Node { op, ty, source: Source::default() });
@@ -207,20 +171,6 @@ impl Graph {
         users.dedup();
         users
     }
-    /// Checks all invariants listed in [`crate::verify`]; the first violation is the error.
-    pub fn verify(&self) -> Result<(), GraphError> {
-        verify::verify(self)
-    }
-    /// The graph as JSON. Non-finite floats are strings, so this does not fail for any graph.
-    pub fn to_json(&self) -> Result<String, GraphError> {
-        serde_json::to_string(self).map_err(json_error)
-    }
-    /// Parses the JSON form and verifies the graph, so untrusted text is safe to parse.
-    pub fn from_json(text: &str) -> Result<Graph, GraphError> {
-        let g: Graph = serde_json::from_str(text).map_err(json_error)?;
-        g.verify()?;
-        Ok(g)
-    }
     /// The underlying petgraph, for its algorithms.
     pub fn dag(&self) -> &DiGraph<Node, u32> {
         &self.dag
@@ -236,52 +186,5 @@ impl PartialEq for Graph {
     }
 }
 
-fn json_error(e: serde_json::Error) -> GraphError {
-    GraphError::Parse { line: e.line(), column: e.column(), what: e.to_string() }
-}
-
 /// Parameter data that accompanies a graph, in the order of [`Graph::params`].
 pub type ParamData = Vec<Tensor>;
-
-/// Floats in JSON: a number, or one of the strings "inf", "-inf", "nan"; NaNs with other bits are "nan:7ff8000000000001".
-pub(crate) mod float_text {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        Number(f64),
-        Text(String),
-    }
-    pub fn serialize<S: Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
-        if v.is_finite() { s.serialize_f64(*v) } else { s.serialize_str(&special(*v)) }
-    }
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-        match Form::deserialize(d)? {
-            Form::Number(v) => Ok(v),
-            Form::Text(t) => {
-                parse_special(&t).ok_or_else(|| D::Error::custom(format!("`{t}` is not a number, inf, -inf or nan")))
-            }
-        }
-    }
-    /// Text of an infinity or a NaN.
-    pub fn special(v: f64) -> String {
-        match v.to_bits() {
-            _ if v == f64::INFINITY => "inf".into(),
-            _ if v == f64::NEG_INFINITY => "-inf".into(),
-            bits if bits == f64::NAN.to_bits() => "nan".into(),
-            bits => format!("nan:{bits:016x}"),
-        }
-    }
-    pub fn parse_special(t: &str) -> Option<f64> {
-        match t.to_ascii_lowercase().as_str() {
-            "inf" | "infinity" => Some(f64::INFINITY),
-            "-inf" | "-infinity" => Some(f64::NEG_INFINITY),
-            "nan" => Some(f64::NAN),
-            t => {
-                let bits = u64::from_str_radix(t.strip_prefix("nan:")?, 16).ok()?;
-                Some(f64::from_bits(bits)).filter(|v| v.is_nan())
-            }
-        }
-    }
-}

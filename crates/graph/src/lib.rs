@@ -11,14 +11,18 @@ pub mod decompose;
 pub mod dtype;
 pub mod error;
 pub mod fallback;
+pub mod family;
 pub mod graph;
+pub mod id;
 pub mod infer;
+mod json;
 pub mod memory;
 pub mod op;
 pub mod ops;
 pub mod pairwise;
 pub mod params;
 mod rebuild;
+pub mod scalar;
 mod score;
 pub mod tensor;
 pub mod text;
@@ -27,14 +31,12 @@ pub mod verify;
 pub use count::{count, plural};
 pub use dtype::DType;
 pub use error::GraphError;
-pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
+pub use family::{BinaryOp, CompareOp, ReduceOp, ScanOp, UnaryOp};
+pub use graph::{Graph, Init, Node, ParamInfo, Source};
+pub use id::{ParamId, ValueId};
 pub use kiln_number::{Format, Kind, Random, random};
-pub use op::{FallbackOp, FullyMasked, Op, PoolKind, Scalar, ScatterMode};
-pub use ops::{
-    binary::{BinaryOp, CompareOp},
-    reduce::{ReduceOp, ScanOp},
-    unary::UnaryOp,
-};
+pub use op::{FallbackOp, FullyMasked, Op, PoolKind, ScatterMode};
 pub use params::{random_params, random_tensor};
+pub use scalar::Scalar;
 pub use score::ScoreStep;
 pub use tensor::{Tensor, Type};

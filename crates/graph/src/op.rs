@@ -3,62 +3,8 @@
 //! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0; reductions and scans
 //! keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
 //! The properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
-use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, ScoreStep, Type, UnaryOp};
+use crate::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, ScoreStep, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
-
-/// A compile-time scalar. Equality and hash are bitwise, so a NaN equals itself.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scalar {
-    /// A float of any float dtype.
-    #[serde(with = "crate::graph::float_text")]
-    Float(f64),
-    /// An integer of any integer dtype.
-    Int(i64),
-    /// A bool.
-    Bool(bool),
-}
-
-impl Scalar {
-    /// The number as f64, rounded for integers beyond 2^53; bool is 0 or 1.
-    pub fn as_f64(self) -> f64 {
-        match self {
-            Scalar::Float(v) => v,
-            Scalar::Int(v) => v as f64,
-            Scalar::Bool(v) => f64::from(u8::from(v)),
-        }
-    }
-    /// Converts to the kind of `dtype` if that is exact; otherwise `self` unchanged.
-    pub fn for_dtype(self, dtype: DType) -> Scalar {
-        let value = self.as_f64();
-        match self {
-            Scalar::Int(_) | Scalar::Bool(_) if dtype.is_float() => Scalar::Float(value),
-            Scalar::Bool(v) if dtype.is_int() => Scalar::Int(i64::from(v)),
-            Scalar::Float(v) if dtype.is_int() && v.trunc() == v && v.abs() < 9e15 => Scalar::Int(v as i64),
-            Scalar::Int(v @ 0..=1) if dtype == DType::Bool => Scalar::Bool(v == 1),
-            Scalar::Float(_) if dtype == DType::Bool && (value == 0.0 || value == 1.0) => Scalar::Bool(value == 1.0),
-            _ => self,
-        }
-    }
-    fn key(self) -> (u8, u64) {
-        match self {
-            Scalar::Float(v) => (0, v.to_bits()),
-            Scalar::Int(v) => (1, v as u64),
-            Scalar::Bool(v) => (2, u64::from(v)),
-        }
-    }
-}
-impl PartialEq for Scalar {
-    fn eq(&self, o: &Scalar) -> bool {
-        self.key() == o.key()
-    }
-}
-impl Eq for Scalar {}
-impl std::hash::Hash for Scalar {
-    fn hash<H: std::hash::Hasher>(&self, h: &mut H) {
-        self.key().hash(h)
-    }
-}
 
 /// The reduction of a pooling window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]

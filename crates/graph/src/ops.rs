@@ -16,8 +16,8 @@ mod special;
 pub mod unary;
 pub mod window;
 
+pub(crate) use attributes::quoted;
 pub use attributes::{Attr, Attribute, Visitor};
-pub(crate) use attributes::{quoted, scalar};
 
 use crate::{
     BinaryOp, CompareOp, DType, FullyMasked, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp,
@@ -303,15 +303,9 @@ impl Op {
     }
 }
 
-/// An enum of a family with its rows: variants, `ALL`, `row`, `name`, `from_name`.
+/// The rows of a family: `ALL`, `row`, `name`, `from_name`.
 macro_rules! family {
-    ($(#[$attribute:meta])* $ty:ident, $n:literal: $($(#[$doc:meta])* $variant:ident => $row:expr),* $(,)?) => {
-        $(#[$attribute])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum $ty {
-            $($(#[$doc])* $variant),*
-        }
+    ($ty:ident, $n:literal: $($variant:ident => $row:expr),* $(,)?) => {
         impl $ty {
             /// All variants.
             pub const ALL: [$ty; $n] = [$($ty::$variant),*];

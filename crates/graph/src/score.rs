@@ -1,6 +1,6 @@
 //! The score function of attention: what stands between the scaled product of a query and a key and the softmax's mask, as a chain of
 //! pointwise steps. Each step takes the score so far; some take an operand of the node too, which broadcasts to the scores.
-use crate::{BinaryOp, Scalar, UnaryOp, ops};
+use crate::{BinaryOp, Scalar, UnaryOp, scalar};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl fmt::Display for ScoreStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ScoreStep::Unary(u) => f.write_str(u.name()),
-            ScoreStep::Number(b, s) => write!(f, "{} {}", b.name(), ops::scalar(*s)),
+            ScoreStep::Number(b, s) => write!(f, "{} {}", b.name(), scalar::text(*s)),
             ScoreStep::Operand(b) => write!(f, "{} operand", b.name()),
         }
     }

@@ -18,6 +18,13 @@ use crate::{
     infer::{check_type, infer},
 };
 
+impl Graph {
+    /// Checks all invariants listed in [`mod@crate::verify`]; the first violation is the error.
+    pub fn verify(&self) -> Result<(), GraphError> {
+        verify(self)
+    }
+}
+
 /// Checks all invariants in the module's doc; the first violation is the error.
 pub fn verify(g: &Graph) -> Result<(), GraphError> {
     for (i, p) in g.params.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Attributes of ops, visited one by one. The parser and the printer of the text form share this visit.
 use super::*;
-use crate::{ScoreStep, graph::float_text};
+use crate::{ScoreStep, scalar};
 use std::fmt::Display;
 
 /// The value of an attribute as parsed from text.
@@ -179,7 +179,7 @@ impl Attribute for Scalar {
         }
     }
     fn show(&self) -> String {
-        scalar(*self)
+        scalar::text(*self)
     }
 }
 impl Attribute for bool {
@@ -259,18 +259,5 @@ impl Attribute for Vec<Type> {
     }
     fn show(&self) -> String {
         list(self)
-    }
-}
-
-/// A scalar in the text form.
-pub(crate) fn scalar(s: Scalar) -> String {
-    match s {
-        Scalar::Int(v) => v.to_string(),
-        Scalar::Bool(v) => v.to_string(),
-        Scalar::Float(v) if v.is_finite() => format!("{v:?}"),
-        Scalar::Float(v) => match float_text::special(v).strip_prefix("nan:") {
-            Some(bits) => format!("nan({bits})"),
-            None => float_text::special(v),
-        },
     }
 }

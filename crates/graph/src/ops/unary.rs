@@ -4,7 +4,7 @@
 //! instruction of the block IR. The interpreter computes the reference, which follows PyTorch's CPU kernels
 //! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
 use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
-use crate::{BinaryOp, CompareOp, DType, Graph, ValueId};
+use crate::{BinaryOp, CompareOp, DType, Graph, UnaryOp, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// The dtypes on which a function is defined.
@@ -120,15 +120,9 @@ impl Function {
     }
 }
 
+/// The rows of all functions: `ALL` and `function`.
 macro_rules! functions {
-    ($n:literal: $($(#[$doc:meta])* $variant:ident => $function:expr $(, |$x:ident| $body:expr)?;)*) => {
-        /// Pointwise ops of one operand. The result has the operand's dtype, except for `IsNan` and `IsInf` (bool).
-        /// On f16 and bf16, arithmetic is done in f32 and rounded once per op, as in PyTorch.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum UnaryOp {
-            $($(#[$doc])* $variant),*
-        }
+    ($n:literal: $($variant:ident => $function:expr $(, |$x:ident| $body:expr)?;)*) => {
         impl UnaryOp {
             /// All variants.
             pub const ALL: [UnaryOp; $n] = [$(UnaryOp::$variant),*];
@@ -154,100 +148,56 @@ macro_rules! functions {
 }
 
 functions! { 43:
-    /// `aten::neg`.
     Neg => exact("neg", i64::wrapping_neg).torch(&["neg"]), |x| -x;
-    /// `aten::abs`.
     Abs => exact("abs", i64::wrapping_abs).torch(&["abs"]), |x| x.abs();
-    /// -1, 0 or 1; 0 for NaN, as in PyTorch.
     Sign => exact("sign", i64::signum).torch(&["sign", "sgn"]), |x| sign(x);
-    /// `aten::exp`.
     Exp => float("exp").torch(&["exp"]), |x| x.exp();
-    /// `aten::exp2`.
     Exp2 => float("exp2").torch(&["exp2"]), |x| x.exp2();
-    /// `aten::expm1`: `exp(x) - 1`.
     Expm1 => float("expm1").torch(&["expm1"]), |x| x.expm1();
-    /// `aten::log`: the natural logarithm.
     Log => float("log").torch(&["log"]), |x| x.ln();
-    /// `aten::log2`.
     Log2 => float("log2").torch(&["log2"]), |x| x.log2();
-    /// `aten::log10`.
     Log10 => float("log10").torch(&["log10"]), |x| x.log10();
-    /// `aten::log1p`: `log(1 + x)`.
     Log1p => float("log1p").torch(&["log1p"]), |x| x.log1p();
-    /// `aten::sqrt`.
     Sqrt => float("sqrt").torch(&["sqrt"]), |x| x.sqrt();
-    /// `aten::rsqrt`: `1 / sqrt(x)`.
     Rsqrt => float("rsqrt").torch(&["rsqrt"]), |x| R::ONE / x.sqrt();
-    /// `aten::reciprocal`: `1 / x`.
     Reciprocal => float("reciprocal").torch(&["reciprocal"]), |x| R::ONE / x;
-    /// `aten::sin`.
     Sin => float("sin").torch(&["sin"]), |x| x.sin();
-    /// `aten::cos`.
     Cos => float("cos").torch(&["cos"]), |x| x.cos();
-    /// `aten::tan`.
     Tan => float("tan").torch(&["tan"]), |x| x.tan();
-    /// `aten::asin`.
     Asin => float("asin").torch(&["asin"]), |x| x.asin();
-    /// `aten::acos`.
     Acos => float("acos").torch(&["acos"]), |x| x.acos();
-    /// `aten::atan`.
     Atan => float("atan").torch(&["atan"]), |x| x.atan();
-    /// `aten::sinh`.
     Sinh => float("sinh").torch(&["sinh"]), |x| x.sinh();
-    /// `aten::cosh`.
     Cosh => float("cosh").torch(&["cosh"]), |x| x.cosh();
-    /// `aten::tanh`.
     Tanh => float("tanh").torch(&["tanh"]), |x| x.tanh();
-    /// `aten::erf`.
     Erf => float("erf").torch(&["erf", "special_erf"]), |x| x.erf();
-    /// `aten::floor`.
     Floor => exact("floor", |x| x).torch(&["floor"]), |x| x.floor();
-    /// `aten::ceil`.
     Ceil => exact("ceil", |x| x).torch(&["ceil"]), |x| x.ceil();
-    /// `aten::round`: to the nearest integer, ties to even.
     Round => exact("round", |x| x).torch(&["round"]), |x| x.round();
-    /// `aten::trunc`: toward zero.
     Trunc => exact("trunc", |x| x).torch(&["trunc", "fix"]), |x| x.trunc();
-    /// Logical not (bool) or bitwise not (integers).
     Not => logical("not", Takes::Whole).torch(&["bitwise_not"]);
-    /// `aten::isnan`; the result is bool.
     IsNan => logical("is_nan", Takes::Any).torch(&["isnan"]);
-    /// `aten::isinf`; the result is bool.
     IsInf => logical("is_inf", Takes::Any).torch(&["isinf"]);
-    // Composed of other functions, but single ops here, so that plans show and price them as one.
-    /// `aten::relu`: `max(x, 0)`.
     Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
-    /// `aten::sigmoid`: `1 / (1 + exp(-x))`.
     Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
-    /// `aten::silu`: `x / (1 + exp(-x))`.
     Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
-    /// `aten::gelu` with `approximate="none"`: `x / 2 (1 + erf(x / sqrt(2)))`.
     GeluErf => float("gelu_erf").weight(11.).torch(&["gelu"]).arguments(r#"["none"]"#).formula(gelu_erf),
         |x| x * R::of(0.5) * (R::ONE + (x * R::of(FRAC_1_SQRT_2)).erf());
-    /// `aten::gelu` with `approximate="tanh"`: `x / 2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`.
     GeluTanh => float("gelu_tanh").weight(11.).torch(&["gelu"]).arguments(r#"["tanh"]"#).formula(gelu_tanh),
         |x| R::of(0.5) * x * (R::ONE + (R::of((2.0 / PI).sqrt()) * (x + R::of(0.044715) * x * x * x)).tanh());
-    /// `aten::softplus` with beta 1 and threshold 20: `log(1 + exp(x))`, x above 20.
     Softplus => float("softplus").weight(16.).torch(&["softplus"]).arguments("[1, 20]").formula(softplus),
         |x| if x > R::of(20.0) { x } else { x.exp().log1p() };
-    /// `aten::mish`: `x tanh(log(1 + exp(x)))`.
     Mish => float("mish").weight(11.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
-    /// `aten::hardswish`: `x min(max(x + 3, 0), 6) / 6`.
     Hardswish => float("hardswish").weight(4.).torch(&["hardswish"]).formula(hardswish),
         |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
-    /// `aten::hardsigmoid`: `min(max(x + 3, 0), 6) / 6`.
     Hardsigmoid => float("hardsigmoid").weight(4.).torch(&["hardsigmoid"]).formula(hardsigmoid),
         |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
-    /// `aten::log_sigmoid`: `log(1 / (1 + exp(-x)))`.
     LogSigmoid => float("log_sigmoid").weight(16.).torch(&["log_sigmoid"]).formula(log_sigmoid),
         |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p();
-    /// The inverse of erf.
     Erfinv => float("erfinv").weight(90.).torch(&["erfinv", "special_erfinv"]).formula(special::erfinv).wide(),
         |x| R::of(special::reference::erfinv(x.wide()));
-    /// The logarithm of the absolute value of the gamma function.
     Lgamma => float("lgamma").weight(130.).torch(&["lgamma", "special_gammaln"]).formula(special::lgamma).wide(),
         |x| R::of(libm::lgamma(x.wide()));
-    /// The derivative of `Lgamma`.
     Digamma => float("digamma").weight(110.).torch(&["digamma", "special_digamma", "special_psi"]).formula(special::digamma).wide(),
         |x| R::of(special::reference::digamma(x.wide()));
 }

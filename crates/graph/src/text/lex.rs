@@ -1,5 +1,5 @@
 //! Lexer: text to tokens, each with its byte offset.
-use crate::{GraphError, Scalar, graph::float_text};
+use crate::{GraphError, Scalar, scalar::float_text};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {

@@ -1,7 +1,8 @@
 //! Printer: graph to canonical text, one line per node, with values numbered by position.
 use crate::{
     Graph, Init, Op,
-    ops::{Attribute, Visitor, quoted, scalar},
+    ops::{Attribute, Visitor, quoted},
+    scalar,
 };
 use std::fmt::Write;
 
@@ -39,7 +40,7 @@ pub fn attributes(op: &Op) -> String {
     match op {
         Op::Input(i) => return i.to_string(),
         Op::Param(p) => return p.to_string(),
-        Op::Const(s) => return scalar(*s),
+        Op::Const(s) => return scalar::text(*s),
         _ => {}
     }
     let mut shown = Shown(vec![]);
@@ -69,9 +70,9 @@ impl Visitor for Shown {
 fn init(init: &Init) -> String {
     match init {
         Init::External => String::new(),
-        Init::Random { seed, scale } => format!(" = random(seed={seed}, scale={})", scalar(*scale)),
-        Init::Fill(s) => format!(" = fill({})", scalar(*s)),
-        Init::Data(data) => format!(" = [{}]", join(data, |s| scalar(*s))),
+        Init::Random { seed, scale } => format!(" = random(seed={seed}, scale={})", scalar::text(*scale)),
+        Init::Fill(s) => format!(" = fill({})", scalar::text(*s)),
+        Init::Data(data) => format!(" = [{}]", join(data, |s| scalar::text(*s))),
     }
 }
 
