@@ -75,18 +75,16 @@ WAIT:
     ret;
 }";
 
-/// The first GPU, with its context current on this thread.
-pub(crate) fn gpu() -> Option<CudaDevice> {
-    let Ok(device) = CudaDevice::open(0) else {
-        eprintln!("no GPU: nothing was tested");
-        return None;
-    };
+/// The first GPU, with its context current on this thread. Tests that need one are ignored, with that as the reason, where they are not asked
+/// for (`--include-ignored`).
+pub(crate) fn gpu() -> CudaDevice {
+    let device = CudaDevice::open(0).unwrap_or_else(|e| panic!("this test needs a GPU: {e}"));
     // SAFETY: the device retains its primary context, which stays alive until the process ends because it is retained here too.
     unsafe {
         let context = result::primary_ctx::retain(result::device::get(0).unwrap()).unwrap();
         result::ctx::set_current(context).unwrap();
     }
-    Some(device)
+    device
 }
 
 /// `N` f32 on the device, some bytes past an aligned address.
@@ -197,8 +195,9 @@ fn values(outputs: &[Arc<Array>]) -> Vec<Tensor> {
 
 /// Runs over addresses that change, stay and come back, on changing streams and between runs of the session's own.
 #[test]
+#[ignore = "needs a GPU"]
 fn addresses_and_streams_may_change() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let w = |i: usize| i as f64;
     let session = Session::new(&Device::Cuda(device), chain(), vec![tensor(w)], Arc::new(NoCallbacks)).unwrap();
     let streams = [stream(), std::ptr::null_mut(), stream()];
@@ -222,8 +221,9 @@ fn addresses_and_streams_may_change() {
 
 /// Threads without a context assemble code that sessions then use; what the driver refuses is told by the session that needs it.
 #[test]
+#[ignore = "needs a GPU"]
 fn code_is_assembled_ahead() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let codes = [ptx(ADD, "add", vec![]), ptx(ADD, "add", vec![]), ptx("no PTX", "broken", vec![])];
     std::thread::scope(|s| {
         for code in codes {
@@ -250,8 +250,9 @@ fn code_is_assembled_ahead() {
 
 /// Runs on two streams without waiting in between share the session's arena.
 #[test]
+#[ignore = "needs a GPU"]
 fn runs_on_several_streams_are_ordered() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let w = |_: usize| 1.0;
     let session = Session::new(&Device::Cuda(device), chain(), vec![tensor(w)], Arc::new(NoCallbacks)).unwrap();
     let streams = [stream(), stream()];
@@ -267,8 +268,9 @@ fn runs_on_several_streams_are_ordered() {
 
 /// Parameters on the device are read in place if they are aligned, through a copy if not; folded values follow at a refresh.
 #[test]
+#[ignore = "needs a GPU"]
 fn parameters_on_the_device() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     for (skip, bytes) in [(0, 0), (4, (4 * N).next_multiple_of(256))] {
         let weight = Array::skipping(skip, |i| i as f64);
         let device = Device::Cuda(device.clone());
@@ -297,8 +299,9 @@ fn parameters_on_the_device() {
 
 /// A graph of the caller that a run was captured in, launched over other values.
 #[test]
+#[ignore = "needs a GPU"]
 fn runs_are_captured_by_the_caller() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let w = |i: usize| i as f64;
     let session = Session::new(&Device::Cuda(device), chain(), vec![tensor(w)], Arc::new(NoCallbacks)).unwrap();
     let on = stream();
@@ -333,8 +336,9 @@ pub(crate) fn capture(on: sys::CUstream, f: impl FnOnce()) -> sys::CUgraphExec {
 
 /// An index out of range is the error of a later call, or of `check`; then it is forgotten.
 #[test]
+#[ignore = "needs a GPU"]
 fn indices_out_of_range_are_found_later() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let kernels = vec![kernel("take", Stage::Run, &[0], &[1], ptx(ADD, "check", vec![]))];
     let exe = executable(vec![BufferKind::Input(0), BufferKind::Temp], kernels, &[1]);
     let session = Session::new(&Device::Cuda(device), exe, vec![], Arc::new(NoCallbacks)).unwrap();
@@ -368,8 +372,9 @@ fn indices_out_of_range_are_found_later() {
 
 /// Tensor maps follow the addresses of inputs.
 #[test]
+#[ignore = "needs a GPU"]
 fn tensor_maps_move() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     if device.info().capability < (9, 0) {
         eprintln!("no tensor maps on this GPU: nothing was tested");
         return;
@@ -419,8 +424,9 @@ impl Callbacks for Enqueues {
 
 /// A library that enqueues on the caller's stream is not waited for, and can be captured; other steps of the host cannot.
 #[test]
+#[ignore = "needs a GPU"]
 fn library_calls_on_the_callers_stream() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let op = FallbackOp {
         name: "aten::clone".into(),
         overload: String::new(),
@@ -492,8 +498,9 @@ unsafe impl Allocator for Counted {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn sessions_allocate_from_the_callers_allocator() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let used = Arc::new(AtomicU64::new(0));
     let make = |limit| {
         let device = Device::Cuda(device.with_allocator(Arc::new(Counted { used: used.clone(), limit })));
@@ -516,8 +523,9 @@ fn sessions_allocate_from_the_callers_allocator() {
 /// Matmuls of the library follow the addresses of inputs and outputs, also to less aligned ones; where the library has no algorithm or is
 /// missing, the host computes on copies.
 #[test]
+#[ignore = "needs a GPU"]
 fn matmuls_move() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     eprintln!("cuBLASLt: {}", device.has_library());
     for workspace in [true, false] {
         let mut kernels = vec![kernel("gemm", Stage::Run, &[0, 1], &[2], ptx(ADD, "add", vec![]))];

@@ -51,8 +51,9 @@ fn padded(bytes: usize) -> usize {
 
 /// Each session has run, and was recorded, before the arena moves under it.
 #[test]
+#[ignore = "needs a GPU"]
 fn the_arena_grows_under_recorded_graphs() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let sessions = Sessions::new(&device);
     let weight = Param::Host(tensor(|i| i as f64));
     let (x, to, on) = (Array::new(|_| 3.0), vec![Array::new(|_| -1.0)], stream());
@@ -78,8 +79,9 @@ fn the_arena_grows_under_recorded_graphs() {
 
 /// Runs of different sessions on different streams, without waiting in between, use the one arena.
 #[test]
+#[ignore = "needs a GPU"]
 fn runs_of_sessions_are_ordered() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let sessions = Sessions::new(&device);
     let weight = Param::Host(tensor(|_| 1.0));
     let all = [4, 9, 6].map(|count| sessions.one(count, &weight));
@@ -97,8 +99,9 @@ fn runs_of_sessions_are_ordered() {
 
 /// Folding follows a change once, for all sessions, in the memory that launches refer to.
 #[test]
+#[ignore = "needs a GPU"]
 fn refreshing_folds_once_for_all() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     for skip in [0, 4] {
         let sessions = Sessions::new(&device);
         let weight = Array::skipping(skip, |i| i as f64);
@@ -126,8 +129,9 @@ fn refreshing_folds_once_for_all() {
 
 /// A graph of the caller keeps its arena when another session makes the shared one grow.
 #[test]
+#[ignore = "needs a GPU"]
 fn captured_runs_keep_their_arena() {
-    let Some(device) = gpu() else { return };
+    let device = gpu();
     let sessions = Sessions::new(&device);
     let weight = Param::Host(tensor(|i| i as f64));
     let (count, session) = sessions.one(3, &weight);

@@ -252,12 +252,10 @@ impl Saturated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dag::Program;
     use kiln_graph::Graph;
 
     fn fired(text: &str, upto: Numerics) -> BTreeSet<&'static str> {
         let g: Graph = format!("graph g{text}").parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
-        let _ = Program::of_graph(&g);
         let s = saturate(Builder { tile: 256, ..Builder::import(&g).0 }, upto);
         assert_eq!(s.stopped, "saturated", "{text}");
         s.made.into_values().flatten().collect()
