@@ -58,9 +58,10 @@ def fresh() -> None:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    from kiln import backend, frames
+    from kiln.api import backend
+    from kiln.tracing import dynamo_hooks
 
     # A reset forgets it.
-    frames.install()
+    dynamo_hooks.install()
     if FAKE and "kiln" not in torch._dynamo.list_backends():
         torch._dynamo.register_backend(backend.kiln, name="kiln")

@@ -23,13 +23,14 @@ from kiln._native import (
 )
 
 if TYPE_CHECKING:
-    from kiln.accuracy import check
-    from kiln.artifact import load
-    from kiln.compiled import Compiled
-    from kiln.compiling import compile
-    from kiln.environment import doctor
-    from kiln.plans import snapshot
-    from kiln.report import Report, explain
+    from kiln.api.artifact import load
+    from kiln.api.check import check
+    from kiln.api.compile import compile
+    from kiln.api.compiled import Compiled
+    from kiln.api.explain import explain
+    from kiln.api.snapshot import snapshot
+    from kiln.reports.environment import doctor
+    from kiln.reports.report import Report
 
 __all__ = [
     "Compiled",
@@ -51,14 +52,14 @@ __all__ = [
 
 #: Where a name comes from that is imported at its first use.
 _LAZY = {
-    "Compiled": "compiled",
-    "Report": "report",
-    "check": "accuracy",
-    "compile": "compiling",
-    "doctor": "environment",
-    "explain": "report",
-    "load": "artifact",
-    "snapshot": "plans",
+    "Compiled": "api.compiled",
+    "Report": "reports.report",
+    "check": "api.check",
+    "compile": "api.compile",
+    "doctor": "reports.environment",
+    "explain": "api.explain",
+    "load": "api.artifact",
+    "snapshot": "api.snapshot",
 }
 
 

@@ -12,13 +12,16 @@ import itertools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kiln import versions
 
 log = logging.getLogger("kiln")
+
+#: What AOT autograd calls: with a list, which is emptied so that inputs can be freed.
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 #: What runs a piece: nothing yet (it was not called), Kiln, or PyTorch.
 State = Literal["waiting", "compiled", "eager"]
@@ -147,6 +150,19 @@ def eagerly(piece: Piece, run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*args)
 
     return counted
+
+
+def boxed(run: Callable[..., Any]) -> Boxed:
+    """As AOT calls it: with a list, which is emptied so that inputs can be freed."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        outputs: Sequence[Any] = run(*taken)
+        return outputs
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 _LIVE: weakref.WeakSet[Piece] = weakref.WeakSet()

@@ -174,7 +174,8 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
     for condition in (*environment.guards, *asserts):
         # Not simplified: what tracing assumed is known to be true by then.
         expression = environment.replace(condition.expr)
-        # Symbols that depend on data are no sizes of inputs; the operators that make them are refused.
+        # Symbols that depend on data are no sizes of inputs: the operators that make them are
+        # refused.
         if expression is sympy.true or free_unbacked_symbols(expression):
             continue
         text = printer.doprint(expression)

@@ -8,7 +8,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from kiln import backend, pieces
+from kiln import pieces
+from kiln.api import backend
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 

@@ -12,7 +12,9 @@ from agreement import X, agree, compiled, same
 from torch import nn
 
 import kiln
-from kiln import backend, composites, pieces
+from kiln import pieces
+from kiln.api import backend
+from kiln.tracing import composites
 
 Pair = namedtuple("Pair", "a b")
 
@@ -139,7 +141,7 @@ def test_a_transposed_result_is_a_view_and_a_part_is_none():
 
 @pytest.mark.fake
 def test_results_that_share_nothing_cost_nothing():
-    from kiln import views
+    from kiln.lowering import views
 
     called = []
     original, views.Tail.__call__ = views.Tail.__call__, lambda *a: called.append(1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import target
+from kiln.api import callables
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 LAYER = nn.Linear(4, 4).eval()
@@ -50,7 +50,7 @@ def scaled(x, scale=2.0, *, more=None):
     return y if more is None else y + more
 
 
-def callables():
+def examples():
     model = Model()
     return {
         "function": (scaled, "scaled"),
@@ -66,9 +66,9 @@ def callables():
     }
 
 
-@pytest.mark.parametrize("name", callables())
+@pytest.mark.parametrize("name", examples())
 def test_callables(name):
-    call, shown = callables()[name]
+    call, shown = examples()[name]
     with torch.no_grad():
         want = call(X) if "ompile" not in name else (LAYER if "module" in name else scaled)(X)
     compiled = kiln.compile(call, (X,))
@@ -278,5 +278,5 @@ def test_replicas_are_unwrapped():
     wrapped = object.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(wrapped)
     wrapped.module = inner
-    assert target.module_of(wrapped) is inner
+    assert callables.module_of(wrapped) is inner
     torch.testing.assert_close(kiln.compile(wrapped, (X,))(X), inner(X).detach())

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import artifact, backend, bench
+from kiln.api import artifact, backend
+from kiln.reports import bench
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 

@@ -8,7 +8,8 @@ from agreement import same
 from torch import nn
 
 import kiln
-from kiln import backend, pieces
+from kiln import pieces
+from kiln.api import backend
 
 pytestmark = pytest.mark.native
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import decoding
+from kiln.api import decoding
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import kiln
-from kiln import accuracy, backend, versions
+from kiln import versions
+from kiln.api import backend
+from kiln.reports import accuracy
 
 CASES = [(family, seed) for family, seeds in families.FAMILIES.items() for seed in seeds]
 

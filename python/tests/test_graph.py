@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import export, graph, sources
+from kiln.lowering import lower_module, program_writer
+from kiln.tracing import export, sources
 
 DIM = torch.export.Dim.AUTO
 
 
 def written(module, args, kwargs=None, dynamic=None):
     exported = export.functional(export.export(module.eval(), args, kwargs or {}, dynamic))
-    return json.loads(export.read(exported).program.text)
+    return json.loads(lower_module.read(exported).program.text)
 
 
 def function(f, *args, dynamic=None):
@@ -189,7 +190,7 @@ def test_convert_element_type_is_written_as_to():
     y = g.call_function(torch.ops.prims.convert_element_type.default, (x, torch.float64))
     y.meta["val"] = torch.ones(2, dtype=torch.float64)
     g.output((y,))
-    (call,) = json.loads(graph.write(g, None).text)["calls"]
+    (call,) = json.loads(program_writer.write(g, None).text)["calls"]
     assert (call["name"], call["overload"]) == ("aten::to", "dtype")
     no = {"bool": False}
     assert call["args"] == [{"value": 0}, {"int": 7}, no, no, "none"]
@@ -228,7 +229,7 @@ def test_tensors_on_several_devices_are_refused():
         x.meta["val"], y.meta["val"] = torch.ones(2, device="cuda"), torch.ones(2, device="meta")
     g.output((x, y))
     with pytest.raises(kiln.UnsupportedError, match="on cuda:0 and meta: put the module"):
-        graph.write(g, None)
+        program_writer.write(g, None)
 
 
 def test_tensors_of_other_dtypes_are_refused_unless_nothing_reads_them():
@@ -241,8 +242,8 @@ def test_tensors_of_other_dtypes_are_refused_unless_nothing_reads_them():
 
     text = "table is torch.complex32, a dtype that Kiln does not have: convert it"
     with pytest.raises(kiln.UnsupportedError, match=text):
-        graph.write(graph_of(True), None, params={1: "table"})
-    assert graph.write(graph_of(False), None, params={1: "table"}).params == []
+        program_writer.write(graph_of(True), None, params={1: "table"})
+    assert program_writer.write(graph_of(False), None, params={1: "table"}).params == []
 
 
 def test_scalars_on_the_host_are_no_inputs_of_a_program_on_a_device():
@@ -255,7 +256,7 @@ def test_scalars_on_the_host_are_no_inputs_of_a_program_on_a_device():
     g.output((x, scale))
     text = "scale is on cpu, and the program's other tensors on cuda:0: move scale there"
     with pytest.raises(kiln.UnsupportedError, match=text):
-        graph.write(g, None)
+        program_writer.write(g, None)
 
 
 def test_what_is_computed_on_the_host_within_a_program_on_a_device_is_computed_there():
@@ -272,10 +273,10 @@ def test_what_is_computed_on_the_host_within_a_program_on_a_device_is_computed_t
     both = exported.run_decompositions({}).graph
     text = "result 1 is on cpu, and the program's other tensors on cuda:0"
     with pytest.raises(kiln.UnsupportedError, match=text):
-        graph.write(both, None)
+        program_writer.write(both, None)
     output = both.output_node()
     output.args = (output.args[0][:1],)
-    program = graph.write(both, None)
+    program = program_writer.write(both, None)
     assert program.device == "cuda:0"
     assert not any(c.get("vouched") for c in json.loads(program.text)["calls"][:4])
 
@@ -290,7 +291,7 @@ def test_sparse_and_meta_tensors_are_refused():
         x.meta["val"] = tensor
         g.output((x,))
         with pytest.raises(kiln.UnsupportedError, match=text):
-            graph.write(g, None)
+            program_writer.write(g, None)
 
 
 def test_names_of_dynamo_become_paths():

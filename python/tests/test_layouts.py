@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kiln
-from kiln import layouts
+from kiln.tracing import layouts
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import backend, graph, pieces
+from kiln import pieces
+from kiln.api import backend
+from kiln.lowering import program_writer
 
 transformers = pytest.importorskip("transformers")
 torchvision = pytest.importorskip("torchvision")
@@ -254,7 +256,7 @@ def test_writing_takes_milliseconds():
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        program = graph.write(exported.graph, exported.graph_module)
+        program = program_writer.write(exported.graph, exported.graph_module)
         times.append(time.perf_counter() - started)
     assert len(json.loads(program.text)["calls"]) > 250
     assert min(times) < 0.045

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import backend
+from kiln.api import backend
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 

@@ -11,7 +11,8 @@ import warnings
 import pytest
 import torch
 
-from kiln import accuracy, backend
+from kiln.api import backend
+from kiln.reports import accuracy
 
 pytest.importorskip("expecttest", reason="torch's samples need it: pip install expecttest")
 methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")

@@ -10,7 +10,8 @@ from agreement import X, compiled, same
 from torch import nn
 
 import kiln
-from kiln import backend, pieces
+from kiln import pieces
+from kiln.api import backend
 
 # Training
 

@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import accuracy, backend, pieces, rounding, runner
-from kiln import report as report_module
+from kiln import pieces
+from kiln.api import backend, check
+from kiln.lowering import runner
+from kiln.reports import accuracy, rounding
+from kiln.reports import report as report_module
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -368,9 +371,9 @@ def test_a_model_that_is_wrong_fails(monkeypatch):
         def forward(self, x):
             return super().forward(x) * 1.0001
 
-    compiled = accuracy._compiled
+    compiled = check._compiled
     monkeypatch.setattr(
-        accuracy, "_compiled", lambda module, *more: compiled(Block2().eval(), *more)
+        check, "_compiled", lambda module, *more: compiled(Block2().eval(), *more)
     )
     torch.manual_seed(0)
     assert not kiln.check(Block().eval(), (X,))
@@ -441,7 +444,7 @@ def test_importing_kiln_is_light():
         "import kiln\n"
         "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'sympy')\n"
         "assert not [m for m in heavy if m in sys.modules and 'fake_native' not in sys.modules]\n"
-        "assert 'kiln.compiled' not in sys.modules\n"
+        "assert 'kiln.api.compiled' not in sys.modules\n"
         "assert callable(kiln.compile) and callable(kiln.check) and callable(kiln.load)\n"
         "assert set(kiln.__all__) <= set(dir(kiln))\n"
     )

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import kiln
-from kiln import backend, pieces
+from kiln import pieces
+from kiln.api import backend
 
 X = torch.arange(20.0).reshape(4, 5) / 7 - 1.3
 N = torch.arange(20).reshape(4, 5) - 7

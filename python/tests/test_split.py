@@ -10,7 +10,8 @@ from agreement import same
 from torch import nn
 
 import kiln
-from kiln import backend, pieces
+from kiln import pieces
+from kiln.api import backend
 
 X = torch.arange(12.0).reshape(3, 4) / 7 - 1
 

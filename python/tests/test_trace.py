@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import kiln
-from kiln import export, shapes, trace
+from kiln.lowering import lower_module
+from kiln.tracing import export, shapes, trace
 
 X = torch.arange(12.0).reshape(3, 4) / 6 - 1
 
@@ -142,7 +143,7 @@ def test_a_recorded_run_computes_what_eager_computes(name, only_recorded):
     model, args, kwargs = RECORDED[name]
     before = copied(dict(model.named_buffers()))
     example = args if args else {"pair": kwargs["pair"]}
-    recorded = export.record(model, *((args, kwargs) if args else ((), example)), name="M")
+    recorded = lower_module.record(model, *((args, kwargs) if args else ((), example)), name="M")
     assert recorded is not None
     # kiln.compile takes positions or names, and records no call twice.
     if not (args and kwargs):
@@ -392,17 +393,17 @@ DIRECT = {
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_graphs_of_dynamo_are_recorded_where_nothing_is_written(name, monkeypatch):
-    from kiln import tracing
+    from kiln.tracing import aot
 
     model, recorded = DIRECT[name]
     made = []
-    aot = tracing.aot_autograd
+    aot_autograd = aot.aot_autograd
 
     def counted(**kwargs):
         made.append(kwargs)
-        return aot(**kwargs)
+        return aot_autograd(**kwargs)
 
-    monkeypatch.setattr(tracing, "aot_autograd", counted)
+    monkeypatch.setattr(aot, "aot_autograd", counted)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="kiln", fullgraph=True)
     with torch.no_grad():

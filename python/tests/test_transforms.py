@@ -13,7 +13,9 @@ from torch._dynamo.exc import TorchRuntimeError
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn import functional
 
-from kiln import backend, pieces, tracing, transforms, versions
+from kiln import pieces, versions
+from kiln.api import backend
+from kiln.tracing import aot, transforms
 
 W = torch.linspace(-1, 1, 16).reshape(4, 4).cos()
 U = torch.linspace(-0.5, 1.5, 4)
@@ -259,7 +261,7 @@ def test_a_trace_that_lost_what_it_should_read_is_not_taken(name, monkeypatch, c
 
 def test_a_write_that_no_result_depends_on_keeps_operators_whole(monkeypatch):
     traces = []
-    run = tracing._Trace.run
+    run = aot._Trace.run
 
     def counted(self, inference, *, whole):
         traces.append(whole)
@@ -271,6 +273,6 @@ def test_a_write_that_no_result_depends_on_keeps_operators_whole(monkeypatch):
         # The gradient does not depend on z.
         return functional.linear(u, w) + vjp(lambda v: v.sin() + z, u)[1](u)[0]
 
-    monkeypatch.setattr(tracing._Trace, "run", counted)
+    monkeypatch.setattr(aot._Trace, "run", counted)
     (piece,) = agree(f, U, W)
     assert traces == [True, False, True] and "linear" in names_of(piece)

@@ -10,7 +10,8 @@ import torch
 from agreement import X, compiled, same
 from torch import nn
 
-from kiln import pieces, runner
+from kiln import pieces
+from kiln.lowering import runner
 
 
 def test_layers_of_one_class_share_a_graph_and_not_their_weights():

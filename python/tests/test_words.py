@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import backend, environment
+from kiln.api import backend
+from kiln.reports import environment
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 

@@ -1,0 +1,158 @@
+"""A module as a program: from its recorded calls, or from its `ExportedProgram`, to the text that
+the native engine reads, the tensors of its parameters, and how it is called.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from kiln import versions
+from kiln._native import UnsupportedError, refusals
+from kiln.lowering import program_writer, scalars, views
+from kiln.lowering.call_spec import Face
+from kiln.pieces import log
+from kiln.tracing import export, op_kinds, trace
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """A program, the tensors of its parameters in order, and how it is called."""
+
+    program: program_writer.Program
+    params: list[torch.Tensor]
+    face: Face
+
+
+def record(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+) -> tuple[LoweredModule, Callable[[], LoweredModule]] | None:
+    """Records a call of the module, and writes it; with it comes what writes it without outputs
+    whose dimensions have another order in memory. None where the module needs torch.export, or Kiln
+    refuses a call as it is recorded."""
+    decomposed: set[Any] = set()
+    # Composite operators that Kiln refuses whole are decomposed in a second run.
+    for _ in range(2):
+        try:
+            run = trace.trace(module, args, kwargs, decomposed)
+            if run.reordered:
+                raise trace.NotTraced("the order in memory of a result is not known")
+            in_order, orders = views.in_memory_order(run.graph, ())
+            program = _recorded(run, in_order, name)
+        except (trace.NotTraced, UnsupportedError) as error:
+            log.info("%s goes through torch.export: %s", name, error)
+            return None
+        refused = refusals(program.text)
+        if not refused:
+            break
+        nodes = [program.results[i] for outs, _, _ in refused for i in outs if i in program.results]
+        more = {n.target for n in nodes if op_kinds.kind_of(n.target).composite} - decomposed
+        if not more:
+            log.info("%s goes through torch.export: %s", name, refused[0][1])
+            return None
+        decomposed |= more
+    else:
+        return None
+    values = [n.meta.get("val") for n in run.graph.find_nodes(op="placeholder")]
+    tensors = [
+        v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)
+    ]
+    face = Face(
+        name,
+        program.device,
+        run.in_spec,
+        run.out_spec,
+        shapes=[None if t is None else list(t.shape) for t in tensors],
+        constants=run.constants,
+        state=run.state,
+        orders=orders,
+        signature=signature,
+        examples=(args, kwargs),
+        original=original,
+        inputs=[run.input_names[i] for i in program.inputs],
+    )
+    params_in_order = [run.tensors[p] if isinstance(p, int) else p for p in program.params]
+    made = LoweredModule(program, params_in_order, face)
+    return made, lambda: replace(made, program=_recorded(run, run.graph, name))
+
+
+def _recorded(run: trace.Trace, calls: torch.fx.Graph, name: str) -> program_writer.Program:
+    return program_writer.write(
+        calls,
+        run.owner,
+        name=name,
+        params=run.params,
+        input_names=run.input_names,
+        written=run.written,
+    )
+
+
+def read(
+    exported: ExportedProgram,
+    *,
+    name: str = "forward",
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+    ordered: bool = True,
+) -> LoweredModule:
+    """Writes an exported program, which must be in functional form (see `functional`). Outputs
+    whose dimensions have another order in memory are written in that order if `ordered`."""
+    known = export.interface(exported)
+    in_order, orders = exported.graph, dict[int, list[int]]()
+    if ordered:
+        in_order, orders = views.in_memory_order(in_order, known.mutations)
+    program = program_writer.write(
+        in_order,
+        exported.graph_module,
+        name=name,
+        params=known.params,
+        input_names=known.input_names,
+        mutations=known.mutations,
+        guards=versions.guards(exported),
+        # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
+        ranges=exported.range_constraints,
+    )
+    call = exported.call_spec
+    written = json.loads(program.text)
+    values = written["values"]
+    shapes = [values[e["value"]]["shape"] if "value" in e else None for e in written["inputs"]]
+    face = Face(
+        name,
+        program.device,
+        call.in_spec,
+        call.out_spec,
+        list(program.symbols),
+        shapes,
+        known.constants,
+        known.state,
+        orders,
+        signature,
+        exported.example_inputs,
+        original or exported.module,
+        inputs=[entry["name"] for entry in written["inputs"]],
+    )
+    params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
+    return LoweredModule(program, params_in_order, face)
+
+
+def with_tensors(exported: ExportedProgram) -> ExportedProgram:
+    """The program with tensors for the numbers that it reads from tensors."""
+    numbers = scalars.as_tensors(exported.graph_module, inputs=False)
+    if numbers.module is exported.graph_module:
+        return exported
+    changed = copy.copy(exported)
+    changed._graph_module = numbers.module
+    return changed

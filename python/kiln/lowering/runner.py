@@ -1,0 +1,254 @@
+"""Calls of one graph of AOT autograd: which engine runs them, and when PyTorch does.
+
+Takes the program of a graph, and the tensors of every call. Each set of parameters has an engine of
+its own; when a parameter goes, its engines go.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from kiln import _native, pieces
+from kiln import options as known_options
+from kiln._native import DeviceError, Engine, InputError, KilnError, UsageError
+from kiln.lowering import complex_tensors, program_writer, views
+from kiln.pieces import Boxed
+
+
+class Versions:
+    """Versions of the inputs that wrap tensors, as DTensor does.
+
+    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
+
+    def __init__(self, example_inputs: Sequence[Any]) -> None:
+        wrap = is_traceable_wrapper_subclass
+        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
+        #: Those of the current call.
+        self.now: list[int] = []
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, with the versions of its arguments taken down before each call."""
+        if not self.at:
+            return run
+
+        def follow(*args: Any) -> Any:
+            taken = (args[i] for i in self.at)
+            self.now = [0 if t.is_inference() else t._version for t in taken]
+            return run(*args)
+
+        return follow
+
+
+def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """What takes the items at these positions out of a list."""
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda items: (items[only],)
+    return operator.itemgetter(*positions) if positions else lambda _: ()
+
+
+def _identities(items: list[Any], positions: list[int]) -> Hashable:
+    picked = [items[i] for i in positions]
+    return tuple(map(id, picked)), tuple(map(torch.Tensor.data_ptr, picked))
+
+
+#: Which tensors are at these positions, and where their memory is, as a key. Python takes about 25
+#: microseconds for 200 of them; native code does the same without making objects.
+_addresses: Callable[[list[Any], list[int]], Hashable]
+_addresses = getattr(_native, "addresses", _identities)
+
+
+class Runner:
+    """Calls of one graph."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        program: program_writer.Program,
+        tail: views.Tail | None,
+        writes: bool,
+        chosen: Mapping[str, Any],
+        piece: pieces.Piece,
+        versions: Versions,
+    ) -> None:
+        self.gm, self.program, self.tail, self.piece = gm, program, tail, piece
+        self.versions = versions
+        self.options = known_options.for_engine(chosen, program.device)
+        self.strict = chosen.get("fallback") == "error"
+        self.checked = known_options.is_checked(chosen) and bool(program.params)
+        #: Whether a run writes to inputs, so that it cannot be repeated.
+        self.writes = writes
+        self.static = [p for p in program.params if isinstance(p, int)]
+        self.pick_static = _picker(self.static)
+        self.pick_inputs = _picker(program.inputs)
+        #: By identities and addresses of the parameters.
+        self.bound: dict[Hashable, Bound] = {}
+        #: The key of the parameters of the last call, and what ran it.
+        self.key: Hashable = None
+        self.current: Bound | None = None
+        #: Sizes for which the engine refused, and why.
+        self.refused: dict[tuple[int, ...], str] = {}
+        #: Whether the plan of the current engine is still to be logged.
+        self.untold = False
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        if self.piece.state == "eager":
+            return self.eagerly(args, self.piece.reason)
+        key = _addresses(args, self.static)
+        if self.current is None or key != self.key:
+            try:
+                self.bind(key, self.pick_static(args))
+            except UsageError:
+                raise
+            except KilnError as error:
+                return self.refuse(args, error)
+        engine = self.current.engine  # type: ignore[union-attr]
+        inputs = list(self.pick_inputs(args))
+        if self.refused:
+            why = self.refused.get(_sizes(inputs))
+            if why is not None:
+                return self.eagerly(args, why)
+        try:
+            if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
+                engine.refresh()
+                self.current.versions = self.versions.now  # type: ignore[union-attr]
+            outputs = engine.run(inputs)
+        except InputError:
+            # The writer refuses all other inputs that an engine does not take.
+            raise
+        except KilnError as error:
+            return self.refuse(args, error)
+        if outputs is None:
+            return self.eagerly(args, "another thread compiles for these sizes")
+        self.piece.runs.ran_compiled()
+        if self.untold:
+            self.tell(engine)
+        if self.tail is not None:
+            outputs = self.tail(outputs, args)
+        args.clear()
+        return outputs
+
+    def warm(self, args: list[Any], sizes: Mapping[str, int]) -> None:
+        """Compiles for these sizes now, unless the piece has others, which data decide: it is then
+        compiled when they are known. Of `args` only parameters are looked at."""
+        self.bind(_addresses(args, self.static), self.pick_static(args))
+        symbols = self.program.symbols
+        if all(s in sizes for s in symbols):
+            self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
+
+    def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
+        """Finds or makes the engine for these parameters."""
+        found = self.bound.get(key)
+        if found is None:
+            self.replace(static)
+            tensors = iter(static)
+            # The alias shares memory and version without keeping the parameter itself alive.
+            params = [
+                complex_tensors.parts(next(tensors).detach() if isinstance(p, int) else p)
+                for p in self.program.params
+            ]
+            engine = complex_tensors.wrapped(
+                Engine(self.program.text, params, self.options),
+                self.program.takes_complex,
+                self.program.complex_outputs,
+            )
+            found = self.bound[key] = Bound(engine, static, _forget(self, key))
+            self.piece.engines.append(engine)
+            self.piece.state = "compiled"
+            found.versions = self.versions.now
+            self.untold = pieces.log.isEnabledFor(logging.DEBUG)
+        self.key, self.current = key, found
+
+    def tell(self, engine: Engine) -> None:
+        """Logs what was fused and why."""
+        self.untold = False
+        at = f" at {self.piece.source}" if self.piece.source else ""
+        pieces.log.debug("a piece%s is compiled\n%s\n%s", at, engine.text(), engine.plan())
+
+    def replace(self, static: Sequence[torch.Tensor]) -> None:
+        """Lets go of engines for these parameters as they were: with other memory."""
+        for key, bound in list(self.bound.items()):
+            if bound.watches and all(w() is t for w, t in zip(bound.watches, static, strict=True)):
+                self.drop(key)
+
+    def drop(self, key: Hashable) -> None:
+        """Lets go of an engine whose parameters are gone."""
+        gone = self.bound.pop(key, None)
+        if gone is not None:
+            self.piece.engines[:] = [e for e in self.piece.engines if e is not gone.engine]
+            if gone is self.current:
+                self.current, self.key = None, None
+
+    def refuse(self, args: list[Any], error: KilnError) -> Sequence[Any]:
+        """Runs a call eagerly that the engine refuses, and from now on those like it."""
+        # The other classes come from compiling. A run that failed may have written already.
+        ran = type(error) in (KilnError, DeviceError)
+        if self.strict or (ran and self.writes):
+            raise error
+        sizes = _sizes(self.pick_inputs(args))
+        # Where eager fails as well that is about the data, and its error is what callers know.
+        outputs = self.eagerly(args, str(error))
+        # Other sizes of the same graph may do.
+        if sizes and self.bound:
+            self.refused[sizes] = str(error)
+            self.piece.reason = str(error)
+            pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
+        else:
+            self.piece.refuse(str(error))
+        return outputs
+
+    def eagerly(self, args: list[Any], reason: str) -> Sequence[Any]:
+        """Runs a call by PyTorch."""
+        self.piece.runs.ran_eagerly(reason)
+        taken = list(args)
+        args.clear()
+        outputs: Sequence[Any] = self.gm.forward(*taken)
+        return outputs
+
+
+class Bound:
+    """An engine, and what tells that its parameters are gone."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        static: Sequence[torch.Tensor],
+        gone: Callable[[Any], None],
+    ) -> None:
+        self.engine = engine
+        self.watches = [weakref.ref(t, gone) for t in static]
+        #: Versions of wrapper subclasses at the last call.
+        self.versions: list[int] = []
+
+
+def _forget(runner: Runner, key: Hashable) -> Callable[[Any], None]:
+    runner_ref = weakref.ref(runner)
+
+    def gone(_: Any) -> None:
+        live = runner_ref()
+        if live is not None:
+            live.drop(key)
+
+    return gone
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i in inputs if type(i) is int)
+
+
+def boxed_runner(runner: Runner) -> Boxed:
+    """A runner as AOT calls it."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return runner.run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

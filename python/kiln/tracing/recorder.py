@@ -1,0 +1,555 @@
+"""Records the operators that a run calls, on tensors that have types and no elements.
+
+A dispatch mode below autograd hands every operator to the recorder: composite ones whole, after
+vmap and autocast have done their part. It notes the call, computes the types of its results, and
+gives `Shadow` tensors for them. What it is not sure of it refuses, even where the module catches
+the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import operator
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kiln import versions
+from kiln.tracing import layouts, op_kinds, shapes, sources
+
+#: What is asked of a tensor or its memory beyond operators.
+_OUTSIDE = frozenset(
+    {
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+        torch.Tensor.data_ptr,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.storage,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.__deepcopy__,
+        torch.Tensor.__reduce_ex__,
+        torch.Tensor.apply_,
+        torch.Tensor.map_,
+        torch.Tensor.share_memory_,
+        torch.Tensor.backward,
+        torch.Tensor.requires_grad_,
+        torch.Tensor.register_hook,
+        torch.Tensor.data.__set__,  # type: ignore[attr-defined]
+        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+        torch.autograd.grad,
+        torch.autograd.backward,
+    }
+)
+
+
+#: Held while a run is recorded: torch's flags, and what tells which module runs, are the process's.
+_ALONE = threading.RLock()
+
+
+class NotTraced(Exception):  # noqa: N818
+    """Why a module is left to torch.export."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded run."""
+
+    graph: fx.Graph
+    #: What has the graph's constants as attributes.
+    owner: Any
+    #: Names of parameters, buffers and constants, and their tensors, by position of placeholder.
+    params: dict[int, str]
+    tensors: dict[int, torch.Tensor]
+    #: Names of the other inputs.
+    input_names: dict[int, str]
+    #: Names of placeholders that calls write to.
+    written: frozenset[str]
+    #: The parameters among them by name.
+    state: dict[str, torch.Tensor]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    #: Results that are fixed: position in the flat results, and value.
+    constants: dict[int, Any]
+    #: Whether the order in memory of a result is not known.
+    reordered: bool = False
+
+
+class Shadow(torch.Tensor):
+    """A tensor of a run that is recorded: a type, strides and a device, but no elements."""
+
+    #: The same on the device `meta`.
+    meta: torch.Tensor
+    #: What gives it.
+    node: fx.Node
+    #: The memory that it is in.
+    memory: Memory
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.permute.default:
+            # Of a result, whose dimensions are written in the order that they have in memory.
+            shadow, order = args
+            return _shadow(shadow.meta.permute(order), shadow.device, shadow.node, shadow.memory)
+        raise NotTraced(f"{func} was called outside of the trace")
+
+
+def _shadow(meta: torch.Tensor, device: torch.device, node: fx.Node, memory: Memory) -> Shadow:
+    shadow: Shadow = torch.Tensor._make_wrapper_subclass(
+        Shadow,
+        meta.shape,
+        strides=meta.stride(),
+        storage_offset=meta.storage_offset(),
+        dtype=meta.dtype,
+        device=device,
+    )
+    shadow.meta, shadow.node, shadow.memory = meta, node, memory
+    return shadow
+
+
+@dataclass
+class Memory:
+    """What a tensor and its views share."""
+
+    #: The placeholder that it is the memory of.
+    placeholder: fx.Node | None = None
+    #: Whether some tensor is a view of it, or a copy, as strides ask for.
+    by_strides: bool = False
+    #: Whether the device decides in which order it has the dimensions.
+    of_device: bool = False
+
+
+class Recorder:
+    """The state of recording one run."""
+
+    def __init__(
+        self, module: torch.nn.Module, decomposed: Collection[Any], caller: CodeType
+    ) -> None:
+        """`caller`: the code of the function below which frames are not the user's."""
+        self.decomposed, self.caller = decomposed, caller
+        self.graph = fx.Graph()
+        self.owner = torch.nn.Module()
+        #: Why the run is not recorded after all.
+        self.refused = ""
+        self.paths: dict[int, str] = {}
+        #: Tensors of the module by identity: name and tensor.
+        self.named: dict[int, tuple[str, torch.Tensor]] = {}
+        for path, part in module.named_modules():
+            self.paths[id(part)] = path
+            for tensors in (part._parameters, part._buffers, vars(part)):
+                for name, tensor in tensors.items():
+                    if isinstance(tensor, torch.Tensor):
+                        full = f"{path}.{name}" if path else name
+                        self.named.setdefault(id(tensor), (full, tensor))
+        self.shadows: dict[int, Shadow] = {}
+        self.inputs: list[tuple[str, fx.Node]] = []
+        self.params: dict[fx.Node, tuple[str, torch.Tensor]] = {}
+        self.written: dict[fx.Node, None] = {}
+        #: The module that runs, as a node's `nn_module_stack`.
+        self.stack: list[dict[str, Any]] = [{}]
+        self.thread = threading.get_ident()
+        #: What is known of the node that runs, of a graph.
+        self.at: dict[str, Any] | None = None
+        #: The place before which the next placeholder goes.
+        self.first = self.graph._root
+
+    # Values
+
+    def take(self, leaf: Any, name: str) -> Any:
+        """An input of the program in place of an argument."""
+        if leaf is not None and not isinstance(leaf, (torch.Tensor, bool, int, float, str)):
+            raise NotTraced(f"the input {name} is of type {type(leaf).__name__}")
+        node = self.graph.placeholder(name)
+        self.inputs.append((name, node))
+        if not isinstance(leaf, torch.Tensor):
+            node.meta["val"] = leaf
+            return leaf
+        return self.placed(leaf, node)
+
+    def placed(self, tensor: torch.Tensor, node: fx.Node) -> Shadow:
+        """The shadow of a tensor that is there before the run."""
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+        if not all(type(size) is int for size in (*tensor.shape, *tensor.stride())):
+            raise NotTraced("a tensor has a size that changes")
+        if not plain or tensor.layout is not torch.strided or tensor.is_quantized:
+            raise NotTraced(f"a tensor of type {type(tensor).__name__}")
+        if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
+            raise NotTraced("a tensor that is conjugated lazily, or without data")
+        size, stride = tensor.shape, tensor.stride()
+        meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+        offset = tensor.storage_offset()
+        if offset:
+            before = meta.new_empty(offset + meta.untyped_storage().size() // meta.itemsize)
+            meta = before.as_strided(size, stride, offset)
+        shadow = _shadow(meta, tensor.device, node, Memory(node))
+        node.meta["val"] = shadow
+        return shadow
+
+    def known(self, tensor: torch.Tensor) -> Shadow:
+        """The shadow of an operand."""
+        if type(tensor) is Shadow:
+            return tensor
+        found = self.shadows.get(id(tensor))
+        if found is not None:
+            return found
+        name, tensor_of_module = self.named.get(id(tensor), ("", None))
+        if tensor_of_module is None:
+            raise NotTraced("a tensor that is neither an input nor the module's")
+        with self.graph.inserting_before(self.first_call()):
+            node = self.graph.placeholder("p_" + name.replace(".", "_"))
+        self.params[node] = (name, tensor_of_module)
+        shadow = self.shadows[id(tensor)] = self.placed(tensor_of_module, node)
+        return shadow
+
+    def first_call(self) -> fx.Node:
+        if self.first is self.graph._root:
+            found = [n for n in self.graph.nodes if n.op not in ("placeholder",)]
+            if not found:
+                return self.graph._root
+            self.first = found[0]
+        return self.first
+
+    def constant(self, tensor: torch.Tensor) -> Shadow:
+        """A tensor that the run has made of Python's numbers."""
+        name = f"_constant{len(self.shadows)}_{len(self.graph.nodes)}"
+        self.owner.register_buffer(name, tensor)
+        node = self.graph.create_node("get_attr", name)
+        shadow = self.shadows[id(tensor)] = self.placed(tensor, node)
+        return shadow
+
+    # Calls
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """What the function gives, whose calls are recorded."""
+        try:
+            with (
+                _ALONE,
+                _without_collection(),
+                torch.no_grad(),
+                versions.exporting(),
+                self.modules(),
+                _Guard(self),
+                _Calls(self),
+                torch._C._AutoDispatchBelowAutograd(),
+            ):
+                result = function()
+        except NotTraced:
+            raise
+        except Exception as error:
+            told = self.refused or f"{type(error).__name__}: {error}"
+            raise NotTraced(told) from error
+        if self.refused:
+            raise NotTraced(self.refused)
+        return result
+
+    @contextlib.contextmanager
+    def modules(self) -> Iterator[None]:
+        """Meanwhile it is known which module runs."""
+        original = torch.nn.Module.__call__
+        recorder = self
+
+        def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = recorder.paths.get(id(module))
+            if path is None or threading.get_ident() != recorder.thread:
+                return original(module, *args, **kwargs)
+            recorder.stack.append({path: (path, type(module))})
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                recorder.stack.pop()
+
+        torch.nn.Module.__call__ = called  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], mode: Any) -> Any:
+        kind = op_kinds.kind_of(func)
+        if kind.refused:
+            raise NotTraced(f"{func} {kind.refused}")
+        if kind.lifts and type(args[0]) is torch.Tensor and id(args[0]) not in self.named:
+            args = (self.constant(args[0]), *args[1:])
+            func = torch.ops.aten.lift_fresh_copy.default
+            kind = op_kinds.kind_of(func)
+        if kind.identity:
+            return args[0]
+        if kind.dropout and op_kinds.is_deterministic(func, args, kwargs):
+            return args[0]
+        if not op_kinds.is_deterministic(func, args, kwargs):
+            raise NotTraced(f"{func} draws random numbers, or changes statistics of a batch")
+        if kind.writes and not func._schema.name.startswith("aten::"):
+            raise NotTraced(f"{func} writes, and is an operator of a library")
+        if kind.masks and any(
+            isinstance(t, torch.Tensor) and t.dtype in (torch.bool, torch.uint8)
+            for t in pytree.tree_leaves(args[1])
+        ):
+            raise NotTraced(f"{func} has a result whose size depends on data")
+        if kind.composite and (kind.aliases or not self.keeps(func, args)):
+            with mode:
+                result = func.decompose(*args, **kwargs)
+            if kind.by_strides and type(args[0]) is Shadow and not args[0].is_contiguous():
+                for tensor in (args[0], result):
+                    if type(tensor) is Shadow:
+                        tensor.memory.by_strides = True
+            return result
+        return self.record(func, kind, args, kwargs)
+
+    def keeps(self, func: Any, args: Sequence[Any]) -> bool:
+        name = func._schema.name
+        if name in op_kinds.ALIASING or not name.startswith("aten::"):
+            return False
+        if name in op_kinds.ALIASING_ONE:
+            tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+            return len(tensors) != 1 and func not in self.decomposed
+        return func not in self.decomposed
+
+    def record(
+        self, func: Any, kind: op_kinds.Kind, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        operands: list[Shadow] = []
+
+        def node_of(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                found = self.known(value)
+                operands.append(found)
+                return found.node
+            if type(value) in (list, tuple):
+                return [node_of(v) for v in value]
+            return value
+
+        node_args = tuple(node_of(a) for a in args)
+        node_kwargs = {k: node_of(v) for k, v in kwargs.items()}
+        device, meta_kwargs = self.device(func, kind, operands, args, kwargs)
+        metas = _metas(self, args)
+        meta_kwargs = {k: _metas(self, v) for k, v in meta_kwargs.items()}
+        result = shapes.result(func, metas, meta_kwargs)
+        if result is None:
+            result = func(*metas, **meta_kwargs)
+        in_order = result
+        if kind.of_library:
+            in_order = layouts.result(func._schema.name, result, metas, device)
+            result = result if in_order is None else in_order
+        if kind.numbers:
+            return result
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs)
+        if self.at is None:
+            node.meta["stack_trace"] = sources.frames(self.caller)
+            node.meta["nn_module_stack"] = self.stack[-1]
+        else:
+            node.meta["stack_trace"] = self.at.get("stack_trace")
+            node.meta["nn_module_stack"] = self.at.get("nn_module_stack")
+        for target in kind.writes:
+            self.write(func, op_kinds.argument(func, args, kwargs, target))
+        shadows = self.results(result, node, device, operands, kind)
+        if in_order is None:
+            for shadow in pytree.tree_leaves(shadows):
+                shadow.memory.by_strides = shadow.memory.of_device = True
+        node.meta["val"] = shadows
+        return shadows
+
+    def results(
+        self,
+        result: Any,
+        node: fx.Node,
+        device: torch.device,
+        operands: Sequence[Shadow],
+        kind: op_kinds.Kind,
+    ) -> Any:
+        if isinstance(result, torch.Tensor):
+            for operand in operands:
+                if operand.meta is result:
+                    return operand
+            memory = Memory(by_strides=kind.of_device, of_device=kind.of_device)
+            if kind.aliases and operands:
+                memory = operands[0].memory
+            return _shadow(result, device, node, memory)
+        if isinstance(result, (list, tuple)):
+            shadows: list[Any] = []
+            for i, item in enumerate(result):
+                if not isinstance(item, torch.Tensor):
+                    shadows.append(item)
+                    continue
+                part = self.graph.create_node("call_function", operator.getitem, (node, i))
+                found = self.results(item, part, device, operands, kind)
+                part.meta["val"] = found
+                shadows.append(found)
+            return type(result)(shadows) if type(result) in (list, tuple) else tuple(shadows)
+        if result is None:
+            return None
+        raise NotTraced(f"{node.target} gives a {type(result).__name__}")
+
+    def write(self, func: Any, targets: Any) -> None:
+        for target in pytree.tree_leaves(targets):
+            if not isinstance(target, torch.Tensor):
+                continue
+            memory = self.known(target).memory
+            if memory.by_strides:
+                raise NotTraced(f"{func} writes to what may be a view or a copy")
+            if memory.placeholder is not None:
+                if memory.placeholder.op != "placeholder":
+                    raise NotTraced(f"{func} writes to a constant")
+                self.written[memory.placeholder] = None
+
+    def device(
+        self,
+        func: Any,
+        kind: op_kinds.Kind,
+        operands: Sequence[Shadow],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[torch.device, dict[str, Any]]:
+        """The device of a call's results, and its keywords on the device `meta`."""
+        asked = kwargs.get("device")
+        if asked is None and kind.device is not None and kind.device < len(args):
+            raise NotTraced(f"{func} has its device by position")
+        found = {t.device for t in operands if t.dim()}
+        if len(found) > 1:
+            raise NotTraced(f"{func} has operands on several devices")
+        if not found:
+            found = {t.device for t in operands}
+            if len(found) > 1:
+                found = {d for d in found if d.type != "cpu"}
+        if not operands and kind.device is None:
+            raise NotTraced(f"{func} has no operands")
+        if asked is None and operands:
+            (device,) = found or (torch.device("cpu"),)
+            return device, kwargs
+        device = torch.get_default_device() if asked is None else torch.device(asked)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device.type not in ("cpu", "cuda"):
+            raise NotTraced(f"{func} makes a tensor on {device}")
+        pinned = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+        return device, {**pinned, "device": torch.device("meta")}
+
+    # The end
+
+    def end(
+        self, results: Sequence[Any], in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec
+    ) -> Trace:
+        values: list[Any] = []
+        constants: dict[int, Any] = {}
+        reordered = False
+        for i, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                if type(result) is not Shadow and id(result) not in self.named:
+                    raise NotTraced("a result is not of the run")
+                found = self.known(result)
+                reordered = reordered or found.memory.of_device
+                values.append(found.node)
+            elif result is None or isinstance(result, (bool, int, float, str)):
+                values.append(result)
+                constants[i] = result
+            else:
+                raise NotTraced(f"a result is of type {type(result).__name__}")
+        self.graph.create_node("output", "output", (tuple(values),))
+        positions = {n: i for i, n in enumerate(self.graph.find_nodes(op="placeholder"))}
+        params = {positions[n]: name for n, (name, _) in self.params.items()}
+        tensors = {positions[n]: tensor for n, (_, tensor) in self.params.items()}
+        state = {self.params[n][0]: self.params[n][1] for n in self.written if n in self.params}
+        self.shared(state)
+        return Trace(
+            self.graph,
+            self.owner,
+            params,
+            tensors,
+            {positions[n]: name for name, n in self.inputs},
+            frozenset(n.name for n in self.written),
+            state,
+            in_spec,
+            out_spec,
+            constants,
+            reordered,
+        )
+
+    def shared(self, state: dict[str, torch.Tensor]) -> None:
+        """Refuses writes to tensors whose memory another tensor of the program has."""
+        if not state:
+            return
+        seen: dict[int, int] = {}
+        for _, tensor in self.params.values():
+            memory = tensor.untyped_storage()._cdata
+            seen[memory] = seen.get(memory, 0) + 1
+        if any(seen.get(t.untyped_storage()._cdata, 0) > 1 for t in state.values()):
+            raise NotTraced("a tensor of the module is written that shares memory with another")
+
+
+def _metas(recorder: Recorder, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return recorder.known(value).meta
+    if type(value) in (list, tuple):
+        return [_metas(recorder, v) for v in value]
+    return value
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands every operator that is called to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else dynamo is imported, which takes seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self.recorder.call(func, args, kwargs or {}, self)
+        except NotTraced as error:
+            # The module may catch what it takes for an error of its own.
+            self.recorder.refused = self.recorder.refused or str(error)
+            raise
+
+
+class _Guard(TorchFunctionMode):
+    """Refuses what reaches tensors past operators, and transforms of torch.func but vmap."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OUTSIDE or _is_transformed():
+            name = getattr(func, "__name__", func)
+            self.recorder.refused = self.recorder.refused or f"{name} is not recorded"
+            raise NotTraced(self.recorder.refused)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_transformed() -> bool:
+    functorch = torch._C._functorch
+    if functorch.maybe_current_level() is None:
+        return False
+    top = functorch.peek_interpreter_stack()
+    return top is not None and top.key() != functorch.TransformType.Vmap
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Meanwhile no cycles are looked for: a pass over all objects of torch and of a model takes
+    longer than its trace, and the trace leaves none behind."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

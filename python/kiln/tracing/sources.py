@@ -1,0 +1,124 @@
+"""Where a call of a traced graph is in the user's source, and errors that say so."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+from torch import fx
+
+from kiln._native import UnsupportedError
+
+#: Where torch's own source is, which says little to users.
+_TORCH = str(Path(torch.__file__).parent)
+
+#: Files of no user.
+_NOT_USERS = ("<", str(Path(__file__).parent.parent))
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_ROOT = re.compile(r"^L\['([^']*)'\]")
+
+
+def place(stack_trace: str | None) -> str:
+    """The frames of a stack trace as `file:line`, the innermost first, one a line.
+
+    >>> place('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
+    'layer.py:7\\nmodel.py:3'
+    """
+    frames = _FRAME.findall(stack_trace or "")
+    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
+    return "\n".join(kept)
+
+
+#: Whether frames of a file are shown.
+_SHOWN: dict[str, bool] = {}
+
+
+def frames(until: CodeType) -> str:
+    """The user's frames of this moment as a stack trace writes them, the innermost last.
+
+    `until`: the code of the function that called the user's.
+
+    >>> frames(frames.__code__).startswith("/")
+    False
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and frame.f_code is not until:
+        file = frame.f_code.co_filename
+        shown = _SHOWN.get(file)
+        if shown is None:
+            shown = _SHOWN[file] = not file.startswith((*_NOT_USERS, _TORCH))
+        if shown:
+            found.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(reversed(found))
+
+
+def line(stack_trace: str | None) -> str:
+    """The frame to show to a user: the innermost one outside of torch.
+
+    >>> line('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
+    'layer.py:7'
+    """
+    frames = place(stack_trace).splitlines()
+    own = (frame for frame in frames if not frame.startswith(_TORCH))
+    return next(own, frames[0] if frames else "")
+
+
+def users_line(stack_trace: str | None) -> str:
+    """The innermost frame outside of torch; empty if there is none.
+
+    >>> users_line('  File "model.py", line 3, in forward')
+    'model.py:3'
+    """
+    found = line(stack_trace)
+    return "" if found.startswith(_TORCH) else found
+
+
+def path(source: str) -> str:
+    """The path of a module or parameter from dynamo's name of where it comes from.
+
+    >>> path("L['self']._modules['encoder']._parameters['weight']"), path("L['x']")
+    ('encoder.weight', 'x')
+    """
+    root = _ROOT.match(source)
+    if root is None:
+        return source
+    rest = _SUBSCRIPT.sub(r".\1", source[root.end() :])
+    if rest.startswith("["):
+        return root.group(1) + rest
+    # The name of the variable that holds a module says nothing about the module.
+    return rest.strip(".") or root.group(1)
+
+
+def module_path(source: str) -> str:
+    """The path of a module within the compiled one, from the name in a node's module stack.
+
+    >>> module_path("L['self'].layer.0"), module_path("layer.0"), module_path("L['self']")
+    ('layer.0', 'layer.0', '')
+    """
+    root = _ROOT.match(source)
+    return _SUBSCRIPT.sub(r".\1", source[root.end() :] if root else source).strip(".")
+
+
+def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
+    """An error that says what cannot be compiled, where it is in the user's source, what to do."""
+    where = line(node.meta.get("stack_trace")) if node is not None else ""
+    at = f" at {where}" if where else ""
+    return UnsupportedError(f"{what}{at}: {remedy}")
+
+
+def of_live(text: str) -> str:
+    """What the native module says of a program, where that is a module in this process.
+
+    >>> of_live("the model was saved in training mode, as `aten::dropout` shows")
+    'the module is in training mode, as `aten::dropout` shows'
+    """
+    text = text.replace("the model was saved in training mode", "the module is in training mode")
+    return text.replace("before the model is exported", "before it is compiled")
