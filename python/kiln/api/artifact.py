@@ -22,7 +22,7 @@ from kiln import options as known_options
 from kiln._native import KilnError, UsageError
 from kiln.api.compiled import Compiled
 from kiln.lowering import complex_tensors
-from kiln.lowering.call_spec import Face
+from kiln.lowering.call_spec import CallSpec
 
 
 def load(
@@ -58,7 +58,7 @@ def load(
         raise _advised(file, error) from None
     in_spec, out_spec = _nesting(program)
     engine = complex_tensors.wrapped(engine, *_complex(program))
-    return Compiled(engine, Face(file.name, device, in_spec, out_spec, state=None))
+    return Compiled(engine, CallSpec(file.name, device, in_spec, out_spec, state=None))
 
 
 #: The numbers of complex64 and complex128 in a `.pt2`.

@@ -1,10 +1,11 @@
-"""A compiled program as a module of torch, and what can be asked of it."""
+"""Calls of a compiled program, which is a module of torch (`compiled_module`) and can be asked what
+it does (`inspection`).
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,34 +16,30 @@ from torch.utils import _pytree as pytree
 
 from kiln._native import Engine, InputError, ShapeError, UnsupportedError, UsageError
 from kiln.api import arguments
-from kiln.api.compiled_module import ModuleFace, attended, is_traced, moved
-from kiln.lowering.call_spec import Face, caller
+from kiln.api.compiled_module import CompiledModule, attended, is_traced, moved
+from kiln.api.inspection import Inspection
+from kiln.lowering.call_spec import CallSpec, caller
 from kiln.versions import any_autocast
 
 log = logging.getLogger("kiln")
 
 if TYPE_CHECKING:
     from kiln.api.decoding import Decoder
-    from kiln.lowering.split_program import Pieces
-    from kiln.reports.bench import Table
-    from kiln.reports.report import Report
-
-#: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
-Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
+    from kiln.lowering.split_program import SplitProgram
 
 #: Compiles again for the arguments of a call.
-OfSizes = Callable[[tuple[Any, ...], dict[str, Any]], "Compiled"]
+CompileSmallSizes = Callable[[tuple[Any, ...], dict[str, Any]], "Compiled"]
 
 #: Compiles again: for example inputs `(args, kwargs)`, on a device.
-Again = Callable[[Any, "str | None"], "Compiled"]
+Recompile = Callable[[Any, "str | None"], "Compiled"]
 
 
 def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
     """What serves calls while nobody looks at them. Attributes of modules take torch 0.1
     microseconds each, so what calls read is in variables."""
     run, flat, single = compiled._run, compiled._flat, compiled._single
-    changed = compiled.engine.changed if compiled._checked else None
-    under_autocast, numbers = bool(compiled._autocast), compiled.face.numbers
+    changed = compiled.engine.changed if compiled._checks_weights else None
+    under_autocast, numbers = bool(compiled._autocast), compiled.call_spec.numbers
     device = compiled.device
     if numbers:
         from kiln.lowering import scalars
@@ -54,7 +51,7 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
             compiled.engine.refresh()
         leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
         if numbers:
-            scalars.of_call(leaves, numbers, compiled.face.inputs, device)
+            scalars.of_call(leaves, numbers, compiled.call_spec.inputs, device)
         try:
             outputs = run(leaves)
         except Exception as error:
@@ -67,7 +64,7 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
     return call
 
 
-class Compiled(ModuleFace):
+class Compiled(Inspection, CompiledModule):
     """A compiled program. Call it as the module is called.
 
     It is a module of torch, with the weights and the state dict of the module that was compiled.
@@ -81,38 +78,37 @@ class Compiled(ModuleFace):
     Compiled(ReLU, cpu)
     """
 
-    engine: Engine | Pieces
-    face: Face
+    engine: Engine | SplitProgram
+    call_spec: CallSpec
     device: str
     seconds: dict[str, float]
     _run: Callable[[list[Any]], Any]
     _eager: Callable[..., Any] | None
     _decoder: Decoder | None
-    _plain: Callable[[], Engine] | None
-    _again: Again | None
-    _of_sizes: OfSizes | None
+    _artifact_engine: Callable[[], Engine] | None
+    _recompile: Recompile | None
+    _compile_small_sizes: CompileSmallSizes | None
     _small: dict[tuple[tuple[int, int, int], ...], Compiled | None]
     _dynamic: list[tuple[int, int]]
-    _checked: bool
+    _checks_weights: bool
     _flat: int
     _single: bool
     _constants: dict[int, Any]
     _orders: dict[int, list[int]]
-    _in_spec: pytree.TreeSpec | None
     _out_spec: pytree.TreeSpec | None
 
     def __init__(
         self,
-        engine: Engine | Pieces,
-        face: Face,
+        engine: Engine | SplitProgram,
+        call_spec: CallSpec,
         *,
-        checked: bool = False,
+        checks_weights: bool = False,
         eager: Callable[..., Any] | None = None,
         decoder: Decoder | None = None,
         module: torch.nn.Module | None = None,
         make_module: Callable[[], torch.nn.Module] | None = None,
-        plain: Callable[[], Engine] | None = None,
-        again: Again | None = None,
+        artifact_engine: Callable[[], Engine] | None = None,
+        recompile: Recompile | None = None,
     ) -> None:
         super().__init__(module, make_module)
         fields = self.__dict__
@@ -120,35 +116,37 @@ class Compiled(ModuleFace):
         fields["_eager"] = eager
         fields["_decoder"] = decoder
         #: Makes an engine for artifacts, where this one gives results in another order of memory.
-        fields["_plain"] = plain
+        fields["_artifact_engine"] = artifact_engine
         #: Compiles the same module again, for other example inputs and on another device.
-        fields["_again"] = again
+        fields["_recompile"] = recompile
         #: Compiles it for calls with sizes of 0 and 1.
-        fields["_of_sizes"] = None
+        fields["_compile_small_sizes"] = None
         #: Seconds of what came before the engine, by stage.
         fields["seconds"] = {}
         #: Whether each call looks for weights that were changed in place.
-        fields["_checked"] = checked
-        self._take(engine, face)
+        fields["_checks_weights"] = checks_weights
+        self._take(engine, call_spec)
 
-    def _take(self, engine: Engine | Pieces, face: Face) -> None:
+    def _take(self, engine: Engine | SplitProgram, call_spec: CallSpec) -> None:
         """Runs this engine from now on."""
         fields = self.__dict__
-        fields.update(engine=engine, face=face, device=face.device, _run=engine.run)
-        fields.update(_constants=face.constants, _orders=face.orders)
-        fields.update(_in_spec=face.in_spec, _out_spec=face.out_spec)
+        fields.update(engine=engine, call_spec=call_spec, device=call_spec.device, _run=engine.run)
+        fields.update(_constants=call_spec.constants, _orders=call_spec.orders)
+        fields["_out_spec"] = call_spec.out_spec
         #: How many arguments a call without nesting has, else -1.
         fields["_flat"] = -1
         #: Whether the one output is the result.
         fields["_single"] = False
-        if face.in_spec is not None and face.out_spec is not None:
-            n = face.in_spec.num_leaves
-            fields["_flat"] = n if caller(face.in_spec, n) else -1
-            fields["_single"] = face.out_spec.is_leaf() and not (face.constants or face.orders)
+        if call_spec.in_spec is not None and call_spec.out_spec is not None:
+            n = call_spec.in_spec.num_leaves
+            fields["_flat"] = n if caller(call_spec.in_spec, n) else -1
+            fields["_single"] = call_spec.out_spec.is_leaf() and not (
+                call_spec.constants or call_spec.orders
+            )
         #: Dynamic dimensions, and the programs for calls in which some of them are 0 or 1.
         fields["_dynamic"] = [
             (i, d)
-            for i, shape in enumerate(face.shapes)
+            for i, shape in enumerate(call_spec.shapes)
             for d, size in enumerate(shape or ())
             if not isinstance(size, int)
         ]
@@ -157,7 +155,7 @@ class Compiled(ModuleFace):
 
     def __repr__(self) -> str:
         sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
-        return f"Compiled({self.face.name}, {self.device}{sizes})"
+        return f"Compiled({self.call_spec.name}, {self.device}{sizes})"
 
     def __copy__(self) -> Compiled:
         made = Compiled.__new__(Compiled)
@@ -207,13 +205,13 @@ class Compiled(ModuleFace):
             if small is not None:
                 return small(*args, **kwargs)
         if isinstance(error, InputError):
-            arguments.check_kinds(self.face.inputs, self.face.shapes, leaves)
+            arguments.check_kinds(self.call_spec.inputs, self.call_spec.shapes, leaves)
         raise error from None
 
-    def traces_small_sizes(self, of_sizes: OfSizes) -> None:
+    def traces_small_sizes(self, compile_small_sizes: CompileSmallSizes) -> None:
         """Has sizes of 0 and 1, which tracing of others leaves out, traced by themselves when a
         call has them in a dynamic dimension."""
-        self.__dict__["_of_sizes"] = of_sizes
+        self.__dict__["_compile_small_sizes"] = compile_small_sizes
 
     def _of_small_sizes(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
@@ -228,24 +226,24 @@ class Compiled(ModuleFace):
             and d < leaves[i].dim()
             and leaves[i].shape[d] < 2
         )
-        if not key or self._of_sizes is None:
+        if not key or self._compile_small_sizes is None:
             return None
         if key not in self._small:
             self._small[key] = None
             try:
-                self._small[key] = self._of_sizes(args, kwargs)
+                self._small[key] = self._compile_small_sizes(args, kwargs)
             except (UnsupportedError, UsageError, InputError) as error:
                 log.info("%s was not traced for a dimension of 0 or 1: %s", self, error)
         return self._small[key]
 
     def _original(self, *args: Any, **kwargs: Any) -> Any:
         """Calls what was compiled."""
-        if self.face.original is None:
+        if self.call_spec.original is None:
             raise UsageError(
                 f"{self} came from a file, and cannot be traced as part of another program: trace "
                 "the module that the file was made from"
             )
-        return self.face.original()(*args, **kwargs)
+        return self.call_spec.original()(*args, **kwargs)
 
     def _looks_bound(self) -> bool:
         """Whether the program has the module's weights; compiles it again if they were replaced
@@ -254,10 +252,18 @@ class Compiled(ModuleFace):
         fields["_given_out"] = False
         if self._weights_are_bound() and not self._replaced:
             return True
-        if self._again is not None and (self._replaced or self._has_moved()):
-            fresh = self._again(self.face.examples, None)
-            self._take(fresh.engine, fresh.face)
-            kept = ("_bound", "_autocast", "_checked", "_eager", "_decoder", "_plain", "seconds")
+        if self._recompile is not None and (self._replaced or self._has_moved()):
+            fresh = self._recompile(self.call_spec.examples, None)
+            self._take(fresh.engine, fresh.call_spec)
+            kept = (
+                "_bound",
+                "_autocast",
+                "_checks_weights",
+                "_eager",
+                "_decoder",
+                "_artifact_engine",
+                "seconds",
+            )
             fields.update({name: fresh.__dict__[name] for name in kept})
             fields["_replaced"] = False
             return True
@@ -265,10 +271,10 @@ class Compiled(ModuleFace):
         return False
 
     def _can_move(self) -> bool:
-        return self._again is not None
+        return self._recompile is not None
 
     def _move_examples(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.face = replace(self.face, examples=moved(self.face.examples, fn))
+        self.call_spec = replace(self.call_spec, examples=moved(self.call_spec.examples, fn))
 
     def steps(self, count: int, *args: Any, **kwargs: Any) -> Any:
         """Calls the program `count` times with these inputs, and gives the result of the last call.
@@ -287,7 +293,7 @@ class Compiled(ModuleFace):
         >>> kiln.compile(Counter().eval(), (torch.ones(2),)).steps(5, torch.ones(2))
         tensor([5., 5.])
         """
-        if self._checked and self.engine.changed():
+        if self._checks_weights and self.engine.changed():
             self.engine.refresh()
         outputs = self.engine.steps(count, self._flatten(args, kwargs))
         if outputs is not None:
@@ -326,8 +332,8 @@ class Compiled(ModuleFace):
         """
         if self._decoder is None:
             raise UsageError(
-                f"{self.face.name} was not compiled to generate: compile the language model with "
-                "kiln.compile(model, max_length=...)"
+                f"{self.call_spec.name} was not compiled to generate: compile the language model "
+                "with kiln.compile(model, max_length=...)"
             )
         return self._decoder.generate(self, ids, max_new_tokens, eos)
 
@@ -339,186 +345,3 @@ class Compiled(ModuleFace):
         for i, value in self._constants.items():
             outputs[i] = value
         return pytree.tree_unflatten(outputs, self._out_spec)
-
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves of a call, in the order of the program's inputs."""
-        if self._in_spec is not None:
-            return arguments.flatten(self._in_spec, self.face.signature, args, kwargs)
-        if kwargs:
-            names = ", ".join(kwargs)
-            raise InputError(f"the program was called with keywords {names}: give positions")
-        return list(args)
-
-    # What can be asked
-
-    @property
-    def symbols(self) -> list[str]:
-        """The names of the symbols that sizes depend on.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
-        >>> len(relu.symbols)
-        2
-        """
-        return list(self.face.symbols)
-
-    @property
-    def state(self) -> dict[str, torch.Tensor]:
-        """The buffers that the program writes to, by name: the module's own tensors, or those of
-        the program where it came from a file.
-
-        >>> import torch, kiln
-        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
-        {}
-        """
-        # Of a file only the engine knows.
-        return self.engine.state() if self.face.state is None else dict(self.face.state)
-
-    def warm(self, sizes: Sizes) -> None:
-        """Compiles for these sizes now: by symbol, in the symbols' order, or as example inputs.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
-        >>> relu.warm((2, 128))
-        """
-        self.engine.warm(self._sizes(sizes))
-
-    def _sizes(self, sizes: Sizes) -> dict[str, int]:
-        symbols = self.symbols
-        if isinstance(sizes, Mapping):
-            return {str(k): int(v) for k, v in sizes.items()}
-        if all(type(s) is int for s in sizes):
-            if len(sizes) != len(symbols):
-                raise UsageError(
-                    f"{len(sizes)} sizes for {len(symbols)} symbols: give one for each of "
-                    f"{', '.join(symbols) or 'none'}"
-                )
-            return dict(zip(symbols, sizes, strict=True))
-        args, kwargs = arguments.of_examples(sizes)
-        return self.sizes(*args, **kwargs)
-
-    def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
-        """The sizes of the symbols for these inputs.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
-        >>> sorted(relu.sizes(torch.ones(5, 6)).values())
-        [5, 6]
-        """
-        return self.face.sizes_of(self._flatten(args, kwargs))
-
-    def explain(self, sizes: Sizes | None = None) -> Report:
-        """What was fused, why, and at what predicted cost.
-
-        >>> import torch, kiln
-        >>> report = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).explain()
-        >>> len(report.kernels)
-        1
-        """
-        from kiln.lowering.split_program import Pieces
-        from kiln.reports.report import Report
-
-        if isinstance(self.engine, Pieces):
-            return Report.of_pieces(self.engine.parts)
-        return Report.of_engine(self.engine, None if sizes is None else self._sizes(sizes))
-
-    def bindings(self) -> list[dict[str, Any]]:
-        """The sizes that were compiled: of each its hits, the calls that were served eagerly before
-        it was ready, seconds of compilation (`compile_s`) and of its stages (`timings`), bytes of
-        its own, and bytes of what others share with it (`shared_bytes`). `Compiled.bytes` counts
-        what is shared once. `threads` has the seconds that all threads together generated code
-        (`generating`) and assembled it (`assembling`), within the stage `codegen`.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
-        >>> [sorted(binding["sizes"].values()) for binding in relu.bindings()]
-        [[3, 4]]
-        """
-        return self.engine.bindings()
-
-    def bytes(self) -> int:
-        """Bytes of all bindings: folded and packed weights, copies of parameters, and memory for
-        intermediate results, which they share, and what each has of its own.
-
-        >>> import torch, kiln
-        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),)).bytes()
-        0
-        """
-        return self.engine.bytes()
-
-    @property
-    def timings(self) -> dict[str, float]:
-        """Seconds by stage, in their order; from `specialise` on of the sizes that were used last.
-
-        `export` and `functional` are torch's (zero for a program that is exported and functional),
-        `program` hands it over, `specialise` puts in the sizes, `plan` decides what is fused,
-        `lower` and `codegen` make code of it, and `load` folds and packs weights. On a GPU the
-        driver assembles the code within `codegen`.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
-        >>> list(relu.timings)[:5]
-        ['export', 'functional', 'program', 'specialise', 'plan']
-        """
-        bindings = self.engine.bindings()
-        last = bindings[-1].get("timings", {}) if bindings else {}
-        return {**self.seconds, **last}
-
-    def refresh(self) -> None:
-        """Takes up changed weights: needed where `options` say that they are frozen, after writing
-        to a weight that was folded or packed.
-
-        >>> import torch, kiln
-        >>> layer = torch.nn.Linear(2, 2).eval()
-        >>> compiled = kiln.compile(layer, (torch.ones(1, 2),))
-        >>> with torch.no_grad():
-        ...     _ = layer.weight.zero_(), layer.bias.zero_()
-        >>> compiled.refresh()
-        >>> compiled(torch.ones(1, 2))
-        tensor([[0., 0.]])
-        """
-        self.engine.refresh()
-
-    def save(self, path: str | os.PathLike[str], sizes: Sizes | None = None) -> None:
-        """Writes an artifact (`.kiln`), which `kiln.load` and the command `kiln` read.
-
-        `sizes`: what to compile for where sizes are dynamic; the last used ones if left out.
-        """
-        engine = self.engine if self._plain is None else self._plain()
-        engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
-
-    def bench(
-        self,
-        *args: Any,
-        against: Sequence[str] = ("eager", "inductor"),
-        repetitions: int = 50,
-        seconds: float = 5.0,
-        **kwargs: Any,
-    ) -> Table:
-        """Times the program beside others in the same run.
-
-        `args`, `kwargs`: the inputs; the example inputs if there are none. `against`: "eager",
-        "inductor", or a callable's name and the callable. `repetitions`: samples of each, fewer
-        where they would take more than `seconds` in all; compilation is not among them.
-
-        >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
-        >>> [row.name for row in relu.bench(against=("eager",), repetitions=3).rows]
-        ['kiln', 'eager']
-        """
-        from kiln.reports import bench
-
-        if self._decoder is not None:
-            raise UsageError(
-                f"each call of {self.face.name} goes on where the last one stopped, until its "
-                "caches are full: time generate, whose calls begin anew"
-            )
-        if not args and not kwargs:
-            if self.face.examples is None:
-                raise UsageError("the program has no example inputs: pass the inputs to bench")
-            args, kwargs = self.face.examples
-        bench.refuse_processes(self.engine.fallbacks())
-        peers = bench.peers(self.face.original, against)
-        return bench.measure(
-            {"kiln": self, **peers}, args, kwargs, self.device, repetitions, seconds
-        )

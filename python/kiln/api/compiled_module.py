@@ -9,7 +9,6 @@ is compiled again (`.to`, `load_state_dict(assign=True)`, assignments), or the m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from kiln import versions
 from kiln._native import UsageError
+from kiln.tracing.sources import warn
 
 #: A weight, and where its memory is.
 Place = tuple[torch.Tensor, int]
@@ -47,7 +47,7 @@ def attended(program: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return nn.Module.__call__(program, *args, **kwargs)
 
 
-class ModuleFace(nn.Module):
+class CompiledModule(nn.Module):
     """What a compiled program has of a module; `Compiled` runs it."""
 
     #: The module that was compiled; None for a program that came without one.
@@ -89,7 +89,7 @@ class ModuleFace(nn.Module):
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"kiln: {text}", stacklevel=4)
+            warn(text)
 
     # What torch keeps in a module's own fields
 
@@ -164,12 +164,12 @@ class ModuleFace(nn.Module):
         if local_metadata.get("assign_to_params_buffers"):
             self.__dict__["_replaced"] = True
 
-    def apply(self, fn: Callable[[nn.Module], None]) -> ModuleFace:
+    def apply(self, fn: Callable[[nn.Module], None]) -> CompiledModule:
         """Applies a function to the module that was compiled, and to its parts."""
         self._shared().apply(fn)
         return self
 
-    def train(self, mode: bool = True) -> ModuleFace:
+    def train(self, mode: bool = True) -> CompiledModule:
         """Does nothing, and says so where the program was compiled in another mode."""
         if mode != self.training:
             kept = "training" if self.training else "evaluation"

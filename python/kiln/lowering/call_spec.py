@@ -17,7 +17,7 @@ _SYMBOL = re.compile(r"^Symbol\('([^']*)'")
 
 
 @dataclass(frozen=True)
-class Face:
+class CallSpec:
     """How a program is called, and what it is called by its users."""
 
     name: str

@@ -17,6 +17,7 @@ from torch._guards import TracingContext
 from kiln import _native, pieces
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import partition, program_writer, views
+from kiln.lowering.program import Program
 from kiln.lowering.runner import Runner, Versions, boxed_runner
 from kiln.pieces import Boxed, boxed
 from kiln.tracing import sources
@@ -124,7 +125,7 @@ class Lowering:
         written: fx.Graph,
         takes: Sequence[fx.Node],
         left_out: Collection[fx.Node] | None = None,
-    ) -> program_writer.Program:
+    ) -> Program:
         """A graph, whose placeholders stand for these nodes, as a program."""
         input_names = {i: self.names[n] for i, n in enumerate(takes) if n in self.names}
         params = {i: input_names.get(i, n.name) for i, n in enumerate(takes) if n in self.static}
@@ -136,7 +137,7 @@ class Lowering:
         self,
         module: fx.GraphModule,
         part: partition.Part,
-        program: program_writer.Program,
+        program: Program,
         tail: views.Tail | None,
         piece: pieces.Piece,
     ) -> Boxed:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,18 +17,22 @@ from torch.export import ExportedProgram
 from kiln import versions
 from kiln._native import UnsupportedError, refusals
 from kiln.lowering import program_writer, scalars, views
-from kiln.lowering.call_spec import Face
+from kiln.lowering.call_spec import CallSpec
+from kiln.lowering.program import Program
 from kiln.pieces import log
 from kiln.tracing import export, op_kinds, trace
+
+if TYPE_CHECKING:
+    from kiln.lowering.split_program import SplitProgram
 
 
 @dataclass(frozen=True)
 class LoweredModule:
     """A program, the tensors of its parameters in order, and how it is called."""
 
-    program: program_writer.Program
+    program: Program
     params: list[torch.Tensor]
-    face: Face
+    call_spec: CallSpec
 
 
 def record(
@@ -70,7 +74,7 @@ def record(
     tensors = [
         v if isinstance(v, torch.Tensor) else None for v in (values[i] for i in program.inputs)
     ]
-    face = Face(
+    call_spec = CallSpec(
         name,
         program.device,
         run.in_spec,
@@ -85,11 +89,11 @@ def record(
         inputs=[run.input_names[i] for i in program.inputs],
     )
     params_in_order = [run.tensors[p] if isinstance(p, int) else p for p in program.params]
-    made = LoweredModule(program, params_in_order, face)
+    made = LoweredModule(program, params_in_order, call_spec)
     return made, lambda: replace(made, program=_recorded(run, run.graph, name))
 
 
-def _recorded(run: trace.Trace, calls: torch.fx.Graph, name: str) -> program_writer.Program:
+def _recorded(run: trace.Trace, calls: torch.fx.Graph, name: str) -> Program:
     return program_writer.write(
         calls,
         run.owner,
@@ -129,7 +133,7 @@ def read(
     written = json.loads(program.text)
     values = written["values"]
     shapes = [values[e["value"]]["shape"] if "value" in e else None for e in written["inputs"]]
-    face = Face(
+    call_spec = CallSpec(
         name,
         program.device,
         call.in_spec,
@@ -145,7 +149,7 @@ def read(
         inputs=[entry["name"] for entry in written["inputs"]],
     )
     params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
-    return LoweredModule(program, params_in_order, face)
+    return LoweredModule(program, params_in_order, call_spec)
 
 
 def with_tensors(exported: ExportedProgram) -> ExportedProgram:
@@ -156,3 +160,36 @@ def with_tensors(exported: ExportedProgram) -> ExportedProgram:
     changed = copy.copy(exported)
     changed._graph_module = numbers.module
     return changed
+
+
+def read_or_split(
+    exported: ExportedProgram, options: Mapping[str, Any], **about: Any
+) -> tuple[LoweredModule | SplitProgram, ExportedProgram]:
+    """The program in one piece, or in several if Kiln refuses a part of it.
+
+    `exported`: in functional form. `options`: those of `kiln.compile`. `about`: what `read` takes
+    beside the program. The second result is the program that was read: where Kiln refuses a part
+    of the given one, that is the program in operators of core ATen."""
+    program = with_tensors(exported)
+    lowered, refusal = None, None
+    try:
+        lowered = read(program, **about)
+        if not refusals(lowered.program.text):
+            return lowered, program
+    except UnsupportedError as error:
+        refusal = error
+    core = export.functional(exported, forced=True)
+    if core is not exported:
+        return read_or_split(core, options, **about)
+    if options.get("fallback") == "error":
+        if lowered is None:
+            assert refusal is not None
+            raise refusal
+        # The engine refuses it with the same reasons.
+        return lowered, program
+    from kiln.lowering.split_program import SplitProgram
+
+    try:
+        return SplitProgram.of(program, options, **about), program
+    except UnsupportedError as error:
+        raise refusal or error from None

@@ -20,12 +20,12 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from kiln import _native
-from kiln.lowering import program_writer
+from kiln.lowering.program import Program
 from kiln.lowering.views import source
 from kiln.tracing.schemas import READS_DATA, SYMBOLIC, exchanges, foreign, is_check, reads_past
 from kiln.tracing.sources import line, of_live, refusal
 
-Write = Callable[[Mapping[fx.Node, str]], program_writer.Program]
+Write = Callable[[Mapping[fx.Node, str]], Program]
 
 
 @dataclass(frozen=True)

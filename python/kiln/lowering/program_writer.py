@@ -1,32 +1,8 @@
-"""Writes an fx graph of ATen calls as the program that the native engine reads: JSON text.
+"""Writes an fx graph of ATen calls as a `Program` for the native engine.
 
 Takes a graph whose nodes have `meta["val"]`: one from AOT autograd, or the graph of an
-`ExportedProgram` after `run_decompositions({})`. Gives a `Program`: the text, and where the tensors
-of its parameters are. It never looks at the contents of a tensor, and decides nothing about fusion.
-
-The text is one object with these keys:
-
-`name`      of the program.
-`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing. `max`
-            and `hint` may be null; a number without a lower end has the least i64 as `min`.
-`guards`    conditions on sizes as Python text; empty where the caller checks its own.
-`values`    `{"dtype", "shape"}`, and `"name"` for parameters. A value's id is its position. A
-            dimension is a number, or an expression over the symbols as `sympy.srepr` writes it.
-`inputs`    `{"name", "value": id}` for a tensor, `{"name", "size": expression}` for a size, and
-            `{"name", "constant": argument}` for what was fixed at tracing.
-`params`    ids of the values whose tensors are handed over beside the text, in this order.
-`calls`     in order: `{"name", "overload", "args", "outs", "source", "module"}`. `args` has every
-            argument by its position in the operator's schema. `source` has the frames of the user's
-            source as `file:line`, the innermost first, one a line. `"vouched": true` says that the
-            operator only computes its results from its operands, and that this process runs it
-            where it is not compiled, whatever operator it is.
-`outputs`   `{"value": id}`, `{"size": expression}`, `{"constant": argument}` or `"none"`.
-`writes`    `{"target", "value"}`: after a run the input or parameter `target` holds `value`.
-
-An argument is `"none"` or an object with one key: `value`, `int`, `float` (a number, or "inf",
-"-inf", "nan"), `complex` (two parts), `bool`, `str`, `device`, `ints`, `list`, `size` (an
-expression over symbols) or `opaque` (what cannot be written down). A dtype is the number that ATen
-gives it. Complex inputs, parameters and outputs are handed over as `complex_tensors` has them.
+`ExportedProgram` after `run_decompositions({})`. It never looks at the contents of a tensor, and
+decides nothing about fusion.
 """
 
 from __future__ import annotations
@@ -34,13 +10,13 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from kiln.lowering.program import Json, Program
 from kiln.tracing.schemas import (
     CHECKS,
     DTYPES,
@@ -56,32 +32,8 @@ from kiln.tracing.sources import module_path, place, refusal
 if TYPE_CHECKING:
     import sympy  # type: ignore[import-untyped]
 
-Json = Any
-
 #: The `min` of a number without a lower end, as of an index that may be negative.
 _LOWEST = -(2**63)
-
-
-@dataclass(frozen=True)
-class Program:
-    """A graph as text, and where its parameters' tensors are."""
-
-    text: str
-    #: For each parameter, in order: the position of its placeholder, or a constant of the graph.
-    params: list[int | torch.Tensor]
-    #: Positions of the placeholders that are inputs of the program, in order.
-    inputs: list[int]
-    #: Where its tensors are, as `cpu` or `cuda:0`.
-    device: str
-    #: Number of operator calls.
-    calls: int
-    #: The symbols that sizes depend on: `min`, `max` and `hint` of each.
-    symbols: dict[str, Json] = field(default_factory=dict)
-    #: The call that gives each value, by the value's id.
-    results: dict[int, fx.Node] = field(default_factory=dict)
-    #: Whether an input is complex, and the positions of the outputs that are.
-    takes_complex: bool = False
-    complex_outputs: list[int] = field(default_factory=list)
 
 
 def write(

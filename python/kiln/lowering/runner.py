@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from kiln import _native, pieces
 from kiln import options as known_options
 from kiln._native import DeviceError, Engine, InputError, KilnError, UsageError
-from kiln.lowering import complex_tensors, program_writer, views
+from kiln.lowering import complex_tensors, views
+from kiln.lowering.program import Program
 from kiln.pieces import Boxed
 
 
@@ -72,7 +73,7 @@ class Runner:
     def __init__(
         self,
         gm: fx.GraphModule,
-        program: program_writer.Program,
+        program: Program,
         tail: views.Tail | None,
         writes: bool,
         chosen: Mapping[str, Any],

@@ -18,14 +18,14 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from kiln import pieces, versions
 from kiln._native import InputError, ShapeError, UnsupportedError, UsageError
 from kiln.lowering import views
-from kiln.lowering.call_spec import Face
+from kiln.lowering.call_spec import CallSpec
 from kiln.lowering.lower_graph import Lowering
 from kiln.lowering.runner import Versions
 from kiln.tracing import export
 from kiln.tracing.schemas import SYMBOLIC
 
 
-class Pieces:
+class SplitProgram:
     """A program, its parameters, and the pieces that it was split into."""
 
     def __init__(
@@ -54,16 +54,16 @@ class Pieces:
         }
         #: Conditions on sizes, and the sizes that were traced, at which they hold.
         self.guards = [(text, versions.condition(text)) for text in versions.guards(exported)]
-        self.face: Face
+        self.call_spec: CallSpec
 
     @classmethod
-    def of(cls, exported: ExportedProgram, given: Mapping[str, Any], **about: Any) -> Pieces:
+    def of(cls, exported: ExportedProgram, given: Mapping[str, Any], **about: Any) -> SplitProgram:
         """Splits a program, which must be in functional form."""
         known = export.interface(exported)
         made = cls(exported, known, given)
         devices = {v.device for v in made.values if isinstance(v, torch.Tensor)} or {"cpu"}
         call = exported.call_spec
-        made.face = Face(
+        made.call_spec = CallSpec(
             about["name"],
             str(next(iter(devices))),
             call.in_spec,
@@ -221,7 +221,7 @@ def _dimension(size: Any) -> Any:
 
 
 def _shape(value: Any) -> list[int | str] | None:
-    """The dimensions of an input as `Face` has them."""
+    """The dimensions of an input as `CallSpec` has them."""
     if not isinstance(value, torch.Tensor):
         return None
     dims = map(_dimension, value.shape)

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from kiln import versions
 from kiln._native import InputError, UnsupportedError, UsageError
 from kiln.tracing import composites, export_errors, op_kinds
+from kiln.tracing.sources import warn
 
 #: What `dynamic` may be: static shapes, every dimension dynamic, or as torch.export takes it.
 Dynamic = bool | Mapping[str, Any] | Sequence[Any] | None
@@ -61,10 +62,9 @@ def export(
     # They say that `dynamic` or the inputs do not fit the module.
     of_users = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
     if module.training:
-        warnings.warn(
-            "kiln: the module is in training mode; call .eval() first unless dropout and batch "
-            "statistics are wanted",
-            stacklevel=3,
+        warn(
+            "the module is in training mode; call .eval() first unless dropout and batch "
+            "statistics are wanted"
         )
     shapes = _dynamic_shapes(module, args, kwargs, dynamic)
     try:

@@ -9,7 +9,6 @@ the error.
 from __future__ import annotations
 
 import contextlib
-import gc
 import operator
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,45 +19,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln import versions
 from kiln.tracing import layouts, op_kinds, shapes, sources
-
-#: What is asked of a tensor or its memory beyond operators.
-_OUTSIDE = frozenset(
-    {
-        torch.Tensor.numpy,
-        torch.Tensor.tolist,
-        torch.Tensor.data_ptr,
-        torch.Tensor.untyped_storage,
-        torch.Tensor.storage,
-        torch.Tensor.__array__,
-        torch.Tensor.__dlpack__,
-        torch.Tensor.__deepcopy__,
-        torch.Tensor.__reduce_ex__,
-        torch.Tensor.apply_,
-        torch.Tensor.map_,
-        torch.Tensor.share_memory_,
-        torch.Tensor.backward,
-        torch.Tensor.requires_grad_,
-        torch.Tensor.register_hook,
-        torch.Tensor.data.__set__,  # type: ignore[attr-defined]
-        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
-        torch.autograd.grad,
-        torch.autograd.backward,
-    }
-)
-
+from kiln.tracing.record_modes import FunctionGuard, OperatorMode, without_collection
+from kiln.tracing.shadow import Memory, NotTraced, Shadow, shadow_of
 
 #: Held while a run is recorded: torch's flags, and what tells which module runs, are the process's.
 _ALONE = threading.RLock()
-
-
-class NotTraced(Exception):  # noqa: N818
-    """Why a module is left to torch.export."""
 
 
 @dataclass(frozen=True)
@@ -83,54 +52,6 @@ class Trace:
     constants: dict[int, Any]
     #: Whether the order in memory of a result is not known.
     reordered: bool = False
-
-
-class Shadow(torch.Tensor):
-    """A tensor of a run that is recorded: a type, strides and a device, but no elements."""
-
-    #: The same on the device `meta`.
-    meta: torch.Tensor
-    #: What gives it.
-    node: fx.Node
-    #: The memory that it is in.
-    memory: Memory
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.ops.aten.permute.default:
-            # Of a result, whose dimensions are written in the order that they have in memory.
-            shadow, order = args
-            return _shadow(shadow.meta.permute(order), shadow.device, shadow.node, shadow.memory)
-        raise NotTraced(f"{func} was called outside of the trace")
-
-
-def _shadow(meta: torch.Tensor, device: torch.device, node: fx.Node, memory: Memory) -> Shadow:
-    shadow: Shadow = torch.Tensor._make_wrapper_subclass(
-        Shadow,
-        meta.shape,
-        strides=meta.stride(),
-        storage_offset=meta.storage_offset(),
-        dtype=meta.dtype,
-        device=device,
-    )
-    shadow.meta, shadow.node, shadow.memory = meta, node, memory
-    return shadow
-
-
-@dataclass
-class Memory:
-    """What a tensor and its views share."""
-
-    #: The placeholder that it is the memory of.
-    placeholder: fx.Node | None = None
-    #: Whether some tensor is a view of it, or a copy, as strides ask for.
-    by_strides: bool = False
-    #: Whether the device decides in which order it has the dimensions.
-    of_device: bool = False
 
 
 class Recorder:
@@ -195,7 +116,7 @@ class Recorder:
         if offset:
             before = meta.new_empty(offset + meta.untyped_storage().size() // meta.itemsize)
             meta = before.as_strided(size, stride, offset)
-        shadow = _shadow(meta, tensor.device, node, Memory(node))
+        shadow = shadow_of(meta, tensor.device, node, Memory(node))
         node.meta["val"] = shadow
         return shadow
 
@@ -238,12 +159,12 @@ class Recorder:
         try:
             with (
                 _ALONE,
-                _without_collection(),
+                without_collection(),
                 torch.no_grad(),
                 versions.exporting(),
                 self.modules(),
-                _Guard(self),
-                _Calls(self),
+                FunctionGuard(self),
+                OperatorMode(self),
                 torch._C._AutoDispatchBelowAutograd(),
             ):
                 result = function()
@@ -377,7 +298,7 @@ class Recorder:
             memory = Memory(by_strides=kind.of_device, of_device=kind.of_device)
             if kind.aliases and operands:
                 memory = operands[0].memory
-            return _shadow(result, device, node, memory)
+            return shadow_of(result, device, node, memory)
         if isinstance(result, (list, tuple)):
             shadows: list[Any] = []
             for i, item in enumerate(result):
@@ -495,61 +416,3 @@ def _metas(recorder: Recorder, value: Any) -> Any:
     if type(value) in (list, tuple):
         return [_metas(recorder, v) for v in value]
     return value
-
-
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands every operator that is called to the recorder."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else dynamo is imported, which takes seconds.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return self.recorder.call(func, args, kwargs or {}, self)
-        except NotTraced as error:
-            # The module may catch what it takes for an error of its own.
-            self.recorder.refused = self.recorder.refused or str(error)
-            raise
-
-
-class _Guard(TorchFunctionMode):
-    """Refuses what reaches tensors past operators, and transforms of torch.func but vmap."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _OUTSIDE or _is_transformed():
-            name = getattr(func, "__name__", func)
-            self.recorder.refused = self.recorder.refused or f"{name} is not recorded"
-            raise NotTraced(self.recorder.refused)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_transformed() -> bool:
-    functorch = torch._C._functorch
-    if functorch.maybe_current_level() is None:
-        return False
-    top = functorch.peek_interpreter_stack()
-    return top is not None and top.key() != functorch.TransformType.Vmap
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Meanwhile no cycles are looked for: a pass over all objects of torch and of a model takes
-    longer than its trace, and the trace leaves none behind."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

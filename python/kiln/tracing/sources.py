@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -15,8 +16,11 @@ from kiln._native import UnsupportedError
 #: Where torch's own source is, which says little to users.
 _TORCH = str(Path(torch.__file__).parent)
 
+#: Where the source of this package is.
+_PACKAGE = str(Path(__file__).parent.parent)
+
 #: Files of no user.
-_NOT_USERS = ("<", str(Path(__file__).parent.parent))
+_NOT_USERS = ("<", _PACKAGE)
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
@@ -122,3 +126,19 @@ def of_live(text: str) -> str:
     """
     text = text.replace("the model was saved in training mode", "the module is in training mode")
     return text.replace("before the model is exported", "before it is compiled")
+
+
+def warn(text: str) -> None:
+    """Warns of something in the user's line, the innermost one outside of Kiln and torch.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warn("the text")
+    >>> str(caught[0].message), caught[0].filename.startswith("<doctest")
+    ('kiln: the text', True)
+    """
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith((_PACKAGE, _TORCH)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"kiln: {text}", stacklevel=level)

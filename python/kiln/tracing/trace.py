@@ -22,7 +22,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kiln.tracing.recorder import NotTraced, Recorder, Trace
+from kiln.tracing.recorder import Recorder, Trace
+from kiln.tracing.shadow import NotTraced
 
 __all__ = ["NotTraced", "Trace", "trace", "trace_graph"]
 
