@@ -58,6 +58,8 @@ def fresh() -> None:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
+    # A test that calls torch.export by itself, and fails there, leaves some behind.
+    torch.nn.modules.module._global_buffer_registration_hooks.clear()
     from kiln.api import backend
     from kiln.tracing import dynamo_hooks
 

@@ -1,8 +1,8 @@
 """The pieces of a program that dynamo handed to Kiln, and what became of each.
 
-`torch.compile` splits a function where it cannot trace on; every piece is a call of the backend.
-The backend makes a `Piece` for each and keeps it up to date; `kiln.explain` reads them. Pieces are
-held weakly here: they live as long as the compiled code does.
+`torch.compile` splits a function where it cannot trace on, and calls the backend for each piece.
+The backend makes a `Piece` for each and keeps it up to date; `kiln.explain` reads them. Only weak
+references are kept here: a piece lives as long as its compiled code.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Calls:
     def __str__(self) -> str:
         if self.last == "waiting":
             return "none"
-        how = "compiled" if self.last == "compiled" else "run eagerly"
+        mode = "compiled" if self.last == "compiled" else "run eagerly"
         clock = time.strftime("%H:%M:%S", time.localtime(self.at))
         if self.compiled and self.eager:
-            told = f"{self.compiled} compiled, {self.eager} run eagerly; "
-            told += f"{how} since call {self.since} ({clock})"
+            text = f"{self.compiled} compiled, {self.eager} run eagerly; "
+            text += f"{mode} since call {self.since} ({clock})"
         else:
-            told = f"{self.compiled + self.eager} {how} since {clock}"
-        return f"{told}: {self.reason}" if self.reason else told
+            text = f"{self.compiled + self.eager} {mode} since {clock}"
+        return f"{text}: {self.reason}" if self.reason else text
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -76,7 +76,7 @@ class Calls:
 
 @dataclass
 class Model:
-    """What was given to torch.compile, and how its calls of a piece ran."""
+    """A module or function that was given to torch.compile, and how its calls of a piece ran."""
 
     #: The module or function; None if it is not known.
     model: weakref.ref[Any] | None
@@ -117,8 +117,8 @@ class Piece:
     number: int = field(default_factory=itertools.count().__next__, init=False)
 
     def called_with(self, owner: Any) -> None:
-        """Counts calls from now on for the model that has a tensor, which takes a look at the stack
-        where it is another one than before; None for models without tensors."""
+        """Counts calls from now on for the model that has this parameter. Another parameter than
+        before costs a look at the stack. None for models without parameters."""
         if self.owner is not None and self.owner() is owner:
             return
         self.owner = _reference(owner)
@@ -136,14 +136,14 @@ class Piece:
         return self.models[-1].runs
 
     def refuse(self, reason: str) -> None:
-        """From now on PyTorch runs the piece."""
+        """Makes PyTorch run the piece from now on."""
         self.state, self.reason = "eager", reason
-        at = f" at {self.source}" if self.source else ""
-        log.warning("a piece%s runs eagerly: %s", at, reason)
+        where = f" at {self.source}" if self.source else ""
+        log.warning("a piece%s runs eagerly: %s", where, reason)
 
 
 def eagerly(piece: Piece, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs a piece by PyTorch, with its calls counted."""
+    """Wraps `run`, which runs a piece by PyTorch, so that its calls are counted."""
 
     def counted(*args: Any) -> Any:
         piece.runs.ran_eagerly(piece.reason)
@@ -153,12 +153,13 @@ def eagerly(piece: Piece, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def boxed(run: Callable[..., Any]) -> Boxed:
-    """As AOT calls it: with a list, which is emptied so that inputs can be freed."""
+    """The function in AOT autograd's calling convention: it takes a list, and empties it so that
+    inputs can be freed."""
 
     def call(args: list[Any]) -> Sequence[Any]:
-        taken = list(args)
+        inputs = list(args)
         args.clear()
-        outputs: Sequence[Any] = run(*taken)
+        outputs: Sequence[Any] = run(*inputs)
         return outputs
 
     call._boxed_call = True  # type: ignore[attr-defined]
@@ -170,8 +171,8 @@ _COLLECTORS: list[list[Piece]] = []
 
 
 def register(piece: Piece) -> Piece:
-    """Makes a piece, or the parts of one that was split, known to `live` and to every `collecting`
-    in progress."""
+    """Makes a piece, or the parts of a split one, known to `live` and to each `collecting` in
+    progress."""
     for part in piece.parts or [piece]:
         _LIVE.add(part)
         for found in _COLLECTORS:
@@ -180,7 +181,7 @@ def register(piece: Piece) -> Piece:
 
 
 def live() -> list[Piece]:
-    """All pieces whose compiled code is alive, in the order of their making.
+    """All pieces whose compiled code is alive, the oldest first.
 
     >>> all(piece.state in ("waiting", "compiled", "eager") for piece in live())
     True
@@ -189,8 +190,8 @@ def live() -> list[Piece]:
 
 
 def of_model(model: Any) -> list[tuple[Piece, Calls]]:
-    """The live pieces that a module or function has called which was given to torch.compile, and
-    how its calls ran.
+    """The live pieces of a module or function that was given to torch.compile, and how its calls of
+    them ran.
 
     >>> of_model(print)
     []

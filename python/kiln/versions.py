@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Meanwhile `torch.compiler.is_exporting()` is true, by which models leave out checks of data.
+    """Context manager in which `torch.compiler.is_exporting()` is true: models skip checks of data
+    then.
 
     >>> with exporting():
     ...     torch.compiler.is_compiling()
@@ -62,10 +63,10 @@ any_autocast: Callable[[], bool] = getattr(
 
 @contextlib.contextmanager
 def shapes_of_states() -> Iterator[None]:
-    """Meanwhile torch traces the states of an LSTM with the shapes that it computes.
+    """Context manager in which torch traces the states of an LSTM with their right shapes.
 
-    Its shape function (up to 2.11) drops the axis of the batch where the batch is one, and else
-    none, in place of the axis of the step.
+    Torch's shape function (up to 2.11) squeezes the batch axis if the batch is one, and otherwise
+    nothing, where it should squeeze the axis of the step.
     """
     from torch._decomp import decompositions
 
@@ -104,7 +105,7 @@ _SIZE = re.compile(r"L\['(\w+)'\]((?:\['?\w+'?\])*)\.size\(\)\[(\d+)\]")
 
 
 def condition(guard: str) -> Callable[[Mapping[str, Any]], bool]:
-    """What tells whether inputs, by the names of the program's placeholders, meet a guard.
+    """Compiles a guard to a function of the inputs, by the names of the placeholders.
 
     >>> even = condition("(L['x'].size()[0] % 2) == 0")
     >>> even({"x": torch.ones(4)}), even({"x": torch.ones(3)})
@@ -143,7 +144,7 @@ def must_be_dynamic(hint: Any) -> bool:
 def guards(exported: ExportedProgram) -> Sequence[str]:
     """The conditions on sizes that export assumed, as Python text over `L['x'].size()[0]`.
 
-    Programs of 2.8 do not hold them, but the record of tracing does.
+    Programs of torch 2.8 do not hold them; they are read from the shape environment.
     """
     if hasattr(exported, "_guards_code"):
         return list(exported._guards_code)
@@ -170,7 +171,7 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
         return []
     printer = PythonPrinter()
     found = []
-    asserts = [a for of in environment.deferred_runtime_asserts.values() for a in of]
+    asserts = [a for deferred in environment.deferred_runtime_asserts.values() for a in deferred]
     for condition in (*environment.guards, *asserts):
         # Not simplified: what tracing assumed is known to be true by then.
         expression = environment.replace(condition.expr)
@@ -198,8 +199,8 @@ def transform_depth() -> int:
 
 
 def leave_transforms(depth: int) -> None:
-    """Leaves all but the `depth` outermost transforms. Torch's own function for this takes each of
-    them off twice, and fails where a transform is within one of another kind."""
+    """Leaves all but the `depth` outermost transforms. Torch's own function pops each of them
+    twice, and fails for nested transforms of different kinds."""
     functorch = torch._C._functorch
     leave = {
         functorch.TransformType.Vmap: functorch._vmap_decrement_nesting,
@@ -235,15 +236,15 @@ def leave_forward_mode() -> None:
 
 
 def autograd_settings() -> tuple[bool, str | None]:
-    """What transforms set in autograd: whether `requires_grad_` is allowed within them, and why
-    hooks of saved tensors are off, None if they are on."""
+    """Settings of autograd that transforms change: whether `requires_grad_` is allowed within them,
+    and why hooks of saved tensors are disabled (None if they are enabled)."""
     allowed = torch._C._functorch.get_inplace_requires_grad_allowed()
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     return bool(allowed), reason
 
 
 def set_autograd_settings(settings: tuple[bool, str | None]) -> None:
-    """Sets what `autograd_settings` gave."""
+    """Restores the result of `autograd_settings`."""
     allowed, reason = settings
     torch._C._functorch.set_inplace_requires_grad_allowed(allowed)
     if reason is None:
@@ -256,8 +257,7 @@ def set_autograd_settings(settings: tuple[bool, str | None]) -> None:
 
 
 def compiled_model() -> Any:
-    """What was given to torch.compile: the module or function whose call is in flight; None if
-    that cannot be told."""
+    """The module or function given to torch.compile whose call is running; None if unknown."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename == _EVAL_FRAME:
@@ -271,7 +271,7 @@ def compiled_model() -> Any:
 
 
 def model_of(function: Any) -> Any:
-    """The module whose call a function is, else the function itself.
+    """The module of a bound `forward`; other functions as they are.
 
     >>> relu = torch.nn.ReLU()
     >>> model_of(relu.forward) is relu, model_of(print) is print
@@ -296,7 +296,7 @@ class Traced:
 
 
 def traced_code() -> Traced | None:
-    """What dynamo is tracing; None if that cannot be told."""
+    """The function that dynamo is tracing; None if unknown."""
     frame = sys._getframe()
     while frame is not None:
         known = frame.f_locals
@@ -311,7 +311,7 @@ def traced_code() -> Traced | None:
 
 
 def sharding(module: Any) -> str:
-    """What spreads the weights of a module over processes; empty if nothing does.
+    """The wrapper that shards the weights of a module over processes; empty if there is none.
 
     >>> sharding(torch.nn.Linear(1, 1))
     ''
@@ -326,7 +326,7 @@ def sharding(module: Any) -> str:
 
 
 def is_of_floats(value: Any) -> bool:
-    """Whether a symbolic number depends on floats that callers pass, and on nothing else.
+    """Whether a symbolic number depends only on floats that callers pass.
 
     >>> is_of_floats(1.0)
     False
@@ -340,15 +340,15 @@ def is_of_floats(value: Any) -> bool:
 
 
 def guarded(value: Any) -> Any:
-    """The value that a symbolic number had at tracing, with a guard on it."""
+    """The value of a symbolic number at tracing, with a guard on it."""
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return guard_scalar(value)
 
 
 def keep_floats(symbols: Iterable[Any]) -> None:
-    """Has dynamo trace again, with the values of these floats that callers pass, if there are
-    any among the symbols."""
+    """If one of the symbols is a float that callers pass, restarts the trace with its value as a
+    constant."""
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 
     names = [str(s) for s in symbols if symbol_is_type(s, SymT.FLOAT)]
@@ -364,8 +364,8 @@ def keep_floats(symbols: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def numbers_left() -> Iterator[None]:
-    """Meanwhile torch leaves the symbols of floats in graphs, where it would make tensors of some
-    and constants of the others."""
+    """Context manager in which torch leaves symbols of floats in graphs, instead of making tensors
+    of some and constants of others."""
     name = "TENSORIFY_PYTHON_SCALARS"
     before = os.environ.get(name)
     os.environ[name] = "0"

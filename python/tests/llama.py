@@ -1,4 +1,4 @@
-"""A block of Llama, and how it is sharded over processes: for `ranks.py` and `benches/distributed.py`."""
+"""A block of Llama, and how it is sharded over processes, for `ranks.py` and benches."""
 
 from __future__ import annotations
 

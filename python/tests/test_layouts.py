@@ -34,9 +34,7 @@ def drawn(seed, device):
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
     x, w = x.to(dtype), w.to(dtype)
     if dims in formats:
-        x, w = (
-            t.to(memory_format=formats[dims]) if draw.random() < 0.5 else t for t in (x, w)
-        )
+        x, w = (t.to(memory_format=formats[dims]) if draw.random() < 0.5 else t for t in (x, w))
     stride = [draw.choice([1, 1, 2]) for _ in range(dims)]
     fits = [2 * k < n for k, n in zip(window, size, strict=True)]
     dilation = [draw.choice([1, 1, 1, 2]) if fit else 1 for fit in fits]

@@ -190,7 +190,9 @@ def test_experts_in_an_archive(tmp_path):
     with torch.no_grad():
         want = model(*args)
         torch.export.save(torch.export.export(model, args, strict=False), path)
-        with pytest.raises(kiln.UnsupportedError, match=r"set_experts_implementation\(\"batched_mm"):
+        with pytest.raises(
+            kiln.UnsupportedError, match=r"set_experts_implementation\(\"batched_mm"
+        ):
             kiln.load(path)
         model.model.set_experts_implementation("batched_mm")
         torch.export.save(torch.export.export(model, args, strict=False), path)

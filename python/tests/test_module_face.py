@@ -108,7 +108,7 @@ def test_hooks_of_the_program_run_and_cost_nothing_afterwards(layer):
     assert not compiled(X).any() and seen == ["before"]
     before.remove(), after.remove()
     torch.testing.assert_close(compiled(X), layer(X).detach())
-    assert compiled._serve is compiled._fast
+    assert compiled._serve_call is compiled._serve_fast
     of_all = nn.modules.module.register_module_forward_hook(lambda m, a, r: seen.append(m))
     compiled(X)
     of_all.remove()

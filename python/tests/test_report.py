@@ -372,9 +372,7 @@ def test_a_model_that_is_wrong_fails(monkeypatch):
             return super().forward(x) * 1.0001
 
     compiled = check._compiled
-    monkeypatch.setattr(
-        check, "_compiled", lambda module, *more: compiled(Block2().eval(), *more)
-    )
+    monkeypatch.setattr(check, "_compiled", lambda module, *more: compiled(Block2().eval(), *more))
     torch.manual_seed(0)
     assert not kiln.check(Block().eval(), (X,))
 

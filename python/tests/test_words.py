@@ -182,6 +182,14 @@ def test_doctor_ends_with_what_is_missing(monkeypatch):
     ]
 
 
+def test_doctor_names_a_backend_that_can_be_imported(monkeypatch):
+    monkeypatch.setattr(environment.metadata, "entry_points", lambda **_: [])
+    _, _, advice = kiln.doctor().partition("pass the backend itself: ")
+    names = {"torch": torch, "model": nn.ReLU()}
+    exec(advice.splitlines()[0], names)
+    assert names["kiln"] is backend.kiln
+
+
 @pytest.mark.native
 def test_doctor_says_nothing_of_what_the_package_has_no_use_for():
     text = kiln.doctor()

@@ -66,8 +66,8 @@ _COMPLEX = (10, 11)
 
 
 def _advised(file: Path, error: KilnError) -> KilnError:
-    """The error with what to do in Python: the native module answers for the command, which reads
-    archives of TorchScript."""
+    """Adds to an error of the native module what to do in Python. Its own advice is for the
+    command, which also reads TorchScript archives."""
     what, _, remedy = str(error).partition(";")
     if "jit" not in remedy and "TorchScript" not in what:
         return error
@@ -101,8 +101,8 @@ def _advised(file: Path, error: KilnError) -> KilnError:
 
 
 def _program(file: Path) -> dict[str, Any]:
-    """The program of a `.pt2` as torch.export describes it; empty for other files, and for broken
-    ones, of which the engine says what is wrong."""
+    """The program of a `.pt2` as torch.export describes it. Empty for other files and for broken
+    ones; the engine says what is wrong with those."""
     if not zipfile.is_zipfile(file):
         return {}
     try:
@@ -130,16 +130,17 @@ def _complex(program: dict[str, Any]) -> tuple[bool, list[int]]:
     try:
         types = program["graph_module"]["graph"]["tensor_values"]
         signature = program["graph_module"]["signature"]
-        users = [[s["user_input"]["arg"] for s in signature["input_specs"] if "user_input" in s]]
-        given = signature["output_specs"]
-        users += [[s["user_output"]["arg"] for s in given if "user_output" in s]]
-        takes, gives = (
-            [types.get(a.get("as_tensor", {}).get("name"), {}).get("dtype") in _COMPLEX for a in of]
-            for of in users
-        )
+        inputs = [s["user_input"]["arg"] for s in signature["input_specs"] if "user_input" in s]
+        outputs = [s["user_output"]["arg"] for s in signature["output_specs"] if "user_output" in s]
+
+        def are_complex(arguments: list[dict[str, Any]]) -> list[bool]:
+            names = [a.get("as_tensor", {}).get("name") for a in arguments]
+            return [types.get(name, {}).get("dtype") in _COMPLEX for name in names]
+
+        complex_inputs, complex_outputs = are_complex(inputs), are_complex(outputs)
     except (KeyError, AttributeError, TypeError):
         return False, []
-    return any(takes), [i for i, is_complex in enumerate(gives) if is_complex]
+    return any(complex_inputs), [i for i, is_complex in enumerate(complex_outputs) if is_complex]
 
 
 def _nesting(

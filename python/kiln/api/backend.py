@@ -80,34 +80,34 @@ def _raising(error: Exception) -> Callable[..., Any]:
 
 
 def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any] | None
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
-    chosen = known_options.check(given, backend=True)
+    settings = known_options.check(options, backend=True)
     piece = _piece(gm)
     # A piece lives as long as what runs it.
     gm.meta["kiln_piece"] = piece
     if _needs_gradients(gm, example_inputs):
         pieces.register(piece)
-        return _told_apart(_train(gm, chosen, piece), piece, example_inputs)
+        return _counted_by_model(_train(gm, settings, piece), piece, example_inputs)
     names, expanded = _names(gm), flex_attention.expanded(gm)
-    wrapped = Versions(example_inputs)
+    subclass_versions = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
 
-    if expanded is gm and not wrapped.at:
-        recorded = without_aot.compiled(gm, example_inputs, names, chosen, piece)
+    if expanded is gm and not subclass_versions.positions:
+        recorded = without_aot.compiled(gm, example_inputs, names, settings, piece)
         if recorded is not None:
             pieces.register(piece)
-            return _told_apart(recorded, piece, example_inputs)
+            return _counted_by_model(recorded, piece, example_inputs)
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         numbers = scalars.as_tensors(lowered)
         numbers.module.meta["kiln_piece"] = piece
-        run = Lowering(numbers.module, names, chosen, gradients, wrapped).run(piece)
-        return scalars.passing(run, numbers)
+        run = Lowering(numbers.module, names, settings, gradients, subclass_versions).run(piece)
+        return scalars.with_numbers_put(run, numbers)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return boxed(_train(lowered, chosen, piece))
+        return boxed(_train(lowered, settings, piece))
 
     try:
         with torch_versions.numbers_left():
@@ -116,23 +116,23 @@ def _compile(
         # The latter is how AOT asks dynamo for another trace.
         raise
     except Exception as error:
-        run = _untraced(gm, error, chosen, piece)
+        run = _untraced(gm, error, settings, piece)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
-    run = _told_apart(run, piece, example_inputs)
-    return wrapped.followed(run) if known_options.is_checked(chosen) else run
+    run = _counted_by_model(run, piece, example_inputs)
+    return subclass_versions.tracking(run) if known_options.is_checked(settings) else run
 
 
 def _untraced(
-    gm: fx.GraphModule, error: Exception, chosen: Mapping[str, Any], piece: pieces.Piece
+    gm: fx.GraphModule, error: Exception, settings: Mapping[str, Any], piece: pieces.Piece
 ) -> Callable[..., Any]:
-    """Runs a graph that AOT autograd cannot trace, as an operator of a library that gives an alias.
-    If the graph itself is wrong, its own error is what running it raises."""
+    """Runs by PyTorch a graph that AOT autograd cannot trace, such as one with an operator of a
+    library that returns an alias. Where the graph itself fails, running it raises its own error."""
     lines = str(error).strip().splitlines()
     why = f"torch cannot trace it: {lines[0] if lines else type(error).__name__}"
-    if chosen.get("fallback") == "error":
-        told = f"{why}; leave out fallback='error' to let PyTorch run it"
-        raise UnsupportedError(told) from error
+    if settings.get("fallback") == "error":
+        message = f"{why}; leave out fallback='error' to let PyTorch run it"
+        raise UnsupportedError(message) from error
     piece.refuse(why)
     return pieces.eagerly(piece, transforms.eager(gm))
 
@@ -143,11 +143,13 @@ def _untraced(
 def _piece(gm: fx.GraphModule) -> pieces.Piece:
     lines = (sources.line(n.meta.get("stack_trace")) for n in gm.graph.nodes)
     piece = pieces.Piece(next(filter(None, lines), ""))
-    ended = getattr(gm, "compile_subgraph_reason", None)
-    if ended is not None and ended.graph_break:
-        piece.break_reason = ended.reason
-        if ended.user_stack:
-            frames = "\n".join(f'File "{f.filename}", line {f.lineno}' for f in ended.user_stack)
+    break_info = getattr(gm, "compile_subgraph_reason", None)
+    if break_info is not None and break_info.graph_break:
+        piece.break_reason = break_info.reason
+        if break_info.user_stack:
+            frames = "\n".join(
+                f'File "{f.filename}", line {f.lineno}' for f in break_info.user_stack
+            )
             piece.break_source = sources.place(frames).partition("\n")[0]
     return piece
 
@@ -178,27 +180,27 @@ def _needs_gradients(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 
 def _train(
-    gm: fx.GraphModule, chosen: Mapping[str, Any], piece: pieces.Piece
+    gm: fx.GraphModule, settings: Mapping[str, Any], piece: pieces.Piece
 ) -> Callable[..., Any]:
-    """Runs a graph that needs gradients, and says once a model that Kiln does not compile it."""
+    """Runs by PyTorch a graph that needs gradients. Warns once for each model."""
     reason = "gradients are on; use torch.no_grad()"
     piece.state, piece.reason = "eager", reason
-    if chosen.get("training") == "error":
-        at = f" at {piece.source}" if piece.source else ""
-        raise UnsupportedError(f"a graph that needs gradients{at}: run it under torch.no_grad()")
+    if settings.get("training") == "error":
+        where = f" at {piece.source}" if piece.source else ""
+        raise UnsupportedError(f"a graph that needs gradients{where}: run it under torch.no_grad()")
     run = transforms.eager(gm)
 
-    def told(*args: Any) -> Any:
+    def run_and_warn(*args: Any) -> Any:
         if piece.runs.eager == 0:
             _warn(piece)
         piece.runs.ran_eagerly(reason)
         return run(*args)
 
-    return told
+    return run_and_warn
 
 
 def _warn(piece: pieces.Piece) -> None:
-    """Says once a model that it runs eagerly."""
+    """Warns that a model runs eagerly, once for each model."""
     model = torch_versions.compiled_model()
     if model is not None:
         if model in _WARNED:
@@ -212,18 +214,19 @@ def _warn(piece: pieces.Piece) -> None:
     warnings.warn_explicit(text, UserWarning, *place, registry={})
 
 
-def _told_apart(
+def _counted_by_model(
     run: Callable[..., Any], piece: pieces.Piece, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """What runs a piece, its calls counted for the model that has the first of its parameters."""
-    found = (i for i, t in enumerate(example_inputs) if isinstance(t, torch.nn.Parameter))
-    at = next(found, None)
-    piece.called_with(None if at is None else example_inputs[at])
-    if at is None:
+    """Wraps what runs a piece so that its calls are counted by model. The first parameter tells
+    models of one class apart."""
+    parameters = (i for i, t in enumerate(example_inputs) if isinstance(t, torch.nn.Parameter))
+    position = next(parameters, None)
+    piece.called_with(None if position is None else example_inputs[position])
+    if position is None:
         return run
 
     def counted(*args: Any) -> Any:
-        piece.called_with(args[at])
+        piece.called_with(args[position])
         return run(*args)
 
     return counted

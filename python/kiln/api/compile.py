@@ -167,7 +167,7 @@ class _Compilation:
             options = known_options.for_engine(self.settings, lowered.call_spec.device)
             program = lowered.program
             engine = complex_tensors.wrapped(
-                _engine(lowered, options), program.takes_complex, program.complex_outputs
+                _engine(lowered, options), program.has_complex_inputs, program.complex_outputs
             )
             checks_weights = bool(lowered.params) and known_options.is_checked(self.settings)
             if lowered.call_spec.orders:

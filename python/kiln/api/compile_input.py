@@ -54,7 +54,7 @@ class CompileInput:
 
     @property
     def interface(self) -> dict[str, Any]:
-        """What a lowered program has of it."""
+        """The keyword arguments of `lower_module.record` and `lower_module.read`."""
         return {"name": self.name, "signature": self.signature, "original": self.original}
 
     def record(
@@ -144,7 +144,7 @@ def _module(
     args, kwargs = arguments.of_examples(example_inputs, named)
     signature = inspect.signature(module.forward)
     arguments.check(signature, name, args, kwargs)
-    numbers = scalars.asked_for(dynamic, signature, args, kwargs)
+    numbers = scalars.number_inputs(dynamic, signature, args, kwargs)
     export.check((args, kwargs))
     hooked = callables.hooked(module)
     if hooked:

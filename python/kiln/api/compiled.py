@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from kiln._native import Engine, InputError, ShapeError, UnsupportedError, UsageError
 from kiln.api import arguments
-from kiln.api.compiled_module import CompiledModule, attended, is_traced, moved
+from kiln.api.compiled_module import CompiledModule, call_with_hooks, is_traced, moved
 from kiln.api.inspection import Inspection
-from kiln.lowering.call_spec import CallSpec, caller
+from kiln.lowering.call_spec import CallSpec, has_flat_arguments
 from kiln.versions import any_autocast
 
 log = logging.getLogger("kiln")
@@ -34,10 +34,10 @@ CompileSmallSizes = Callable[[tuple[Any, ...], dict[str, Any]], "Compiled"]
 Recompile = Callable[[Any, "str | None"], "Compiled"]
 
 
-def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
-    """What serves calls while nobody looks at them. Attributes of modules take torch 0.1
-    microseconds each, so what calls read is in variables."""
-    run, flat, single = compiled._run, compiled._flat, compiled._single
+def _fast_call(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
+    """Makes the function that serves calls without hooks. What a call reads is bound to local
+    variables: an attribute of a module takes 0.1 microseconds."""
+    run, flat, single = compiled._run, compiled._flat_arguments, compiled._single_output
     changed = compiled.engine.changed if compiled._checks_weights else None
     under_autocast, numbers = bool(compiled._autocast), compiled.call_spec.numbers
     device = compiled.device
@@ -46,19 +46,19 @@ def _calls(compiled: Compiled) -> Callable[[Compiled, Any, Any], Any]:
 
     def call(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if under_autocast or any_autocast():
-            compiled._tell_autocast()
+            compiled._warn_of_autocast()
         if changed is not None and changed():
             compiled.engine.refresh()
         leaves = compiled._flatten(args, kwargs) if kwargs or len(args) != flat else list(args)
         if numbers:
-            scalars.of_call(leaves, numbers, compiled.call_spec.inputs, device)
+            scalars.numbers_to_tensors(leaves, numbers, compiled.call_spec.inputs, device)
         try:
             outputs = run(leaves)
         except Exception as error:
-            return compiled._failed(args, kwargs, leaves, error)
+            return compiled._on_error(args, kwargs, leaves, error)
         if outputs is None:
             with torch.no_grad():
-                return compiled._eager(*args, **kwargs)  # type: ignore[misc]
+                return compiled._eager_call(*args, **kwargs)  # type: ignore[misc]
         return outputs[0] if single else compiled._unflatten(outputs)
 
     return call
@@ -83,16 +83,16 @@ class Compiled(Inspection, CompiledModule):
     device: str
     seconds: dict[str, float]
     _run: Callable[[list[Any]], Any]
-    _eager: Callable[..., Any] | None
+    _eager_call: Callable[..., Any] | None
     _decoder: Decoder | None
     _artifact_engine: Callable[[], Engine] | None
     _recompile: Recompile | None
     _compile_small_sizes: CompileSmallSizes | None
-    _small: dict[tuple[tuple[int, int, int], ...], Compiled | None]
-    _dynamic: list[tuple[int, int]]
+    _small_size_programs: dict[tuple[tuple[int, int, int], ...], Compiled | None]
+    _dynamic_dimensions: list[tuple[int, int]]
     _checks_weights: bool
-    _flat: int
-    _single: bool
+    _flat_arguments: int
+    _single_output: bool
     _constants: dict[int, Any]
     _orders: dict[int, list[int]]
     _out_spec: pytree.TreeSpec | None
@@ -113,7 +113,7 @@ class Compiled(Inspection, CompiledModule):
         super().__init__(module, make_module)
         fields = self.__dict__
         #: Serves calls for whose sizes another thread compiles.
-        fields["_eager"] = eager
+        fields["_eager_call"] = eager
         fields["_decoder"] = decoder
         #: Makes an engine for artifacts, where this one gives results in another order of memory.
         fields["_artifact_engine"] = artifact_engine
@@ -125,42 +125,42 @@ class Compiled(Inspection, CompiledModule):
         fields["seconds"] = {}
         #: Whether each call looks for weights that were changed in place.
         fields["_checks_weights"] = checks_weights
-        self._take(engine, call_spec)
+        self._bind_engine(engine, call_spec)
 
-    def _take(self, engine: Engine | SplitProgram, call_spec: CallSpec) -> None:
-        """Runs this engine from now on."""
+    def _bind_engine(self, engine: Engine | SplitProgram, call_spec: CallSpec) -> None:
+        """Makes an engine the one that runs calls."""
         fields = self.__dict__
         fields.update(engine=engine, call_spec=call_spec, device=call_spec.device, _run=engine.run)
         fields.update(_constants=call_spec.constants, _orders=call_spec.orders)
         fields["_out_spec"] = call_spec.out_spec
         #: How many arguments a call without nesting has, else -1.
-        fields["_flat"] = -1
+        fields["_flat_arguments"] = -1
         #: Whether the one output is the result.
-        fields["_single"] = False
+        fields["_single_output"] = False
         if call_spec.in_spec is not None and call_spec.out_spec is not None:
             n = call_spec.in_spec.num_leaves
-            fields["_flat"] = n if caller(call_spec.in_spec, n) else -1
-            fields["_single"] = call_spec.out_spec.is_leaf() and not (
+            fields["_flat_arguments"] = n if has_flat_arguments(call_spec.in_spec, n) else -1
+            fields["_single_output"] = call_spec.out_spec.is_leaf() and not (
                 call_spec.constants or call_spec.orders
             )
         #: Dynamic dimensions, and the programs for calls in which some of them are 0 or 1.
-        fields["_dynamic"] = [
+        fields["_dynamic_dimensions"] = [
             (i, d)
             for i, shape in enumerate(call_spec.shapes)
             for d, size in enumerate(shape or ())
             if not isinstance(size, int)
         ]
-        fields["_small"] = {}
-        fields["_fast"] = fields["_serve"] = _calls(self)
+        fields["_small_size_programs"] = {}
+        fields["_serve_fast"] = fields["_serve_call"] = _fast_call(self)
 
     def __repr__(self) -> str:
         sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
         return f"Compiled({self.call_spec.name}, {self.device}{sizes})"
 
     def __copy__(self) -> Compiled:
-        made = Compiled.__new__(Compiled)
-        made.__dict__.update(self.__dict__)
-        return made
+        copy = Compiled.__new__(Compiled)
+        copy.__dict__.update(self.__dict__)
+        return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
@@ -176,13 +176,13 @@ class Compiled(Inspection, CompiledModule):
             # As a part of what torch.compile traces.
             return self.__dict__["_module"](*args, **kwargs)
         if _global_forward_hooks or _global_forward_pre_hooks:
-            return attended(self, args, kwargs)
-        return self._serve(self, args, kwargs)
+            return call_with_hooks(self, args, kwargs)
+        return self._serve_call(self, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A call without this module's hooks, after a look at the weights if they may have been
-        replaced."""
-        if self._given_out and not self._looks_bound():
+        """A call without the hooks of this module. Checks first that the weights are those of the
+        program, if they may have been replaced."""
+        if self._weights_exposed and not self._rebind_weights():
             if not torch.compiler.is_compiling():
                 self._warn_once(
                     f"{self} is called with other weights than it was compiled with, so the module "
@@ -190,18 +190,18 @@ class Compiled(Inspection, CompiledModule):
                 )
             return self._original(*args, **kwargs)
         if not self._has_hooks():
-            self._serve = self._fast
-        return self._fast(self, args, kwargs)
+            self._serve_call = self._serve_fast
+        return self._serve_fast(self, args, kwargs)
 
-    def _failed(
+    def _on_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], error: Exception
     ) -> Any:
-        """What a call gives whose arguments the engine did not take: in tracing what the module
-        gives."""
+        """Handles arguments that the engine refused. Under tracing it calls the module; sizes of 0
+        and 1 get a program of their own."""
         if any(map(is_traced, leaves)):
             return self._original(*args, **kwargs)
         if isinstance(error, ShapeError):
-            small = self._of_small_sizes(args, kwargs, leaves)
+            small = self._small_size_program(args, kwargs, leaves)
             if small is not None:
                 return small(*args, **kwargs)
         if isinstance(error, InputError):
@@ -209,18 +209,18 @@ class Compiled(Inspection, CompiledModule):
         raise error from None
 
     def traces_small_sizes(self, compile_small_sizes: CompileSmallSizes) -> None:
-        """Has sizes of 0 and 1, which tracing of others leaves out, traced by themselves when a
-        call has them in a dynamic dimension."""
+        """Sets the function that compiles calls with a dynamic dimension of 0 or 1, which
+        `torch.export` specialises."""
         self.__dict__["_compile_small_sizes"] = compile_small_sizes
 
-    def _of_small_sizes(
+    def _small_size_program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
     ) -> Compiled | None:
-        """The program for a call with dimensions of 0 or 1 that are dynamic; None where there is
-        no such dimension, or torch.export refuses them."""
+        """The program for calls with a dynamic dimension of 0 or 1, compiled at the first such
+        call. None if there is no such dimension, or `torch.export` refuses it."""
         key = tuple(
             (i, d, leaves[i].shape[d])
-            for i, d in self._dynamic
+            for i, d in self._dynamic_dimensions
             if i < len(leaves)
             and isinstance(leaves[i], torch.Tensor)
             and d < leaves[i].dim()
@@ -228,16 +228,16 @@ class Compiled(Inspection, CompiledModule):
         )
         if not key or self._compile_small_sizes is None:
             return None
-        if key not in self._small:
-            self._small[key] = None
+        if key not in self._small_size_programs:
+            self._small_size_programs[key] = None
             try:
-                self._small[key] = self._compile_small_sizes(args, kwargs)
+                self._small_size_programs[key] = self._compile_small_sizes(args, kwargs)
             except (UnsupportedError, UsageError, InputError) as error:
                 log.info("%s was not traced for a dimension of 0 or 1: %s", self, error)
-        return self._small[key]
+        return self._small_size_programs[key]
 
     def _original(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls what was compiled."""
+        """Calls the module that was compiled."""
         if self.call_spec.original is None:
             raise UsageError(
                 f"{self} came from a file, and cannot be traced as part of another program: trace "
@@ -245,29 +245,29 @@ class Compiled(Inspection, CompiledModule):
             )
         return self.call_spec.original()(*args, **kwargs)
 
-    def _looks_bound(self) -> bool:
-        """Whether the program has the module's weights; compiles it again if they were replaced
-        for good."""
+    def _rebind_weights(self) -> bool:
+        """Whether the program has the current weights of the module. Compiles it again if they were
+        replaced for good."""
         fields = self.__dict__
-        fields["_given_out"] = False
-        if self._weights_are_bound() and not self._replaced:
+        fields["_weights_exposed"] = False
+        if self._has_bound_weights() and not self._weights_replaced:
             return True
-        if self._recompile is not None and (self._replaced or self._has_moved()):
+        if self._recompile is not None and (self._weights_replaced or self._has_moved()):
             fresh = self._recompile(self.call_spec.examples, None)
-            self._take(fresh.engine, fresh.call_spec)
+            self._bind_engine(fresh.engine, fresh.call_spec)
             kept = (
-                "_bound",
+                "_bound_weights",
                 "_autocast",
                 "_checks_weights",
-                "_eager",
+                "_eager_call",
                 "_decoder",
                 "_artifact_engine",
                 "seconds",
             )
             fields.update({name: fresh.__dict__[name] for name in kept})
-            fields["_replaced"] = False
+            fields["_weights_replaced"] = False
             return True
-        fields["_given_out"] = True
+        fields["_weights_exposed"] = True
         return False
 
     def _can_move(self) -> bool:
@@ -301,7 +301,7 @@ class Compiled(Inspection, CompiledModule):
         result = None
         with torch.no_grad():
             for _ in range(count):
-                result = self._eager(*args, **kwargs)  # type: ignore[misc]
+                result = self._eager_call(*args, **kwargs)  # type: ignore[misc]
         return result
 
     def generate(

@@ -5,7 +5,7 @@ its position from a buffer, fills the caches, and writes the token that follows 
 prompt in chunks and the tokens after it are runs of one program over the same buffers, and
 many runs follow each other without the host. All of them are state, which is written in place.
 
-`Step` is that program as a module, `Decoder` checks what is asked of it, `Text` runs it. Of
+`Step` is that program as a module, `Decoder` checks what is asked of it, `TokenBuffer` runs it. Of
 transformers only `StaticCache` and its layers are known.
 """
 
@@ -31,7 +31,7 @@ EMPTY = -1
 
 #: What `generation_config` may ask for beyond taking the likeliest token, with values that ask for
 #: nothing.
-_ASKED = {
+_UNSUPPORTED_SETTINGS = {
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -95,8 +95,8 @@ class Step(torch.nn.Module):
         result = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **self.last)
         next_position = self.position + offsets.shape[0]
         likeliest = result.logits[:, -1].argmax(-1, keepdim=True)
-        given = self.tokens.index_select(1, next_position)
-        token = torch.where(given == EMPTY, likeliest, given)
+        prompt_token = self.tokens.index_select(1, next_position)
+        token = torch.where(prompt_token == EMPTY, likeliest, prompt_token)
         self.tokens.index_copy_(1, next_position, token)
         self.position.copy_(next_position)
         return token
@@ -118,7 +118,7 @@ class Step(torch.nn.Module):
 
 
 def _caches(model: Any, batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of each layer for one token, as the model makes them."""
+    """Keys and values of each layer for one token, as the model allocates them."""
     config = getattr(model, "config", None)
     if not callable(getattr(model, "generate", None)) or config is None:
         raise UsageError(
@@ -146,8 +146,8 @@ def _caches(model: Any, batch_size: int) -> list[tuple[torch.Tensor, torch.Tenso
             "model.generate"
         ) from error
     for i, layer in enumerate(cache.layers):
-        known = isinstance(layer, StaticLayer) and hasattr(layer, "cumulative_length")
-        if not known or not layer.is_initialized:
+        is_static = isinstance(layer, StaticLayer) and hasattr(layer, "cumulative_length")
+        if not is_static or not layer.is_initialized:
             raise UnsupportedError(
                 f"layer {i} of {type(model).__name__} keeps a {type(layer).__name__}, which "
                 "Compiled.generate does not fill: use model.generate"
@@ -161,7 +161,7 @@ def _first_line(error: Exception) -> str:
 
 
 def step(model: Any, batch_size: int, max_length: int) -> Step:
-    """The step of a model, if there can be one."""
+    """The decoding step of a model. Raises `kiln.UsageError` if the lengths do not fit it."""
     if max_length < 2 or batch_size < 1:
         raise UsageError(
             f"kiln.compile was given max_length={max_length} and batch_size={batch_size}: give at "
@@ -178,8 +178,8 @@ def step(model: Any, batch_size: int, max_length: int) -> Step:
 
 
 def examples(module: Step) -> tuple[tuple[torch.Tensor], export.Dynamic]:
-    """Example inputs of a step, and how many tokens it may have: there has to be room for the next
-    one."""
+    """Example inputs of a step, and the range of tokens that it may read. One position stays free
+    for the next token."""
     largest = min(CHUNKS[0], module.max_length - 1)
     offsets = torch.arange(min(2, largest), device=module.tokens.device)
     if largest == 1:
@@ -188,7 +188,7 @@ def examples(module: Step) -> tuple[tuple[torch.Tensor], export.Dynamic]:
 
 
 def chunks(count: int, largest: int) -> Iterator[int]:
-    """Lengths of runs that read so many tokens.
+    """Splits a prompt of `count` tokens into runs of the lengths in `CHUNKS`.
 
     >>> list(chunks(75, 511)), list(chunks(10, 7))
     ([64, 8, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
@@ -200,19 +200,20 @@ def chunks(count: int, largest: int) -> Iterator[int]:
 
 
 def look_ahead(device: torch.device) -> tuple[int, int]:
-    """Tokens between two looks for the end, and how many looks late it is seen."""
+    """The number of tokens between two checks for the end, and how many checks behind the device
+    the host is."""
     return (16, 1) if device.type == "cuda" else (1, 0)
 
 
 class Decoder:
-    """What is asked of a compiled `Step`, and what is given."""
+    """Checks the arguments of `Compiled.generate`, and runs it."""
 
     def __init__(self, model: Any, batch_size: int, max_length: int) -> None:
         self.model = model
         self.batch_size = batch_size
         self.max_length = max_length
         #: The buffers are those of one call at a time.
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
 
     def generate(
         self,
@@ -225,12 +226,12 @@ class Decoder:
         ids, ends = self._checked(ids, max_new_tokens), self._ends(eos)
         if max_new_tokens == 0:
             return ids.clone()
-        with self._alone, torch.no_grad():
-            found = Text(compiled, ids).read().go_on(max_new_tokens, ends)
+        with self._lock, torch.no_grad():
+            found = TokenBuffer(compiled, ids).read().generate_until(max_new_tokens, ends)
         return self._cut(found, ids.shape[1], ends) if ends else found
 
     def _cut(self, found: torch.Tensor, length: int, ends: list[int]) -> torch.Tensor:
-        """The tokens up to the end of the longest row, and padding behind the end of others."""
+        """The tokens up to the end of the longest text, with padding behind the ends of others."""
         new = found[:, length:]
         is_end = torch.isin(new, torch.tensor(ends, device=new.device))
         # How many ends there are before each token.
@@ -251,21 +252,21 @@ class Decoder:
 
     def _checked(self, ids: Any, max_new_tokens: int) -> torch.Tensor:
         config = self.model.generation_config
-        for name, nothing in _ASKED.items():
-            asked = getattr(config, name, None)
-            if asked not in nothing:
+        for name, defaults in _UNSUPPORTED_SETTINGS.items():
+            value = getattr(config, name, None)
+            if value not in defaults:
                 raise UsageError(
-                    f"the model's generation_config has {name}={asked!r}, which Compiled.generate "
+                    f"the model's generation_config has {name}={value!r}, which Compiled.generate "
                     f"does not do: set model.generation_config.{name} to None, or use "
                     "model.generate with CompileConfig(backend='kiln')"
                 )
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
-            given = f"a {type(ids).__name__}"
+            description = f"a {type(ids).__name__}"
             if isinstance(ids, torch.Tensor):
-                given = f"a tensor of shape {list(ids.shape)} and {ids.dtype}"
+                description = f"a tensor of shape {list(ids.shape)} and {ids.dtype}"
             raise InputError(
-                f"Compiled.generate was given {given}: pass the ids of a prompt's tokens, a tensor "
-                "of integers with a row for each text"
+                f"Compiled.generate was given {description}: pass the ids of a prompt's tokens, a "
+                "tensor of integers with a row for each text"
             )
         rows, length = ids.shape
         if rows != self.batch_size:
@@ -286,18 +287,19 @@ class Decoder:
                 f"{max(self.max_length - length, 0)} new ones, or compile it with "
                 f"kiln.compile(model, max_length={length + max_new_tokens})"
             )
-        known = self.model.get_input_embeddings().num_embeddings
-        least, most = (int(n) for n in ids.aminmax())
-        if least < 0 or most >= known:
+        vocabulary_size = self.model.get_input_embeddings().num_embeddings
+        lowest, highest = (int(n) for n in ids.aminmax())
+        if lowest < 0 or highest >= vocabulary_size:
+            unknown = lowest if lowest < 0 else highest
             raise InputError(
-                f"Compiled.generate was given the token {least if least < 0 else most}, and the "
-                f"model has {known}: use the model's own tokenizer"
+                f"Compiled.generate was given the token {unknown}, and the model has "
+                f"{vocabulary_size}: use the model's own tokenizer"
             )
         return ids.to(torch.int64)
 
 
-class Text:
-    """The texts in the buffers of a compiled step."""
+class TokenBuffer:
+    """The buffers of a compiled step with the tokens of one call of `generate`."""
 
     def __init__(self, compiled: Compiled, ids: torch.Tensor) -> None:
         self.compiled = compiled
@@ -309,43 +311,44 @@ class Text:
         self.tokens = state["tokens"].fill_(EMPTY)
         self.device = self.tokens.device
         #: How many tokens were given, and are known by now.
-        self.given = self.known = ids.shape[1]
-        self.tokens[:, : self.given] = ids
+        self.prompt_length = self.known_length = ids.shape[1]
+        self.tokens[:, : self.prompt_length] = ids
 
-    def read(self) -> Text:
-        """Reads what was given. Then one more token is known."""
-        for chunk in chunks(self.given, self.tokens.shape[1] - 1):
+    def read(self) -> TokenBuffer:
+        """Runs the prompt. One more token is known afterwards."""
+        for chunk in chunks(self.prompt_length, self.tokens.shape[1] - 1):
             self.compiled(torch.arange(chunk, device=self.device))
-        self.known += 1
+        self.known_length += 1
         return self
 
-    def go_on(self, count: int, ends: list[int]) -> torch.Tensor:
-        """All tokens once `count` of them are new, or all texts have ended.
+    def generate_until(self, count: int, ends: list[int]) -> torch.Tensor:
+        """Generates `count` tokens, or fewer if all texts end before. Gives prompt and new tokens.
 
-        On a GPU the end is seen late: the device goes on while the host looks at what came before.
+        On a GPU the end is seen late: the device runs on while the host checks earlier tokens.
         """
-        total = self.given + count
-        one = torch.arange(1, device=self.device)
-        between, late = look_ahead(self.device)
+        total = self.prompt_length + count
+        one_token = torch.arange(1, device=self.device)
+        steps_per_look, looks_behind = look_ahead(self.device)
         if not ends:
-            between = total
+            steps_per_look = total
         ended = torch.zeros(self.tokens.shape[0], dtype=torch.bool)
-        looks = [self._look(self.given)] if ends else []
-        while self.known < total:
-            if len(looks) > late:
-                ended |= _have_ended(looks.pop(0), ends)
+        pending_looks = [self._look(self.prompt_length)] if ends else []
+        while self.known_length < total:
+            if len(pending_looks) > looks_behind:
+                ended |= _have_ended(pending_looks.pop(0), ends)
                 if ended.all():
                     break
-            now = min(between, total - self.known)
-            self.compiled.steps(now, one)
-            self.known += now
+            step_count = min(steps_per_look, total - self.known_length)
+            self.compiled.steps(step_count, one_token)
+            self.known_length += step_count
             if ends:
-                looks.append(self._look(self.known - now))
-        return self.tokens[:, : self.known].clone()
+                pending_looks.append(self._look(self.known_length - step_count))
+        return self.tokens[:, : self.known_length].clone()
 
     def _look(self, start: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """A copy of the tokens from `start` on that the host can read, once the event has come."""
-        new = self.tokens[:, start : self.known].contiguous()
+        """Copies the tokens from `start` on to the host. The copy is complete once the event is
+        reached."""
+        new = self.tokens[:, start : self.known_length].contiguous()
         if self.device.type != "cuda":
             return new, None
         host = torch.empty(new.shape, dtype=new.dtype, pin_memory=True)
@@ -356,7 +359,7 @@ class Text:
 
 
 def _have_ended(look: tuple[torch.Tensor, torch.cuda.Event | None], ends: list[int]) -> Any:
-    """Which texts end with these tokens."""
+    """Which texts have one of the end tokens among these."""
     new, event = look
     if event is not None:
         event.synchronize()

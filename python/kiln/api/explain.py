@@ -69,7 +69,7 @@ def explain(
 
 
 def _unwrapped(target: Callable[..., Any]) -> Callable[..., Any]:
-    """What was given to torch.compile."""
+    """The module or function that was given to torch.compile."""
     target = getattr(target, "_orig_mod", target)
     return getattr(target, "_torchdynamo_orig_callable", target)
 

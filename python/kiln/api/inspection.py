@@ -23,7 +23,7 @@ Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
 
 
 class Inspection:
-    """The part of `Compiled` that runs nothing: questions, compiling ahead, saving and timing."""
+    """The part of `Compiled` that answers questions, compiles ahead, saves and times."""
 
     engine: Engine | SplitProgram
     call_spec: CallSpec

@@ -18,7 +18,7 @@ _SYMBOL = re.compile(r"^Symbol\('([^']*)'")
 
 @dataclass(frozen=True)
 class CallSpec:
-    """How a program is called, and what it is called by its users."""
+    """How a program is called: nesting, names and sizes of its inputs and outputs."""
 
     name: str
     device: str
@@ -48,7 +48,7 @@ class CallSpec:
     inputs: list[str] = field(default_factory=list)
 
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
-        """The sizes of the symbols for these flat inputs."""
+        """The value of each symbol, from the sizes of these flat inputs."""
         sizes = {}
         for shape, leaf in zip(self.shapes, leaves, strict=False):
             if shape is None or not isinstance(leaf, torch.Tensor):
@@ -61,11 +61,11 @@ class CallSpec:
         return sizes
 
 
-def caller(spec: pytree.TreeSpec, n: int) -> bool:
+def has_flat_arguments(spec: pytree.TreeSpec, n: int) -> bool:
     """Whether a call has `n` positional arguments, each of them one leaf, and no others.
 
     >>> flat, nested = pytree.tree_structure(((1, 2), {})), pytree.tree_structure((([1],), {}))
-    >>> caller(flat, 2), caller(nested, 1)
+    >>> has_flat_arguments(flat, 2), has_flat_arguments(nested, 1)
     (True, False)
     """
     positional, keywords = versions.children(spec)

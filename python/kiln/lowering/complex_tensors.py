@@ -1,7 +1,7 @@
-"""Complex tensors at the edges of a program.
+"""Complex inputs and outputs of an engine.
 
-An engine computes with real and imaginary parts: it takes and gives complex tensors as real ones
-with the two parts along one more axis, which is how they lie in memory. What is here goes between.
+An engine has a real tensor with the real and imaginary part along one more axis, which is the
+memory of a complex tensor. The functions here convert between both without copies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kiln._native import Engine, UnsupportedError
 
 
 def parts(value: Any) -> Any:
-    """A complex tensor as its parts, in the same memory; anything else as it is.
+    """A complex tensor as a view of its real and imaginary parts; other values as they are.
 
     >>> parts(torch.tensor([1 + 2j])), parts(3)
     (tensor([[1., 2.]]), 3)
@@ -26,7 +26,7 @@ def parts(value: Any) -> Any:
 
 
 class Paired:
-    """An engine whose inputs or outputs are complex; it has all that an engine has."""
+    """An engine that takes and gives complex tensors, where the native one has pairs of parts."""
 
     def __init__(self, engine: Engine, complex_outputs: Collection[int]) -> None:
         self._engine = engine
@@ -56,6 +56,6 @@ class Paired:
         return outputs
 
 
-def wrapped(engine: Engine, takes_complex: bool, complex_outputs: Collection[int]) -> Any:
-    """The engine, which takes and gives complex tensors if its program does."""
-    return Paired(engine, complex_outputs) if takes_complex or complex_outputs else engine
+def wrapped(engine: Engine, has_complex_inputs: bool, complex_outputs: Collection[int]) -> Any:
+    """The engine, wrapped if its program has complex inputs or outputs."""
+    return Paired(engine, complex_outputs) if has_complex_inputs or complex_outputs else engine

@@ -39,7 +39,7 @@ def with_numbers(
         try:
             exported = _export_with_numbers(module, args, kwargs, sizes, chosen)
             with_tensors = lower_module.with_tensors
-            if not chosen or not scalars.are_read(with_tensors(exported).graph):
+            if not chosen or not scalars.reads_number_inputs(with_tensors(exported).graph):
                 return exported, chosen
             log.info("numbers keep their values: sizes depend on them")
         except UnsupportedError as error:
@@ -113,8 +113,8 @@ def _is_read(
     inputs = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
     device = next((t.device for t in inputs), None)
     del attribute.module.__dict__[attribute.name]
-    left = torch.zeros(attribute.shape, dtype=attribute.dtype, device=device)
-    attribute.module.register_buffer(attribute.name, left, persistent=False)
+    assigned = torch.zeros(attribute.shape, dtype=attribute.dtype, device=device)
+    attribute.module.register_buffer(attribute.name, assigned, persistent=False)
     try:
         with side_effects.watched(module):
             second_call = export.functional(export.export(module, args, kwargs, sizes))

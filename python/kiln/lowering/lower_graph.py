@@ -30,22 +30,22 @@ class Lowering:
         self,
         gm: fx.GraphModule,
         names: Sequence[str],
-        chosen: Mapping[str, Any],
+        options: Mapping[str, Any],
         gradients: bool,
         versions: Versions,
         static: Collection[int] | None = None,
     ) -> None:
-        """`static`: positions of the inputs that stay where they are from call to call; those that
-        AOT autograd found if left out."""
-        self.gm, self.chosen = gm, chosen
+        """`static`: positions of the inputs whose tensors stay the same from call to call; those
+        that AOT autograd found if left out."""
+        self.gm, self.options = gm, options
         self.gradients, self.versions = gradients, versions
         self.inputs: list[fx.Node] = list(gm.graph.find_nodes(op="placeholder"))
         #: What the graph writes to.
         self.written = {target for node in gm.graph.nodes for target in partition.written(node)}
         # Positions agree unless AOT added or removed inputs, for subclasses and duplicates.
-        known = names if len(names) == len(self.inputs) else [""] * len(self.inputs)
+        input_names = names if len(names) == len(self.inputs) else [""] * len(self.inputs)
         #: The user's names of inputs.
-        self.names = {n: name for n, name in zip(self.inputs, known, strict=True) if name}
+        self.names = {n: name for n, name in zip(self.inputs, input_names, strict=True) if name}
         if static is None:
             context = TracingContext.try_get()
             metadata = context.fw_metadata if context is not None else None
@@ -60,17 +60,18 @@ class Lowering:
         }
 
     def run(self, piece: pieces.Piece) -> Boxed:
-        """What runs the graph."""
+        """The function that runs the graph: as one piece if Kiln takes all of it, else piece by
+        piece, or by PyTorch."""
         try:
             return self.whole(piece) or self.parts(piece)
         except KilnError as error:
-            if self.chosen.get("fallback") == "error":
+            if self.options.get("fallback") == "error":
                 raise
             piece.refuse(str(error))
             return boxed(pieces.eagerly(piece, self.gm.forward))
 
     def whole(self, piece: pieces.Piece) -> Boxed | None:
-        """What runs the graph in one piece; None if Kiln refuses something in it."""
+        """The function that runs the graph as one piece; None if Kiln refuses something in it."""
         whole = partition.Part(self.gm.graph, self.inputs, [], True)
         try:
             head, tail = self.without_views(whole)
@@ -81,54 +82,59 @@ class Lowering:
         return None if refused else self.compiled(self.gm, whole, program, tail, piece)
 
     def parts(self, piece: pieces.Piece) -> Boxed:
-        """What runs the graph piece by piece."""
+        """The function that runs the graph piece by piece."""
         whole = self.gm.graph
         refused = partition.refused(whole, lambda found: self.write(whole, self.inputs, found))
-        told = partition.sentence(refused)
-        if refused and self.chosen.get("fallback") == "error":
-            raise UnsupportedError(f"{told}; leave out fallback='error' to let PyTorch run that")
+        message = partition.sentence(refused)
+        if refused and self.options.get("fallback") == "error":
+            raise UnsupportedError(f"{message}; leave out fallback='error' to let PyTorch run that")
         stages, useful = [], False
         piece.parts = []
         for part in partition.partition(whole, refused):
             module = fx.GraphModule(self.gm, part.graph)
             calls = [n for n in part.graph.nodes if n.op == "call_function"]
-            made = pieces.Piece(next(filter(None, map(line_of, calls)), ""), len(calls))
+            part_piece = pieces.Piece(next(filter(None, map(user_line, calls)), ""), len(calls))
             if part.compiled:
                 head, tail = self.without_views(part)
-                program = self.write(head, part.takes)
-                run = self.compiled(module, part, program, tail, made)
-                useful = useful or made.state != "eager"
+                program = self.write(head, part.inputs)
+                run = self.compiled(module, part, program, tail, part_piece)
+                useful = useful or part_piece.state != "eager"
             else:
-                made.state = "eager"
+                part_piece.state = "eager"
                 if part.refused:
-                    made.refuse(partition.sentence(part.refused))
-                    run = boxed(pieces.eagerly(made, module.forward))
+                    part_piece.refuse(partition.sentence(part.refused))
+                    run = boxed(pieces.eagerly(part_piece, module.forward))
                 else:
-                    run = last(module, len(part.takes), self.gradients)
+                    run = views_stage(module, len(part.inputs), self.gradients)
             if part.compiled or part.refused:
-                piece.parts.append(made)
+                piece.parts.append(part_piece)
             stages.append((part, run))
         if not useful:
-            raise UnsupportedError(told or "nothing is left to compile")
-        end = piece.parts[-1]
-        end.break_reason, end.break_source = piece.break_reason, piece.break_source
+            raise UnsupportedError(message or "nothing is left to compile")
+        last_piece = piece.parts[-1]
+        last_piece.break_reason, last_piece.break_source = piece.break_reason, piece.break_source
         return chained(whole, stages)
 
     def without_views(self, part: partition.Part) -> tuple[fx.Graph, views.Tail | None]:
-        """The graph of a part without the views that end it, and what makes them."""
+        """Splits off the views that end a part; see `views.split`."""
         inputs = part.graph.find_nodes(op="placeholder")
-        written = {n for n, taken in zip(inputs, part.takes, strict=True) if taken in self.written}
+        written = {
+            n
+            for n, graph_input in zip(inputs, part.inputs, strict=True)
+            if graph_input in self.written
+        }
         return views.split(part.graph, self.gm, written, gradients=self.gradients)
 
     def write(
         self,
         written: fx.Graph,
-        takes: Sequence[fx.Node],
+        inputs: Sequence[fx.Node],
         left_out: Collection[fx.Node] | None = None,
     ) -> Program:
-        """A graph, whose placeholders stand for these nodes, as a program."""
-        input_names = {i: self.names[n] for i, n in enumerate(takes) if n in self.names}
-        params = {i: input_names.get(i, n.name) for i, n in enumerate(takes) if n in self.static}
+        """Writes a graph as a program. `inputs`: the nodes of the whole graph that its placeholders
+        stand for."""
+        input_names = {i: self.names[n] for i, n in enumerate(inputs) if n in self.names}
+        params = {i: input_names.get(i, n.name) for i, n in enumerate(inputs) if n in self.static}
         return program_writer.write(
             written, self.gm, params=params, input_names=input_names, left_out=left_out
         )
@@ -141,7 +147,7 @@ class Lowering:
         tail: views.Tail | None,
         piece: pieces.Piece,
     ) -> Boxed:
-        """What runs a program; `module` does the same by PyTorch."""
+        """The function that runs a program by Kiln. `module` computes the same by PyTorch."""
         piece.calls, piece.symbols = program.calls, program.symbols
         if program.calls == 0:
             but = " but views" if tail is not None else ""
@@ -149,13 +155,13 @@ class Lowering:
             return boxed(pieces.eagerly(piece, module.forward))
         targets = (t for node in part.graph.nodes for t in partition.written(node))
         writes = any(target.op == "placeholder" for target in targets)
-        runner = Runner(module, program, tail, writes, self.chosen, piece, self.versions)
-        self.runners.append((runner, part.takes))
+        runner = Runner(module, program, tail, writes, self.options, piece, self.versions)
+        self.runners.append((runner, part.inputs))
         return boxed_runner(runner)
 
 
-def line_of(node: fx.Node) -> str:
-    """The user's line of a node."""
+def user_line(node: fx.Node) -> str:
+    """The line of user code that a node comes from."""
     return sources.line(node.meta.get("stack_trace"))
 
 
@@ -164,56 +170,61 @@ def line_of(node: fx.Node) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of a graph, and where its values are among those of the graph."""
+    """One piece of a graph in execution order. Values of the graph are kept in numbered slots."""
 
     run: Boxed
-    takes: list[int]
-    gives: list[int]
+    input_slots: list[int]
+    output_slots: list[int]
     #: Values that nothing reads afterwards.
-    dead: list[int]
+    dead_slots: list[int]
 
 
-def last(module: fx.GraphModule, count: int, gradients: bool) -> Boxed:
-    """What makes the results that are views of others."""
+def views_stage(module: fx.GraphModule, count: int, gradients: bool) -> Boxed:
+    """The last stage, which makes the results that are views of other values."""
     tail = views.Tail(module, list(range(count)), gradients)
     return lambda args: tail((), args)
 
 
 def chained(whole: fx.Graph, stages: Sequence[tuple[partition.Part, Boxed]]) -> Boxed:
-    """What runs pieces one after the other."""
-    (end,) = whole.find_nodes(op="output")
+    """The function that runs the stages in order. A value is freed after its last use."""
+    (output,) = whole.find_nodes(op="output")
     inputs = whole.find_nodes(op="placeholder")
     slots: dict[fx.Node, int] = {node: i for i, node in enumerate(inputs)}
     for part, _ in stages:
-        for node in part.gives:
+        for node in part.outputs:
             slots.setdefault(node, len(slots))
-    kept = {slots[r] for r in end.all_input_nodes}
-    made: list[Stage] = []
+    result_slots = {slots[r] for r in output.all_input_nodes}
+    ordered_stages: list[Stage] = []
     # From the end, so that the first reader met is the last one.
-    seen = set(kept)
+    read_later = set(result_slots)
     for part, run in reversed(stages):
-        takes, gives = [slots[n] for n in part.takes], [slots[n] for n in part.gives]
-        dead = [i for i in dict.fromkeys([*takes, *gives]) if i not in seen]
-        seen.update(dead)
-        made.append(Stage(run, takes, gives, dead))
-    made.reverse()
-    results = [slots[r] if isinstance(r, fx.Node) else None for r in end.args[0]]
-    constants = [None if isinstance(r, fx.Node) else r for r in end.args[0]]
+        input_slots, output_slots = (
+            [slots[n] for n in part.inputs],
+            [slots[n] for n in part.outputs],
+        )
+        dead_slots = [
+            i for i in dict.fromkeys([*input_slots, *output_slots]) if i not in read_later
+        ]
+        read_later.update(dead_slots)
+        ordered_stages.append(Stage(run, input_slots, output_slots, dead_slots))
+    ordered_stages.reverse()
+    results = [slots[r] if isinstance(r, fx.Node) else None for r in output.args[0]]
+    constants = [None if isinstance(r, fx.Node) else r for r in output.args[0]]
     count = len(slots)
 
     def call(args: list[Any]) -> Sequence[Any]:
         values = [*args, *([None] * (count - len(args)))]
         args.clear()
-        for stage in made:
-            taken = [values[i] for i in stage.takes]
-            for i in stage.dead:
+        for stage in ordered_stages:
+            stage_inputs = [values[i] for i in stage.input_slots]
+            for i in stage.dead_slots:
                 values[i] = None
-            given = stage.run(taken)
-            for i, value in zip(stage.gives, given, strict=True):
+            stage_outputs = stage.run(stage_inputs)
+            for i, value in zip(stage.output_slots, stage_outputs, strict=True):
                 values[i] = value
-            del given
-        found = zip(results, constants, strict=True)
-        return [constant if i is None else values[i] for i, constant in found]
+            del stage_outputs
+        pairs = zip(results, constants, strict=True)
+        return [constant if i is None else values[i] for i, constant in pairs]
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

@@ -44,9 +44,11 @@ def record(
     signature: inspect.Signature | None = None,
     original: Callable[[], Callable[..., Any]] | None = None,
 ) -> tuple[LoweredModule, Callable[[], LoweredModule]] | None:
-    """Records a call of the module, and writes it; with it comes what writes it without outputs
-    whose dimensions have another order in memory. None where the module needs torch.export, or Kiln
-    refuses a call as it is recorded."""
+    """Records a call of the module, and lowers it.
+
+    The second result lowers it again, with all outputs row-major, for artifacts. None if the module
+    has to go through torch.export, or Kiln refuses a call as it is recorded.
+    """
     decomposed: set[Any] = set()
     # Composite operators that Kiln refuses whole are decomposed in a second run.
     for _ in range(2):
@@ -63,11 +65,13 @@ def record(
         if not refused:
             break
         nodes = [program.results[i] for outs, _, _ in refused for i in outs if i in program.results]
-        more = {n.target for n in nodes if op_kinds.kind_of(n.target).composite} - decomposed
-        if not more:
+        refused_composites = {
+            n.target for n in nodes if op_kinds.kind_of(n.target).composite
+        } - decomposed
+        if not refused_composites:
             log.info("%s goes through torch.export: %s", name, refused[0][1])
             return None
-        decomposed |= more
+        decomposed |= refused_composites
     else:
         return None
     values = [n.meta.get("val") for n in run.graph.find_nodes(op="placeholder")]
@@ -89,8 +93,8 @@ def record(
         inputs=[run.input_names[i] for i in program.inputs],
     )
     params_in_order = [run.tensors[p] if isinstance(p, int) else p for p in program.params]
-    made = LoweredModule(program, params_in_order, call_spec)
-    return made, lambda: replace(made, program=_recorded(run, run.graph, name))
+    lowered = LoweredModule(program, params_in_order, call_spec)
+    return lowered, lambda: replace(lowered, program=_recorded(run, run.graph, name))
 
 
 def _recorded(run: trace.Trace, calls: torch.fx.Graph, name: str) -> Program:
@@ -112,19 +116,22 @@ def read(
     original: Callable[[], Callable[..., Any]] | None = None,
     ordered: bool = True,
 ) -> LoweredModule:
-    """Writes an exported program, which must be in functional form (see `functional`). Outputs
-    whose dimensions have another order in memory are written in that order if `ordered`."""
-    known = export.interface(exported)
+    """Lowers an exported program, which must be functional (see `export.functional`).
+
+    `ordered`: outputs whose dimensions have another order in memory, such as channels_last, are
+    written in that order.
+    """
+    interface = export.interface(exported)
     in_order, orders = exported.graph, dict[int, list[int]]()
     if ordered:
-        in_order, orders = views.in_memory_order(in_order, known.mutations)
+        in_order, orders = views.in_memory_order(in_order, interface.mutations)
     program = program_writer.write(
         in_order,
         exported.graph_module,
         name=name,
-        params=known.params,
-        input_names=known.input_names,
-        mutations=known.mutations,
+        params=interface.params,
+        input_names=interface.input_names,
+        mutations=interface.mutations,
         guards=versions.guards(exported),
         # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
         ranges=exported.range_constraints,
@@ -140,20 +147,20 @@ def read(
         call.out_spec,
         list(program.symbols),
         shapes,
-        known.constants,
-        known.state,
+        interface.constants,
+        interface.state,
         orders,
         signature,
         exported.example_inputs,
         original or exported.module,
         inputs=[entry["name"] for entry in written["inputs"]],
     )
-    params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
+    params_in_order = [interface.tensors[p] if isinstance(p, int) else p for p in program.params]
     return LoweredModule(program, params_in_order, call_spec)
 
 
 def with_tensors(exported: ExportedProgram) -> ExportedProgram:
-    """The program with tensors for the numbers that it reads from tensors."""
+    """The program with 0-dimensional tensors in place of the numbers that it reads from tensors."""
     numbers = scalars.as_tensors(exported.graph_module, inputs=False)
     if numbers.module is exported.graph_module:
         return exported
@@ -190,6 +197,6 @@ def read_or_split(
     from kiln.lowering.split_program import SplitProgram
 
     try:
-        return SplitProgram.of(program, options, **about), program
+        return SplitProgram.split(program, options, **about), program
     except UnsupportedError as error:
         raise refusal or error from None

@@ -30,13 +30,13 @@ Write = Callable[[Mapping[fx.Node, str]], Program]
 
 @dataclass(frozen=True)
 class Part:
-    """Calls that run one after the other, by Kiln or by PyTorch."""
+    """Consecutive calls of a graph that Kiln compiles, or that PyTorch runs."""
 
-    #: Takes the values of `takes`, and gives those of `gives`.
+    #: Takes the values of `inputs`, and gives those of `outputs`.
     graph: fx.Graph
     #: Nodes of the whole graph.
-    takes: list[fx.Node]
-    gives: list[fx.Node]
+    inputs: list[fx.Node]
+    outputs: list[fx.Node]
     #: Whether it is for Kiln.
     compiled: bool
     #: The calls that Kiln refuses, and why.
@@ -66,7 +66,7 @@ def refused(whole: fx.Graph, write: Write) -> dict[fx.Node, str]:
 
 
 def unsupported(node: fx.Node) -> str:
-    """Why a call cannot be written down for Kiln, whatever it computes; empty if it can."""
+    """Why a call cannot be written as part of a program; empty if it can."""
     if node.op != "call_function" or node.target is operator.getitem:
         return ""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -80,8 +80,8 @@ def unsupported(node: fx.Node) -> str:
         name = node.target._schema.name
         if name in READS_DATA:
             return "a number is read from a tensor"
-        first = node.args[0] if node.args else None
-        if isinstance(first, fx.Node) and reads_past(name, first.meta.get("val")):
+        operand = node.args[0] if node.args else None
+        if isinstance(operand, fx.Node) and reads_past(name, operand.meta.get("val")):
             return f"`{name}` reads a tensor whose elements are not one after the other in memory"
     for verb, values in (
         ("gives", [node.meta.get("val")]),
@@ -99,28 +99,29 @@ _TOLD = 4
 
 
 def sentence(refused: Mapping[fx.Node, str]) -> str:
-    """What is refused, with the user's lines.
+    """The refused calls as a sentence, with lines of user code.
 
     >>> sentence({})
     ''
     """
-    told = []
-    for node, why in refused.items():
+    messages = []
+    for node, reason in refused.items():
         # What follows from another refusal says nothing new.
         if refused.keys().isdisjoint(node.all_input_nodes):
             where = line(node.meta.get("stack_trace"))
-            told.append(f"{why} at {where}" if where else why)
-    told = list(dict.fromkeys(told))
-    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-    return "; ".join(told[:_TOLD]) + more
+            messages.append(f"{reason} at {where}" if where else reason)
+    messages = list(dict.fromkeys(messages))
+    more = f"; and {len(messages) - _TOLD} more" if len(messages) > _TOLD else ""
+    return "; ".join(messages[:_TOLD]) + more
 
 
 # Parts
 
 
 def partition(whole: fx.Graph, refused: Mapping[fx.Node, str]) -> list[Part]:
-    """The parts of a graph, in the order to run them; the last one gives the results that are views
-    or sizes, if there are any.
+    """The parts of a graph in execution order.
+
+    If results are views or sizes, the last part makes them.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> traced = make_fx(lambda x: [(x + 1).sinc() + 1], tracing_mode="fake")(torch.ones(2))
@@ -133,31 +134,32 @@ def partition(whole: fx.Graph, refused: Mapping[fx.Node, str]) -> list[Part]:
         levels.add(node)
     (end,) = whole.find_nodes(op="output")
     members: dict[int, list[fx.Node]] = {}
-    for node, level in levels.of.items():
+    for node, level in levels.level_of.items():
         if node not in levels.free:
             members.setdefault(level, []).append(node)
     results = {r for r in end.all_input_nodes if r.op != "placeholder"}
     needs = {level: _needs(nodes, levels) for level, nodes in members.items()}
-    last = _needs([r for r in results if r in levels.free or r.op == "get_attr"], levels)
-    read = {n for needed in (*needs.values(), last) for n in needed.takes} | results
+    view_needs = _needs([r for r in results if r in levels.free or r.op == "get_attr"], levels)
+    read_nodes = {n for needed in (*needs.values(), view_needs) for n in needed.inputs} | results
     parts = []
     for level in sorted(members):
         nodes = members[level]
-        gives = [n for n in nodes if n in read]
-        why = {n: refused[n] for n in nodes if n in refused}
-        parts.append(_part(whole, needs[level], gives, level % 2 == 0, why))
-    if last.copied:
-        gives = [n for n in whole.nodes if n in results and n in last.copied]
-        parts.append(_part(whole, last, gives, False, {}))
+        outputs = [n for n in nodes if n in read_nodes]
+        reasons = {n: refused[n] for n in nodes if n in refused}
+        parts.append(_part(whole, needs[level], outputs, level % 2 == 0, reasons))
+    if view_needs.copied:
+        outputs = [n for n in whole.nodes if n in results and n in view_needs.copied]
+        parts.append(_part(whole, view_needs, outputs, False, {}))
     return parts
 
 
 class _Levels:
-    """The level of each call: even ones are for Kiln, odd ones for PyTorch."""
+    """Assigns a level to each call. Calls of one level form a part: even levels are compiled by
+    Kiln, odd ones run by PyTorch."""
 
     def __init__(self, refused: Mapping[fx.Node, str]) -> None:
         self.refused = refused
-        self.of: dict[fx.Node, int] = {}
+        self.level_of: dict[fx.Node, int] = {}
         #: Views and numbers that follow from sizes, which every part makes for itself.
         self.free: set[fx.Node] = set()
         #: What a view is a view of in the end.
@@ -174,23 +176,23 @@ class _Levels:
             return
         if node.op != "call_function" or self.is_dropped(node):
             return
-        before = max((self.of.get(a, -1) for a in node.all_input_nodes), default=-1)
+        before = max((self.level_of.get(a, -1) for a in node.all_input_nodes), default=-1)
         if self.is_free(node):
             self.free.add(node)
             base = source(node)
             self.root[node] = self.root.get(base, base) if base is not None else node
-            self.of[node] = before
+            self.level_of[node] = before
             return
         self.root[node] = node
         level = self.level(node, before)
-        self.of[node] = level
+        self.level_of[node] = level
         for a in node.all_input_nodes:
             root = self.root.get(a, a)
             self.used[root] = max(self.used.get(root, -1), level)
 
     def level(self, node: fx.Node, before: int) -> int:
         if node.target is operator.getitem:
-            return self.of[node.args[0]]  # type: ignore[index]
+            return self.level_of[node.args[0]]  # type: ignore[index]
         targets = [self.root.get(t, t) for t in written(node)]
         for a in node.all_input_nodes:
             before = max(before, self.written.get(self.root.get(a, a), -1))
@@ -202,9 +204,9 @@ class _Levels:
             # With the last reader, by whatever runs that.
             level = max(before, 0)
         else:
-            wanted = 1 if node in self.refused else 0
-            level = max(before, wanted)
-            level += (level - wanted) % 2
+            parity = 1 if node in self.refused else 0
+            level = max(before, parity)
+            level += (level - parity) % 2
         if effect:
             self.last_effect = level
         for t in targets:
@@ -219,7 +221,8 @@ class _Levels:
         return _is_number(node.meta.get("val")) or _is_view(node)
 
     def is_dropped(self, node: fx.Node) -> bool:
-        """Checks of what is known before a run, which compiled programs leave out as well."""
+        """Whether a call only checks what is known before a run. Compiled programs leave such calls
+        out."""
         return node not in self.refused and is_check(node.target)
 
 
@@ -229,7 +232,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a call gives views of its operand, and not copies, as `to` may."""
+    """Whether a call gives views of its operand. Operators such as `to` give a view or a copy."""
     base = source(node)
     if base is None or not isinstance(base.meta.get("val"), torch.Tensor):
         return False
@@ -241,7 +244,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """What a call writes to."""
+    """The operands that a call writes to."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
@@ -254,8 +257,8 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether the order of a call among others like it matters beyond what it reads: it draws
-    random numbers, exchanges tensors with other processes, or does what no schema says."""
+    """Whether calls must keep their order because of an effect beside their results: random
+    numbers, communication with other processes, or an effect that no schema describes."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
@@ -265,10 +268,10 @@ def has_effect(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a part reads."""
+    """The nodes that a part reads from others, and those that it computes itself."""
 
     #: Values of other parts, and inputs of the graph.
-    takes: set[fx.Node]
+    inputs: set[fx.Node]
     #: Its own calls, and what it makes for itself.
     copied: set[fx.Node]
 
@@ -278,50 +281,55 @@ def _needs(nodes: Iterable[fx.Node], levels: _Levels) -> _Needs:
     waiting = list(found.copied)
     while waiting:
         for a in waiting.pop().all_input_nodes:
-            if a in found.copied or a in found.takes:
+            if a in found.copied or a in found.inputs:
                 continue
             if a in levels.free or a.op == "get_attr":
                 found.copied.add(a)
                 waiting.append(a)
             else:
-                found.takes.add(a)
+                found.inputs.add(a)
     return found
 
 
 def _part(
-    whole: fx.Graph, needs: _Needs, gives: list[fx.Node], compiled: bool, why: dict[fx.Node, str]
+    whole: fx.Graph,
+    needs: _Needs,
+    outputs: list[fx.Node],
+    compiled: bool,
+    reasons: dict[fx.Node, str],
 ) -> Part:
     missing = _missing_symbols(whole, needs) if compiled else set()
-    takes = [n for n in whole.nodes if n in needs.takes or n in missing]
-    made = fx.Graph()
+    inputs = [n for n in whole.nodes if n in needs.inputs or n in missing]
+    part_graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for node in takes:
-        env[node] = made.placeholder(node.name)
+    for node in inputs:
+        env[node] = part_graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
     for node in whole.nodes:
         if node in needs.copied:
-            env[node] = made.node_copy(node, lambda n: env[n])
-    made.output(tuple(env[n] for n in gives))
-    return Part(made, takes, gives, compiled, why)
+            env[node] = part_graph.node_copy(node, lambda n: env[n])
+    part_graph.output(tuple(env[n] for n in outputs))
+    return Part(part_graph, inputs, outputs, compiled, reasons)
 
 
 def _missing_symbols(whole: fx.Graph, needs: _Needs) -> set[fx.Node]:
-    """Inputs of the graph that tell the sizes which a part needs and does not see otherwise."""
-    wanted, known = set(), set()
-    for node in needs.copied | needs.takes:
+    """Inputs of the graph that define the size symbols which a part uses, and none of its own
+    inputs defines."""
+    needed_symbols, input_symbols = set(), set()
+    for node in needs.copied | needs.inputs:
         for value in tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
             for size in sizes:
                 if isinstance(size, SYMBOLIC):
-                    wanted |= size.node.expr.free_symbols
-                    if node in needs.takes and size.node.expr.is_Symbol:
-                        known.add(size.node.expr)
+                    needed_symbols |= size.node.expr.free_symbols
+                    if node in needs.inputs and size.node.expr.is_Symbol:
+                        input_symbols.add(size.node.expr)
     found = set()
-    inputs = whole.find_nodes(op="placeholder")
+    placeholders = whole.find_nodes(op="placeholder")
     # Numbers first: a tensor would be kept longer than it is read.
-    inputs.sort(key=lambda n: isinstance(n.meta.get("val"), torch.Tensor))
-    for symbol in sorted(wanted - known, key=str):
-        for node in inputs:
+    placeholders.sort(key=lambda n: isinstance(n.meta.get("val"), torch.Tensor))
+    for symbol in sorted(needed_symbols - input_symbols, key=str):
+        for node in placeholders:
             value = node.meta.get("val")
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and foreign(value):

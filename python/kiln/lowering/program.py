@@ -54,5 +54,5 @@ class Program:
     #: The call that gives each value, by the value's id.
     results: dict[int, fx.Node] = field(default_factory=dict)
     #: Whether an input is complex, and the positions of the outputs that are.
-    takes_complex: bool = False
+    has_complex_inputs: bool = False
     complex_outputs: list[int] = field(default_factory=list)

@@ -169,8 +169,8 @@ class _Writer:
         )
 
     def device(self) -> str:
-        """The device of the program's tensors. What is on the host within a program that is
-        elsewhere, such as a table of indices that it computes, is computed there as well."""
+        """The device of the program. Tensors on the host within a program for a GPU, such as a
+        table of indices, are computed on the GPU."""
         others = [d for d in self.devices if d.type != "cpu"]
         if len(others) > 1:
             names = " and ".join(str(d) for d in others)
@@ -188,7 +188,8 @@ class _Writer:
     # Values and sizes
 
     def number(self, expr: sympy.Expr, shape_env: Any) -> int | str:
-        """A size as a number, or as the text of an expression whose symbols are then known."""
+        """A size as an integer, or as the text of an expression. Registers the symbols of the
+        expression."""
         known = self.texts.get(expr)
         if known is not None:
             return known
@@ -250,7 +251,7 @@ class _Writer:
         return str(self.values[value]["dtype"]).startswith("complex")
 
     def ids_of(self, value: Any, node: fx.Node) -> Any:
-        """Ids for the tensors of a result, nested as the result is."""
+        """Registers the tensors of a result, and gives their ids, nested as the result is."""
         if isinstance(value, torch.Tensor):
             return self.value(value, node)
         if isinstance(value, (list, tuple)):
@@ -322,8 +323,8 @@ class _Writer:
         if schema.name in READS_DATA:
             remedy = "keep it a tensor, or do this outside of the compiled part"
             raise refusal("a number is read from a tensor", node, remedy)
-        first = node.args[0] if node.args else None
-        if isinstance(first, fx.Node) and reads_past(schema.name, first.meta.get("val")):
+        operand = node.args[0] if node.args else None
+        if isinstance(operand, fx.Node) and reads_past(schema.name, operand.meta.get("val")):
             what = "a tensor whose elements are not one after the other in memory"
             remedy = "use views by index, or a copy (`contiguous()`)"
             raise refusal(f"`{schema.name}` of {what}", node, remedy)
@@ -356,7 +357,7 @@ class _Writer:
         self.calls.append(call)
 
     def leave_out(self, node: fx.Node) -> None:
-        """Makes the results of a call inputs, as far as Kiln has a form for them."""
+        """Makes the results of a call inputs of the program, where Kiln has their type."""
 
         def known(value: Any) -> bool:
             return isinstance(value, torch.Tensor) and not foreign(value)
@@ -397,7 +398,7 @@ class _Writer:
         raise refusal(f"a tensor of layout {value}", node, "use dense tensors")
 
     def size(self, value: Any, node: fx.Node) -> Json:
-        """A number that was computed from sizes."""
+        """A number computed from sizes, as an argument."""
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             text = self.number(value.node.expr, value.node.shape_env)
             return {"size": text} if isinstance(text, str) else {"int": text}
@@ -451,7 +452,7 @@ def _on_host(node: fx.Node) -> bool:
 
 
 def _values(ids: Any) -> Json:
-    """Ids as an argument."""
+    """Value ids as an argument of a call."""
     if isinstance(ids, int):
         return {"value": ids}
     if ids is None:

@@ -1,7 +1,6 @@
-"""Calls of one graph of AOT autograd: which engine runs them, and when PyTorch does.
+"""Runs one graph of AOT autograd: by an engine, or by PyTorch.
 
-Takes the program of a graph, and the tensors of every call. Each set of parameters has an engine of
-its own; when a parameter goes, its engines go.
+Each set of parameters has an engine of its own, which is dropped when one of them is freed.
 """
 
 from __future__ import annotations
@@ -25,31 +24,33 @@ from kiln.pieces import Boxed
 
 
 class Versions:
-    """Versions of the inputs that wrap tensors, as DTensor does.
+    """Version counters of inputs that are wrapper subclasses, such as DTensor.
 
-    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
+    AOT autograd passes on the tensors that they wrap. A write to a wrapper counts in its own
+    version counter alone.
+    """
 
     def __init__(self, example_inputs: Sequence[Any]) -> None:
         wrap = is_traceable_wrapper_subclass
-        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
+        self.positions = [i for i, t in enumerate(example_inputs) if wrap(t)]
         #: Those of the current call.
-        self.now: list[int] = []
+        self.current: list[int] = []
 
-    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, with the versions of its arguments taken down before each call."""
-        if not self.at:
+    def tracking(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps `run` so that the versions of the wrappers are read before each call."""
+        if not self.positions:
             return run
 
-        def follow(*args: Any) -> Any:
-            taken = (args[i] for i in self.at)
-            self.now = [0 if t.is_inference() else t._version for t in taken]
+        def take_versions_and_run(*args: Any) -> Any:
+            wrappers = (args[i] for i in self.positions)
+            self.current = [0 if t.is_inference() else t._version for t in wrappers]
             return run(*args)
 
-        return follow
+        return take_versions_and_run
 
 
-def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """What takes the items at these positions out of a list."""
+def _item_getter(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that picks the items at these positions out of a list."""
     if len(positions) == 1:
         (only,) = positions
         return lambda items: (items[only],)
@@ -68,7 +69,8 @@ _addresses = getattr(_native, "addresses", _identities)
 
 
 class Runner:
-    """Calls of one graph."""
+    """Runs one graph: finds or makes the engine for the parameters of a call, and falls back to
+    PyTorch."""
 
     def __init__(
         self,
@@ -76,29 +78,29 @@ class Runner:
         program: Program,
         tail: views.Tail | None,
         writes: bool,
-        chosen: Mapping[str, Any],
+        options: Mapping[str, Any],
         piece: pieces.Piece,
         versions: Versions,
     ) -> None:
         self.gm, self.program, self.tail, self.piece = gm, program, tail, piece
         self.versions = versions
-        self.options = known_options.for_engine(chosen, program.device)
-        self.strict = chosen.get("fallback") == "error"
-        self.checked = known_options.is_checked(chosen) and bool(program.params)
+        self.options = known_options.for_engine(options, program.device)
+        self.strict = options.get("fallback") == "error"
+        self.checks_weights = known_options.is_checked(options) and bool(program.params)
         #: Whether a run writes to inputs, so that it cannot be repeated.
         self.writes = writes
         self.static = [p for p in program.params if isinstance(p, int)]
-        self.pick_static = _picker(self.static)
-        self.pick_inputs = _picker(program.inputs)
+        self.pick_static = _item_getter(self.static)
+        self.pick_inputs = _item_getter(program.inputs)
         #: By identities and addresses of the parameters.
-        self.bound: dict[Hashable, Bound] = {}
+        self.bound_engines: dict[Hashable, BoundEngine] = {}
         #: The key of the parameters of the last call, and what ran it.
         self.key: Hashable = None
-        self.current: Bound | None = None
+        self.current: BoundEngine | None = None
         #: Sizes for which the engine refused, and why.
         self.refused: dict[tuple[int, ...], str] = {}
         #: Whether the plan of the current engine is still to be logged.
-        self.untold = False
+        self.plan_unlogged = False
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         if self.piece.state == "eager":
@@ -111,16 +113,16 @@ class Runner:
                 raise
             except KilnError as error:
                 return self.refuse(args, error)
-        engine = self.current.engine  # type: ignore[union-attr]
+        assert self.current is not None, "parameters are bound"
+        engine = self.current.engine
         inputs = list(self.pick_inputs(args))
         if self.refused:
             why = self.refused.get(_sizes(inputs))
             if why is not None:
                 return self.eagerly(args, why)
         try:
-            if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
-                engine.refresh()
-                self.current.versions = self.versions.now  # type: ignore[union-attr]
+            if self.checks_weights:
+                self.refresh_if_written(engine)
             outputs = engine.run(inputs)
         except InputError:
             # The writer refuses all other inputs that an engine does not take.
@@ -130,24 +132,32 @@ class Runner:
         if outputs is None:
             return self.eagerly(args, "another thread compiles for these sizes")
         self.piece.runs.ran_compiled()
-        if self.untold:
-            self.tell(engine)
-        if self.tail is not None:
-            outputs = self.tail(outputs, args)
+        if self.plan_unlogged:
+            self.log_plan(engine)
+        results = outputs if self.tail is None else self.tail(outputs, args)
         args.clear()
-        return outputs
+        return results
+
+    def refresh_if_written(self, engine: Engine) -> None:
+        """Has the engine fold and pack its parameters again if one was written to since the last
+        call."""
+        bound = self.current
+        assert bound is not None, "an engine runs for bound parameters"
+        if engine.changed() or bound.versions != self.versions.current:
+            engine.refresh()
+            bound.versions = self.versions.current
 
     def warm(self, args: list[Any], sizes: Mapping[str, int]) -> None:
-        """Compiles for these sizes now, unless the piece has others, which data decide: it is then
-        compiled when they are known. Of `args` only parameters are looked at."""
+        """Compiles for these sizes now. Of `args` only the parameters are read. A piece with sizes
+        that depend on data is compiled at its first call."""
         self.bind(_addresses(args, self.static), self.pick_static(args))
         symbols = self.program.symbols
         if all(s in sizes for s in symbols):
             self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
 
     def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
-        """Finds or makes the engine for these parameters."""
-        found = self.bound.get(key)
+        """Makes the engine of these parameters the current one; compiles it if there is none."""
+        found = self.bound_engines.get(key)
         if found is None:
             self.replace(static)
             tensors = iter(static)
@@ -158,38 +168,38 @@ class Runner:
             ]
             engine = complex_tensors.wrapped(
                 Engine(self.program.text, params, self.options),
-                self.program.takes_complex,
+                self.program.has_complex_inputs,
                 self.program.complex_outputs,
             )
-            found = self.bound[key] = Bound(engine, static, _forget(self, key))
+            found = self.bound_engines[key] = BoundEngine(engine, static, _forget(self, key))
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
-            found.versions = self.versions.now
-            self.untold = pieces.log.isEnabledFor(logging.DEBUG)
+            found.versions = self.versions.current
+            self.plan_unlogged = pieces.log.isEnabledFor(logging.DEBUG)
         self.key, self.current = key, found
 
-    def tell(self, engine: Engine) -> None:
+    def log_plan(self, engine: Engine) -> None:
         """Logs what was fused and why."""
-        self.untold = False
-        at = f" at {self.piece.source}" if self.piece.source else ""
-        pieces.log.debug("a piece%s is compiled\n%s\n%s", at, engine.text(), engine.plan())
+        self.plan_unlogged = False
+        where = f" at {self.piece.source}" if self.piece.source else ""
+        pieces.log.debug("a piece%s is compiled\n%s\n%s", where, engine.text(), engine.plan())
 
     def replace(self, static: Sequence[torch.Tensor]) -> None:
-        """Lets go of engines for these parameters as they were: with other memory."""
-        for key, bound in list(self.bound.items()):
+        """Drops engines of the same parameters whose memory has changed."""
+        for key, bound in list(self.bound_engines.items()):
             if bound.watches and all(w() is t for w, t in zip(bound.watches, static, strict=True)):
                 self.drop(key)
 
     def drop(self, key: Hashable) -> None:
-        """Lets go of an engine whose parameters are gone."""
-        gone = self.bound.pop(key, None)
-        if gone is not None:
-            self.piece.engines[:] = [e for e in self.piece.engines if e is not gone.engine]
-            if gone is self.current:
+        """Drops an engine whose parameters were freed."""
+        dropped = self.bound_engines.pop(key, None)
+        if dropped is not None:
+            self.piece.engines[:] = [e for e in self.piece.engines if e is not dropped.engine]
+            if dropped is self.current:
                 self.current, self.key = None, None
 
     def refuse(self, args: list[Any], error: KilnError) -> Sequence[Any]:
-        """Runs a call eagerly that the engine refuses, and from now on those like it."""
+        """Runs a call by PyTorch that the engine refuses, and from now on calls of its sizes."""
         # The other classes come from compiling. A run that failed may have written already.
         ran = type(error) in (KilnError, DeviceError)
         if self.strict or (ran and self.writes):
@@ -198,7 +208,7 @@ class Runner:
         # Where eager fails as well that is about the data, and its error is what callers know.
         outputs = self.eagerly(args, str(error))
         # Other sizes of the same graph may do.
-        if sizes and self.bound:
+        if sizes and self.bound_engines:
             self.refused[sizes] = str(error)
             self.piece.reason = str(error)
             pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
@@ -209,14 +219,14 @@ class Runner:
     def eagerly(self, args: list[Any], reason: str) -> Sequence[Any]:
         """Runs a call by PyTorch."""
         self.piece.runs.ran_eagerly(reason)
-        taken = list(args)
+        inputs = list(args)
         args.clear()
-        outputs: Sequence[Any] = self.gm.forward(*taken)
+        outputs: Sequence[Any] = self.gm.forward(*inputs)
         return outputs
 
 
-class Bound:
-    """An engine, and what tells that its parameters are gone."""
+class BoundEngine:
+    """An engine, with weak references to the parameters that it is bound to."""
 
     def __init__(
         self,
@@ -246,7 +256,7 @@ def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def boxed_runner(runner: Runner) -> Boxed:
-    """A runner as AOT calls it."""
+    """A runner in the calling convention of AOT autograd."""
 
     def run(args: list[Any]) -> Sequence[Any]:
         return runner.run(args)

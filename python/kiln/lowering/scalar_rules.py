@@ -1,7 +1,7 @@
 """Operators that take numbers, made of operators that take tensors.
 
-`OF_NUMBERS` has the arithmetic of Python's numbers, `RULES` the operators of tensors: for each what
-it is made of, and which of its arguments may be numbers. A rule writes into the graph that
+`NUMBER_RULES` has the arithmetic of Python's numbers, `RULES` the operators of tensors: for each
+what it is made of, and which of its arguments may be numbers. A rule writes into the graph that
 `kiln.lowering.scalars` rewrites.
 """
 
@@ -27,7 +27,7 @@ Kind = _prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND
 
 @dataclass(frozen=True)
 class Number:
-    """A number, as the tensor that has it."""
+    """A number of a call, as the 0-dimensional tensor that holds it."""
 
     tensor: fx.Node
     kind: type
@@ -42,7 +42,7 @@ def _plain(target: Any, kind: Any = Kind.DEFAULT) -> _Make:
     return lambda r, operands: r.apply(target, *operands, kind=kind)
 
 
-OF_NUMBERS: dict[Any, _Make] = {
+NUMBER_RULES: dict[Any, _Make] = {
     operator.add: _plain(aten.add.Tensor),
     operator.sub: _plain(aten.sub.Tensor),
     operator.mul: _plain(aten.mul.Tensor),
@@ -69,7 +69,7 @@ OF_NUMBERS: dict[Any, _Make] = {
 for _name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2"):
     if hasattr(torch, f"_sym_{_name}"):
         _function = getattr(aten, _name).default
-        OF_NUMBERS[getattr(torch, f"_sym_{_name}")] = _plain(_function, Kind.INT_TO_FLOAT)
+        NUMBER_RULES[getattr(torch, f"_sym_{_name}")] = _plain(_function, Kind.INT_TO_FLOAT)
 
 # Operators of tensors that take numbers: what they are made of, and which arguments may be numbers
 
@@ -81,12 +81,14 @@ def _two(target: Any, kind: Any = Kind.DEFAULT, *, swapped: bool = False) -> tup
     """An operator of two operands."""
 
     def rule(r: Rewriting, a: _Arguments) -> fx.Node:
-        first, second = list(a.values())[:2]
+        left_operand, right_operand = list(a.values())[:2]
         if "alpha" in a:
-            scaled = first if swapped else second
+            scaled = left_operand if swapped else right_operand
             times = r.apply(aten.mul.Tensor, scaled, a["alpha"])
-            first, second = (times, second) if swapped else (first, times)
-        pair = (second, first) if swapped else (first, second)
+            left_operand, right_operand = (
+                (times, right_operand) if swapped else (left_operand, times)
+            )
+        pair = (right_operand, left_operand) if swapped else (left_operand, right_operand)
         mode = a.get("rounding_mode")
         if mode is None:
             return r.apply(target, *pair, kind=kind)
@@ -100,14 +102,14 @@ def _two(target: Any, kind: Any = Kind.DEFAULT, *, swapped: bool = False) -> tup
 def _clamp(r: Rewriting, a: _Arguments) -> fx.Node:
     low = a.get("min", a.get("min_val"))
     high = a.get("max", a.get("max_val"))
-    made = a["self"]
+    bounded = a["self"]
     if low is not None:
-        made = r.apply(aten.maximum.default, made, low)
-    return made if high is None else r.apply(aten.minimum.default, made, high)
+        bounded = r.apply(aten.maximum.default, bounded, low)
+    return bounded if high is None else r.apply(aten.minimum.default, bounded, high)
 
 
 def _where(r: Rewriting, a: _Arguments) -> fx.Node:
-    dtype = r.now.meta["val"].dtype  # type: ignore[union-attr]
+    dtype = r.current_node.meta["val"].dtype  # type: ignore[union-attr]
     operands = (r.operand(a[name], dtype) for name in ("self", "other"))
     return r.emit(aten.where.self, a["condition"], *operands)
 
@@ -118,7 +120,7 @@ def _masked_fill(r: Rewriting, a: _Arguments) -> fx.Node:
 
 
 def _fill(r: Rewriting, a: _Arguments) -> fx.Node:
-    value = r.now.meta["val"]  # type: ignore[union-attr]
+    value = r.current_node.meta["val"]  # type: ignore[union-attr]
     like = a["size"] if "size" in a else a.get("self", [])
     number = next(v for name, v in a.items() if name in ("value", "fill_value", "s"))
     return r.filled([] if isinstance(like, Number) else like, number, value.dtype)

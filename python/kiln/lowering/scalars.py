@@ -1,12 +1,12 @@
-"""Numbers as inputs of a program: tensors without dimensions in place of Python's numbers.
+"""Numbers as inputs of a program: 0-dimensional tensors in place of Python numbers.
 
-A number of a call, or one that is read from a tensor, is a symbol in a traced graph. Where it is an
-operand of tensors, and no size, the graph is written with a tensor in its place (i64, f64 or bool),
-so that other values need no other program. What a number does to a result's type stays as torch has
-it: it promotes tensors by its kind alone, and half types are f32 within an operator.
+A number that a caller passes, or that is read from a tensor, is a symbol in a traced graph. Where
+it is an operand, and no size, the rewritten graph has a tensor of i64, f64 or bool in its place, so
+that other values need no other program. Type promotion stays that of numbers: a number promotes
+tensors by its kind alone, and half types are computed in f32 within an operator.
 
-Numbers that an operator takes only as they are keep their value of tracing, for which a guard is
-left. It never touches symbols that sizes depend on.
+Numbers that an operator takes only as numbers keep their value of tracing, with a guard. Symbols
+that sizes depend on are not touched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from kiln import versions
 from kiln._native import InputError
 from kiln.lowering import partition
-from kiln.lowering.scalar_rules import OF_NUMBERS, RULES, Kind, Number
+from kiln.lowering.scalar_rules import NUMBER_RULES, RULES, Kind, Number
 from kiln.pieces import Boxed
 from kiln.tracing.schemas import CHECKS, READS_DATA, SYMBOLIC
 from kiln.tracing.schemas import DTYPES as DTYPES_OF_KILN
@@ -36,35 +36,35 @@ aten, prims = torch.ops.aten, torch.ops.prims
 DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 #: Types of tensors whose element is a number of Python.
-DTYPESOF_NUMBERS = frozenset(DTYPES_OF_KILN) - {torch.float8_e4m3fn, torch.float8_e5m2}
+NUMBER_DTYPES = frozenset(DTYPES_OF_KILN) - {torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 @dataclass
 class Numbers:
-    """A graph with tensors for numbers, and what its callers pass for them."""
+    """A graph that takes tensors for numbers, and which of its inputs these are."""
 
     module: fx.GraphModule
     #: Positions of placeholders that take tensors for numbers, and of tensors of the host that have
     #: to be on another device.
-    given: dict[int, torch.dtype] = field(default_factory=dict)
+    dtypes: dict[int, torch.dtype] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def passed(self, args: list[Any]) -> None:
-        """Puts tensors for the numbers of a call."""
-        for i, dtype in self.given.items():
+    def put_tensors(self, args: list[Any]) -> None:
+        """Replaces the numbers among the arguments of a call by tensors."""
+        for i, dtype in self.dtypes.items():
             value = args[i]
             if isinstance(value, torch.Tensor):
                 value = value.item()
             args[i] = torch.full((), value, dtype=dtype, device=self.device)
 
 
-def passing(run: Boxed, numbers: Numbers) -> Boxed:
-    """What takes a call's numbers, for what takes tensors."""
-    if not numbers.given:
+def with_numbers_put(run: Boxed, numbers: Numbers) -> Boxed:
+    """Wraps the function of a rewritten graph so that it takes the numbers themselves."""
+    if not numbers.dtypes:
         return run
 
     def call(args: list[Any]) -> Sequence[Any]:
-        numbers.passed(args)
+        numbers.put_tensors(args)
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
@@ -72,10 +72,11 @@ def passing(run: Boxed, numbers: Numbers) -> Boxed:
 
 
 def as_tensors(gm: fx.GraphModule, *, inputs: bool = True) -> Numbers:
-    """A graph whose numbers are tensors, as far as they can be: those that are read from tensors,
-    and with `inputs` those of callers.
+    """Rewrites a graph so that numbers are 0-dimensional tensors where all their uses allow it.
 
-    >>> Numbers(fx.symbolic_trace(torch.nn.ReLU())).given
+    These are numbers that are read from tensors, and with `inputs` also those that callers pass.
+
+    >>> Numbers(fx.symbolic_trace(torch.nn.ReLU())).dtypes
     {}
     """
     rewriting = Rewriting(gm, inputs)
@@ -106,33 +107,33 @@ class Rewriting:
         #: Inputs without dimensions on the host, of a graph whose tensors are elsewhere.
         self.on_host = _on_host(gm.graph) if inputs and self.device.type != "cpu" else set()
         #: The node whose rewriting is in flight.
-        self.now: fx.Node | None = None
+        self.current_node: fx.Node | None = None
 
     def run(self) -> Numbers:
-        """The graph with tensors for what can be a tensor in all of its uses."""
+        """The rewritten graph."""
         if self.fake is None:
             return Numbers(self.gm)
         if self.inputs:
             versions.keep_floats(self.sizes)
-        wanted = self._convertible()
-        if not wanted and not self.on_host:
+        convertible = self._convertible()
+        if not convertible and not self.on_host:
             return Numbers(self.gm)
         found = Numbers(self.gm, device=self.device)
         for position, node in enumerate(self.gm.graph.find_nodes(op="placeholder")):
             copy = self.graph.node_copy(node, self._copy)
             self.copies[node] = copy
-            if node in wanted or node in self.on_host:
-                dtype = DTYPES[_kind(node)] if node in wanted else node.meta["val"].dtype
-                found.given[position] = dtype
+            if node in convertible or node in self.on_host:
+                dtype = DTYPES[_kind(node)] if node in convertible else node.meta["val"].dtype
+                found.dtypes[position] = dtype
                 with self.fake:
                     copy.meta["val"] = torch.empty((), dtype=dtype, device=self.device)
-            if node in wanted:
+            if node in convertible:
                 self.tensors[node] = copy
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 continue
-            self.now = node
-            self._rewrite(node, wanted)
+            self.current_node = node
+            self._rewrite(node, convertible)
         self.graph.eliminate_dead_code()
         found.module = fx.GraphModule(self.gm, self.graph)
         found.module.meta = self.gm.meta
@@ -141,26 +142,26 @@ class Rewriting:
     # What can be a tensor
 
     def _convertible(self) -> set[fx.Node]:
-        """The numbers that can be tensors wherever they are used."""
+        """The numbers all of whose uses can take a tensor."""
         roots = {n for n in self.gm.graph.nodes if self._is_root(n)}
         derived: dict[fx.Node, set[fx.Node]] = {root: {root} for root in roots}
         for node in self.gm.graph.nodes:
-            made_of = {root for a in node.all_input_nodes for root in derived.get(a, ())}
-            if made_of and node not in roots and isinstance(node.meta.get("val"), SYMBOLIC):
-                derived[node] = made_of
-        bad: set[fx.Node] = set()
+            sources = {root for a in node.all_input_nodes for root in derived.get(a, ())}
+            if sources and node not in roots and isinstance(node.meta.get("val"), SYMBOLIC):
+                derived[node] = sources
+        unconvertible: set[fx.Node] = set()
         before = -1
         # What is computed of several numbers needs all of them.
-        while before != len(bad):
-            before = len(bad)
+        while before != len(unconvertible):
+            before = len(unconvertible)
             for node in self.gm.graph.nodes:
                 used = {root for a in node.all_input_nodes for root in derived.get(a, ())}
-                if used and (used & bad or not self._takes_tensors(node, derived)):
-                    bad |= used
+                if used and (used & unconvertible or not self._takes_tensors(node, derived)):
+                    unconvertible |= used
         if self.inputs:
-            values = [root.meta["val"] for root in bad]
+            values = [root.meta["val"] for root in unconvertible]
             versions.keep_floats({s for v in values for s in v.node.expr.free_symbols})
-        return {n for n, made_of in derived.items() if not made_of & bad}
+        return {n for n, sources in derived.items() if not sources & unconvertible}
 
     def _is_root(self, node: fx.Node) -> bool:
         value = node.meta.get("val")
@@ -179,7 +180,7 @@ class Rewriting:
 
     def _takes_tensors(self, node: fx.Node, derived: Mapping[fx.Node, Any]) -> bool:
         if node in derived:
-            if node.target in OF_NUMBERS:
+            if node.target in NUMBER_RULES:
                 return True
             value = node.meta["val"]
             if not versions.is_of_floats(value):
@@ -200,8 +201,8 @@ class Rewriting:
         return True
 
     def _specialise(self, node: fx.Node, derived: Mapping[fx.Node, Any]) -> bool:
-        """Puts the values of tracing for the floats that an operator takes, and leaves a guard;
-        False where that cannot be."""
+        """Replaces floats that an operator takes by their values at tracing, with a guard. False
+        for numbers that have to stay."""
         used = [a for a in node.all_input_nodes if a in derived]
         values = {a: a.meta["val"] for a in used}
         if not all(versions.is_of_floats(value) for value in values.values()):
@@ -215,11 +216,11 @@ class Rewriting:
     def _copy(self, node: fx.Node) -> fx.Node:
         return self.copies[node]
 
-    def _rewrite(self, node: fx.Node, wanted: set[fx.Node]) -> None:
-        if node in wanted:
+    def _rewrite(self, node: fx.Node, convertible: set[fx.Node]) -> None:
+        if node in convertible:
             self.tensors[node] = self._number(node)
             return
-        if not any(a in wanted for a in node.all_input_nodes):
+        if not any(a in convertible for a in node.all_input_nodes):
             self.copies[node] = self.graph.node_copy(node, self._copy)
             return
         if _is_check(node):
@@ -228,24 +229,24 @@ class Rewriting:
             name: Number(self._tensor(v), _kind(v)) if _is_number(v) else fx.map_arg(v, self._copy)
             for name, v in _named(node)
         }
-        made = RULES[node.target][0](self, arguments)
-        self.copies[node] = self.cast(made, node.meta["val"].dtype)
+        result = RULES[node.target][0](self, arguments)
+        self.copies[node] = self.cast(result, node.meta["val"].dtype)
 
     def _number(self, node: fx.Node) -> fx.Node:
-        """The tensor of a number that is read or computed."""
+        """The tensor of a number that is read from a tensor or computed."""
         if _reads_data(node):
             (read,) = node.all_input_nodes
             return self.cast(self.copies[read], DTYPES[_kind(node)])
         operands = [self._tensor(a) for a in node.args]
         wide = DTYPES[_kind(node)]
-        return self.cast(OF_NUMBERS[node.target](self, operands), wide)
+        return self.cast(NUMBER_RULES[node.target](self, operands), wide)
 
     def _tensor(self, number: Any) -> fx.Node:
-        """The tensor of a number: of an input, of sizes, or one that is known."""
+        """The tensor of a number: an input, a size, or a constant."""
         if not isinstance(number, fx.Node):
             return self.constant(number)
         if number not in self.tensors:
-            if _kind(number) is float and number.target in OF_NUMBERS:
+            if _kind(number) is float and number.target in NUMBER_RULES:
                 return self._number(number)
             dtype, size = DTYPES[_kind(number)], self.copies[number]
             return self.emit(aten.full.default, [], size, dtype=dtype, device=self.device)
@@ -254,29 +255,29 @@ class Rewriting:
     # What rules are made of
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call, where the node that is rewritten is."""
+        """Adds a call to the graph, with the metadata of the node that is rewritten."""
         node = self.graph.call_function(target, args, kwargs)
-        if self.now is not None:
+        if self.current_node is not None:
             kept = ("stack_trace", "nn_module_stack", "original_aten", "seq_nr")
-            node.meta = {k: v for k, v in self.now.meta.items() if k in kept}
+            node.meta = {k: v for k, v in self.current_node.meta.items() if k in kept}
         values = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (args, kwargs))
         with self.fake:  # type: ignore[union-attr]
             node.meta["val"] = target(*values[0], **values[1])
         return node
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """A tensor as this dtype."""
+        """Converts a tensor to this dtype."""
         if node.meta["val"].dtype == dtype:
             return node
         return self.emit(prims.convert_element_type.default, node, dtype)
 
     def constant(self, value: Any) -> fx.Node:
-        """A number that is known."""
+        """A 0-dimensional tensor of a known number."""
         dtype = DTYPES[type(value)]
         return self.emit(aten.full.default, [], value, dtype=dtype, device=self.device)
 
     def dtype(self, *operands: Any, kind: Any = Kind.DEFAULT) -> torch.dtype:
-        """In what operands, tensors and numbers, are computed as torch promotes them."""
+        """The dtype that torch computes in for these operands, by type promotion."""
         samples = [
             o.meta["val"] if isinstance(o, fx.Node) else o.kind(1) if isinstance(o, Number) else o
             for o in operands
@@ -293,12 +294,12 @@ class Rewriting:
         return self.cast(self.constant(value), dtype)
 
     def apply(self, target: Any, *operands: Any, kind: Any = Kind.DEFAULT) -> fx.Node:
-        """An operator of tensors on tensors and numbers, in the dtype that torch computes it in."""
+        """Adds a call on tensors and numbers, converted to the dtype that torch computes it in."""
         dtype = self.dtype(*operands, kind=kind)
         return self.emit(target, *(self.operand(o, dtype) for o in operands))
 
     def filled(self, like: fx.Node | list[Any], value: Any, dtype: torch.dtype) -> fx.Node:
-        """A tensor of one number, of these sizes or those of another tensor."""
+        """A tensor filled with one number. `like`: its sizes, or a tensor that has them."""
         if isinstance(like, fx.Node):
             zeros = self.emit(aten.zeros_like.default, like, dtype=dtype)
         else:
@@ -307,7 +308,7 @@ class Rewriting:
 
 
 def _device(graph: fx.Graph) -> torch.device:
-    """Where the tensors of a graph are, if not on the host."""
+    """The one device of the graph other than the host; the host if there is none, or several."""
     found = {
         value.device
         for node in graph.nodes
@@ -318,7 +319,7 @@ def _device(graph: fx.Graph) -> torch.device:
 
 
 def _on_host(graph: fx.Graph) -> set[fx.Node]:
-    """Inputs without dimensions on the host that are only read."""
+    """0-dimensional inputs on the host that the graph only reads."""
     (end,) = graph.find_nodes(op="output")
     kept = {*end.all_input_nodes, *(t for n in graph.nodes for t in partition.written(n))}
     return {
@@ -327,7 +328,7 @@ def _on_host(graph: fx.Graph) -> set[fx.Node]:
         if isinstance(value := node.meta.get("val"), torch.Tensor)
         and value.dim() == 0
         and value.device.type == "cpu"
-        and value.dtype in DTYPESOF_NUMBERS
+        and value.dtype in NUMBER_DTYPES
         and node not in kept
     }
 
@@ -373,7 +374,7 @@ def _named(node: fx.Node) -> list[tuple[str, Any]]:
 # Numbers of programs of torch.export
 
 
-def are_read(graph: fx.Graph) -> bool:
+def reads_number_inputs(graph: fx.Graph) -> bool:
     """Whether a graph reads a number from an input without dimensions."""
     read = [a for node in graph.nodes if _reads_data(node) for a in node.all_input_nodes]
     return any(a.op == "placeholder" and a.meta["val"].dim() == 0 for a in read)
@@ -381,7 +382,8 @@ def are_read(graph: fx.Graph) -> bool:
 
 @contextlib.contextmanager
 def read_from_tensors(module: torch.nn.Module, positions: Collection[int]) -> Iterator[None]:
-    """Meanwhile a module takes tensors for the numbers at these positions of its flat arguments."""
+    """Context manager in which a module takes tensors for the numbers at these positions of its
+    flat arguments."""
     if not positions:
         yield
         return
@@ -406,14 +408,15 @@ def read_from_tensors(module: torch.nn.Module, positions: Collection[int]) -> It
             module.__dict__["forward"] = before
 
 
-def asked_for(dynamic: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> set[int]:
-    """The positions among the flat arguments of numbers that are inputs: with `dynamic=True` ints
-    and floats, else those that `dynamic` names.
+def number_inputs(dynamic: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> set[int]:
+    """Positions of the flat arguments that are numbers and inputs of the program.
+
+    With `dynamic=True` all ints and floats, else those that `dynamic` names.
 
     >>> signature = inspect.signature(lambda x, scale: x)
-    >>> asked_for(True, signature, (3.0,), {"scale": 2})
+    >>> number_inputs(True, signature, (3.0,), {"scale": 2})
     {0, 1}
-    >>> asked_for({"scale": True}, signature, (3.0,), {"scale": 2})
+    >>> number_inputs({"scale": True}, signature, (3.0,), {"scale": 2})
     {1}
     """
     if dynamic is None or dynamic is False:
@@ -431,19 +434,19 @@ def asked_for(dynamic: Any, signature: inspect.Signature, args: Any, kwargs: Any
 
 
 def without_numbers(dynamic: Any) -> Any:
-    """`dynamic` as torch.export takes it: of sizes alone."""
+    """`dynamic` without the numbers that it names, as torch.export takes it."""
     if not isinstance(dynamic, Mapping):
         return dynamic
     return {name: None if value is True else value for name, value in dynamic.items()}
 
 
-def of_call(
+def numbers_to_tensors(
     leaves: list[Any], numbers: Mapping[int, type], names: Sequence[str], device: str
 ) -> None:
-    """Puts tensors for the numbers among the flat arguments of a call.
+    """Replaces the numbers among the flat arguments of a call by tensors, in place.
 
     >>> leaves = [2]
-    >>> of_call(leaves, {0: float}, ["scale"], "cpu")
+    >>> numbers_to_tensors(leaves, {0: float}, ["scale"], "cpu")
     >>> leaves
     [tensor(2., dtype=torch.float64)]
     """

@@ -1,6 +1,6 @@
-"""An exported program in several pieces, of which PyTorch runs those that Kiln refuses.
+"""An exported program in several pieces: Kiln compiles some, and PyTorch runs the others.
 
-To `Compiled` it is what the native engine is where a program is in one piece.
+`Compiled` uses it in place of a native engine, with the same methods.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ class SplitProgram:
     """A program, its parameters, and the pieces that it was split into."""
 
     def __init__(
-        self, exported: ExportedProgram, known: export.Interface, given: Mapping[str, Any]
+        self, exported: ExportedProgram, interface: export.Interface, options: Mapping[str, Any]
     ) -> None:
-        gm = _with_writes(exported, known)
+        gm = _with_writes(exported, interface)
         inputs = gm.graph.find_nodes(op="placeholder")
         self.values = [n.meta.get("val") for n in inputs]
-        self.names = known.input_names
-        self.params = known.tensors
-        names = [known.params.get(i) or known.input_names[i] for i in range(len(inputs))]
-        tracked = Versions([])
-        self._lowering = Lowering(gm, names, given, False, tracked, known.tensors.keys())
+        self.names = interface.input_names
+        self.params = interface.tensors
+        names = [interface.params.get(i) or interface.input_names[i] for i in range(len(inputs))]
+        subclass_versions = Versions([])
+        self._lowering = Lowering(
+            gm, names, options, False, subclass_versions, interface.tensors.keys()
+        )
         piece = pieces.Piece("")
         self._run = self._lowering.parts(piece)
         self.parts = piece.parts
@@ -57,65 +59,68 @@ class SplitProgram:
         self.call_spec: CallSpec
 
     @classmethod
-    def of(cls, exported: ExportedProgram, given: Mapping[str, Any], **about: Any) -> SplitProgram:
+    def split(
+        cls, exported: ExportedProgram, options: Mapping[str, Any], **about: Any
+    ) -> SplitProgram:
         """Splits a program, which must be in functional form."""
-        known = export.interface(exported)
-        made = cls(exported, known, given)
-        devices = {v.device for v in made.values if isinstance(v, torch.Tensor)} or {"cpu"}
-        call = exported.call_spec
-        made.call_spec = CallSpec(
+        interface = export.interface(exported)
+        program = cls(exported, interface, options)
+        devices = {v.device for v in program.values if isinstance(v, torch.Tensor)} or {"cpu"}
+        spec = exported.call_spec
+        program.call_spec = CallSpec(
             about["name"],
             str(next(iter(devices))),
-            call.in_spec,
-            call.out_spec,
-            list(made.symbols),
-            [_shape(made.values[i]) for i in made.names],
-            known.constants,
-            known.state,
+            spec.in_spec,
+            spec.out_spec,
+            list(program.symbols),
+            [_shape(program.values[i]) for i in program.names],
+            interface.constants,
+            interface.state,
             {},
             about["signature"],
             exported.example_inputs,
             about["original"] or exported.module,
-            inputs=list(known.input_names.values()),
+            inputs=list(interface.input_names.values()),
         )
-        return made
+        return program
 
     def run(self, args: Sequence[Any]) -> list[Any]:
-        """Runs the pieces on flat inputs; gives flat outputs, dense, with memory of their own."""
+        """Runs the pieces on flat inputs. Flat outputs are dense and share no memory."""
         self._check(args)
         values = {**self.params, **dict(zip(self.names, args, strict=True))}
-        taken = [values[i] for i in range(len(self.values))]
-        known = {t.untyped_storage().data_ptr() for t in taken if isinstance(t, torch.Tensor)}
+        inputs = [values[i] for i in range(len(self.values))]
+        memories = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor)}
         with torch.no_grad():
-            return [_own(result, known) for result in self._run(list(taken))]
+            return [_dense_copy(result, memories) for result in self._run(list(inputs))]
 
     def _check(self, args: Sequence[Any]) -> None:
-        """Fails unless the inputs are those of the program: pieces see only their own."""
+        """Raises unless the inputs have the sizes and types of the program. Pieces check only their
+        own inputs."""
         if len(args) != len(self.names):
             names = ", ".join(self.names.values())
             raise InputError(f"{len(args)} inputs were given: give ({names})")
         sizes: dict[str, int] = {}
-        for (i, name), given in zip(self.names.items(), args, strict=True):
-            want = self.values[i]
-            if not isinstance(want, torch.Tensor):
-                if not isinstance(want, SYMBOLIC) and want != given:
+        for (i, name), value in zip(self.names.items(), args, strict=True):
+            traced_value = self.values[i]
+            if not isinstance(traced_value, torch.Tensor):
+                if not isinstance(traced_value, SYMBOLIC) and traced_value != value:
                     raise InputError(
-                        f"input `{name}` is {given}, but the program was compiled for {want}; "
-                        "compile it again with this value"
+                        f"input `{name}` is {value}, but the program was compiled for "
+                        f"{traced_value}; compile it again with this value"
                     )
                 continue
-            if not isinstance(given, torch.Tensor):
-                kind = type(given).__name__
+            if not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
                 raise InputError(f"input `{name}` is a {kind}: pass a torch.Tensor")
-            export.check(given)
-            if given.device != want.device:
-                text = f"input `{name}` is on {given.device}"
-                raise InputError(f"{text}: move it to {want.device}")
-            dims = [_dimension(d) for d in want.shape]
-            if given.dtype != want.dtype or len(dims) != given.dim():
-                got, wanted = _kind(given.dtype, given.shape), _kind(want.dtype, dims)
+            export.check(value)
+            if value.device != traced_value.device:
+                text = f"input `{name}` is on {value.device}"
+                raise InputError(f"{text}: move it to {traced_value.device}")
+            dims = [_dimension(d) for d in traced_value.shape]
+            if value.dtype != traced_value.dtype or len(dims) != value.dim():
+                got, wanted = _kind(value.dtype, value.shape), _kind(traced_value.dtype, dims)
                 raise ShapeError(f"input `{name}` is {got}, and not {wanted}: convert it")
-            for axis, (dim, size) in enumerate(zip(dims, given.shape, strict=True)):
+            for axis, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
                 if isinstance(dim, sympy.Symbol):
                     wanted_size: Any = sizes.setdefault(dim.name, size)
                     low, high = self.symbols.get(dim.name, (0, None))
@@ -145,8 +150,8 @@ class SplitProgram:
         missing = [s for s in self.symbols if s not in sizes]
         if missing:
             raise InputError(f"no size for {', '.join(missing)}: give one")
-        for runner, takes in self._lowering.runners:
-            args = [self.params.get(self._places.get(node, -1)) for node in takes]
+        for runner, nodes in self._lowering.runners:
+            args = [self.params.get(self._places.get(node, -1)) for node in nodes]
             runner.warm(args, sizes)
 
     @property
@@ -167,7 +172,7 @@ class SplitProgram:
         return sum(engine.bytes() for engine in self.engines)
 
     def changed(self) -> bool:
-        """Each piece looks at its own weights."""
+        """False: the engine of each piece checks its own weights."""
         return False
 
     def refresh(self) -> None:
@@ -196,8 +201,8 @@ class SplitProgram:
         )
 
 
-def _with_writes(exported: ExportedProgram, known: export.Interface) -> fx.GraphModule:
-    """The graph of a program that writes what it changes by itself, and returns the rest."""
+def _with_writes(exported: ExportedProgram, interface: export.Interface) -> fx.GraphModule:
+    """The graph with `copy_` in place of the outputs that are written to buffers or inputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(exported.graph, copies)
@@ -206,7 +211,7 @@ def _with_writes(exported: ExportedProgram, known: export.Interface) -> fx.Graph
     results = []
     for i, result in enumerate(end.args[0]):
         value = copies[result] if isinstance(result, fx.Node) else result
-        target = known.mutations.get(i)
+        target = interface.mutations.get(i)
         if target is None:
             results.append(value)
             continue
@@ -232,12 +237,12 @@ def _kind(dtype: torch.dtype, shape: Sequence[Any]) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
-def _own(result: Any, known: set[int]) -> Any:
-    """A result that is dense, and shares no memory with what is known."""
+def _dense_copy(result: Any, memories: set[int]) -> Any:
+    """The result, copied if it is not dense or shares memory with one of `memories`."""
     if not isinstance(result, torch.Tensor):
         return result
     memory = result.untyped_storage().data_ptr()
-    if memory in known or not views.has_no_gaps(result.shape, result.stride()):
+    if memory in memories or not views.has_no_gaps(result.shape, result.stride()):
         return result.clone()
-    known.add(memory)
+    memories.add(memory)
     return result

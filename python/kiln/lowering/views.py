@@ -1,14 +1,12 @@
-"""Outputs that share memory with inputs or with each other, or have another order in memory.
+"""Outputs that are views of inputs or of each other, or have another order of dimensions in memory.
 
-The graph of AOT autograd is functional, but its outputs may be views: of inputs, or of a tensor
-that another output is or views too. What is written to one of them shows in the others, so they
-must be views in a compiled program as well. An engine gives dense tensors of their own. `split`
-takes such views off the end of a graph: the engine gives their bases, and PyTorch makes the views
-after a run. AOT autograd takes sizes and strides of what aliases an input from the outputs as well,
-where it cannot repeat the views. Outputs whose dimensions have another order in memory, as of
-`channels_last`, come from the engine permuted to that order, and are permuted back.
+The graph of AOT autograd is functional, but its outputs may be views of inputs or of other outputs.
+A write to one shows in the others, so a compiled program has to give views as well. An engine gives
+dense tensors of their own. `split` moves such views from the end of a graph to a tail: the engine
+gives their bases, and PyTorch makes the views after a run. Outputs in another order of memory, such
+as `channels_last`, come from the engine permuted to that order, and are permuted back.
 
-It never moves anything but views, and leaves a graph alone that has none of these outputs.
+Only views are moved. A graph without such outputs is returned as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _OF_STRIDES = frozenset({"aten::view", "aten::as_strided", "aten::_reshape_alias
 
 @dataclass(frozen=True)
 class Tail:
-    """Makes the outputs of a graph from those of its head and some of its inputs."""
+    """Makes the outputs of a graph that are views, from the outputs of its head and from inputs."""
 
     module: fx.GraphModule
     #: Positions of the inputs that it takes.
@@ -39,17 +37,17 @@ class Tail:
     gradients: bool
 
     def __call__(self, outputs: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
-        made: Sequence[Any]
+        results: Sequence[Any]
         before = torch.is_grad_enabled()
         if before is self.gradients:
-            made = self.module.forward(*outputs, *[args[i] for i in self.inputs])
-            return made
+            results = self.module.forward(*outputs, *[args[i] for i in self.inputs])
+            return results
         torch._C._set_grad_enabled(self.gradients)
         try:
-            made = self.module.forward(*outputs, *[args[i] for i in self.inputs])
+            results = self.module.forward(*outputs, *[args[i] for i in self.inputs])
         finally:
             torch._C._set_grad_enabled(before)
-        return made
+        return results
 
 
 def split(
@@ -70,26 +68,26 @@ def split(
     """
     (end,) = graph.find_nodes(op="output")
     results = list(end.args[0])
-    moved = _moved(results, written)
-    if moved is None:
+    bases_and_views = _moved(results, written)
+    if bases_and_views is None:
         return graph, None
-    bases, views = moved
+    bases, views = bases_and_views
     placeholders = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     # What the tail needs, in order and without duplicates.
     needed = {r for r in results if isinstance(r, fx.Node)}
     needed |= {a for view in views for a in view.all_input_nodes}
     needed -= views
-    kept = [node for node in graph.nodes if node in needed]
-    taken = [n for n in kept if n in placeholders and n not in written]
-    given = [n for n in kept if n not in taken]
+    needed_in_order = [node for node in graph.nodes if node in needed]
+    tail_inputs = [n for n in needed_in_order if n in placeholders and n not in written]
+    head_outputs = [n for n in needed_in_order if n not in tail_inputs]
 
-    orders = {base: _order(base, bases[base]) for base in given if base in bases}
+    orders = {base: _order(base, bases[base]) for base in head_outputs if base in bases}
 
     head = fx.Graph(graph.owning_module)
     copies: dict[fx.Node, fx.Node] = {}
     head.graph_copy(graph, copies)
     outputs = []
-    for node in given:
+    for node in head_outputs:
         order = orders.get(node)
         outputs.append(copies[node] if order is None else _permuted(head, copies[node], order))
     head.output(tuple(outputs))
@@ -98,24 +96,26 @@ def split(
             head.erase_node(copies[node])
 
     tail = fx.Graph()
-    env = {node: tail.placeholder(node.name) for node in [*given, *taken]}
+    tail_nodes = {node: tail.placeholder(node.name) for node in [*head_outputs, *tail_inputs]}
     for base, order in orders.items():
         if order is not None:
             back = [order.index(i) for i in range(len(order))]
-            env[base] = tail.call_function(torch.ops.aten.permute.default, (env[base], back))
+            tail_nodes[base] = tail.call_function(
+                torch.ops.aten.permute.default, (tail_nodes[base], back)
+            )
     for node in graph.nodes:
         if node in views:
-            env[node] = tail.node_copy(node, lambda n: env[n])
-    tail.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results))
+            tail_nodes[node] = tail.node_copy(node, lambda n: tail_nodes[n])
+    tail.output(tuple(tail_nodes[r] if isinstance(r, fx.Node) else r for r in results))
     module = fx.GraphModule(owner, tail)
-    return head, Tail(module, [placeholders[n] for n in taken], gradients)
+    return head, Tail(module, [placeholders[n] for n in tail_inputs], gradients)
 
 
 def _moved(
     results: Sequence[Any], written: Collection[fx.Node]
 ) -> tuple[dict[fx.Node, list[fx.Node]], set[fx.Node]] | None:
-    """The views to move, and for each of their bases those of it; None if there is nothing to do
-    for any output."""
+    """The base tensors with the views of each that move to the tail, and all these views. None if
+    no output is such a view."""
     paths: dict[fx.Node, list[fx.Node]] = {}
     sharing: dict[fx.Node, list[fx.Node]] = {}
     for result in results:
@@ -141,7 +141,7 @@ def _moved(
 
 
 def _path(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The tensor that owns the memory of this one, and the nodes that lead from it to this one."""
+    """The base tensor of a view, and the chain of views from the base to it."""
     nodes = []
     base = source(node)
     while base is not None:
@@ -151,7 +151,7 @@ def _path(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
 
 
 def source(node: fx.Node) -> fx.Node | None:
-    """What a node is a view of; None if it is none."""
+    """The operand that a node is a view of; None if it is no view."""
     if node.op != "call_function" or not node.args:
         return None
     base = node.args[0]
@@ -183,7 +183,7 @@ def _layout(node: fx.Node) -> Layout | None:
 
 
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements are in memory one after the other, as the sizes have them."""
+    """Whether a tensor is contiguous and row-major."""
     step = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -193,13 +193,13 @@ def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _is_reordered(node: fx.Node) -> bool:
-    """Whether a tensor has no gaps in memory, and another order of its dimensions there."""
+    """Whether a tensor is dense with another order of dimensions in memory (channels_last)."""
     layout = _layout(node)
     return layout is not None and not _is_dense(*layout) and has_no_gaps(*layout)
 
 
 def has_no_gaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each place in memory is that of one element, in whatever order.
+    """Whether elements fill their memory without gaps or overlap, in any order of dimensions.
 
     >>> has_no_gaps((2, 3), (1, 2)), has_no_gaps((2, 3), (0, 1))
     (True, False)
@@ -213,19 +213,19 @@ def _slowest_first(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 def _keeps_strides(view: fx.Node, base: fx.Node) -> bool:
-    """Whether a view that shares its memory with no other output is better made by PyTorch: as of
-    a transposition, which then takes no copy. Parts of a tensor are not: with the whole of it
-    they would hold more memory, and take more work."""
-    ours, of_base = _layout(view), _layout(base)
-    if ours is None or of_base is None or _is_dense(*ours):
+    """Whether PyTorch should make a view that shares memory with no other output. It does for views
+    of a whole tensor, such as a transpose, which saves a copy. Views of a part would keep the whole
+    tensor alive."""
+    layout, base_layout = _layout(view), _layout(base)
+    if layout is None or base_layout is None or _is_dense(*layout):
         return False
-    whole = torch.Size(of_base[0]).numel() <= torch.Size(ours[0]).numel()
-    return whole and _is_dense(*of_base)
+    whole = torch.Size(base_layout[0]).numel() <= torch.Size(layout[0]).numel()
+    return whole and _is_dense(*base_layout)
 
 
 def _order(base: fx.Node, views: Sequence[fx.Node]) -> list[int] | None:
-    """The dimensions of a base from the slowest one in memory to the fastest, if that is not their
-    order."""
+    """The dimensions of a base from the outermost one in memory to the innermost; None for
+    row-major tensors."""
     names = [v.target._schema.name for v in views if isinstance(v.target, torch._ops.OpOverload)]
     layout, reason = _layout(base), "whose sizes depend on data"
     if layout is not None:
@@ -242,7 +242,7 @@ def _order(base: fx.Node, views: Sequence[fx.Node]) -> list[int] | None:
 
 
 def _permuted(head: fx.Graph, base: fx.Node, order: Sequence[int]) -> fx.Node:
-    """A base whose dimensions are in the order of memory, which an engine's results are."""
+    """The base permuted to its order in memory: an engine gives row-major tensors."""
     node = head.call_function(torch.ops.aten.permute.default, (base, list(order)))
     node.meta = {**base.meta, "val": base.meta["val"].permute(order)}
     return node

@@ -1,9 +1,9 @@
-"""A graph of dynamo as one piece, without AOT autograd, which takes as long as the rest of a start.
+"""Lowers a dynamo graph as one piece, without AOT autograd, which takes half the time of a start.
 
-AOT autograd traces a graph twice, to find out what it writes to and to make it functional. A graph
-that needs no gradients, writes to no input and has fixed sizes needs neither: its calls are
-recorded in one run, and its results that are views of inputs or of each other are made by PyTorch
-after a run (`views`), as for graphs of AOT. All others go through AOT.
+AOT autograd traces a graph twice, to find its writes and to make it functional. A graph of fixed
+sizes that needs no gradients and writes to no input needs neither. Its calls are recorded in one
+run, and results that are views are made by PyTorch after a run (`views`). All other graphs go
+through AOT autograd.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def compiled(
     chosen: Mapping[str, Any],
     piece: pieces.Piece,
 ) -> Callable[..., Any] | None:
-    """What runs the graph; None where AOT autograd has to make it functional, or Kiln refuses a
-    call in it."""
+    """The function that runs the graph; None if it needs AOT autograd, or Kiln refuses a call in
+    it."""
     owns = any(True for _ in (*gm.parameters(), *gm.buffers()))
     if owns or any(n.op not in _CALLS or _transforms(n) for n in gm.graph.nodes):
         return None
@@ -54,15 +54,15 @@ _CALLS = ("placeholder", "call_function", "call_method", "output")
 
 
 def _transforms(node: fx.Node) -> bool:
-    """Whether a node enters or leaves a transform of torch.func, which is left to `tracing`: where
-    a run ends within one, it has to be left."""
+    """Whether a node enters or leaves a transform of torch.func. Such graphs go through AOT
+    autograd."""
     where = getattr(node.target, "__module__", None) or ""
     name = getattr(node.target, "__name__", None) or ""
     return "functorch" in where or name.endswith("_nesting")
 
 
 def _static(gm: fx.GraphModule) -> list[int]:
-    """Positions of the inputs that dynamo knows to stay what they are: parameters and buffers."""
+    """Positions of the inputs that are parameters and buffers, as dynamo marked them."""
     found = []
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         if (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"):

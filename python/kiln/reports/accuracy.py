@@ -81,15 +81,17 @@ def references(
     wide: Callable[[], Callable[..., Any]] | None = None,
     tf32: Collection[str] = (),
 ) -> tuple[Any, Any, list[Any]]:
-    """What a program gives eagerly, eagerly in float64, and with its roundings moved.
+    """The results of a program run eagerly, eagerly in float64, and eagerly with perturbed
+    roundings.
 
-    `call`: makes what is called, anew for each run. `wide`: makes it in float64, where it has
-    tensors of its own. `tf32`: operators whose f32 operands may be rounded to TF32."""
+    `call`: makes the callable, anew for each run. `wide`: makes it in float64, if it has tensors of
+    its own. `tf32`: operators whose f32 operands may be rounded to TF32.
+    """
 
     def run(function: Callable[..., Any], mode: AbstractContextManager[Any], convert: Any) -> Any:
-        taken, named = pytree.tree_map(convert, copied((args, dict(kwargs))))
+        call_args, call_kwargs = pytree.tree_map(convert, copied((args, dict(kwargs))))
         with mode:
-            return function(*taken, **named)
+            return function(*call_args, **call_kwargs)
 
     def same(leaf: Any) -> Any:
         return leaf
@@ -103,12 +105,12 @@ def references(
 
 
 def copied(tree: Any) -> Any:
-    """The same with tensors of its own, for modules that write to their inputs."""
+    """The tree with each tensor cloned, for modules that write to their inputs."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tree)
 
 
 def compare(got: Any, eager: Any, exact: Any, samples: Sequence[Any]) -> CheckResult:
-    """Compares results of the same nesting; `samples` are those with moved roundings.
+    """Compares results of the same nesting. `samples`: results with perturbed roundings.
 
     >>> x = torch.ones(2)
     >>> compare(x * 1.5, x, x.double(), [x]).ok
@@ -174,13 +176,13 @@ def _allowed(exact: torch.Tensor, samples: torch.Tensor, eps: float) -> torch.Te
     moving = spread[spread > 0]
     floor = moving.median() if moving.numel() else spread.new_zeros(())
     # What float64 is off by itself, for results that are as fine.
-    own = torch.finfo(torch.float64).eps / eps
-    factor = rounding.spread_factor(exact.numel()) * math.sqrt(1 + own * own)
+    reference_eps = torch.finfo(torch.float64).eps / eps
+    factor = rounding.spread_factor(exact.numel()) * math.sqrt(1 + reference_eps * reference_eps)
     return factor * spread.maximum(floor) + eps * exact.abs()
 
 
 def _class(values: torch.Tensor) -> torch.Tensor:
-    """Of each value its infinity, 2 for NaN, 0 for numbers."""
+    """The class of each value: 1 and -1 for infinities, 2 for NaN, 0 for numbers."""
     infinite = torch.where(values.isinf(), values.sign(), 0.0)
     return torch.where(values.isnan(), 2.0, infinite)
 

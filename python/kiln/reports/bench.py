@@ -173,9 +173,9 @@ def measure(
             if done >= FEWEST and time.perf_counter() > until:
                 break
             progress.tell(f"sample {done + 1} of {repetitions}")
-            for name, taken in samples.items():
+            for name, times in samples.items():
                 call = functools.partial(functions[name], *args, **kwargs)
-                taken.append(sample(call, counts[name]))
+                times.append(sample(call, counts[name]))
     base = statistics.median(next(iter(samples.values())))
     rows = []
     for name in functions:
@@ -192,7 +192,7 @@ def measure(
 
 
 class _Progress:
-    """A line on a terminal that says what is done, and for how long; nothing elsewhere."""
+    """A progress line on a terminal; prints nothing elsewhere."""
 
     def __init__(self, to: TextIO | None = None) -> None:
         self._to = sys.stderr if to is None else to
@@ -221,7 +221,7 @@ class _Progress:
             self._to.flush()
 
     def tell(self, text: str) -> None:
-        """What is done from now on."""
+        """Sets the text of the line."""
         self._text, self._since = text, time.perf_counter()
 
     def _repeat(self) -> None:
@@ -238,7 +238,7 @@ def _synchronize(device: str) -> None:
 
 
 def _on_host(call: Callable[[], Any], count: int) -> float:
-    """Seconds a call."""
+    """Seconds a call on the host."""
     started = time.perf_counter()
     for _ in range(count):
         call()

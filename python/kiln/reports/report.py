@@ -108,8 +108,8 @@ def _for_python(text: str) -> str:
     >>> _for_python("x\\n\\n--kernel NAME: one kernel").splitlines()[-1]
     'report.kernels: each kernel; report.why(a, b): why two parts are fused or not'
     """
-    asked = "\nreport.kernels: each kernel; report.why(a, b): why two parts are fused or not\n"
-    return _CALIBRATION.sub(r"\1\n", _FLAGS.sub(asked, text))
+    questions = "\nreport.kernels: each kernel; report.why(a, b): why two parts are fused or not\n"
+    return _CALIBRATION.sub(r"\1\n", _FLAGS.sub(questions, text))
 
 
 class Report:
@@ -161,14 +161,14 @@ class Report:
                 "break_source": piece.break_source,
                 "symbols": piece.symbols,
             }
-            first = len(parts)
+            start = len(parts)
             if piece.state == "compiled":
                 parts += [Part.of_engine(engine, **about) for engine in piece.engines]
             else:
                 parts.append(Part(piece.state, **about))
-            if len(parts) > first:
+            if len(parts) > start:
                 runs = tuple(replace(calls) for calls in (called or {}).get(piece, ()))
-                parts[first] = replace(parts[first], runs=runs)
+                parts[start] = replace(parts[start], runs=runs)
         return cls(
             parts,
             dynamo=True,
@@ -209,9 +209,9 @@ class Report:
         """Why `a` and `b` (kernels, or values by name) are in one kernel, or are not."""
         for inner, outer in ((a, b), (b, a)):
             if inner == outer or inner.startswith(f"{outer}."):
-                told = f"`{inner}` is a part of `{outer}`"
-                told = f"both names are `{a}`" if inner == outer else told
-                raise UsageError(f"{told}: name two parts that share nothing")
+                message = f"`{inner}` is a part of `{outer}`"
+                message = f"both names are `{a}`" if inner == outer else message
+                raise UsageError(f"{message}: name two parts that share nothing")
         answers = []
         for part in self.parts:
             if part.engine is not None:
@@ -224,14 +224,14 @@ class Report:
         if not any(part.engine for part in self.parts):
             raise UsageError("nothing was compiled: the report's `eager` says why")
         places = [self._pieces_with(name) for name in (a, b)]
-        for name, found in zip((a, b), places, strict=True):
-            if not found and all(places[:1]):
+        for name, indices in zip((a, b), places, strict=True):
+            if not indices and all(places[:1]):
                 raise UsageError(str(problem).replace(f"`{a}`", f"`{name}`"))
         if not all(places):
             raise problem
-        first, last = places[0][0], places[1][0]
-        lines = [f"{a} is in piece {first}, {b} in piece {last}: no kernel has parts of both."]
-        low, high = sorted((first, last))
+        piece_a, piece_b = places[0][0], places[1][0]
+        lines = [f"{a} is in piece {piece_a}, {b} in piece {piece_b}: no kernel has parts of both."]
+        low, high = sorted((piece_a, piece_b))
         for i, (heading, part) in enumerate(self._headings()):
             if low < i < high or (low <= i < high and part.break_reason):
                 reason = part.break_reason.partition("\n")[0]

@@ -82,7 +82,8 @@ _SUMS = frozenset(MATMULS) | frozenset(
 
 
 class _Wide(TorchDispatchMode):
-    """Puts float64 in place of narrower types, in what operators make and in what they take."""
+    """Dispatch mode that computes in float64: it widens operands, and dtypes that operators are
+    asked for."""
 
     def __torch_dispatch__(
         self,
@@ -103,7 +104,7 @@ class _Wide(TorchDispatchMode):
 
 
 def widened(leaf: Any) -> Any:
-    """A tensor of floats in float64, and all else as it is.
+    """A tensor of floats converted to float64; other values as they are.
 
     >>> widened(torch.ones(1)).dtype, widened(3)
     (torch.float64, 3)
@@ -113,7 +114,7 @@ def widened(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Meanwhile programs run in float64, whatever types they make inside.
+    """Context manager in which programs compute in float64, whatever dtypes they ask for.
 
     >>> with exact():
     ...     torch.ones(1).float().dtype, torch.zeros(1, dtype=torch.bfloat16).dtype
@@ -130,16 +131,18 @@ def exact() -> Iterator[None]:
 
 @contextlib.contextmanager
 def perturbed(seed: int, tf32: Collection[str] = ()) -> Iterator[None]:
-    """Meanwhile programs run with their roundings moved at random.
+    """Context manager in which each rounded result is moved at random by as much as rounding may
+    move it.
 
-    `tf32`: operators whose f32 operands may be rounded to TF32."""
+    `tf32`: operators whose f32 operands may be rounded to TF32.
+    """
     # Attention as the products and the softmax that it is made of.
     with sdpa_kernel(SDPBackend.MATH), _Perturbed(seed, frozenset(tf32)):
         yield
 
 
 class _Perturbed(TorchDispatchMode):
-    """Runs a program with its roundings moved at random."""
+    """Dispatch mode that perturbs the results of operators."""
 
     def __init__(self, seed: int, tf32: frozenset[str]) -> None:
         super().__init__()
@@ -229,7 +232,7 @@ class _Perturbed(TorchDispatchMode):
         return (tensor.double() + by).to(tensor.dtype)
 
     def signs(self, tensor: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        """The sizes, each with its sign."""
+        """The sizes with random signs."""
         drawn = _mixed(self.seed * 1_000_003 + self.calls)
         kind = self.seed % 4
         if kind == 0:

@@ -32,7 +32,8 @@ def traced(
     inference: Compiler,
     training: Compiler,
 ) -> Callable[..., Any]:
-    """A callable of a graph, which is that of `inference` where no gradients are needed."""
+    """Traces a graph by AOT autograd. Gives what `inference` makes of it if no gradients are
+    needed."""
     once = _Trace(gm, inputs, training)
     suspect: _SuspectTraceError | None = None
 
@@ -66,7 +67,7 @@ def traced(
 
 
 class _SuspectTraceError(Exception):
-    """A trace has lost something of dynamo's graph."""
+    """A trace has lost an input or a write of the dynamo graph."""
 
     def __init__(self, lost: Sequence[fx.Node], read: frozenset[str]) -> None:
         where = [sources.line(node.meta.get("stack_trace")) for node in lost]
@@ -77,11 +78,11 @@ class _SuspectTraceError(Exception):
 
 
 class _SoundTraceError(Exception):
-    """The decomposed trace reads nothing that the suspect one does not."""
+    """The decomposed trace reads nothing more than the suspect one, which is therefore right."""
 
 
 class _Trace:
-    """What every trace of a graph has in common."""
+    """The arguments that all traces of a graph share."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], training: Compiler) -> None:
         self.gm, self.inputs, self.training = gm, inputs, training

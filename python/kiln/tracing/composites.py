@@ -33,14 +33,15 @@ BROKEN = ("std_mean", "var_mean")
 
 
 def kept(*, differentiated: bool) -> AbstractContextManager[Any]:
-    """Meanwhile AOT keeps composite operators.
+    """Context manager in which AOT autograd keeps composite operators.
 
-    `differentiated`: whether what is traced takes derivatives. Torch's function gives operators
-    that it keeps none: a gradient through one would be zero, and a tangent missing. So they are
+    `differentiated`: whether the graph takes derivatives. Torch's function gives kept operators
+    none: a gradient through one would be zero, and a tangent missing. So composite operators are
     decomposed where autograd records them.
 
-    The function is private to torch: without it they come decomposed, and Kiln's own patterns find
-    some of them again."""
+    The function is private to torch. Without it they are decomposed, and Kiln's patterns find some
+    of them again.
+    """
     try:
         from torch.export.exported_program import _override_composite_implicit_decomp
 
@@ -65,7 +66,8 @@ def _recorded(override: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _recording(kernel: Callable[..., Any], decomposition: Callable[..., Any]) -> Any:
-    """What autograd calls for an operator: `kernel` where it records nothing."""
+    """The autograd kernel of an operator: `kernel` where nothing is recorded, else the
+    decomposition."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
@@ -77,7 +79,7 @@ def _recording(kernel: Callable[..., Any], decomposition: Callable[..., Any]) ->
 
 
 def _decomposition(op: Any) -> Callable[..., Any]:
-    """What an operator is made of, outside of the override."""
+    """The decomposition of an operator, without the override."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     known = op.py_kernels.get(key)
     return known if callable(known) else partial(op._op_dk, key)
@@ -101,7 +103,7 @@ def _rules() -> dict[Any, Callable[..., Any]]:
 
 
 def _rule(op: Any) -> Callable[..., Any]:
-    """Keeps the operator, or decomposes it where it has to be."""
+    """A rule for torch: it keeps the operator, or decomposes it if its result may be a view."""
     views, views_of_one = _name(op) in VIEWS, _name(op) in VIEWS_OF_ONE
     numbers = _name(op) in NUMBERS
 

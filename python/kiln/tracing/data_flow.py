@@ -1,9 +1,9 @@
-"""What the results of a traced graph depend on, and what was lost on the way from dynamo's graph.
+"""Inputs and writes of a dynamo graph that are lost in the graph of AOT autograd.
 
-AOT autograd leaves out calls that no result depends on. A write, or an input, that is left out
-though dynamo's graph has it is rare: a write to what nothing reads, or a derivative that does not
-depend on it. Or tracing went wrong, and results are too. So `kiln.tracing.aot` then compares with
-the graph in which all composite operators are decomposed, as PyTorch itself traces it.
+AOT autograd drops calls that no result depends on. Seldom is that a write or an input: a write to
+memory that nothing reads, or a derivative that does not depend on it. Otherwise the trace is wrong,
+and its results are too. So `kiln.tracing.aot` traces again with all composite operators decomposed,
+as PyTorch does, and compares what both graphs read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _ASSIGNMENTS |= {"ipow", "iand", "ior", "ixor", "ilshift", "irshift", "imatmul"}
 
 
 def reads(lowered: fx.GraphModule) -> frozenset[str]:
-    """The calls of dynamo's graph that a graph of AOT autograd has something of, by name, and the
-    inputs that it reads, by position."""
+    """Names of the dynamo calls that a lowered graph has nodes of, and the inputs that it reads."""
     found: set[str] = set()
     for node in lowered.graph.nodes:
         found.update(_origins(node.meta.get("from_node", ())))
@@ -34,7 +33,7 @@ def reads(lowered: fx.GraphModule) -> frozenset[str]:
 
 
 def lost(gm: fx.GraphModule, lowered: fx.GraphModule) -> list[fx.Node]:
-    """The inputs and writes of dynamo's graph of which the lowered one has nothing."""
+    """Inputs and writes of the dynamo graph that the lowered graph has no node of."""
     known = reads(lowered)
     ours, theirs = (g.graph.find_nodes(op="placeholder") for g in (gm, lowered))
     found = []
@@ -63,7 +62,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def _live_writes(gm: fx.GraphModule) -> list[fx.Node]:
-    """The writes to memory that is read afterwards by what results follow from."""
+    """The writes whose memory is read later by a call that results depend on."""
     found = []
     live: set[fx.Node] = set()
     #: The memory of what live calls read.
@@ -79,7 +78,7 @@ def _live_writes(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def _memory(nodes: Iterable[fx.Node]) -> set[int]:
-    """Which memory the tensors of nodes are in. Those of transforms tell nothing of theirs."""
+    """The storages of the tensors of nodes. Tensors within transforms have none."""
     found = set()
     for node in nodes:
         value = node.meta.get("example_value")

@@ -1,11 +1,11 @@
-"""What dynamo traces of a function before it hands graphs to Kiln, and what it leaves out.
+"""Hooks of dynamo: functions that it leaves out, and settings for functions that look up positions.
 
-Dynamo compiles nothing of a function whose loop it cannot trace through, and calls no backend, so
-nobody says why. `install` looks on: a function that is left out becomes a piece that PyTorch runs,
-with dynamo's reason. And while dynamo traces a function that looks up positions in a loop, as a
-mixture of experts does by `torch.where`, results whose sizes depend on data are a part of the
-graph, as in torch.export: Kiln splits the graph there. Elsewhere the graph breaks, so that what
-follows has sizes that are known.
+Dynamo compiles nothing of a function with a loop that it cannot trace, and calls no backend. A hook
+registers such a function as a piece that PyTorch runs, with dynamo's reason, for `kiln.explain`.
+
+A function that looks up positions in a loop, such as a mixture of experts by `torch.where`, is
+traced with results whose sizes depend on data in the graph, as torch.export does; Kiln splits the
+graph there. In other functions such an operator breaks the graph, and what follows has known sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _settings: list[Any] = []
 
 
 def install() -> None:
-    """Looks on from now on, until `torch._dynamo.reset`; any number of times."""
+    """Registers the hooks, until `torch._dynamo.reset`. May be called any number of times."""
     handler = torch._dynamo.callback.callback_handler
     if _started not in handler.start_callbacks:
         handler.register_start_callback(_started)
@@ -66,7 +66,8 @@ def _is_ours(backend: Any) -> bool:
 
 
 def looks_up_in_loop(code: CodeType) -> bool:
-    """Whether a function has a loop, and calls what gives positions.
+    """Whether a function has a loop, and calls an operator such as `torch.where` that gives
+    positions.
 
     >>> def experts(x):
     ...     for i in range(3):
@@ -84,7 +85,7 @@ def looks_up_in_loop(code: CodeType) -> bool:
 
 
 def _leave_out(code: CodeType, error: Unsupported) -> None:
-    """Makes a piece of a function of which nothing is compiled."""
+    """Registers a piece for a function of which dynamo compiles nothing."""
     stack = getattr(error, "real_stack", None) or []
     place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
     name = getattr(code, "co_qualname", code.co_name)
@@ -97,12 +98,12 @@ def _leave_out(code: CodeType, error: Unsupported) -> None:
 
 
 def reason(text: str) -> str:
-    """What dynamo says of graph breaks in a line: of each what it is, why, and what helps.
+    """The reasons of a graph break in one line, each with its explanation.
 
     >>> reason("Data-dependent jump\\n  Explanation: It depends.\\n  Hint: Other.\\n")
     'Data-dependent jump (It depends.)'
     """
-    told = []
+    reasons = []
     for part in text.split(
         "*** While handling this graph break, another graph break occurred: ***"
     ):
@@ -111,5 +112,5 @@ def reason(text: str) -> str:
             continue
         why = (s.removeprefix("Explanation: ") for s in lines if s.startswith("Explanation: "))
         explained = next(why, "")
-        told.append(f"{lines[0]} ({explained})" if explained else lines[0])
-    return "; then ".join(told)
+        reasons.append(f"{lines[0]} ({explained})" if explained else lines[0])
+    return "; then ".join(reasons)

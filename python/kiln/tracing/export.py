@@ -35,22 +35,22 @@ Dynamic = bool | Mapping[str, Any] | Sequence[Any] | None
 
 
 def check(example_inputs: Any) -> None:
-    """Fails on tensors that no program takes.
+    """Raises for tensors that no program takes: nested, quantised and sparse ones.
 
     >>> check((torch.ones(2), 3))
     """
     for leaf in pytree.tree_leaves(example_inputs):
         if not isinstance(leaf, torch.Tensor):
             continue
-        told = ""
+        problem = ""
         if leaf.is_nested:
-            told = "a nested tensor: pass a padded one (`torch.nested.to_padded_tensor`)"
+            problem = "a nested tensor: pass a padded one (`torch.nested.to_padded_tensor`)"
         elif leaf.is_quantized:
-            told = f"quantised ({leaf.dtype}): pass `dequantize()` of it"
+            problem = f"quantised ({leaf.dtype}): pass `dequantize()` of it"
         elif leaf.layout is not torch.strided:
-            told = f"of layout {leaf.layout}: pass a dense tensor (`to_dense()`)"
-        if told:
-            raise InputError(f"an example input is {told}")
+            problem = f"of layout {leaf.layout}: pass a dense tensor (`to_dense()`)"
+        if problem:
+            raise InputError(f"an example input is {problem}")
 
 
 def export(
@@ -60,7 +60,7 @@ def export(
     from torch._dynamo.exc import UserError, UserErrorType
 
     # They say that `dynamic` or the inputs do not fit the module.
-    of_users = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
+    user_errors = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
     if module.training:
         warn(
             "the module is in training mode; call .eval() first unless dropout and batch "
@@ -70,19 +70,19 @@ def export(
     try:
         return _traced(module, args, kwargs, shapes, strict=False)
     except UserError as error:
-        if error.error_type in of_users:
+        if error.error_type in user_errors:
             text = str(error).partition("For more information")[0].strip()
             raise UsageError(f"torch.export refused the arguments: {text}") from None
-        first: Exception = error
+        plain_error: Exception = error
     except Exception as error:
-        first = error
+        plain_error = error
     try:
         # Tracing by bytecode follows what plain tracing cannot, such as caches that are made in
         # the call.
         return _traced(module, args, kwargs, shapes, strict=True)
     except Exception:
         pass
-    raise export_errors.of_export(module, args, kwargs, first) from None
+    raise export_errors.of_export(module, args, kwargs, plain_error) from None
 
 
 def _traced(
@@ -105,22 +105,22 @@ def is_on(module: torch.nn.Module, inputs: Any, device: str | torch.device | Non
     """
     if device is None:
         return True
-    wanted = torch.device(device)
+    target = torch.device(device)
     found = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    return all(t.device == wanted for t in [*found, *module.parameters(), *module.buffers()])
+    return all(t.device == target for t in [*found, *module.parameters(), *module.buffers()])
 
 
 @contextlib.contextmanager
 def _hooks_restored() -> Iterator[None]:
-    """Removes the global hooks that torch.export leaves behind where it fails, with which
-    torch.compile cannot trace assignments of buffers any more."""
+    """Context manager that removes global hooks which a failed torch.export leaves behind. With
+    them torch.compile cannot trace assignments of buffers."""
     hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
     before = set(hooks)
     try:
         yield
     finally:
-        for left in set(hooks) - before:
-            del hooks[left]
+        for hook in set(hooks) - before:
+            del hooks[hook]
 
 
 def _dynamic_shapes(
@@ -141,8 +141,8 @@ def _dynamic_shapes(
 
 
 def with_hints(dynamic: Dynamic) -> Dynamic:
-    """The same dimensions, of which torch.export may take those of 0 and 1 for static; those that
-    the user has bounded from 2 on stay.
+    """`dynamic` with automatic dimensions in place of bounds that allow 0 or 1, so that
+    torch.export may specialise these sizes.
 
     >>> with_hints({"x": {0: Dim("n")}})
     {'x': {0: DimHint(AUTO)}}
@@ -219,8 +219,9 @@ def interface(exported: ExportedProgram) -> Interface:
 def functional(exported: ExportedProgram, *, forced: bool = False) -> ExportedProgram:
     """The program without in-place operators, composite operators whole.
 
-    A program whose calls neither write nor draw is that as it is; `forced` makes others of its
-    operators those of core ATen all the same, where Kiln refuses one."""
+    A program without writes and random numbers is returned as it is. `forced`: decomposes operators
+    to core ATen also then, for programs of which Kiln refuses a part.
+    """
     if exported.dialect == "ATEN":
         # Torch has checked that all of its operators are functional. Tracing it again would change
         # nothing, and take about as long as the export.
@@ -241,7 +242,7 @@ def functional(exported: ExportedProgram, *, forced: bool = False) -> ExportedPr
 
 
 def _is_functional(node: torch.fx.Node) -> bool:
-    """Whether a call computes its results, and does nothing else."""
+    """Whether a call only computes its results: no writes, no random numbers."""
     target = node.target
     if node.op == "get_attr":
         return isinstance(node.meta.get("val"), torch.Tensor)

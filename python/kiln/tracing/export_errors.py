@@ -50,7 +50,7 @@ def of_export(
 def _eagerly(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exception | None:
-    """The error of a call without tracing, if there is one. Leaves buffers as they are."""
+    """The error of a call without tracing, if it fails. Buffers keep their values."""
     before = [(b, b.detach().clone()) for b in module.buffers()]
 
     def copied(tree: Any) -> Any:
@@ -70,9 +70,11 @@ def _eagerly(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what torch writes where a trace fails, unless the user asked for logs of torch.
+    """Context manager that holds back what torch logs and prints, unless tracing succeeds or the
+    user set TORCH_LOGS.
 
-    Its loggers write pages, and it prints the graph so far, before the sentence that says why."""
+    Where a trace fails torch writes pages before the sentence that says why.
+    """
     if os.environ.get("TORCH_LOGS"):
         yield
         return

@@ -49,7 +49,8 @@ def attention(
     score_mod_other_buffers: Sequence[Tensor] = (),
     mask_mod_other_buffers: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result; the log-sum-exp and the greatest score of each query, over the logarithm of 2."""
+    """The result of FlexAttention; the log-sum-exp and the maximal score of each query, both
+    divided by the logarithm of 2."""
     batch, heads = query.shape[:2]
     key, value = (_repeated(x, batch, heads) for x in (key, value))
     scores = (query @ key.transpose(-2, -1)).to(_wide(query.dtype)) * scale
@@ -70,17 +71,19 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _repeated(x: Tensor, batch: int, heads: int) -> Tensor:
-    """Keys or values for each batch and head of the queries."""
-    own = x.shape[1]
-    if own != heads:
-        each = x[:, :, None].expand(-1, -1, heads // own, -1, -1)
-        x = each.reshape(x.shape[0], heads, *x.shape[2:])
+    """Keys or values repeated for the heads and the batch of the queries."""
+    key_heads = x.shape[1]
+    if key_heads != heads:
+        repeated = x[:, :, None].expand(-1, -1, heads // key_heads, -1, -1)
+        x = repeated.reshape(x.shape[0], heads, *x.shape[2:])
     return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1)
 
 
 def _over(function: Callable[..., Tensor], others: int, scores: int = 0) -> Callable[..., Tensor]:
-    """A function of numbers over batches, heads, queries and keys. It takes a score first if
-    `scores` is 1, and `others` tensors whole."""
+    """The function mapped over batches, heads, queries and keys.
+
+    `scores`: 1 if its first argument is a score. `others`: how many more tensors it takes whole.
+    """
     for axis in reversed(range(4)):
         places = [0 if i == axis else None for i in range(4)]
         function = torch.vmap(function, (*[0] * scores, *places, *[None] * others))
@@ -88,7 +91,7 @@ def _over(function: Callable[..., Tensor], others: int, scores: int = 0) -> Call
 
 
 def _numbers_index() -> AbstractContextManager[Any]:
-    """Meanwhile a tensor may be indexed by a number of a map. The mode is private to torch."""
+    """Context manager in which tensors may be indexed by mapped numbers. It is private to torch."""
     try:
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 

@@ -34,8 +34,10 @@ KNOWN = _CONVOLUTIONS | _RECURRENT
 
 
 def result(name: str, row_major: Any, operands: Sequence[Any], device: torch.device) -> Any:
-    """The result of an operator, given dense and row-major, in the order that it has on the device;
-    None if that is not known.
+    """The result of an operator with the strides that it has on the device; None if they are not
+    known.
+
+    `row_major`: the result as a row-major tensor.
 
     >>> meta, last = torch.device("meta"), torch.channels_last
     >>> x, w = torch.empty(1, 3, 5, 5, device=meta), torch.empty(8, 3, 3, 3, device=meta)
@@ -45,14 +47,14 @@ def result(name: str, row_major: Any, operands: Sequence[Any], device: torch.dev
     """
     if name in _CONVOLUTIONS:
         return _convolution(row_major, operands[0], operands[1], device)
-    first, *states = row_major
+    output, *states = row_major
     # With the states of packed sequences come other operands.
     if len(operands) != 9 or type(operands[-1]) is not bool:
         return None
     if operands[-1]:
-        steps = torch.empty_like(first.transpose(0, 1), memory_format=torch.contiguous_format)
-        first = steps.transpose(0, 1)
-    return (first, *states)
+        steps = torch.empty_like(output.transpose(0, 1), memory_format=torch.contiguous_format)
+        output = steps.transpose(0, 1)
+    return (output, *states)
 
 
 def _convolution(

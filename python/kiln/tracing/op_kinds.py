@@ -45,7 +45,7 @@ _DROPOUTS = frozenset(
 )
 
 #: Composite operators that give a view or a copy, as the strides of their operand ask for.
-_BY_STRIDES = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"})
+_VIEW_OR_COPY = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"})
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Kind:
     #: Arguments that it writes to.
     writes: tuple[str, ...] = ()
     #: Whether its result is a view or a copy, as strides ask for.
-    by_strides: bool = False
+    view_or_copy: bool = False
     #: Whether the strides of its result are known on the device alone.
-    of_device: bool = False
+    order_by_device: bool = False
     #: Whether the order in memory of its result is that of a library (`layouts`).
-    of_library: bool = False
+    order_by_library: bool = False
     dropout: bool = False
     draws: bool = False
     #: The argument that says whether statistics are updated.
@@ -81,7 +81,7 @@ class Kind:
 
 @cache
 def kind_of(func: Any) -> Kind:
-    """What is to know of an operator."""
+    """The kind of an operator."""
     if not isinstance(func, torch._ops.OpOverload):
         return Kind(refused="is no operator")
     schema, tags = func._schema, func.tags
@@ -112,9 +112,9 @@ def kind_of(func: Any) -> Kind:
         aliases=any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         or (aliasing in tags and name not in trains),
         writes=written,
-        by_strides=name in _BY_STRIDES,
-        of_device=name in shapes.OF_DEVICE,
-        of_library=name in layouts.KNOWN,
+        view_or_copy=name in _VIEW_OR_COPY,
+        order_by_device=name in shapes.ORDER_BY_DEVICE,
+        order_by_library=name in layouts.KNOWN,
         dropout=name in _DROPOUTS,
         draws=torch.Tag.nondeterministic_seeded in tags,
         trains=trains.get(name, "training" if composite and "training" in names else ""),
@@ -126,7 +126,7 @@ def kind_of(func: Any) -> Kind:
 
 
 def is_deterministic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call neither draws random numbers nor changes statistics of a batch.
+    """Whether a call draws no random numbers and updates no batch statistics.
 
     >>> dropout, x = torch.ops.aten.dropout.default, torch.ones(1)
     >>> [is_deterministic(dropout, (x, 0.5, train), {}) for train in (False, True)]

@@ -1,5 +1,5 @@
-"""Modes of torch that are on while a run is recorded: one hands every operator to a recorder, one
-refuses what reaches tensors past operators.
+"""Modes of torch during recording: `OperatorMode` hands each operator to the recorder, and
+`FunctionGuard` refuses functions that reach tensors past operators.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FunctionGuard(TorchFunctionMode):
-    """Refuses what reaches tensors past operators, and transforms of torch.func but vmap."""
+    """Refuses functions that reach the data of tensors, and torch.func transforms except vmap."""
 
     def __init__(self, recorder: Recording) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ def _is_transformed() -> bool:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Meanwhile no cycles are looked for: a pass over all objects of torch and of a model takes
-    longer than its trace, and the trace leaves none behind."""
+    """Context manager that switches the garbage collector off: a pass over the objects of torch and
+    a model takes longer than a trace, and a trace leaves no cycles."""
     if not gc.isenabled():
         yield
         return

@@ -1,9 +1,9 @@
-"""Records the operators that a run calls, on tensors that have types and no elements.
+"""Records the operators of one run as an fx graph. Tensors of the run are `Shadow`s without data.
 
-A dispatch mode below autograd hands every operator to the recorder: composite ones whole, after
-vmap and autocast have done their part. It notes the call, computes the types of its results, and
-gives `Shadow` tensors for them. What it is not sure of it refuses, even where the module catches
-the error.
+A dispatch mode below autograd hands each operator to the recorder. Composite operators come whole;
+vmap and autocast are applied already. The recorder adds a call to the graph, and computes shapes,
+dtypes and strides of the results. It refuses calls that it does not know (`NotTraced`), also where
+the module catches the error.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kiln.tracing.record_modes import FunctionGuard, OperatorMode, without_colle
 from kiln.tracing.shadow import Memory, NotTraced, Shadow, shadow_of
 
 #: Held while a run is recorded: torch's flags, and what tells which module runs, are the process's.
-_ALONE = threading.RLock()
+_RECORDING_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded run."""
+    """A recorded run: its graph, parameters, inputs and nesting."""
 
     graph: fx.Graph
     #: What has the graph's constants as attributes.
@@ -55,12 +55,13 @@ class Trace:
 
 
 class Recorder:
-    """The state of recording one run."""
+    """Records one run as an fx graph."""
 
     def __init__(
         self, module: torch.nn.Module, decomposed: Collection[Any], caller: CodeType
     ) -> None:
-        """`caller`: the code of the function below which frames are not the user's."""
+        """`decomposed`: composite operators that are decomposed. `caller`: the code of the function
+        below which frames are user code."""
         self.decomposed, self.caller = decomposed, caller
         self.graph = fx.Graph()
         self.owner = torch.nn.Module()
@@ -68,30 +69,30 @@ class Recorder:
         self.refused = ""
         self.paths: dict[int, str] = {}
         #: Tensors of the module by identity: name and tensor.
-        self.named: dict[int, tuple[str, torch.Tensor]] = {}
+        self.module_tensors: dict[int, tuple[str, torch.Tensor]] = {}
         for path, part in module.named_modules():
             self.paths[id(part)] = path
             for tensors in (part._parameters, part._buffers, vars(part)):
                 for name, tensor in tensors.items():
                     if isinstance(tensor, torch.Tensor):
                         full = f"{path}.{name}" if path else name
-                        self.named.setdefault(id(tensor), (full, tensor))
+                        self.module_tensors.setdefault(id(tensor), (full, tensor))
         self.shadows: dict[int, Shadow] = {}
         self.inputs: list[tuple[str, fx.Node]] = []
         self.params: dict[fx.Node, tuple[str, torch.Tensor]] = {}
         self.written: dict[fx.Node, None] = {}
         #: The module that runs, as a node's `nn_module_stack`.
-        self.stack: list[dict[str, Any]] = [{}]
+        self.module_stack: list[dict[str, Any]] = [{}]
         self.thread = threading.get_ident()
         #: What is known of the node that runs, of a graph.
-        self.at: dict[str, Any] | None = None
+        self.node_meta: dict[str, Any] | None = None
         #: The place before which the next placeholder goes.
-        self.first = self.graph._root
+        self.insertion_point = self.graph._root
 
     # Values
 
-    def take(self, leaf: Any, name: str) -> Any:
-        """An input of the program in place of an argument."""
+    def add_input(self, leaf: Any, name: str) -> Any:
+        """Adds an input, and gives what stands for the argument in the run."""
         if leaf is not None and not isinstance(leaf, (torch.Tensor, bool, int, float, str)):
             raise NotTraced(f"the input {name} is of type {type(leaf).__name__}")
         node = self.graph.placeholder(name)
@@ -99,10 +100,10 @@ class Recorder:
         if not isinstance(leaf, torch.Tensor):
             node.meta["val"] = leaf
             return leaf
-        return self.placed(leaf, node)
+        return self.placeholder_shadow(leaf, node)
 
-    def placed(self, tensor: torch.Tensor, node: fx.Node) -> Shadow:
-        """The shadow of a tensor that is there before the run."""
+    def placeholder_shadow(self, tensor: torch.Tensor, node: fx.Node) -> Shadow:
+        """The shadow of a tensor that exists before the run."""
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
         if not all(type(size) is int for size in (*tensor.shape, *tensor.stride())):
             raise NotTraced("a tensor has a size that changes")
@@ -120,45 +121,45 @@ class Recorder:
         node.meta["val"] = shadow
         return shadow
 
-    def known(self, tensor: torch.Tensor) -> Shadow:
-        """The shadow of an operand."""
+    def operand_shadow(self, tensor: torch.Tensor) -> Shadow:
+        """The shadow of an operand. Parameters become placeholders at their first use."""
         if type(tensor) is Shadow:
             return tensor
         found = self.shadows.get(id(tensor))
         if found is not None:
             return found
-        name, tensor_of_module = self.named.get(id(tensor), ("", None))
-        if tensor_of_module is None:
+        name, module_tensor = self.module_tensors.get(id(tensor), ("", None))
+        if module_tensor is None:
             raise NotTraced("a tensor that is neither an input nor the module's")
         with self.graph.inserting_before(self.first_call()):
             node = self.graph.placeholder("p_" + name.replace(".", "_"))
-        self.params[node] = (name, tensor_of_module)
-        shadow = self.shadows[id(tensor)] = self.placed(tensor_of_module, node)
+        self.params[node] = (name, module_tensor)
+        shadow = self.shadows[id(tensor)] = self.placeholder_shadow(module_tensor, node)
         return shadow
 
     def first_call(self) -> fx.Node:
-        if self.first is self.graph._root:
+        if self.insertion_point is self.graph._root:
             found = [n for n in self.graph.nodes if n.op not in ("placeholder",)]
             if not found:
                 return self.graph._root
-            self.first = found[0]
-        return self.first
+            self.insertion_point = found[0]
+        return self.insertion_point
 
     def constant(self, tensor: torch.Tensor) -> Shadow:
-        """A tensor that the run has made of Python's numbers."""
+        """The shadow of a tensor that was made of Python numbers within the run."""
         name = f"_constant{len(self.shadows)}_{len(self.graph.nodes)}"
         self.owner.register_buffer(name, tensor)
         node = self.graph.create_node("get_attr", name)
-        shadow = self.shadows[id(tensor)] = self.placed(tensor, node)
+        shadow = self.shadows[id(tensor)] = self.placeholder_shadow(tensor, node)
         return shadow
 
     # Calls
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """What the function gives, whose calls are recorded."""
+        """Calls the function, and records the operators that it calls."""
         try:
             with (
-                _ALONE,
+                _RECORDING_LOCK,
                 without_collection(),
                 torch.no_grad(),
                 versions.exporting(),
@@ -171,15 +172,15 @@ class Recorder:
         except NotTraced:
             raise
         except Exception as error:
-            told = self.refused or f"{type(error).__name__}: {error}"
-            raise NotTraced(told) from error
+            reason = self.refused or f"{type(error).__name__}: {error}"
+            raise NotTraced(reason) from error
         if self.refused:
             raise NotTraced(self.refused)
         return result
 
     @contextlib.contextmanager
     def modules(self) -> Iterator[None]:
-        """Meanwhile it is known which module runs."""
+        """Context manager in which `module_stack` follows the modules that run."""
         original = torch.nn.Module.__call__
         recorder = self
 
@@ -187,11 +188,11 @@ class Recorder:
             path = recorder.paths.get(id(module))
             if path is None or threading.get_ident() != recorder.thread:
                 return original(module, *args, **kwargs)
-            recorder.stack.append({path: (path, type(module))})
+            recorder.module_stack.append({path: (path, type(module))})
             try:
                 return original(module, *args, **kwargs)
             finally:
-                recorder.stack.pop()
+                recorder.module_stack.pop()
 
         torch.nn.Module.__call__ = called  # type: ignore[method-assign]
         try:
@@ -203,7 +204,7 @@ class Recorder:
         kind = op_kinds.kind_of(func)
         if kind.refused:
             raise NotTraced(f"{func} {kind.refused}")
-        if kind.lifts and type(args[0]) is torch.Tensor and id(args[0]) not in self.named:
+        if kind.lifts and type(args[0]) is torch.Tensor and id(args[0]) not in self.module_tensors:
             args = (self.constant(args[0]), *args[1:])
             func = torch.ops.aten.lift_fresh_copy.default
             kind = op_kinds.kind_of(func)
@@ -220,17 +221,17 @@ class Recorder:
             for t in pytree.tree_leaves(args[1])
         ):
             raise NotTraced(f"{func} has a result whose size depends on data")
-        if kind.composite and (kind.aliases or not self.keeps(func, args)):
+        if kind.composite and (kind.aliases or not self.keeps_whole(func, args)):
             with mode:
                 result = func.decompose(*args, **kwargs)
-            if kind.by_strides and type(args[0]) is Shadow and not args[0].is_contiguous():
+            if kind.view_or_copy and type(args[0]) is Shadow and not args[0].is_contiguous():
                 for tensor in (args[0], result):
                     if type(tensor) is Shadow:
-                        tensor.memory.by_strides = True
+                        tensor.memory.view_or_copy = True
             return result
         return self.record(func, kind, args, kwargs)
 
-    def keeps(self, func: Any, args: Sequence[Any]) -> bool:
+    def keeps_whole(self, func: Any, args: Sequence[Any]) -> bool:
         name = func._schema.name
         if name in op_kinds.ALIASING or not name.startswith("aten::"):
             return False
@@ -246,7 +247,7 @@ class Recorder:
 
         def node_of(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                found = self.known(value)
+                found = self.operand_shadow(value)
                 operands.append(found)
                 return found.node
             if type(value) in (list, tuple):
@@ -262,24 +263,24 @@ class Recorder:
         if result is None:
             result = func(*metas, **meta_kwargs)
         in_order = result
-        if kind.of_library:
+        if kind.order_by_library:
             in_order = layouts.result(func._schema.name, result, metas, device)
             result = result if in_order is None else in_order
         if kind.numbers:
             return result
         node = self.graph.create_node("call_function", func, node_args, node_kwargs)
-        if self.at is None:
+        if self.node_meta is None:
             node.meta["stack_trace"] = sources.frames(self.caller)
-            node.meta["nn_module_stack"] = self.stack[-1]
+            node.meta["nn_module_stack"] = self.module_stack[-1]
         else:
-            node.meta["stack_trace"] = self.at.get("stack_trace")
-            node.meta["nn_module_stack"] = self.at.get("nn_module_stack")
+            node.meta["stack_trace"] = self.node_meta.get("stack_trace")
+            node.meta["nn_module_stack"] = self.node_meta.get("nn_module_stack")
         for target in kind.writes:
             self.write(func, op_kinds.argument(func, args, kwargs, target))
         shadows = self.results(result, node, device, operands, kind)
         if in_order is None:
             for shadow in pytree.tree_leaves(shadows):
-                shadow.memory.by_strides = shadow.memory.of_device = True
+                shadow.memory.view_or_copy = shadow.memory.order_by_device = True
         node.meta["val"] = shadows
         return shadows
 
@@ -295,7 +296,7 @@ class Recorder:
             for operand in operands:
                 if operand.meta is result:
                     return operand
-            memory = Memory(by_strides=kind.of_device, of_device=kind.of_device)
+            memory = Memory(view_or_copy=kind.order_by_device, order_by_device=kind.order_by_device)
             if kind.aliases and operands:
                 memory = operands[0].memory
             return shadow_of(result, device, node, memory)
@@ -305,9 +306,9 @@ class Recorder:
                 if not isinstance(item, torch.Tensor):
                     shadows.append(item)
                     continue
-                part = self.graph.create_node("call_function", operator.getitem, (node, i))
-                found = self.results(item, part, device, operands, kind)
-                part.meta["val"] = found
+                item_node = self.graph.create_node("call_function", operator.getitem, (node, i))
+                found = self.results(item, item_node, device, operands, kind)
+                item_node.meta["val"] = found
                 shadows.append(found)
             return type(result)(shadows) if type(result) in (list, tuple) else tuple(shadows)
         if result is None:
@@ -318,8 +319,8 @@ class Recorder:
         for target in pytree.tree_leaves(targets):
             if not isinstance(target, torch.Tensor):
                 continue
-            memory = self.known(target).memory
-            if memory.by_strides:
+            memory = self.operand_shadow(target).memory
+            if memory.view_or_copy:
                 raise NotTraced(f"{func} writes to what may be a view or a copy")
             if memory.placeholder is not None:
                 if memory.placeholder.op != "placeholder":
@@ -334,9 +335,9 @@ class Recorder:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> tuple[torch.device, dict[str, Any]]:
-        """The device of a call's results, and its keywords on the device `meta`."""
-        asked = kwargs.get("device")
-        if asked is None and kind.device is not None and kind.device < len(args):
+        """The device of the results of a call, and its keyword arguments on the device `meta`."""
+        requested = kwargs.get("device")
+        if requested is None and kind.device is not None and kind.device < len(args):
             raise NotTraced(f"{func} has its device by position")
         found = {t.device for t in operands if t.dim()}
         if len(found) > 1:
@@ -347,10 +348,10 @@ class Recorder:
                 found = {d for d in found if d.type != "cpu"}
         if not operands and kind.device is None:
             raise NotTraced(f"{func} has no operands")
-        if asked is None and operands:
+        if requested is None and operands:
             (device,) = found or (torch.device("cpu"),)
             return device, kwargs
-        device = torch.get_default_device() if asked is None else torch.device(asked)
+        device = torch.get_default_device() if requested is None else torch.device(requested)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if device.type not in ("cpu", "cuda"):
@@ -360,7 +361,7 @@ class Recorder:
 
     # The end
 
-    def end(
+    def finish(
         self, results: Sequence[Any], in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec
     ) -> Trace:
         values: list[Any] = []
@@ -368,10 +369,10 @@ class Recorder:
         reordered = False
         for i, result in enumerate(results):
             if isinstance(result, torch.Tensor):
-                if type(result) is not Shadow and id(result) not in self.named:
+                if type(result) is not Shadow and id(result) not in self.module_tensors:
                     raise NotTraced("a result is not of the run")
-                found = self.known(result)
-                reordered = reordered or found.memory.of_device
+                found = self.operand_shadow(result)
+                reordered = reordered or found.memory.order_by_device
                 values.append(found.node)
             elif result is None or isinstance(result, (bool, int, float, str)):
                 values.append(result)
@@ -383,7 +384,7 @@ class Recorder:
         params = {positions[n]: name for n, (name, _) in self.params.items()}
         tensors = {positions[n]: tensor for n, (_, tensor) in self.params.items()}
         state = {self.params[n][0]: self.params[n][1] for n in self.written if n in self.params}
-        self.shared(state)
+        self.refuse_shared_memory(state)
         return Trace(
             self.graph,
             self.owner,
@@ -398,8 +399,8 @@ class Recorder:
             reordered,
         )
 
-    def shared(self, state: dict[str, torch.Tensor]) -> None:
-        """Refuses writes to tensors whose memory another tensor of the program has."""
+    def refuse_shared_memory(self, state: dict[str, torch.Tensor]) -> None:
+        """Refuses writes to parameters that share memory with another tensor of the program."""
         if not state:
             return
         seen: dict[int, int] = {}
@@ -412,7 +413,7 @@ class Recorder:
 
 def _metas(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return recorder.known(value).meta
+        return recorder.operand_shadow(value).meta
     if type(value) in (list, tuple):
         return [_metas(recorder, v) for v in value]
     return value

@@ -72,7 +72,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass
 class Schema:
-    """What a call needs of an operator's schema."""
+    """The part of an operator schema that a call needs."""
 
     name: str
     overload: str
@@ -129,8 +129,8 @@ _OF_MEMORY = frozenset({"aten::as_strided_copy", "aten::as_strided_scatter", "at
 
 
 def computes(target: torch._ops.OpOverload) -> bool:
-    """Whether an operator does nothing but compute new tensors from its operands, as its schema
-    says: it writes to nothing, and its results share no memory.
+    """Whether an operator only computes new tensors from its operands. By its schema it writes to
+    nothing, and its results share no memory.
 
     >>> computes(torch.ops.aten.sinc.default), computes(torch.ops.aten.add_.Tensor)
     (True, False)
@@ -149,8 +149,8 @@ def computes(target: torch._ops.OpOverload) -> bool:
 
 
 def reads_past(name: str, operand: Any) -> bool:
-    """Whether an operator reads memory as its operand has it, and Kiln's copy of that, which is
-    row-major, does not.
+    """Whether an operator reads memory beyond the elements of its operand. Copies of Kiln are
+    row-major, so that they do not have what lies between.
 
     >>> x = torch.ones(6)
     >>> [reads_past("aten::as_strided", t) for t in (x, x[2:], x[::2])]
@@ -178,7 +178,7 @@ def is_check(target: Any) -> bool:
 
 
 def foreign(value: Any) -> str:
-    """What Kiln has no form for: why a tensor or number cannot be in a program; empty if it can.
+    """Why a tensor or number cannot be in a program; empty if it can.
 
     >>> foreign(torch.ones(1)), foreign(torch.ones(1, dtype=torch.complex32))
     ('', 'complex32 values, a dtype that Kiln does not have')
@@ -227,7 +227,7 @@ _LITERALS: dict[type, Callable[[Any], Json]] = {
 
 
 def literal(value: Any) -> Json:
-    """A value that is known without the graph."""
+    """A constant as an argument of a program."""
     known = _LITERALS.get(type(value))
     if known is not None:
         return known(value)

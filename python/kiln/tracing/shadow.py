@@ -15,14 +15,14 @@ class NotTraced(Exception):  # noqa: N818
 
 @dataclass
 class Memory:
-    """What a tensor and its views share."""
+    """The memory that a tensor and its views share."""
 
     #: The placeholder that it is the memory of.
     placeholder: fx.Node | None = None
     #: Whether some tensor is a view of it, or a copy, as strides ask for.
-    by_strides: bool = False
+    view_or_copy: bool = False
     #: Whether the device decides in which order it has the dimensions.
-    of_device: bool = False
+    order_by_device: bool = False
 
 
 class Shadow(torch.Tensor):

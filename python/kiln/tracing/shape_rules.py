@@ -39,7 +39,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _joined(*operands: Any) -> Result | None:
-    """What operands of one dtype give; numbers change no dtype of floats."""
+    """Shape and dtype of an operator on operands of one dtype, numbers among them; None for mixed
+    dtypes."""
     tensors = [t for t in operands if isinstance(t, torch.Tensor)]
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) != 1:
@@ -158,7 +159,7 @@ def _convolution(spatial: int) -> Rule:
     return rule
 
 
-def _each(value: Any, n: int) -> list[int] | None:
+def _per_dimension(value: Any, n: int) -> list[int] | None:
     values = [value] * n if type(value) is int else list(value)
     values = values * n if len(values) == 1 else values
     return values if len(values) == n and all(type(v) is int for v in values) else None
@@ -168,16 +169,18 @@ def _windows(
     sizes: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[int] | None:
     n = len(sizes)
-    widths, steps, margins, gaps = (_each(v, n) for v in (kernel, stride, padding, dilation))
+    widths, steps, margins, gaps = (
+        _per_dimension(v, n) for v in (kernel, stride, padding, dilation)
+    )
     if widths is None or steps is None or margins is None or gaps is None:
         return None
-    found = []
+    output_sizes = []
     for axis, size in enumerate(sizes):
-        left = size + 2 * margins[axis] - gaps[axis] * (widths[axis] - 1) - 1
-        if left < 0 or steps[axis] < 1 or margins[axis] < 0:
+        span = size + 2 * margins[axis] - gaps[axis] * (widths[axis] - 1) - 1
+        if span < 0 or steps[axis] < 1 or margins[axis] < 0:
             return None
-        found.append(left // steps[axis] + 1)
-    return found
+        output_sizes.append(span // steps[axis] + 1)
+    return output_sizes
 
 
 def _pooled(
@@ -185,7 +188,7 @@ def _pooled(
 ) -> Result | None:
     if x.dim() != 4 or x.dtype not in _FLOATS or ceil is not False:
         return None
-    widths, margins = _each(kernel, 2), _each(padding, 2)
+    widths, margins = _per_dimension(kernel, 2), _per_dimension(padding, 2)
     if (
         widths is None
         or margins is None

@@ -18,8 +18,8 @@ from kiln.tracing.shape_rules import POINTWISE, RULES, Shape
 
 
 def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a call on tensors of the device `meta`, or a tuple of several; None if no rule
-    knows it.
+    """The result of a call on meta tensors, a tuple for several results; None if there is no rule
+    for the call.
 
     >>> x = torch.empty(2, 3, device="meta")
     >>> result(torch.ops.aten.add.Tensor, (x, x), {}).shape
@@ -113,4 +113,4 @@ _ROW_MAJOR = frozenset(
     }
 )
 #: These have results of other strides on some devices than here, row-major.
-OF_DEVICE = frozenset({"aten::scaled_dot_product_attention"})
+ORDER_BY_DEVICE = frozenset({"aten::scaled_dot_product_attention"})

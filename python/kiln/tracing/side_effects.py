@@ -1,9 +1,9 @@
-"""What a module does in tracing beside operators: checks of data, attributes, and functions that
-torch cannot trace.
+"""Side effects of `forward` in tracing: checks of data, attributes, and functions that torch cannot
+trace.
 
-Checks of data (`if torch.any(x < 0): raise ...`, `assert`) are left out: a compiled program cannot
-raise by its data without waiting for the device. Tensors that `forward` assigns to attributes of
-its modules are taken down, since torch.export would drop them.
+Checks of data (`if torch.any(x < 0): raise ...`, `assert`) are left out: a compiled program could
+only raise after waiting for the device. Tensors that `forward` assigns to attributes of modules are
+collected, since torch.export would drop them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Assigned:
     dtype: torch.dtype
 
     def is_state(self) -> bool:
-        """Whether a tensor was replaced by one like it."""
+        """Whether a tensor of the same shape and dtype was replaced, as state is."""
         old = self.before
         same = isinstance(old, torch.Tensor) and not isinstance(old, nn.Parameter)
         return same and (tuple(old.shape), old.dtype) == (self.shape, self.dtype)
@@ -51,8 +51,11 @@ class Assigned:
 
 @contextlib.contextmanager
 def watched(module: nn.Module) -> Iterator[list[Assigned]]:
-    """Meanwhile calls of a module are traced without checks of data. Collects what they assign to
-    attributes, which are as before afterwards."""
+    """Context manager in which calls of a module are traced without checks of data.
+
+    Collects the tensors that they assign to attributes. Attributes have their old values
+    afterwards.
+    """
     found: list[Assigned] = []
     called = module.forward
 
@@ -68,15 +71,15 @@ def watched(module: nn.Module) -> Iterator[list[Assigned]]:
             found[:] = _assigned(module, before)
 
     forward.__signature__ = inspect.signature(called)  # type: ignore[attr-defined]
-    own = module.__dict__.get("forward")
+    instance_forward = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:
         yield found
     finally:
-        if own is None:
+        if instance_forward is None:
             del module.__dict__["forward"]
         else:
-            module.__dict__["forward"] = own
+            module.__dict__["forward"] = instance_forward
         for a in found:
             if a.was_there:
                 a.module.__dict__[a.name] = a.before
@@ -85,7 +88,7 @@ def watched(module: nn.Module) -> Iterator[list[Assigned]]:
 
 
 def _tensors(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """The plain attributes of all modules within, by path and name."""
+    """The plain attributes of all modules, by path and name."""
     return {
         (path, name): value
         for path, part in module.named_modules()
@@ -98,7 +101,7 @@ _Buffers = list[tuple[nn.Module, str, str, torch.Tensor]]
 
 
 def _buffers(module: nn.Module) -> _Buffers:
-    """The buffers of all modules within: module, name, path and tensor."""
+    """The buffers of all modules: module, name, path and tensor."""
     return [
         (part, name, f"{path}.{name}" if path else name, buffer)
         for path, part in module.named_modules()
@@ -108,8 +111,9 @@ def _buffers(module: nn.Module) -> _Buffers:
 
 
 def _written_back(module: nn.Module, before: _Buffers, result: Any) -> Any:
-    """Writes tensors that were assigned to buffers into the buffers: torch.export sees assignments
-    to those of the outer module alone. Gives the result, without what it shares with them."""
+    """Copies tensors that were assigned to buffers into these buffers. torch.export sees only
+    assignments to buffers of the outermost module. Gives the result without views of the buffers.
+    """
     for part, name, path, buffer in before:
         new = part._buffers.get(name)
         if new is buffer or new is None:
@@ -121,10 +125,10 @@ def _written_back(module: nn.Module, before: _Buffers, result: Any) -> Any:
             )
         memory = buffer.untyped_storage()._cdata
 
-        def apart(tensor: torch.Tensor, memory: int = memory) -> torch.Tensor:
+        def unshared(tensor: torch.Tensor, memory: int = memory) -> torch.Tensor:
             return tensor.clone() if tensor.untyped_storage()._cdata == memory else tensor
 
-        result = tree_map_only(torch.Tensor, apart, result)
+        result = tree_map_only(torch.Tensor, unshared, result)
         part._buffers[name] = buffer
         buffer.copy_(new)
     return result
@@ -137,9 +141,9 @@ def _assigned(module: nn.Module, before: dict[tuple[str, str], Any]) -> list[Ass
         old = before.get((path, name))
         if isinstance(value, torch.Tensor) and value is not old:
             shape = tuple(int(n) if isinstance(n, int) else -1 for n in value.shape)
-            whole = f"{path}.{name}" if path else name
-            there = (path, name) in before
-            found.append(Assigned(parts[path], whole, name, there, old, shape, value.dtype))
+            full_path = f"{path}.{name}" if path else name
+            existed = (path, name) in before
+            found.append(Assigned(parts[path], full_path, name, existed, old, shape, value.dtype))
     return found
 
 
@@ -163,51 +167,51 @@ class _Functions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _without_checks() -> Iterator[None]:
-    """Meanwhile a traced tensor is true where it is only tested for an exception, whichever way
-    there is none."""
-    read = torch.Tensor.__bool__
-    own = torch.Tensor.__dict__.get("__bool__")
+    """Context manager in which a condition on data that only guards an exception takes the branch
+    without the exception."""
+    is_true = torch.Tensor.__bool__
+    original = torch.Tensor.__dict__.get("__bool__")
 
     def truth(tensor: torch.Tensor) -> bool:
         if isinstance(tensor, (FakeTensor, FunctionalTensor)):
             passes = _passing(sys._getframe(1))
             if passes is not None:
                 return passes
-        return read(tensor)
+        return is_true(tensor)
 
     torch.Tensor.__bool__ = truth  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             del torch.Tensor.__bool__
         else:
-            torch.Tensor.__bool__ = own  # type: ignore[method-assign]
+            torch.Tensor.__bool__ = original  # type: ignore[method-assign]
 
 
 def _passing(frame: types.FrameType | None) -> bool | None:
-    """The truth that goes on, where a frame tests a value and raises by the other one."""
+    """The truth value without an exception, if the frame tests a value only to raise."""
     if frame is None:
         return None
     code = list(dis.get_instructions(frame.f_code))
-    at = next((i for i, step in enumerate(code) if step.offset == frame.f_lasti), None)
-    if at is None:
+    position = next((i for i, step in enumerate(code) if step.offset == frame.f_lasti), None)
+    if position is None:
         return None
-    if code[at].opname == "TO_BOOL":
-        at += 1
-    jump = code[at]
+    if code[position].opname == "TO_BOOL":
+        position += 1
+    jump = code[position]
     if "JUMP" not in jump.opname or not jump.opname.endswith(("IF_FALSE", "IF_TRUE")):
         return None
     on = jump.opname.endswith("IF_TRUE")
     target = next((i for i, step in enumerate(code) if step.offset == jump.argval), len(code))
-    if _raises(code, at + 1):
+    if _raises(code, position + 1):
         return on
     return not on if _raises(code, target) else None
 
 
-def _raises(code: list[dis.Instruction], at: int) -> bool:
-    """Whether what follows ends in an exception, without a branch."""
-    for step in code[at:]:
+def _raises(code: list[dis.Instruction], start: int) -> bool:
+    """Whether the code at this position raises before it branches."""
+    for step in code[start:]:
         if step.opname == "RAISE_VARARGS":
             return True
         if "JUMP" in step.opname or step.opname.startswith(("RETURN", "STORE", "YIELD")):
@@ -227,8 +231,8 @@ def _ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """`functional.ctc_loss`, whose operator has a result of a size that depends on data: one
-    operator that gives the losses alone."""
+    """`functional.ctc_loss` by an operator of Kiln that gives the losses alone. The second result
+    of torch's operator has a size that depends on data."""
 
     def lengths(given: Any) -> torch.Tensor:
         if isinstance(given, torch.Tensor):
@@ -248,7 +252,7 @@ _LOSSES: list[Any] = []
 
 
 def _losses() -> Callable[..., torch.Tensor]:
-    """The operator, which is made at its first use: to make one takes torch some time."""
+    """The operator, registered at its first use."""
     if not _LOSSES:
 
         @torch.library.custom_op("kiln::ctc_losses", mutates_args=())
@@ -282,7 +286,8 @@ def _losses() -> Callable[..., torch.Tensor]:
 def _multilabel_margin_loss(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Of vectors torch's own trace has another shape than the operator's result."""
+    """The loss of one vector as that of a batch of one: torch's trace has the wrong shape for
+    vectors."""
     if input.dim() == 1:
         loss = functional.multilabel_margin_loss(input[None], target[None], *args, **kwargs)
         return loss.reshape(())

@@ -28,7 +28,7 @@ _ROOT = re.compile(r"^L\['([^']*)'\]")
 
 
 def place(stack_trace: str | None) -> str:
-    """The frames of a stack trace as `file:line`, the innermost first, one a line.
+    """The frames of a stack trace as lines of `file:line`, the innermost first.
 
     >>> place('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
     'layer.py:7\\nmodel.py:3'
@@ -44,9 +44,9 @@ _SHOWN: dict[str, bool] = {}
 
 
 def frames(until: CodeType) -> str:
-    """The user's frames of this moment as a stack trace writes them, the innermost last.
+    """The current user frames as a stack trace, the innermost last.
 
-    `until`: the code of the function that called the user's.
+    `until`: the code of the function that called user code.
 
     >>> frames(frames.__code__).startswith("/")
     False
@@ -71,8 +71,8 @@ def line(stack_trace: str | None) -> str:
     'layer.py:7'
     """
     frames = place(stack_trace).splitlines()
-    own = (frame for frame in frames if not frame.startswith(_TORCH))
-    return next(own, frames[0] if frames else "")
+    outside_torch = (frame for frame in frames if not frame.startswith(_TORCH))
+    return next(outside_torch, frames[0] if frames else "")
 
 
 def users_line(stack_trace: str | None) -> str:
@@ -112,14 +112,15 @@ def module_path(source: str) -> str:
 
 
 def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
-    """An error that says what cannot be compiled, where it is in the user's source, what to do."""
-    where = line(node.meta.get("stack_trace")) if node is not None else ""
-    at = f" at {where}" if where else ""
-    return UnsupportedError(f"{what}{at}: {remedy}")
+    """An `UnsupportedError`: what cannot be compiled, the line of user code, and the remedy."""
+    user_place = line(node.meta.get("stack_trace")) if node is not None else ""
+    suffix = f" at {user_place}" if user_place else ""
+    return UnsupportedError(f"{what}{suffix}: {remedy}")
 
 
 def of_live(text: str) -> str:
-    """What the native module says of a program, where that is a module in this process.
+    """An error text of the native module, which speaks of saved models, for a module of this
+    process.
 
     >>> of_live("the model was saved in training mode, as `aten::dropout` shows")
     'the module is in training mode, as `aten::dropout` shows'

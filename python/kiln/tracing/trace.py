@@ -47,7 +47,7 @@ def trace(
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     recorder = Recorder(module, decomposed, trace.__code__)
     given = [
-        recorder.take(leaf, name)
+        recorder.add_input(leaf, name)
         for leaf, name in zip(leaves, _names(module, args, kwargs), strict=True)
     ]
     given_args, given_kwargs = pytree.tree_unflatten(given, in_spec)
@@ -60,12 +60,12 @@ def trace(
     if assigned:
         raise NotTraced(f"{assigned} is assigned")
     results, out_spec = pytree.tree_flatten(result)
-    return recorder.end(results, in_spec, out_spec)
+    return recorder.finish(results, in_spec, out_spec)
 
 
 def trace_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Trace:
-    """Records a run of a graph of dynamo on inputs without data, fake or real. Calls are where the
-    graph's nodes are.
+    """Records a run of a dynamo graph on fake or real inputs. Calls keep the source lines of its
+    nodes.
 
     >>> from torch.fx import symbolic_trace
     >>> run = trace_graph(symbolic_trace(torch.nn.ReLU()), (torch.ones(2),))
@@ -75,22 +75,22 @@ def trace_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Trace:
     recorder = Recorder(torch.nn.Module(), (), trace_graph.__code__)
     placeholders = gm.graph.find_nodes(op="placeholder")
     pairs = zip(inputs, placeholders, strict=True)
-    given = [recorder.take(value, node.name) for value, node in pairs]
+    given = [recorder.add_input(value, node.name) for value, node in pairs]
     results = recorder.run(lambda: _Nodes(gm, recorder).run(*given))
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
     leaves, out_spec = pytree.tree_flatten(results)
-    return recorder.end(leaves, in_spec, out_spec)
+    return recorder.finish(leaves, in_spec, out_spec)
 
 
 class _Nodes(fx.Interpreter):
-    """Runs a graph, and tells the recorder where it is."""
+    """Interprets a graph, and gives the recorder the metadata of each node."""
 
     def __init__(self, gm: fx.GraphModule, recorder: Recorder) -> None:
         super().__init__(gm)
         self.recorder = recorder
 
     def run_node(self, n: fx.Node) -> Any:
-        self.recorder.at = n.meta
+        self.recorder.node_meta = n.meta
         return super().run_node(n)
 
 
@@ -123,7 +123,7 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _attributes(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The attributes, parameters and buffers of all its modules, with copies of what they hold."""
+    """Copies of the attributes, parameters and buffers of all modules."""
     found = []
     for part in module.modules():
         attributes = vars(part)
@@ -136,7 +136,7 @@ def _attributes(module: torch.nn.Module) -> list[tuple[dict[str, Any], dict[str,
 
 
 def _restore(module: torch.nn.Module, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Puts attributes back; gives the name of one that was another."""
+    """Restores attributes. Gives the name of one that was assigned, or an empty text."""
     assigned = ""
     for values, known in before:
         changed = values.keys() != known.keys() or any(

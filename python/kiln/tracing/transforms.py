@@ -30,7 +30,7 @@ _AUTOCAST = ("cpu", "cuda")
 
 
 def differentiates(gm: fx.GraphModule) -> bool:
-    """Whether a graph takes derivatives by itself.
+    """Whether a graph takes derivatives itself.
 
     >>> from torch.fx import symbolic_trace
     >>> differentiates(symbolic_trace(torch.nn.ReLU()))
@@ -43,7 +43,7 @@ def differentiates(gm: fx.GraphModule) -> bool:
 
 
 def eager(gm: fx.GraphModule) -> Callable[..., Any]:
-    """What runs a graph by PyTorch; where it fails, no transform and no mode of it stays on."""
+    """Runs a graph by PyTorch. If it fails, modes and transforms that it entered are left."""
     if not any(any(part in name for part in _ENTERED) for name in _called(gm)):
         return gm.forward
 
@@ -55,7 +55,7 @@ def eager(gm: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _called(gm: fx.GraphModule) -> Iterator[str]:
-    """The names of what a graph calls, graphs within it included."""
+    """The names of the functions that a graph and its subgraphs call."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
@@ -67,7 +67,7 @@ def _called(gm: fx.GraphModule) -> Iterator[str]:
 
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
-    """Where its body fails, modes and transforms are afterwards what they were before.
+    """Context manager that restores modes and leaves transforms if its body fails.
 
     >>> with contextlib.suppress(ValueError), undone():
     ...     _ = torch._C._set_grad_enabled(False)
@@ -89,7 +89,7 @@ def undone() -> Iterator[None]:
 
 
 class _Modes:
-    """The modes of this thread that graphs set."""
+    """The modes of this thread that a graph may set, to restore them."""
 
     def __init__(self) -> None:
         self.gradients = torch.is_grad_enabled()
