@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -299,3 +301,12 @@ def test_names_of_dynamo_become_paths():
     assert sources.path(source) == "layers.0.weight"
     assert sources.path("L['inputs']['ids']") == "inputs['ids']"
     assert sources.module_path("L['self'].layers.0") == "layers.0"
+
+
+@pytest.mark.parametrize("package", ["torch", "kiln"])
+def test_packages_whose_names_begin_alike_are_the_users(package):
+    home = Path(sys.modules[package].__file__).parent
+    user, library = "/home/me/model.py", f"{home}vision/models/resnet.py"
+    frames = [(user, 3), (library, 7), (str(home / "nn" / "linear.py"), 9)]
+    trace = "\n".join(f'File "{file}", line {number}, in forward' for file, number in frames)
+    assert sources.line(trace) == sources.users_line(trace) == f"{library}:7"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -14,10 +15,10 @@ from torch import fx
 from kiln._native import UnsupportedError
 
 #: Where torch's own source is, which says little to users.
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 #: Where the source of this package is.
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 #: Files of no user.
 _NOT_USERS = ("<", _PACKAGE)
