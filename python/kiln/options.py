@@ -97,10 +97,10 @@ def for_engine(options: Mapping[str, Any], device: str) -> dict[str, Any]:
     >>> for_engine({"numerics": "exact", "training": "error"}, "cpu")
     {'numerics': 'exact', 'device': 'cpu'}
     """
-    chosen = {k: v for k, v in options.items() if k in ENGINE}
-    if device != "cpu" and "numerics" not in chosen and _forbids_tf32():
-        chosen.setdefault("no_tf32", True)
-    return {**chosen, "device": device}
+    engine_options = {k: v for k, v in options.items() if k in ENGINE}
+    if device != "cpu" and "numerics" not in engine_options and _forbids_tf32():
+        engine_options.setdefault("no_tf32", True)
+    return {**engine_options, "device": device}
 
 
 def _forbids_tf32() -> bool:

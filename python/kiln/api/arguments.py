@@ -102,37 +102,37 @@ def _as_compiled(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"the program was called wrongly: {error}") from None
-    given: dict[str, Any] = {}
-    rest: tuple[Any, ...] = ()
+    by_name: dict[str, Any] = {}
+    variadic: tuple[Any, ...] = ()
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            rest = value
+            variadic = value
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            given.update(value)
+            by_name.update(value)
         else:
-            given[name] = value
-    plain = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
-    ordered = plain[:count]
-    for name in (*ordered, *names):
-        if name not in given and name in signature.parameters:
+            by_name[name] = value
+    parameter_names = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
+    positional_names = parameter_names[:count]
+    for name in (*positional_names, *names):
+        if name not in by_name and name in signature.parameters:
             default = signature.parameters[name].default
             if default is not inspect.Parameter.empty:
-                given[name] = default
-    wanted = {*ordered, *names}
-    for name in [n for n in given if n not in wanted]:
+                by_name[name] = default
+    example_names = {*positional_names, *names}
+    for name in [n for n in by_name if n not in example_names]:
         parameter = signature.parameters.get(name)
-        if parameter is not None and _same(given[name], parameter.default):
-            del given[name]
+        if parameter is not None and _same(by_name[name], parameter.default):
+            del by_name[name]
         elif parameter is not None and parameter.default is not inspect.Parameter.empty:
             raise InputError(
                 f"argument `{name}` was not among the example inputs, so the program has its "
                 f"default, {parameter.default!r}: compile it again with such a `{name}`"
             )
-    if not wanted <= set(given):
+    if not example_names <= set(by_name):
         return args, kwargs
-    by_position = (*(given[n] for n in ordered), *rest)
-    return by_position, {n: v for n, v in given.items() if n not in ordered}
+    by_position = (*(by_name[n] for n in positional_names), *variadic)
+    return by_position, {n: v for n, v in by_name.items() if n not in positional_names}
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -189,14 +189,14 @@ def check_kinds(names: Sequence[str], shapes: Sequence[Any], leaves: Sequence[An
     """
     for name, shape, leaf in zip(names, shapes, leaves, strict=False):
         if shape is None and isinstance(leaf, torch.Tensor):
-            now, then = "a tensor", "none"
+            description, example = "a tensor", "none"
         elif shape is not None and leaf is None:
-            now, then = "None", "a tensor"
+            description, example = "None", "a tensor"
         else:
             continue
         raise InputError(
-            f"input `{name}` is {now}, and was {then} among the example inputs: compile it again "
-            "with such an input"
+            f"input `{name}` is {description}, and was {example} among the example inputs: compile "
+            "it again with such an input"
         ) from None
 
 

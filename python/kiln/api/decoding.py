@@ -31,7 +31,7 @@ EMPTY = -1
 
 #: What `generation_config` may ask for beyond taking the likeliest token, with values that ask for
 #: nothing.
-_UNSUPPORTED_SETTINGS = {
+_UNSUPPORTED_SETTINGS: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),

@@ -67,8 +67,9 @@ class Inspection:
         >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
         {}
         """
-        # Of a file only the engine knows.
-        return self.engine.state() if self.call_spec.state is None else dict(self.call_spec.state)
+        known = self.call_spec.state
+        # Of a file only the engine knows, which is a native one.
+        return self.engine.state() if known is None else dict(known)  # type: ignore[union-attr]
 
     def warm(self, sizes: Sizes) -> None:
         """Compiles for these sizes now: by symbol, in the symbols' order, or as example inputs.

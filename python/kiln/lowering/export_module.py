@@ -38,8 +38,10 @@ def with_numbers(
     for chosen in (numbers, floats, numbers - floats):
         try:
             exported = _export_with_numbers(module, args, kwargs, sizes, chosen)
-            with_tensors = lower_module.with_tensors
-            if not chosen or not scalars.reads_number_inputs(with_tensors(exported).graph):
+            if not chosen:
+                return exported, chosen
+            rewritten = lower_module.with_tensors(exported)
+            if not scalars.reads_number_inputs(rewritten.graph):
                 return exported, chosen
             log.info("numbers keep their values: sizes depend on them")
         except UnsupportedError as error:

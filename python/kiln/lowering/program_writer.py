@@ -287,8 +287,8 @@ class _Writer:
         if isinstance(value, torch.Tensor):
             self.ids[node] = entry["value"] = self.value(value, node)
         elif isinstance(value, torch.SymInt):
-            text = self.number(value.node.expr, value.node.shape_env)
-            entry["size"] = text if isinstance(text, str) else f"Integer({text})"
+            size = self.number(value.node.expr, value.node.shape_env)
+            entry["size"] = size if isinstance(size, str) else f"Integer({size})"
         elif value is None or isinstance(value, (bool, int, float, str)):
             entry["constant"] = literal(value)
         else:
@@ -341,7 +341,7 @@ class _Writer:
         self.ids[node] = ids
         outs = _flat(ids)
         self.results.update(dict.fromkeys(outs, node))
-        call = {
+        call: Json = {
             "name": schema.name,
             "overload": schema.overload,
             "args": args,
@@ -359,13 +359,14 @@ class _Writer:
     def leave_out(self, node: fx.Node) -> None:
         """Makes the results of a call inputs of the program, where Kiln has their type."""
 
-        def known(value: Any) -> bool:
-            return isinstance(value, torch.Tensor) and not foreign(value)
+        def value_id(value: Any) -> int | None:
+            is_known = isinstance(value, torch.Tensor) and not foreign(value)
+            return self.value(value, node) if is_known else None
 
         value = node.meta.get("val")
         if isinstance(value, (list, tuple)):
-            self.ids[node] = [self.value(v, node) if known(v) else None for v in value]
-        elif known(value):
+            self.ids[node] = [value_id(v) for v in value]
+        elif isinstance(value, torch.Tensor) and not foreign(value):
             self.ids[node] = self.value(value, node)
         for i in _flat(self.ids.get(node)):
             self.inputs.append({"name": f"{node.name}_{i}", "value": i})

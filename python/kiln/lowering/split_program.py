@@ -65,11 +65,11 @@ class SplitProgram:
         """Splits a program, which must be in functional form."""
         interface = export.interface(exported)
         program = cls(exported, interface, options)
-        devices = {v.device for v in program.values if isinstance(v, torch.Tensor)} or {"cpu"}
+        devices = [str(v.device) for v in program.values if isinstance(v, torch.Tensor)]
         spec = exported.call_spec
         program.call_spec = CallSpec(
             about["name"],
-            str(next(iter(devices))),
+            next((device for device in devices if device != "cpu"), "cpu"),
             spec.in_spec,
             spec.out_spec,
             list(program.symbols),

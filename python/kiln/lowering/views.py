@@ -172,11 +172,11 @@ Layout = tuple[list[int], list[int]]
 def _layout(node: fx.Node) -> Layout | None:
     """Sizes and strides at tracing; None if a size depends on data."""
 
-    def known(size: Any) -> int | None:
+    def traced(size: Any) -> Any:
         return size.node.hint if isinstance(size, torch.SymInt) else size
 
     value = node.meta["val"]
-    sizes, strides = [known(s) for s in value.shape], [known(s) for s in value.stride()]
+    sizes, strides = [traced(s) for s in value.shape], [traced(s) for s in value.stride()]
     if None in sizes or None in strides:
         return None
     return [int(s or 0) for s in sizes], [int(s or 0) for s in strides]

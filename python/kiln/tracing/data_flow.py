@@ -63,18 +63,18 @@ def writes(node: fx.Node) -> bool:
 
 def _live_writes(gm: fx.GraphModule) -> list[fx.Node]:
     """The writes whose memory is read later by a call that results depend on."""
-    found = []
+    live_writes = []
     live: set[fx.Node] = set()
-    #: The memory of what live calls read.
-    read = set()
+    #: The memory that live calls read.
+    memory_read: set[int] = set()
     for node in reversed(gm.graph.nodes):
-        is_write = writes(node) and _memory(node.all_input_nodes[:1]) <= read
+        is_write = writes(node) and _memory(node.all_input_nodes[:1]) <= memory_read
         if node.op == "output" or is_write or not live.isdisjoint(node.users):
             live.add(node)
-            read |= _memory(node.all_input_nodes)
+            memory_read |= _memory(node.all_input_nodes)
         if is_write:
-            found.append(node)
-    return found[::-1]
+            live_writes.append(node)
+    return live_writes[::-1]
 
 
 def _memory(nodes: Iterable[fx.Node]) -> set[int]:

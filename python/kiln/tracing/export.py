@@ -155,7 +155,8 @@ def with_hints(dynamic: Dynamic) -> Dynamic:
             return Dim.AUTO if getattr(leaf, "root", leaf).min < 2 else leaf
         return Dim.AUTO if versions.must_be_dynamic(leaf) else leaf
 
-    return pytree.tree_map(hint, dynamic)
+    hinted: Dynamic = pytree.tree_map(hint, dynamic)
+    return hinted
 
 
 @dataclass(frozen=True)
