@@ -1,10 +1,33 @@
 //! Shape and dtype inference: the result type of an op on operands of given types, or why the operands do not fit.
 //!
-//! Takes any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the user.
+//! Domain any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the user.
 //! Never panics or overflows: all size arithmetic is checked. Leaves and [`Op::Result`] have no operand types to infer from; their
 //! rules are in `verify`.
-pub use crate::ops::window::{conv_len, pool_len};
 use crate::{BinaryOp, DType, Op, ReduceOp, Scalar, ScatterMode, Type, UnaryOp, count, plural};
+
+/// The dtypes on which a function is defined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Domain {
+    /// Floats only.
+    Floats,
+    /// Floats and integers.
+    Numbers,
+    /// Integers and bool.
+    Whole,
+    /// Every dtype; the result is bool.
+    Any,
+}
+impl Domain {
+    /// Whether this dtype is in it.
+    pub fn has(self, d: DType) -> bool {
+        match self {
+            Domain::Floats => d.is_float(),
+            Domain::Numbers => d != DType::Bool,
+            Domain::Whole => !d.is_float(),
+            Domain::Any => true,
+        }
+    }
+}
 
 /// Largest size of a tensor type, in bytes.
 pub const MAX_BYTES: usize = 1 << 46;
@@ -190,10 +213,9 @@ fn own(op: &Op, args: &[&Type]) -> Result<Type, String> {
 }
 
 fn unary(op: UnaryOp, x: &Type) -> Result<Type, String> {
-    use crate::ops::unary::Takes;
-    let takes = op.function().takes;
-    let dtype = if takes == Takes::Any { DType::Bool } else { x.dtype };
-    match takes.takes(x.dtype) {
+    let domain = op.function().domain;
+    let dtype = if domain == Domain::Any { DType::Bool } else { x.dtype };
+    match domain.has(x.dtype) {
         true => Ok(Type { dtype, shape: x.shape.clone() }),
         false => Err(format!("not defined on {}; cast first", x.dtype)),
     }

@@ -1,7 +1,8 @@
 //! Inference and verifier: result types, and the messages of rejections.
 use kiln_graph::{
     BinaryOp, DType, Graph, Init, Op, ParamId, ParamInfo, ReduceOp, Scalar, Type, UnaryOp, ValueId,
-    infer::{conv_len, infer, pool_len},
+    infer::infer,
+    ops::window::{conv_len, pool_len},
     text,
 };
 

@@ -9,37 +9,25 @@ use std::{
     path::Path,
 };
 
-/// Crates that still have cycles, and the module that contains these; empty: anywhere in the crate.
-const NOT_YET: &[(&str, &str)] = &[];
-
 /// Modules by path (`host::nest`; empty for the crate's root), and the modules each uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Number of crates without a cycle; or the cycles in crates that should have none, and entries of [`NOT_YET`] that are obsolete.
+/// Number of crates checked, or the circular imports between modules and between folders.
 pub fn check(packages: &[crate::metadata::Package]) -> Result<usize, Vec<String>> {
-    let (mut free, mut problems) = (0, vec![]);
+    let mut problems = vec![];
     for p in packages {
         let files = sources(&p.folder.join("src")).map_err(|e| vec![format!("{}: {e}", p.name)])?;
-        let place = NOT_YET.iter().find(|n| n.0 == p.name).map(|n| n.1);
-        let is_known = |c: &Vec<String>| place.is_some_and(|place| c.iter().all(|m| inside(m, place)));
-        let found = uses(&files);
-        let (known, new): (Vec<_>, Vec<_>) = circles(&found).into_iter().partition(is_known);
-        if known.is_empty() && new.is_empty() {
-            let folders = folder_circles(&found).into_iter().map(|c| {
-                format!("folders of {} use each other: {}; move what they share below both", p.name, c.join(", "))
-            });
-            problems.extend(folders);
-        }
-        free += usize::from(known.is_empty() && new.is_empty());
-        if place.is_some() && known.is_empty() {
-            problems.push(format!("{} has no circular imports there any more; remove it from NOT_YET", p.name));
-        }
-        let said = |c: Vec<String>| {
+        let uses = uses(&files);
+        let modules = circles(&uses);
+        let folders = if modules.is_empty() { folder_circles(&uses) } else { vec![] };
+        problems.extend(modules.iter().map(|c| {
             format!("circular imports in {}: {}; move what they share into its own module", p.name, c.join(", "))
-        };
-        problems.extend(new.into_iter().map(said));
+        }));
+        problems.extend(folders.iter().map(|c| {
+            format!("folders of {} use each other: {}; move what they share below both", p.name, c.join(", "))
+        }));
     }
-    if problems.is_empty() { Ok(free) } else { Err(problems) }
+    if problems.is_empty() { Ok(packages.len()) } else { Err(problems) }
 }
 
 /// Source text of each module.

@@ -9,7 +9,7 @@ use super::{
     scalars::{Operand, as_value, binary, result_type, scale},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, UnaryOp, ValueId, ops::unary::Takes};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, UnaryOp, ValueId, infer::Domain};
 
 macro_rules! arithmetic {
     ($op:ident) => {
@@ -140,7 +140,7 @@ pub fn function(c: &mut Ctx, call: &Call, name: &str) -> Option<Res<Vec<ValueId>
 /// Applies `op` in the result's dtype: integers are cast to float first if the function requires it.
 fn unary(c: &mut Ctx, call: &Call, op: UnaryOp) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
-    let takes_any = op.function().takes == Takes::Any;
+    let takes_any = op.function().domain == Domain::Any;
     let x = if takes_any { x } else { c.cast(x, c.out(call, 0)?.dtype)? };
     one(c.unary(op, x)?)
 }

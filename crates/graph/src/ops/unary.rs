@@ -4,32 +4,9 @@
 //! instruction of the block IR. The interpreter computes the reference, which follows PyTorch's CPU kernels
 //! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
 use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
+use crate::infer::Domain;
 use crate::{BinaryOp, CompareOp, DType, Graph, UnaryOp, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
-
-/// The dtypes on which a function is defined.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Takes {
-    /// Floats only.
-    Floats,
-    /// Floats and integers.
-    Numbers,
-    /// Integers and bool.
-    Whole,
-    /// Every dtype; the result is bool.
-    Any,
-}
-impl Takes {
-    /// Whether the function is defined on this dtype.
-    pub fn takes(self, d: DType) -> bool {
-        match self {
-            Takes::Floats => d.is_float(),
-            Takes::Numbers => d != DType::Bool,
-            Takes::Whole => !d.is_float(),
-            Takes::Any => true,
-        }
-    }
-}
 
 /// The function on scalars, in each precision.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +26,7 @@ pub struct Function {
     /// Its row as an op.
     pub row: Row,
     /// The dtypes on which it is defined.
-    pub takes: Takes,
+    pub domain: Domain,
     /// Names of the PyTorch operators (`aten::NAME`) that compute it from one tensor. It is checked against the first one.
     pub torch: &'static [&'static str],
     /// JSON list of the arguments that this first operator takes after the tensor.
@@ -77,20 +54,20 @@ const fn float(name: &'static str) -> Function {
         decompose: None,
     };
     let (torch, arguments) = (&[] as &[&str], "[]");
-    Function { row, takes: Takes::Floats, torch, arguments, reference: None, whole: None, formula: None, wide: false }
+    Function { row, domain: Domain::Floats, torch, arguments, reference: None, whole: None, formula: None, wide: false }
 }
 /// A function on floats and integers with an exact result.
 const fn exact(name: &'static str, whole: fn(i64) -> i64) -> Function {
     let mut f = float(name).weight(1.);
     f.row.rounding = Rounding::Exact;
-    (f.takes, f.whole) = (Takes::Numbers, Some(whole));
+    (f.domain, f.whole) = (Domain::Numbers, Some(whole));
     f
 }
 /// A predicate or a bitwise function, with an exact result.
-const fn logical(name: &'static str, takes: Takes) -> Function {
+const fn logical(name: &'static str, domain: Domain) -> Function {
     let mut f = float(name).weight(1.);
     f.row.rounding = Rounding::Exact;
-    f.takes = takes;
+    f.domain = domain;
     f
 }
 impl Function {
@@ -175,9 +152,9 @@ functions! { 43:
     Ceil => exact("ceil", |x| x).torch(&["ceil"]), |x| x.ceil();
     Round => exact("round", |x| x).torch(&["round"]), |x| x.round();
     Trunc => exact("trunc", |x| x).torch(&["trunc", "fix"]), |x| x.trunc();
-    Not => logical("not", Takes::Whole).torch(&["bitwise_not"]);
-    IsNan => logical("is_nan", Takes::Any).torch(&["isnan"]);
-    IsInf => logical("is_inf", Takes::Any).torch(&["isinf"]);
+    Not => logical("not", Domain::Whole).torch(&["bitwise_not"]);
+    IsNan => logical("is_nan", Domain::Any).torch(&["isnan"]);
+    IsInf => logical("is_inf", Domain::Any).torch(&["isinf"]);
     Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
     Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
     Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
