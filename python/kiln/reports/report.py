@@ -115,7 +115,7 @@ def _for_python(text: str) -> str:
 class Report:
     """What was fused, why, and at what predicted cost. Prints as text; a notebook shows a page.
 
-    >>> import kiln
+    >>> import torch, kiln
     >>> report = kiln.explain(torch.nn.ReLU().eval(), torch.ones(3))
     >>> len(report.kernels), report.graph_breaks
     (1, [])
