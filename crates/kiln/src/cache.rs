@@ -9,6 +9,12 @@
 //! Entries hold machine code, which nothing can check: the folder is the user's own, and [`Cache::install`] is for packs from who is trusted.
 //!
 //! `KILN_CACHE` names the folder, or is `off`; without it `$XDG_CACHE_HOME/kiln` or `~/.cache/kiln`. `KILN_CACHE_BYTES` is the limit.
+//!
+//! The trace of a module is not kept. Its key would have to cover all that `forward` may reach: its code and that of all it calls, closures,
+//! globals, attributes of objects, versions of extensions, flags of torch. No such key can be shown to be complete, a wrong entry is a wrong
+//! result, and a trace costs 0.02 to 0.4 s. What follows the trace is a function of data. The digest of Kiln's sources is part of every key
+//! (`build.rs`), so that a changed rule or price leaves no stale entry. Weights are in no key: they are not in graphs, and what conversion has
+//! read of small ones is.
 use crate::{Error, io};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
