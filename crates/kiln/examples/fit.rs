@@ -7,8 +7,8 @@
 //! takes than the best measured one. `--only`: those of a memory, say, where another description has those of the chip. Every fourth nest is kept
 //! out of the fit. Writes the figures; prints the errors before and after.
 use kiln_graph::Random;
-use kiln_lower::facts::Facts;
-use kiln_lower::price::Work;
+use kiln_lower::facts::NestFeatures;
+use kiln_lower::price::TileFootprint;
 use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Schedule, Step};
 use serde_json::Value;
@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 /// A measured schedule.
 struct Sample {
     text: String,
-    work: Work,
+    work: TileFootprint,
     us: f64,
 }
 
 /// The schedules of a nest.
 struct Measured {
     graph: String,
-    facts: Facts,
+    facts: NestFeatures,
     /// The schedule that the build of the measurement gave it.
     default: String,
     samples: Vec<Sample>,
@@ -53,7 +53,7 @@ fn read(path: &str) -> Result<Vec<Measured>, Box<dyn std::error::Error>> {
         let mut of: Value = serde_json::from_str(line).map_err(broken)?;
         let kernel = &mut of["kernel"];
         // Kernels that are no nests: matmuls, attention.
-        let Some(facts) = serde_json::from_value::<Option<Facts>>(kernel["nest"].take()).map_err(broken)? else {
+        let Some(facts) = serde_json::from_value::<Option<NestFeatures>>(kernel["nest"].take()).map_err(broken)? else {
             continue;
         };
         // A schedule that did not run has no time.
@@ -64,7 +64,7 @@ fn read(path: &str) -> Result<Vec<Measured>, Box<dyn std::error::Error>> {
             // The nest of widened rows is another one, and that of unrolled axes.
             let another = matches!(schedule.steps.first(), Some(Step::Widen(..) | Step::Unroll(..)));
             if !another && us.is_finite() && us > 0.0 {
-                samples.push(Sample { text, work: Work::of(&facts, &schedule), us });
+                samples.push(Sample { text, work: TileFootprint::of(&facts, &schedule), us });
             }
         }
         let text = |v: &Value| v.as_str().unwrap_or_default().to_string();

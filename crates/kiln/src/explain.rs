@@ -189,7 +189,7 @@ impl ScheduleReport {
             issue_us: rounded(price.issue),
             latency_us: rounded(price.latency),
             exposed_us: rounded(price.exposed),
-            launch_us: rounded(price.launch + price.second),
+            launch_us: rounded(price.launch + price.extra_launches),
         });
         ScheduleReport { schedule: schedule.to_string(), us: price.map(|p| rounded(p.us)), terms }
     }

@@ -12,12 +12,12 @@ use crate::attention::program::{joined, sizes_of};
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul;
-use crate::matmul::host::{self, Host, Operand, the_matmul};
+use crate::matmul::host::{self, Host, Operand, only_matmul};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{NodeId, Scene, Store};
 use crate::scalar::expr::{CoordId, Expr, linear};
 use crate::scalar::key_range::key_end;
-use crate::scalar::resolve::{Body, Matmul as Place, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolver};
 use crate::scalar::scores::{Causal, Sizes, masked_score, sizes};
 use crate::steps::Emitted;
 use kiln_graph::{DType, Op, Type, ValueId};
@@ -28,7 +28,7 @@ use kiln_plan::matmul_schedule::MatmulSchedule;
 
 /// The attention of a body, and that of its log-sum-exp if both are results.
 pub fn find(of: &Lowering) -> Result<(ValueId, Option<ValueId>), LowerError> {
-    let found = |sums: bool| the_matmul(of, |v| matches!(of.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
+    let found = |sums: bool| only_matmul(of, |v| matches!(of.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
     match (found(false), found(true)) {
         (Ok(v), sums) => Ok((v, sums.ok())),
         (Err(_), sums) => Ok((sums?, None)),
@@ -51,8 +51,8 @@ pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
         _ => {}
     }
     if machine.arch.is_gpu() {
-        let dual = sums.map(|x| (x, Place::Node));
-        return on_gpu(&of.with_body(Body { dual, ..of.body }), v, &z, machine);
+        let dual = sums.map(|x| (x, MatmulSource::Node));
+        return on_gpu(&of.with_body(Body { second_output: dual, ..of.body }), v, &z, machine);
     }
     let Op::Attention { scale, causal, fully_masked, .. } = *g.op(v) else {
         return Err(of.unsupported("not attention"));
@@ -213,8 +213,10 @@ fn on_gpu(of: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Em
     match schedule::way(&sizes, &asked, machine).map_err(|why| of.unsupported(why))? {
         Way::Warps(tiles) => {
             let made = MatmulSchedule::Attention(schedule::of_tiles(&sizes, &tiles));
-            let step =
-                Emitted { made: Some(made), ..Emitted::step(warps::program(of, v, z, tiles, sizes.packed > 1)?) };
+            let step = Emitted {
+                matmul_schedule: Some(made),
+                ..Emitted::step(warps::program(of, v, z, tiles, sizes.packed > 1)?)
+            };
             joined(of, v, z, step, tiles.parts, machine)
         }
         Way::Warpgroups(shape) => {

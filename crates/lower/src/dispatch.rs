@@ -20,11 +20,11 @@ use kiln_plan::{Contract, Hardware, Kernel, KernelKind, Rounding, Schedule, Step
 /// Calls `f` with the nests of a kernel that does not multiply, or as if it did not.
 pub fn visit_nests(kernel: &Kernel, of: &Lowering, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
     match kernel.kind {
-        KernelKind::Scan => scan::each(of, machine, f),
-        KernelKind::Scatter => scatter::each(of, machine, f),
-        KernelKind::Conv => conv::each(of, machine, f),
+        KernelKind::Scan => scan::visit_nests(of, machine, f),
+        KernelKind::Scatter => scatter::visit_nests(of, machine, f),
+        KernelKind::Conv => conv::visit_nests(of, machine, f),
         KernelKind::Fallback | KernelKind::Attention => Ok(()),
-        _ => reduction::each(of, machine, f),
+        _ => reduction::visit_nests(of, machine, f),
     }
 }
 
@@ -44,7 +44,7 @@ pub fn lowering<'a>(
         graph: &kernel.body,
         decomposed,
         matmul: None,
-        dual: None,
+        second_output: None,
         rounding: kernel.rounding,
     };
     Ok(Lowering {
@@ -68,16 +68,16 @@ pub fn with_contract<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> 
 pub struct Lowered {
     pub steps: Steps<kiln_block::Kernel>,
     /// The schedule that they follow if they multiply, and those of the launches beside.
-    pub made: Option<MatmulSchedule>,
+    pub matmul_schedule: Option<MatmulSchedule>,
     pub launches: Vec<steps::Launched>,
 }
 impl Lowered {
     fn new(steps: Vec<Work<kiln_block::Kernel>>) -> Lowered {
-        Lowered { steps: steps.into(), made: None, launches: vec![] }
+        Lowered { steps: steps.into(), matmul_schedule: None, launches: vec![] }
     }
     /// The whole schedule of a kernel that multiplies.
     pub fn schedule(&self) -> Option<Schedule> {
-        Some(self.with_launches(self.made?.schedule()))
+        Some(self.with_launches(self.matmul_schedule?.schedule()))
     }
     /// A schedule with those of launches that it does not name.
     pub fn with_launches(&self, mut schedule: Schedule) -> Schedule {
@@ -110,14 +110,14 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
     if of.schedule.is_some() && kernel.kind == KernelKind::Attention {
         return Err(unsupported("the schedule has no step that multiplies"));
     }
-    let steps::Emitted { scratch, mut steps, made, launches } = match kernel.kind {
+    let steps::Emitted { scratch, mut steps, matmul_schedule: made, launches } = match kernel.kind {
         KernelKind::Reduction => match of.multiply {
             Some(MatmulSchedule::Matmul(asked)) => pairwise::lower(&of, machine, &asked)?,
             Some(_) => return Err(unsupported("it has the schedule of a kernel that multiplies, and does not")),
             None => launch::body(&of, 0)?,
         },
         KernelKind::Pool | KernelKind::Pointwise => launch::body(&of, 0)?,
-        KernelKind::Scan => launch::nests(&of, 0, |f| scan::each(&of, machine, f))?,
+        KernelKind::Scan => launch::nests(&of, 0, |f| scan::visit_nests(&of, machine, f))?,
         KernelKind::Gemm => gemm::lower(&of, machine)?,
         KernelKind::Attention => attention::lower(&of, machine)?,
         KernelKind::Conv => conv::lower(&of, machine)?,
@@ -145,7 +145,7 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
     }
     check(name, &steps)?;
     let copied = if kernel.kind == KernelKind::Scatter { emit::scatter::copied(body, &steps) } else { None };
-    Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, made, launches })
+    Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, matmul_schedule: made, launches })
 }
 
 /// Whether a program is launched before the one ahead of it has ended: if it has few blocks.

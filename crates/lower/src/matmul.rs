@@ -30,9 +30,9 @@ use crate::matmul::wgmma::slices;
 use crate::matmul::wgmma::strided::Side;
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, Guard, NodeOp, Scene, Store};
-use crate::scalar::epilogue_map::{self, Lattice, Positions, the_sums};
+use crate::scalar::epilogue_map::{self, Lattice, Positions, accumulators};
 use crate::scalar::expr::{CoordId, Expr, linear};
-use crate::scalar::resolve::{Body, Matmul as Place, Resolved, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolved, Resolver};
 use crate::scalar::row::Row;
 use crate::scalar::space::Space;
 use crate::schedule::tile::{Cut, Shape};
@@ -55,7 +55,7 @@ pub struct Matmul<'a> {
     pub n: usize,
     pub k: usize,
     /// Split-K: the full K, where `k` is that of a slice and the first axis of the batch counts slices.
-    pub whole: Option<usize>,
+    pub full_k: Option<usize>,
     /// Implicit GEMM: the array of the right operand, where K runs along two of its axes.
     pub run: Option<Run>,
     pub a: OperandAt<'a>,
@@ -85,9 +85,9 @@ pub struct Matmul<'a> {
     pub row: Option<usize>,
     /// Arithmetic of the epilogue: [`Op::weight`](kiln_graph::Op::weight) of every element outside of the matmul,
     /// whichever step computes it.
-    pub after: f64,
+    pub epilogue_ops: f64,
     /// Bytes that the epilogue reads and writes beside the result.
-    pub beside: f64,
+    pub epilogue_bytes: f64,
 }
 
 /// Bytes of a kernel beside the operands of its matmuls and a result of their size, where the planner counted them.
@@ -141,12 +141,12 @@ impl Matmul<'_> {
     }
     /// The body with its matmuls as nodes.
     fn nodes<'b>(&self, of: &Lowering<'b>) -> Lowering<'b> {
-        self.at(of, |_| Place::Node)
+        self.at(of, |_| MatmulSource::Node)
     }
     /// The body with its matmuls where `place` says.
-    fn at<'b>(&self, of: &Lowering<'b>, place: impl Fn(usize) -> Place) -> Lowering<'b> {
+    fn at<'b>(&self, of: &Lowering<'b>, place: impl Fn(usize) -> MatmulSource) -> Lowering<'b> {
         let other = self.dual.and_then(|t| t.v);
-        of.with_body(Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..of.body })
+        of.with_body(Body { matmul: Some((self.v, place(0))), second_output: other.map(|v| (v, place(1))), ..of.body })
     }
     /// The values that are stored where matmuls go through memory.
     pub fn values(&self) -> impl Iterator<Item = ValueId> {
@@ -163,7 +163,7 @@ pub struct Run {
 }
 
 /// What computes other epilogues, as an error message.
-const APART: &str = "`stage c global` computes it by a launch of its own";
+const EPILOGUE_BY_LAUNCH: &str = "`stage c global` computes it by a launch of its own";
 
 /// The matmul by a schedule.
 pub fn lower(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
@@ -187,11 +187,11 @@ pub fn with_operands(
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if !asked.form.separate_epilogue {
         let Some(placed) = fitting(of, p) else {
-            return Err(of.unsupported(format!("the epilogue is not that of a tile; {APART}")));
+            return Err(of.unsupported(format!("the epilogue is not that of a tile; {EPILOGUE_BY_LAUNCH}")));
         };
         let scene = |at: &[Expr]| epilogue(of, p, &placed, at);
         let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
-        return Ok(out.then(Emitted { made: Some(made), ..Emitted::step(step) }));
+        return Ok(out.then(Emitted { matmul_schedule: Some(made), ..Emitted::step(step) }));
     }
     // The matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
@@ -199,11 +199,11 @@ pub fn with_operands(
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
     let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
     let name = format!("{}_epilogue", of.name);
-    let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
+    let rest = p.at(of, |i| MatmulSource::At(Slot::Scratch(first + i as u32), acc));
     let rest = rest.with_body(Body { name: &name, ..rest.body });
     out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
     out.steps.push(step);
-    out.made = Some(made);
+    out.matmul_schedule = Some(made);
     let scratch = out.scratch.len() as u32;
     let out = out.then(launch::body(&rest, scratch)?);
     Ok(out.in_form(|form| form.separate_epilogue = true))
@@ -336,7 +336,7 @@ fn tiled(
     let (name, dtype, asked) = (of.name, operand_dtype(of, p.v), asked.tile);
     let made = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
     let row =
-        p.row.filter(|_| p.whole.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
+        p.row.filter(|_| p.full_k.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
     let base = dims.len() as CoordId;
     let ids = Coords { m: base - 2, n: base - 1, ka: base, kb: base + 1 };
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
@@ -358,7 +358,7 @@ fn tiled(
         None => None,
     };
     let scene = Scene { dag: r.dag, stores };
-    let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
+    let anchors = accumulators(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
 
     if asked.stages.is_some() {
         let task = wgmma::Task {
@@ -377,12 +377,14 @@ fn tiled(
         let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(of.unsupported(wgmma::NEEDS)))?;
         return Ok((work, made(tile)));
     }
-    if p.whole.is_some() || p.low.is_some() {
+    if p.full_k.is_some() || p.low.is_some() {
         return Err(of.unsupported(wgmma::NEEDS));
     }
     let t = mma::of_schedule(p, dtype, &asked).map_err(|why| of.unsupported(why))?;
     if row.is_some() && (t.n < p.n || p.row != Some(p.n)) {
-        return Err(of.unsupported(format!("the rows that the epilogue reduces are not those of a tile; {APART}")));
+        return Err(
+            of.unsupported(format!("the rows that the epilogue reduces are not those of a tile; {EPILOGUE_BY_LAUNCH}"))
+        );
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();

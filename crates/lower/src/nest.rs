@@ -38,7 +38,7 @@ pub struct Nest<'a> {
     /// The body whose inputs and outputs it reads and writes, if they are its buffers.
     pub body: Option<&'a Graph>,
     /// Whether it is beside the one that a kernel is about: it has not the schedule that is asked for that.
-    pub beside: bool,
+    pub is_auxiliary: bool,
     at: &'a At<'a>,
     /// The program in other spaces that schedules asked for.
     others: RefCell<Vec<(Space, Rc<Scene>)>>,
@@ -53,11 +53,11 @@ impl<'a> Nest<'a> {
         at: &'a At<'a>,
         machine: &'a Hardware<'a>,
     ) -> Result<Nest<'a>, LowerError> {
-        let scene = Rc::new(space.settle(at)?);
+        let scene = Rc::new(space.canonicalise(at)?);
         if space.coords.iter().any(|c| c.row) {
-            at(&space.apart())?;
+            at(&space.with_distinct_inner_rows())?;
         }
-        Ok(Nest { name, machine, space, scene, body: None, beside: false, at, others: RefCell::default() })
+        Ok(Nest { name, machine, space, scene, body: None, is_auxiliary: false, at, others: RefCell::default() })
     }
     /// The nest of a kernel with this body.
     pub fn of_body(self, body: &'a Graph) -> Nest<'a> {
@@ -65,7 +65,7 @@ impl<'a> Nest<'a> {
     }
     /// A nest beside the one that the kernel is about.
     pub fn beside(self) -> Nest<'a> {
-        Nest { beside: true, ..self }
+        Nest { is_auxiliary: true, ..self }
     }
     /// Bytes of a buffer, where that is known.
     pub fn size(&self, slot: Slot) -> Option<u64> {

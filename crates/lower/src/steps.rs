@@ -11,7 +11,7 @@ pub struct Emitted {
     pub scratch: Vec<Type>,
     pub steps: Vec<Work<Kernel>>,
     /// The schedule of the matmul or attention among them.
-    pub made: Option<MatmulSchedule>,
+    pub matmul_schedule: Option<MatmulSchedule>,
     /// The nests among them that have schedules of their own.
     pub launches: Vec<Launched>,
 }
@@ -30,7 +30,7 @@ impl Emitted {
     pub fn then(mut self, rest: Emitted) -> Emitted {
         self.scratch.extend(rest.scratch);
         self.steps.extend(rest.steps);
-        self.made = self.made.or(rest.made);
+        self.matmul_schedule = self.matmul_schedule.or(rest.matmul_schedule);
         self.launches.extend(rest.launches);
         self
     }
@@ -40,7 +40,7 @@ impl Emitted {
     }
     /// The same, of a matmul in other forms.
     pub fn in_form(mut self, change: impl FnOnce(&mut MatmulForm)) -> Emitted {
-        if let Some(MatmulSchedule::Matmul(p)) = &mut self.made {
+        if let Some(MatmulSchedule::Matmul(p)) = &mut self.matmul_schedule {
             change(&mut p.form);
         }
         self

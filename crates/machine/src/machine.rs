@@ -166,7 +166,7 @@ impl Machine {
     }
     /// Seconds of the cheapest launch of any price in this description: no kernel takes less.
     pub fn cheapest_launch(&self) -> f64 {
-        let cycles = [self.gemm.launch, self.gemm.soon, self.warpgroups.fill].map(|n| n / self.units.clock);
+        let cycles = [self.gemm.launch, self.gemm.dependent_launch, self.warpgroups.fill].map(|n| n / self.units.clock);
         let all = cycles.into_iter().chain([1e-6 * self.nests.launch, self.rates.launch]);
         all.filter(|s| *s > 0.0 && s.is_finite()).fold(f64::INFINITY, f64::min)
     }

@@ -26,11 +26,11 @@ pub struct Nests {
     /// Rate at which it takes stores, each as the whole cache lines that it touches, relative to the same.
     pub stores: f64,
     /// How much faster memory is where everything fits the L2 cache, and the share of the cache that counts for it.
-    pub warm: f64,
+    pub l2_speedup: f64,
     /// The share.
-    pub resident: f64,
+    pub l2_usable_share: f64,
     /// Share of the L2 cache from which on rows that are read again come from memory.
-    pub again: f64,
+    pub reread_l2_share: f64,
     /// Share of the bytes that two instances share at the edges of their tiles that memory transfers twice.
     pub edges: f64,
     /// Microseconds of a load.
@@ -46,7 +46,7 @@ pub struct Nests {
     /// How much slower memory is while the last wave of instances leaves multiprocessors idle, as a share of their idle time.
     pub wave: f64,
     /// How much less the kinds of work of a block overlap that is alone on its multiprocessor.
-    pub alone: f64,
+    pub lone_block_penalty: f64,
     /// Share of a round of resident instances that overlaps nothing, where a kernel begins and ends.
     pub ramp: f64,
     /// Cycles of a cache line that a warp's access touches.
@@ -82,7 +82,7 @@ pub struct Gemm {
     /// Cycles of a launch.
     pub launch: f64,
     /// Cycles of a launch that overlaps the end of the previous kernel (programmatic dependent launch).
-    pub soon: f64,
+    pub dependent_launch: f64,
     /// Bytes per cycle that the kernels of either kind of launch read and write.
     pub read: f64,
 }

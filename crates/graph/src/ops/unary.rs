@@ -5,7 +5,7 @@
 //! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
 use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
 use crate::infer::Domain;
-use crate::{BinaryOp, CompareOp, DType, Graph, UnaryOp, ValueId};
+use crate::{BinaryOp, CompareOp, Graph, UnaryOp, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// The function on scalars, in each precision.

@@ -6,10 +6,10 @@ use crate::error::LowerError;
 use crate::matmul::{self, precision};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, NodeId, NodeOp, Scene, Store};
-use crate::scalar::epilogue_map::{self, Positions, the_sums};
+use crate::scalar::epilogue_map::{self, Positions, accumulators};
 use crate::scalar::expr::{CoordId, Expr, linear};
 use crate::scalar::key_range::key_range;
-use crate::scalar::resolve::{Body, LOG_SUM_EXP, Matmul as Place, Resolver};
+use crate::scalar::resolve::{Body, LOG_SUM_EXP, MatmulSource, Resolver};
 use crate::scalar::scores::{self, Causal, Sizes, masked_score};
 use crate::schedule::tile::Cut;
 use crate::steps::Emitted;
@@ -63,16 +63,20 @@ pub fn joined(
     let mut scratch: Vec<Type> = [rows * z.e, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
     scratch.extend_from_slice(&slices.scratch);
     let mut all = Emitted { scratch, ..slices };
-    for anchor in std::iter::once(v).chain(of.dual.map(|d| d.0)) {
+    for anchor in std::iter::once(v).chain(of.second_output.map(|d| d.0)) {
         // A step for what is as large as the result, and one for what has a number for each query.
         let outputs = of.graph.outputs.iter().enumerate();
-        let own = outputs.filter(|(_, out)| of.dual.is_none() || follows(of.graph, **out, anchor));
+        let own = outputs.filter(|(_, out)| of.second_output.is_none() || follows(of.graph, **out, anchor));
         let (stored, outputs): (Vec<usize>, Vec<ValueId>) = own.unzip();
         let mut graph = of.graph.clone();
         graph.outputs = outputs;
-        let name = format!("{}_{}", of.name, if of.dual.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" });
-        let matmul = Some((anchor, Place::KeyParts { first: 0, count: parts }));
-        let body = of.with_body(Body { name: &name, graph: &graph, matmul, dual: None, ..of.body });
+        let name = format!(
+            "{}_{}",
+            of.name,
+            if of.second_output.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" }
+        );
+        let matmul = Some((anchor, MatmulSource::KeyParts { first: 0, count: parts }));
+        let body = of.with_body(Body { name: &name, graph: &graph, matmul, second_output: None, ..of.body });
         let mut rest = launch::body(&body, all.scratch.len() as u32)?;
         for step in &mut rest.steps {
             let Work::Block { args, .. } = step else { continue };
@@ -134,7 +138,7 @@ pub fn results(
         all.extend([h.clone().div(k), h.rem(k), ix[nb + 1].clone(), ix[nb + 2].clone()]);
         all
     };
-    let body = Body { matmul: Some((v, Place::Node)), ..of.body };
+    let body = Body { matmul: Some((v, MatmulSource::Node)), ..of.body };
     let g = of.graph;
     let lse = g.values().find(|v| matches!(g.op(*v), Op::Attention { lse: true, .. }));
     let store = |(i, &out): (usize, &ValueId)| {
@@ -162,7 +166,8 @@ pub fn sums(of: &Lowering, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, S
     if parts > 1 {
         return Ok(scene.stores.iter().enumerate().map(|(i, s)| (s.value, Sum::Slice(i))).collect());
     }
-    let anchors = the_sums(scene, 1 + usize::from(of.dual.is_some())).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+    let anchors =
+        accumulators(scene, 1 + usize::from(of.second_output.is_some())).ok_or_else(|| of.unsupported(NOT_PLACED))?;
     let kind = |n: NodeId| match &scene.dag.node(n).op {
         NodeOp::Anchor { at } if at.last().is_some_and(|e| e.constant == LOG_SUM_EXP) => (n, Sum::LogSumExp),
         _ => (n, Sum::Mean),

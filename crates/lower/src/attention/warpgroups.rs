@@ -34,7 +34,7 @@ use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::scalar::expr::{CoordId, Expr};
 use crate::scalar::key_range::{key_range, masked_range};
-use crate::scalar::resolve::{Body, Matmul as Place, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolver};
 use crate::scalar::scores::{Causal, Sizes, mask_dtype, masked_score};
 use crate::scalar::types;
 use crate::schedule::tile::Cut;
@@ -109,7 +109,7 @@ pub fn lower(
         match (code, plain.tiles.checked_sub(1)) {
             (Ok(code), _) => {
                 let made = Some(MatmulSchedule::Attention(made));
-                let step = Emitted { made, ..Emitted::step(Work::Block { code, args }) };
+                let step = Emitted { matmul_schedule: made, ..Emitted::step(Work::Block { code, args }) };
                 return Ok(Some(plain.before.then(step)));
             }
             // Shared memory may have room for fewer tiles.
@@ -136,7 +136,7 @@ pub fn finds_keys(
     sizes: &attention::Sizes,
     machine: &Hardware,
 ) -> Result<bool, LowerError> {
-    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
     let packed = sizes.packed > 1;
     let (at, rows_of) = (indices(z, packed), in_rows(z, packed));
     let Operands { raw, score, .. } = operands(&mut r, v, z, &at, Causal::Comparison)?;
@@ -169,7 +169,7 @@ fn plain(
     let parts = shape.parts;
     let rows_of = in_rows(z, packed);
     let (group, queries) = (rows_of.group, rows_of.s);
-    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
     let stores = results(of, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = sums(of, &scene, parts)?;

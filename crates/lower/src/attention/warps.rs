@@ -36,7 +36,7 @@ use crate::matmul::{self, precision};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{NodeId, NodeOp, Scene, Store};
 use crate::scalar::expr::CoordId;
-use crate::scalar::resolve::{Body, Matmul as Place};
+use crate::scalar::resolve::{Body, MatmulSource};
 use crate::scalar::scores::{Causal, Sizes};
 use crate::scalar::types;
 use crate::schedule::tile::{Cut, Shape};
@@ -53,7 +53,7 @@ pub fn program(of: &Lowering, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool)
     let dtype = matmul::operand_dtype(of, v);
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let at = indices(z, packed);
-    let mut r = Body { matmul: Some((v, Place::Node)), ..of.body }.resolver();
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
     let stores = results(of, v, z, &at, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = sums(of, &scene, tiles.parts)?;

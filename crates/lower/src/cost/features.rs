@@ -35,16 +35,16 @@ pub struct Access {
     /// It is within bounds that not all points are in.
     pub guarded: bool,
     /// All its elements are in the sectors of those of an access before it.
-    pub beside: bool,
+    pub shares_sectors: bool,
     /// The first access with the same strides and bytes of an element, by its number, and the first that is also within the same bounds: itself
     /// where none is before it.
-    pub like: usize,
-    pub within_like: usize,
+    pub same_strides_as: usize,
+    pub same_bounds_as: usize,
 }
 
 /// A nest in numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Facts {
+pub struct NestFeatures {
     /// Extent of each coordinate of the nest, and whether it belongs to the row.
     pub coords: Vec<(usize, bool)>,
     pub accesses: Vec<Access>,
@@ -134,7 +134,7 @@ impl Access {
     }
 }
 
-impl Facts {
+impl NestFeatures {
     /// Bytes of the widest element along the row, or of a point.
     pub fn widest(&self) -> usize {
         let rows = self.coords.iter().any(|c| c.1);
@@ -150,7 +150,7 @@ impl Facts {
         let extents: Vec<usize> = self.coords.iter().map(|c| c.0).collect();
         compare(&mut self.accesses, &extents);
     }
-    pub fn of(nest: &Nest) -> Facts {
+    pub fn of(nest: &Nest) -> NestFeatures {
         let (scene, space) = (&nest.scene, &nest.space);
         let dag = &scene.dag;
         let live = scene.live();
@@ -203,9 +203,9 @@ impl Facts {
                 held,
                 gathered,
                 guarded,
-                beside: false,
-                like: 0,
-                within_like: 0,
+                shares_sectors: false,
+                same_strides_as: 0,
+                same_bounds_as: 0,
             });
         };
         for n in &live {
@@ -260,7 +260,7 @@ impl Facts {
         let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
         compare(&mut accesses, &extents);
         let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
-        for a in accesses.iter().filter(|a| !a.beside) {
+        for a in accesses.iter().filter(|a| !a.shares_sectors) {
             *sizes.entry(a.slot).or_default() += a.touched(&extents);
         }
         let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
@@ -270,7 +270,7 @@ impl Facts {
         let loads = || accesses.iter().filter(|a| !a.store);
         let alike = |a: &Access, b: &Access| b.slot == a.slot && b.strides == a.strides;
         let window = loads().any(|a| loads().filter(|b| alike(a, b)).count() >= WINDOW);
-        Facts {
+        NestFeatures {
             coords,
             accesses,
             levels,
@@ -294,10 +294,10 @@ fn compare(accesses: &mut [Access], extents: &[usize]) {
     for at in 0..accesses.len() {
         let (before, from) = accesses.split_at_mut(at);
         let a = &mut from[0];
-        a.beside = before.iter().zip(&lengths).any(|(b, length)| a.in_lines_of(b, *length, extents));
+        a.shares_sectors = before.iter().zip(&lengths).any(|(b, length)| a.in_lines_of(b, *length, extents));
         let alike = |b: &Access| b.bytes == a.bytes && b.strides == a.strides;
         let within = before.iter().position(|b| alike(b) && b.within == a.within);
-        (a.like, a.within_like) = (before.iter().position(alike).unwrap_or(at), within.unwrap_or(at));
+        (a.same_strides_as, a.same_bounds_as) = (before.iter().position(alike).unwrap_or(at), within.unwrap_or(at));
     }
 }
 

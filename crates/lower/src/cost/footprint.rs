@@ -1,8 +1,8 @@
 //! What an instance of a schedule does: the elements, accesses and steps of a thread in the layout that code generation gives its tile.
 use crate::cost::arithmetic::{Instructions, quotient};
-use crate::cost::features::{Access, Facts, SECTOR};
+use crate::cost::features::{Access, NestFeatures, SECTOR};
 use crate::cost::lanes::{self, lines, lines_of_run, of_run, places, written};
-use crate::cost::price::{Bit, Seen, WARP, Work, log2};
+use crate::cost::price::{Bit, TileFootprint, TiledAccess, WARP, log2};
 use crate::cost::windows;
 use kiln_block::layout::{LANE_BITS, take_lanes};
 use kiln_block::passes::layout::{SMALL, VECTOR};
@@ -28,9 +28,9 @@ struct Way {
     next: f64,
 }
 
-impl Work {
+impl TileFootprint {
     /// What an instance of a schedule does; the schedule fits the nest.
-    pub fn of(facts: &Facts, schedule: &Schedule) -> Work {
+    pub fn of(facts: &NestFeatures, schedule: &Schedule) -> TileFootprint {
         let rows: Vec<usize> = (0..facts.coords.len()).filter(|i| facts.coords[*i].1).collect();
         let kept = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1);
         let mut axes: BTreeMap<Axis, Vec<usize>> =
@@ -41,7 +41,7 @@ impl Work {
         let mut splits: Vec<(Axis, usize)> = vec![];
         let (mut warps, mut blocks, mut parts) = (1usize, 1usize, 1usize);
         let (mut peel, mut runs, mut bound, mut lanes_along) = (0usize, false, 1usize, LANE_BITS);
-        let mut w = Work::default();
+        let mut w = TileFootprint::default();
         for step in &schedule.steps {
             match step {
                 Step::Fuse(names) => {
@@ -77,13 +77,13 @@ impl Work {
             parts = row.div_ceil(chunk);
         }
         let trips = if rows.is_empty() { 1 } else { row.div_ceil(parts).div_ceil(chunk) };
-        w.alone = axes
+        w.unshared_instances = axes
             .keys()
             .filter(|a| **a != Axis::Row)
             .map(|a| extent(a).div_ceil(block_of(a).unwrap_or(1)) as f64)
             .product();
         (w.parts, w.trips, w.chunk) = (parts as f64, trips as f64, chunk as f64);
-        w.instances = w.alone * w.parts;
+        w.instances = w.unshared_instances * w.parts;
         (w.blocks, w.warps) = (blocks as f64, warps as f64);
         let tile: usize = splits.iter().map(|s| s.1).product();
         w.tile = tile as f64;
@@ -92,7 +92,7 @@ impl Work {
         w.halves = facts.accesses.iter().all(|a| a.bytes <= 2);
         w.stored_along = facts.accesses.iter().any(|a| a.store && (rows.is_empty() || uses(a, &rows)));
         w.stores = facts.accesses.iter().filter(|a| a.store && uses(a, &rows)).count() as f64;
-        w.again = facts.levels > 1 || w.stored_along && facts.levels > 0;
+        w.rereads_row = facts.levels > 1 || w.stored_along && facts.levels > 0;
         let more = usize::from(w.stored_along && facts.levels > 0);
         // Instances that share the row of a scan read it for their totals first.
         let totals = usize::from(facts.scans > 0 && parts > 1 && w.look_back.is_none());
@@ -166,11 +166,11 @@ impl Work {
         let mut ways: Vec<Way> = vec![];
         // Elements of a run, spans, and elements of one.
         let mut runs_of: Vec<(f64, f64, f64)> = vec![];
-        let mut seen: Vec<Seen> = vec![];
+        let mut seen: Vec<TiledAccess> = vec![];
         for (at, access) in facts.accesses.iter().enumerate() {
-            let of = if access.like < at { ways[access.like] } else { way(access) };
+            let of = if access.same_strides_as < at { ways[access.same_strides_as] } else { way(access) };
             ways.push(of);
-            let found = match runs_of.get(access.within_like) {
+            let found = match runs_of.get(access.same_bounds_as) {
                 Some(known) => *known,
                 None => {
                     let (spans, length) = access.spans_within(inside, access.gap());
@@ -183,7 +183,7 @@ impl Work {
             let near = of.along.is_none() && access.gathered;
             let (spans, length) = if near { (access.share, of.elements) } else { (spans * access.share, length) };
             let read = |a: &Access| a.slot == access.slot && a.gathered;
-            let again = !access.store && (access.beside || near && facts.accesses[..at].iter().any(read));
+            let again = !access.store && (access.shares_sectors || near && facts.accesses[..at].iter().any(read));
             let mut align = of.align;
             // What others load beside it is taken out of their vectors.
             let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
@@ -207,7 +207,7 @@ impl Work {
                     false => vector = most,
                 }
             }
-            seen.push(Seen {
+            seen.push(TiledAccess {
                 access,
                 along: of.along,
                 elements: of.elements,
@@ -226,7 +226,7 @@ impl Work {
         }
         windows::share_sectors(&mut seen, inside);
         // The largest contiguous access gives the layout.
-        let weight = |s: &Seen| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
+        let weight = |s: &TiledAccess| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
         let largest = seen.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).filter(|s| s.along.is_some());
         let fastest = largest.and_then(|s| s.along).or(splits.len().checked_sub(1));
         // Blocks of fewer elements have layouts of their own.
@@ -234,7 +234,7 @@ impl Work {
         let alike = seen.iter().filter(|s| s.along == fastest && s.elements >= full);
         let most = alike.clone().map(|s| width(s.vector)).max().unwrap_or(1);
         // A vector of the widest type at most: its lanes would not fill sectors.
-        let small = |s: &&Seen| s.elements * s.access.bytes as f64 <= SMALL as f64;
+        let small = |s: &&TiledAccess| s.elements * s.access.bytes as f64 <= SMALL as f64;
         let widest = alike.filter(|s| !small(s)).map(|s| s.access.bytes).max();
         let mut vector = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1))).max(width(bound));
         let row_at = splits.iter().position(|s| s.0 == Axis::Row);
@@ -295,14 +295,15 @@ impl Work {
             let lanes = extent(axis).div_ceil(chunk.max(1)) * chunk.max(1);
             (lanes as f64 / *block as f64).min(1.0)
         };
-        w.held = f64::from(1u32 << registers.len().min(31));
-        w.each = (w.held * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
+        w.registers_for_tile = f64::from(1u32 << registers.len().min(31));
+        w.elements_per_thread = (w.registers_for_tile * splits.iter().enumerate().map(there).product::<f64>()).max(1.0);
         // A vector that crosses the end of an axis has other coordinates in each element.
         let of_vector = fastest.map_or(&[][..], |f| axes.get(&splits[f].0).map_or(&[][..], |c| &c[..]));
         let crosses =
             of_vector.len() > 1 && of_vector.last().is_some_and(|i| !facts.coords[*i].0.is_multiple_of(1 << first));
         w.crosses = crosses;
-        w.apart = if crosses { w.each } else { (w.each / f64::from(1u32 << first)).max(1.0) };
+        w.bounded_elements =
+            if crosses { w.elements_per_thread } else { (w.elements_per_thread / f64::from(1u32 << first)).max(1.0) };
         let of = |axis: &Axis| axes.get(axis).map_or(&[][..], |c| &c[..]);
         // Elements of a thread along an axis of the tile; what gives them their places is the same for those of a vector, unless it crosses the
         // end of an axis.
@@ -334,7 +335,7 @@ impl Work {
         w.lanes = lanes.iter().filter(|b| on_row(b)).count() as u32;
         w.across_warps = of_warps[..own].iter().flatten().filter(|b| on_row(b)).count() as u32;
         w.across_blocks = of_warps[own..].iter().flatten().filter(|b| on_row(b)).count() as u32;
-        w.results = w.each / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
+        w.results = w.elements_per_thread / f64::from(1u32 << registers.iter().filter(|b| on_row(b)).count().min(31));
         let coords: Vec<&[usize]> = splits.iter().map(|(axis, _)| axes.get(axis).map_or(&[][..], |c| &c[..])).collect();
         let places = places(facts, &coords, &lanes);
         w.passes_of_rows = if runs && (lanes_along < LANE_BITS || facts.scans > 0) {
@@ -346,7 +347,7 @@ impl Work {
         };
         // Windows have many accesses that are alike.
         for n in 0..seen.len() {
-            let like = seen[n].access.like;
+            let like = seen[n].access.same_strides_as;
             seen[n].lines = if like < n { seen[like].lines } else { lines(seen[n].access, &places) };
             if seen[n].access.store {
                 let vector = if seen[n].along == fastest { seen[n].vector.min(1 << first) } else { 1 };
@@ -378,21 +379,31 @@ impl Work {
     }
 
     /// Adds what an access costs an instance.
-    fn access(&mut self, s: &Seen, (fastest, held, run): (Option<usize>, usize, bool), rows: &[usize], idle: f64) {
+    fn access(
+        &mut self,
+        s: &TiledAccess,
+        (fastest, held, run): (Option<usize>, usize, bool),
+        rows: &[usize],
+        idle: f64,
+    ) {
         let (bytes, store) = (s.access.bytes as f64, s.access.store);
         let times = if rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
             self.trips * if store { 1.0 } else { self.passes }
         } else {
             1.0
         };
-        let mut each = if s.elements == self.tile { self.each } else { (self.each * s.elements / self.tile).max(1.0) };
+        let mut each = if s.elements == self.tile {
+            self.elements_per_thread
+        } else {
+            (self.elements_per_thread * s.elements / self.tile).max(1.0)
+        };
         let mut vector = if s.along == fastest && s.along.is_some() { s.vector.min(held) } else { 1 };
         if s.elements == 1.0 {
             (each, vector) = (1.0, 1);
         }
         // Rows of a tile that are aligned differently read what they share at places of their own.
         if self.peeled && self.tile > self.chunk && rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
-            each = self.each;
+            each = self.elements_per_thread;
         }
         let small = s.elements.min(self.tile) * bytes <= SMALL as f64;
         let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
@@ -437,7 +448,7 @@ impl Work {
                 s.written
             };
             // Registers outside of the nest are left out of `self.each` already.
-            let valid = (s.valid * self.held / self.each).min(1.0);
+            let valid = (s.valid * self.registers_for_tile / self.elements_per_thread).min(1.0);
             let [sectors, lines] = each.map(|n| accesses / times * n * valid * s.access.share);
             touched = touched.max(sectors);
             // Lines of computed positions are not known.
@@ -457,9 +468,9 @@ impl Work {
         if !store && self.persist == 0.0 {
             let words = each * bytes / 4.0 * s.access.share;
             self.words += words;
-            self.first += if s.again { 0.0 } else { words };
-            self.own += if s.access.held { words } else { 0.0 };
-            self.late += if s.access.late { words } else { 0.0 };
+            self.words_once += if s.again { 0.0 } else { words };
+            self.words_live_across += if s.access.held { words } else { 0.0 };
+            self.words_after_reduction += if s.access.late { words } else { 0.0 };
         }
     }
 }

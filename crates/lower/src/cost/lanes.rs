@@ -1,5 +1,5 @@
 //! Where the lanes of a warp are in a nest, and the cache lines and sectors that their accesses touch.
-use crate::cost::features::{Access, Facts, SECTOR};
+use crate::cost::features::{Access, NestFeatures, SECTOR};
 use crate::cost::price::Bit;
 
 /// Bytes of a cache line.
@@ -8,7 +8,7 @@ pub(super) const LINE: usize = 128;
 const GRAIN: f64 = 64.0;
 
 /// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one fastest.
-pub(super) fn places(facts: &Facts, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
+pub(super) fn places(facts: &NestFeatures, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
     let place = |lane: usize| {
         let mut at = vec![0; facts.coords.len()];
         for (n, coords) in splits.iter().enumerate() {
@@ -122,9 +122,9 @@ mod tests {
             held: false,
             gathered: false,
             guarded: false,
-            beside: false,
-            like: 0,
-            within_like: 0,
+            shares_sectors: false,
+            same_strides_as: 0,
+            same_bounds_as: 0,
         };
         assert_eq!(written(&access, &lanes(8), 16, 32), [16.0, 4.0], "vectors of 16 bytes");
         assert_eq!(written(&access, &lanes(1), 2, 32), [2.0, 1.0], "neighbouring elements");

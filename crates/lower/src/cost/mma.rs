@@ -7,9 +7,9 @@ use kiln_machine::isa::{ISSUED, WARP};
 use kiln_plan::Engine;
 
 /// Fewest rows that FMAs compute.
-const ROWS: usize = 8;
+const MIN_ROWS: usize = 8;
 /// Registers of a thread for all but accumulators and operands.
-const OTHER: usize = 40;
+const OTHER_REGISTERS: usize = 40;
 
 /// Cycles of tiles by an engine, for operands of `bytes` an element.
 ///
@@ -22,11 +22,11 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let instances = batch * p.m.div_ceil(t.m) * p.n.div_ceil(t.n);
     let steps = p.k.div_ceil(t.k) as f64;
     // FMAs of rows that no result needs are left out.
-    let rows = if engine == Engine::Mma { t.m } else { t.m.min(p.m.next_power_of_two().max(ROWS)) };
+    let rows = if engine == Engine::Mma { t.m } else { t.m.min(p.m.next_power_of_two().max(MIN_ROWS)) };
     let (m, n) = (rows, p.sums() * t.n);
     let threads = WARP * t.warps;
     let loaded = (m + n) * t.k;
-    let registers = (t.m * t.n * p.sums() + loaded * bytes / 4) / threads + OTHER;
+    let registers = (t.m * t.n * p.sums() + loaded * bytes / 4) / threads + OTHER_REGISTERS;
     let most = p.machine.limits.registers_per_multiprocessor / (registers * threads);
     let resident = most.clamp(1, p.machine.limits.warps_per_multiprocessor / t.warps);
     // Instances of the busiest multiprocessor.
@@ -48,7 +48,7 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let multiplied = (m * n * t.k) as f64 / rate * (bytes as f64 / halves).max(1.0);
     let cache = (loaded * bytes) as f64 / of.cache;
     let elements = batch * p.m * p.n;
-    let finish = (t.m * t.n) as f64 / threads as f64 * (of.finish + of.after * p.after / elements as f64);
+    let finish = (t.m * t.n) as f64 / threads as f64 * (of.finish + of.after * p.epilogue_ops / elements as f64);
     // Few warps issue a part of a multiprocessor's instructions.
     let busy = t.warps.min(ISSUED) as f64 / ISSUED as f64;
     let waits = of.step + of.loading * (loaded * bytes / threads) as f64;
@@ -57,6 +57,6 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let own = own as f64;
     let cycles = (own / at_once as f64 * alone).max(own * together);
     let moved = elements as f64 * p.sectors + (batch * (p.m * p.k + p.sums() * p.k * p.n)) as f64;
-    let memory = (moved * bytes as f64 + p.beside) / gemm.memory;
+    let memory = (moved * bytes as f64 + p.epilogue_bytes) / gemm.memory;
     gemm.start + cycles.hypot(memory)
 }

@@ -4,7 +4,7 @@
 //! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
 //! ([`kiln_machine::Nests`]).
 //! Never: chooses, or looks at a program.
-use crate::cost::features::{Access, Facts, SECTOR};
+use crate::cost::features::{Access, NestFeatures, SECTOR};
 use crate::schedule::{look_back, widen};
 use kiln_machine::Nests;
 use kiln_plan::Hardware;
@@ -34,7 +34,7 @@ pub struct Price {
     /// The start and the end of the kernel, where an instance waits alone.
     pub exposed: f64,
     /// Further launches: partial results, copies of operands.
-    pub second: f64,
+    pub extra_launches: f64,
 }
 
 impl std::ops::Add for Price {
@@ -50,7 +50,7 @@ impl std::ops::Add for Price {
             issue: self.issue + b.issue,
             latency: self.latency + b.latency,
             exposed: self.exposed + b.exposed,
-            second: self.second + b.second,
+            extra_launches: self.extra_launches + b.extra_launches,
         }
     }
 }
@@ -60,7 +60,7 @@ pub type Bit = (usize, u32);
 
 /// A schedule in numbers: what one instance of its (first) program does.
 #[derive(Default, Debug)]
-pub struct Work {
+pub struct TileFootprint {
     pub instances: f64,
     pub blocks: f64,
     pub warps: f64,
@@ -68,8 +68,8 @@ pub struct Work {
     pub limit: Option<f64>,
     /// Elements of the tile; registers of a thread for them, and those of these inside of the nest.
     pub tile: f64,
-    pub held: f64,
-    pub each: f64,
+    pub registers_for_tile: f64,
+    pub elements_per_thread: f64,
     /// Chunks of a row that an instance processes, and how often it reads them.
     pub trips: f64,
     pub passes: f64,
@@ -79,7 +79,7 @@ pub struct Work {
     pub parts: f64,
     pub chunk: f64,
     /// Instances without shared rows.
-    pub alone: f64,
+    pub unshared_instances: f64,
     pub persist: f64,
     pub prefetch: bool,
     /// The last pass begins with what the one before it read last.
@@ -93,7 +93,7 @@ pub struct Work {
     /// Chunks of a group whose sum is published too; 1 without.
     pub look_back: Option<f64>,
     /// The row's elements are needed more than once.
-    pub again: bool,
+    pub rereads_row: bool,
     pub stored_along: bool,
     /// Arrays of whole rows that are stored.
     pub stores: f64,
@@ -109,9 +109,9 @@ pub struct Work {
     /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it needs after them.
     pub words: f64,
     /// The words without those beside others.
-    pub first: f64,
-    pub own: f64,
-    pub late: f64,
+    pub words_once: f64,
+    pub words_live_across: f64,
+    pub words_after_reduction: f64,
     /// Elements that move between threads, and those of tiles of several rows that are staged.
     pub moved: f64,
     pub packed: f64,
@@ -127,7 +127,7 @@ pub struct Work {
     /// Vectors of a fused axis go on where its last coordinate starts again, so that each element has its own address.
     pub crosses: bool,
     /// Elements of a thread that have bounds of their own, and those of them in vectors.
-    pub apart: f64,
+    pub bounded_elements: f64,
     pub masked: f64,
     /// Passes of shared memory for an element of rows that are staged.
     pub passes_of_rows: f64,
@@ -138,7 +138,7 @@ pub struct Work {
 }
 
 /// One access as a tile sees it.
-pub struct Seen<'a> {
+pub struct TiledAccess<'a> {
     pub access: &'a Access,
     /// The split axis along which it is contiguous.
     pub along: Option<usize>,
@@ -167,9 +167,9 @@ pub fn log2(n: usize) -> u32 {
     n.max(1).next_power_of_two().ilog2()
 }
 
-impl Work {
+impl TileFootprint {
     /// The price, term by term.
-    pub fn price(&self, facts: &Facts, machine: &Hardware) -> Price {
+    pub fn price(&self, facts: &NestFeatures, machine: &Hardware) -> Price {
         let (w, m, units, limits) = (self, &machine.nests, &machine.units, &machine.limits);
         let multiprocessors = units.multiprocessors as f64;
         let cycles = units.clock / 1e6;
@@ -226,16 +226,17 @@ impl Work {
         let mut moved = bytes + m.page * w.spans * w.instances;
         // What is needed again is in the L2 cache if not too much else was meanwhile.
         let of_instance = bytes / w.instances.max(1.0);
-        let lost =
-            |instances: f64| 1.0 / (1.0 + (m.again * units.l2 as f64 / (instances * of_instance).max(1.0)).powi(2));
+        let lost = |instances: f64| {
+            1.0 / (1.0 + (m.reread_l2_share * units.l2 as f64 / (instances * of_instance).max(1.0)).powi(2))
+        };
         if w.passes > 1.0 {
             let read = 0.5 * moved;
-            let kept = if w.reversed { (m.resident * units.l2 as f64 / read).min(1.0) } else { 0.0 };
+            let kept = if w.reversed { (m.l2_usable_share * units.l2 as f64 / read).min(1.0) } else { 0.0 };
             moved += (w.passes - 1.0 - kept) * read * lost(at_once.min(launched));
         }
         let twice = |next: f64| m.edges + (1.0 - m.edges) * lost(next);
         moved += w.shared.iter().map(|(bytes, next)| bytes * twice(*next)).sum::<f64>() * w.instances;
-        let warm = 1.0 + m.warm / (1.0 + (bytes / (m.resident * units.l2 as f64)).powi(6));
+        let warm = 1.0 + m.l2_speedup / (1.0 + (bytes / (m.l2_usable_share * units.l2 as f64)).powi(6));
         // In a last wave that is not full, memory is not either.
         let wave = if rounds > 1.0 { 1.0 + m.wave * (rounds.ceil() / rounds - 1.0) } else { 1.0 };
         let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * wave;
@@ -260,7 +261,7 @@ impl Work {
         let apart = if w.along { (beside / w.blocks).max(1.0) } else { beside };
         let ahead = w.prefetch || w.persist > 0.0;
         let apart = apart + f64::from(u8::from(ahead));
-        let power = 2.0 - m.alone / apart;
+        let power = 2.0 - m.lone_block_penalty / apart;
         // Loads of a step of a loop follow those of the step before; rows that are copied ahead do not.
         let chain = if steps > 1.0 && !ahead { m.chain * rounds.max(1.0) * steps } else { 0.0 };
         let kinds = [stream, l1, issue, dispatch, remote, chain];
@@ -276,7 +277,7 @@ impl Work {
             second += self.joins(facts, m, machine);
         }
         let us = busy + exposed + launch + second;
-        Price { us, launch, memory, cache, l1, issue, latency, exposed, second }
+        Price { us, launch, memory, cache, l1, issue, latency, exposed, extra_launches: second }
     }
 
     /// Totals of a row that an instance reads on average, where sums of so many chunks are published too.
@@ -284,13 +285,13 @@ impl Work {
         if group > 1.0 { group / 2.0 + self.parts / (2.0 * group) } else { self.parts / 2.0 }
     }
     /// The launches that combine partial results.
-    fn joins(&self, facts: &Facts, m: &Nests, machine: &Hardware) -> f64 {
+    fn joins(&self, facts: &NestFeatures, m: &Nests, machine: &Hardware) -> f64 {
         let rows = self.tile / self.chunk;
-        let bytes = self.parts * self.alone * rows * 4.0;
+        let bytes = self.parts * self.unshared_instances * rows * 4.0;
         let rate = m.cache * machine.rates.bandwidth / 1e6;
         if let Some(count) = self.wide {
             let columns = widen::together(self.parts as usize, count) as f64;
-            let blocks = self.alone * rows / count as f64 / columns;
+            let blocks = self.unshared_instances * rows / count as f64 / columns;
             let share = (blocks / machine.units.multiprocessors as f64).min(1.0);
             let values = 1.0 + f64::from(u8::from(self.stored_along));
             let sectors = (SECTOR as f64 / (4.0 * columns)).max(1.0);

@@ -25,19 +25,19 @@ fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
 /// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory, unless the L2 cache holds it.
 pub fn transpose(of: &Gemm, bytes: usize, l2: usize) -> f64 {
     let times = if bytes < l2 / 4 { 2 } else { 4 };
-    (of.launch + of.soon) / 2.0 + (times * bytes) as f64 / of.read
+    (of.launch + of.dependent_launch) / 2.0 + (times * bytes) as f64 / of.read
 }
 
 /// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes, or im2col patches, whose reads mostly hit the
 /// L2 cache. It overlaps the end of the launch before.
 pub fn copy(of: &Gemm, bytes: usize) -> f64 {
-    of.soon + (2 * bytes) as f64 / of.read
+    of.dependent_launch + (2 * bytes) as f64 / of.read
 }
 
 /// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements. It overlaps the end of the matmul.
 pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
     let of = &p.machine.gemm;
-    if parts == 1 { 0.0 } else { of.soon + ((elements * parts * 4) as f64 + p.beside) / of.read }
+    if parts == 1 { 0.0 } else { of.dependent_launch + ((elements * parts * 4) as f64 + p.epilogue_bytes) / of.read }
 }
 
 impl Engine {
@@ -95,7 +95,7 @@ impl Shape {
         // Window points read a row again, from the L2 cache; tiles one below the other read the same.
         let windows = if p.run.is_some() { right * span * depths / self.tiles_m as f64 } else { 0.0 };
         // Bytes of the sectors that a tile stores to; few where rows are reduced.
-        let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
+        let width = if p.full_k.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent =
             if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 * p.sectors / tiles as f64 } else { 0.0 };
         let row = if p.transposed { p.m } else { p.n } * width;
@@ -111,12 +111,12 @@ impl Shape {
         let arithmetic = arithmetic + if self.registers { depths * self.read_to_registers(of) } else { 0.0 };
         // Arithmetic of the epilogue. A row reduction happens here or in a step of its own, which is not priced either,
         // so it counts only where blocks have tiles enough for ping-pong. Next to f32 FMAs it is little.
-        let parts = p.whole.map_or(1, |_| p.batch[0]);
+        let parts = p.full_k.map_or(1, |_| p.batch[0]);
         let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
-        let after = if many && self.engine != Engine::Simt { p.after } else { 0.0 };
+        let after = if many && self.engine != Engine::Simt { p.epilogue_ops } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         // What the epilogue reads beside the accumulators. By address it waits for that; what is prefetched is there.
-        let beside = if p.whole.is_none() { p.beside / tiles as f64 } else { 0.0 };
+        let beside = if p.full_k.is_none() { p.epilogue_bytes / tiles as f64 } else { 0.0 };
         let waits = if self.buffers > 0 { 0.0 } else { beside / of.beside };
         let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after + waits;
         let processors = multiprocessors / self.cluster * self.cluster;

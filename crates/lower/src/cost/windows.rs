@@ -1,21 +1,21 @@
 //! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors, serve several of them.
 use crate::cost::features::SECTOR;
-use crate::cost::price::Seen;
+use crate::cost::price::TiledAccess;
 use kiln_block::passes::layout::WINDOW;
 
 /// Most spans of memory that are compared with each other.
 const SPANS: usize = 2048;
 
 /// The accesses that differ from the n-th in their offsets alone, if it is the first of these.
-fn alike(seen: &[Seen], n: usize, among: impl Fn(&Seen) -> bool) -> Option<Vec<usize>> {
+fn alike(seen: &[TiledAccess], n: usize, among: impl Fn(&TiledAccess) -> bool) -> Option<Vec<usize>> {
     let of = seen[n].access;
-    let like = |s: &Seen| among(s) && s.access.slot == of.slot && s.access.like == of.like;
+    let like = |s: &TiledAccess| among(s) && s.access.slot == of.slot && s.access.same_strides_as == of.same_strides_as;
     let first = like(&seen[n]) && !seen[..n].iter().any(like);
     first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
 }
 
 /// Counts sectors once that several accesses of a tile touch. `inside`: extents of coordinates in the tile.
-pub(super) fn share_sectors(seen: &mut [Seen], inside: impl Fn(usize) -> usize) {
+pub(super) fn share_sectors(seen: &mut [TiledAccess], inside: impl Fn(usize) -> usize) {
     for n in 0..seen.len() {
         let Some(all) = alike(seen, n, |s| !s.again && !s.access.store).filter(|all| all.len() > 1) else { continue };
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
@@ -35,7 +35,7 @@ pub(super) struct Own {
 }
 
 /// Counts a window's loads of a thread, which has these elements along coordinate `last`.
-pub(super) fn share_loads(seen: &mut [Seen], last: usize, thread: Own) {
+pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: Own) {
     for n in 0..seen.len() {
         let access = seen[n].access;
         let Some(stride) = access.strides[last] else { continue };

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 /// Share of the points within bounds from which on what they guard is loaded by vectors: below it, as for the parts of a concatenation, most
 /// threads would shift vectors that they did not read.
-const MOSTLY: f64 = 0.75;
+const MIN_SHARE_INSIDE: f64 = 0.75;
 
 /// The values of a coordinate in a program instance.
 #[derive(Clone, Copy, Debug, Default)]
@@ -344,7 +344,7 @@ impl<'a> Emitter<'a> {
             None => p,
         };
         let within: f64 = guards.iter().map(Guard::share).product();
-        let mode = if within < MOSTLY { LoadMode::Apart } else { LoadMode::Vectors };
+        let mode = if within < MIN_SHARE_INSIDE { LoadMode::Apart } else { LoadMode::Vectors };
         b.load_by(mode, p, mask, None)
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {

@@ -22,7 +22,7 @@ use kiln_plan::{Hardware, Schedule, Step};
 
 /// The launches of a body without a matmul: a row program, or points. `scratch` is the number of the first free scratch buffer.
 pub fn body(of: &Lowering, scratch: u32) -> Result<Emitted, LowerError> {
-    nests(of, scratch, |f| reduction::each(of, of.machine, f))
+    nests(of, scratch, |f| reduction::visit_nests(of, of.machine, f))
 }
 
 /// The launches of the nests that `visit` visits.

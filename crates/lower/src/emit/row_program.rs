@@ -77,7 +77,7 @@ enum Chunks {
 }
 
 /// Most loads of a thread that are issued before everything else.
-const FIRST: usize = 4;
+const MAX_FIRST_LOADS: usize = 4;
 
 impl<'a> RowLoop<'a> {
     pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> RowLoop<'a> {
@@ -171,7 +171,7 @@ impl<'a> RowLoop<'a> {
         let loads: Vec<NodeId> = self.scene.live().into_iter().filter(load).collect();
         let run = p.multi_row && loads.iter().any(|n| self.scene.dag.node(*n).dtype.bytes() < 4);
         let gpu = p.machine.arch.is_gpu() && p.persistent.is_none() && p.warps <= 16;
-        if gpu && !run && loads.len() <= FIRST { loads } else { vec![] }
+        if gpu && !run && loads.len() <= MAX_FIRST_LOADS { loads } else { vec![] }
     }
 
     fn in_loops(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {

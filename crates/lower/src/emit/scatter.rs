@@ -17,11 +17,11 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
 /// In order, fewer lines than this that are longer than that are refused on a GPU: the host is faster.
-const FEW_LINES: usize = 32;
-const LONG_LINE: usize = 1 << 16;
+const MIN_LINES: usize = 32;
+const MAX_LINE: usize = 1 << 16;
 /// Blocks are halved down to this many lanes, while there are fewer instances than enough.
-const FEW_LANES: usize = 32;
-const ENOUGH: usize = 64;
+const MIN_LANES: usize = 32;
+const MIN_INSTANCES: usize = 64;
 
 pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
     let s = Scatter::of(of)?;
@@ -76,7 +76,7 @@ fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<Kernel>, Lower
         // Several lanes are profitable only where they are contiguous.
         false if inner.is_some() => 1024,
         false => 1,
-        true if lines < FEW_LINES && steps > LONG_LINE => {
+        true if lines < MIN_LINES && steps > MAX_LINE => {
             return Err(scatter.of.unsupported("a scatter along few long lines"));
         }
         true => 128,
@@ -84,7 +84,7 @@ fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<Kernel>, Lower
     let across = inner.or(space.coords.last().copied());
     let extent = across.map_or(1, |c| c.extent);
     let mut block = extent.next_power_of_two().min(most);
-    while block > FEW_LANES && extent.div_ceil(block) * (lines / extent) < ENOUGH {
+    while block > MIN_LANES && extent.div_ceil(block) * (lines / extent) < MIN_INSTANCES {
         block /= 2;
     }
     let cut = |c: &crate::scalar::space::Coord| match Some(c.id) == across.map(|a| a.id) {

@@ -15,7 +15,7 @@ pub mod transposed;
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::conv::transposed::Part;
-use crate::matmul::host::{ON_HOST, the_matmul};
+use crate::matmul::host::{ON_HOST, only_matmul};
 use crate::matmul::{self, gemm};
 use crate::nest::lowering::Lowering;
 use crate::nest::{Visit, reduction};
@@ -23,9 +23,9 @@ use crate::scalar::composite::Decomposed;
 use crate::scalar::dag::{Guard, Scene, Store};
 use crate::scalar::epilogue_map::{self, Lattice};
 use crate::scalar::expr::{Expr, delinear, linear};
-use crate::scalar::resolve::{Body, Matmul as Place, Resolved, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolved, Resolver};
 use crate::scalar::space::Space;
-use crate::scalar::window::{UNROLL, or_zero};
+use crate::scalar::window::{MAX_UNROLLED, or_zero};
 use crate::steps::Emitted;
 use kiln_block::Terms;
 use kiln_graph::decompose::transposed_conv;
@@ -148,13 +148,13 @@ impl Conv {
 /// The convolution of a body.
 pub fn find(of: &Lowering) -> Result<(ValueId, Conv), LowerError> {
     let g = of.graph;
-    let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
+    let v = only_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     Ok((v, Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?))
 }
 
 /// Depthwise, or nearly so: too small to be a matmul.
 pub fn is_small(c: &Conv) -> bool {
-    c.k == 0 || (c.cout <= 2 && c.k <= UNROLL)
+    c.k == 0 || (c.cout <= 2 && c.k <= MAX_UNROLLED)
 }
 
 pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
@@ -274,21 +274,23 @@ fn in_parts(
             kiln_plan::matmul_schedule::MatmulTile { persist: asked.tile.persist.filter(|_| n == 0), ..asked.tile };
         let asked = &TiledMatmul { tile, ..*asked };
         let before = std::mem::take(&mut out);
-        let made = before.made;
+        let made = before.matmul_schedule;
         let images = (machine, Images::All);
         out = by_patches(of, v, (&conv, &lattice), images, &|p| match asked.form.implicit {
             true => implicit_gemm::part(of, &conv, p, machine, asked, before.clone()),
             false => matmul::with_operands(of, p, machine, asked, before.clone()),
         })?;
-        out.made = made.or(out.made);
+        out.matmul_schedule = made.or(out.matmul_schedule);
     }
     Ok(out)
 }
 
 /// Results of residues that no point of the window reaches: the epilogue of zero.
 pub fn without_sums(of: &Lowering, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
-    let (node, zero) =
-        (Body { matmul: Some((v, Place::Node)), ..of.body }, Body { matmul: Some((v, Place::Zero)), ..of.body });
+    let (node, zero) = (
+        Body { matmul: Some((v, MatmulSource::Node)), ..of.body },
+        Body { matmul: Some((v, MatmulSource::Zero)), ..of.body },
+    );
     let mut all = Emitted::default();
     for (i, &out) in of.graph.outputs.iter().enumerate() {
         let shape = of.graph.shape(out).to_vec();
@@ -339,7 +341,7 @@ pub fn by_patches<T>(
         m: c.cout,
         n: if all { count * c.points } else { c.points },
         k: c.k,
-        whole: None,
+        full_k: None,
         run: None,
         dual: None,
         machine,
@@ -352,8 +354,8 @@ pub fn by_patches<T>(
         sectors: epilogue_map::sectors(lattice, c.out.len() - 1, bytes),
         terms: Terms::Products,
         row: None,
-        after: matmul::after(of, v) * share,
-        beside: matmul::beside(of.graph, of.bytes, v) as f64 * share,
+        epilogue_ops: matmul::after(of, v) * share,
+        epilogue_bytes: matmul::beside(of.graph, of.bytes, v) as f64 * share,
         a: &|r, at| c.weight_at(r, &at[usize::from(!all)..]),
         b: &|r, at| match all {
             true => {
@@ -375,12 +377,12 @@ pub fn by_patches<T>(
 }
 
 /// Points of an image that fill a tile by themselves.
-const POINTS: usize = 192;
+const MIN_POINTS_PER_IMAGE: usize = 192;
 
 /// How images are divided among matmuls where patches are read by address: each by itself where it has points enough
 /// and its window is one point, so that the input is read in place.
 pub fn images(c: &Conv) -> Images {
-    if c.is_pointwise() && c.points >= POINTS { Images::Each } else { Images::All }
+    if c.is_pointwise() && c.points >= MIN_POINTS_PER_IMAGE { Images::Each } else { Images::All }
 }
 
 /// A transposed convolution as a matmul with an epilogue that sums overlapping windows.
@@ -402,10 +404,10 @@ pub fn by_columns<T>(
 }
 
 /// The nests of a convolution that is not computed as a matmul of large tiles.
-pub fn each(of: &Lowering, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn visit_nests(of: &Lowering, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (v, c) = find(of)?;
     match c.transposed && !is_small(&c) {
-        true => by_columns(of, v, &mut |of| reduction::each(of, machine, f)),
-        false => reduction::each(of, machine, f),
+        true => by_columns(of, v, &mut |of| reduction::visit_nests(of, machine, f)),
+        false => reduction::visit_nests(of, machine, f),
     }
 }

@@ -18,7 +18,7 @@ pub use crate::matmul::dims::Dims;
 pub use crate::matmul::dims::place;
 use crate::matmul::dims::{dims, operand_index};
 pub use crate::matmul::host::by_library;
-use crate::matmul::host::{ON_HOST, the_matmul};
+use crate::matmul::host::{ON_HOST, only_matmul};
 use crate::matmul::{self, library};
 use crate::nest::lowering::Lowering;
 use crate::nest::reduction;
@@ -106,7 +106,7 @@ pub fn find(of: &Lowering, machine: &Hardware) -> Result<Found, LowerError> {
     {
         return Ok(Found { v: *v, dual: Some(Second::Other(*other)), d: sizes(*v)? });
     }
-    let v = the_matmul(of, is)?;
+    let v = only_matmul(of, is)?;
     let mut d = sizes(v)?;
     let half = d.n / 2;
     let halves = machine.arch.is_gpu() && d.n == 2 * half && epilogue_map::reads_halves(of, v, half);
@@ -142,7 +142,7 @@ pub fn on_gpu<T>(
         m: d.m,
         n: d.n,
         k: d.k,
-        whole: None,
+        full_k: None,
         run: None,
         machine: of.machine,
         precision,
@@ -154,8 +154,8 @@ pub fn on_gpu<T>(
         sectors: 1.0,
         terms: Terms::Products,
         row,
-        after,
-        beside,
+        epilogue_ops: after,
+        epilogue_bytes: beside,
         dual: dual.map(|t| matmul::Dual { b: &other, v: own(t) }),
         a: &left,
         b: &right,
@@ -166,6 +166,6 @@ pub fn on_gpu<T>(
 
 /// Length of the rows that the epilogue reduces.
 fn reduced(of: &Lowering, v: ValueId) -> Option<usize> {
-    let rest = Body { matmul: Some((v, resolve::Matmul::Node)), ..of.body };
+    let rest = Body { matmul: Some((v, resolve::MatmulSource::Node)), ..of.body };
     reduction::row_len(&rest).ok().flatten()
 }

@@ -6,7 +6,7 @@ use crate::matmul::dims::{Dims, operand_index};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{NodeOp, Scene, Store};
 use crate::scalar::expr::{Expr, linear};
-use crate::scalar::resolve::{Body, Matmul, Resolved, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolved, Resolver};
 use crate::scalar::space::Space;
 use crate::scalar::window::or_zero;
 use crate::steps::Emitted;
@@ -138,7 +138,7 @@ impl<'a> Host<'a> {
         if let [only] = g.outputs[..]
             && g.ty(only).count() == g.ty(v).count()
         {
-            let of = Body { matmul: Some((v, Matmul::Node)), ..self.of.body };
+            let of = Body { matmul: Some((v, MatmulSource::Node)), ..self.of.body };
             let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
             let mut r = of.resolver();
             // An epilogue with reductions does not resolve without a row: it is more than the matmul.
@@ -155,12 +155,12 @@ impl<'a> Host<'a> {
     }
     /// Adds the rest of the body, which reads its matmul from memory.
     pub fn finish(mut self, v: ValueId, place: (Slot, DType)) -> Result<Emitted, LowerError> {
-        self.out.made = Some(MatmulSchedule::Library);
+        self.out.matmul_schedule = Some(MatmulSchedule::Library);
         if place.0 == Slot::Output(0) {
             return Ok(self.out);
         }
         let name = format!("{}_epilogue", self.of.name);
-        let rest = Body { matmul: Some((v, Matmul::At(place.0, place.1))), name: &name, ..self.of.body };
+        let rest = Body { matmul: Some((v, MatmulSource::At(place.0, place.1))), name: &name, ..self.of.body };
         let of = self.of.with_body(rest);
         let rest = launch::body(&of, self.out.scratch.len() as u32)?;
         Ok(self.out.then(rest))
@@ -168,7 +168,7 @@ impl<'a> Host<'a> {
 }
 
 /// The one value of a body that `is` a matmul.
-pub fn the_matmul(of: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
+pub fn only_matmul(of: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
     let mut found = of.graph.values().filter(|&v| is(v));
     match (found.next(), found.next()) {
         (Some(v), None) => Ok(v),

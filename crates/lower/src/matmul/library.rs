@@ -22,12 +22,12 @@ use kiln_plan::matmul_schedule::MatmulSchedule;
 /// Bytes of the workspace, as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 /// Rows, columns and terms must be below this.
-const MOST: usize = 1 << 31;
+const MAX_SIZE: usize = 1 << 31;
 
 /// The matmul `v` by the library. Refused unless operands and result are strided matrices with a single pitch.
 pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let takes = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
-    if !takes || [d.m, d.n, d.k].iter().any(|n| *n >= MOST) {
+    if !takes || [d.m, d.n, d.k].iter().any(|n| *n >= MAX_SIZE) {
         return Err(of.unsupported("the library takes matmuls of floats, of fewer than 2^31 rows, columns and terms"));
     }
     if precision(of, v) == Precision::Tf32x3 {
@@ -49,6 +49,6 @@ pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError>
         }
     }
     out.scratch.push(Type::new(DType::U8, [WORKSPACE]));
-    out.made = Some(MatmulSchedule::Library);
+    out.matmul_schedule = Some(MatmulSchedule::Library);
     Ok(out)
 }

@@ -80,14 +80,14 @@ pub fn of_schedule(p: &Matmul, dtype: DType, t: &kiln_plan::matmul_schedule::Mat
 /// Rows and columns of tiles.
 const SIZES: [[usize; 2]; 6] = [[128, 128], [64, 128], [128, 64], [64, 64], [32, 64], [16, 64]];
 /// Rows of tiles that have all columns, which an epilogue reduces.
-const WHOLE: [usize; 3] = [64, 32, 16];
+const ROWS_OF_WHOLE_TILES: [usize; 3] = [64, 32, 16];
 /// Most registers of a thread for accumulators.
-const ACCUMULATORS: usize = 128;
+const MAX_ACCUMULATORS: usize = 128;
 
 /// The tiles that suit a matmul, the largest first.
 pub fn tiles(p: &Matmul, dtype: DType) -> Vec<Tile> {
     let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
-    let whole = WHOLE.map(|m| [m, p.n.next_power_of_two().max(16)]);
+    let whole = ROWS_OF_WHOLE_TILES.map(|m| [m, p.n.next_power_of_two().max(16)]);
     let sizes: &[[usize; 2]] = match p.row {
         None => &SIZES,
         Some(len) if len == p.n => &whole,
@@ -108,7 +108,7 @@ pub fn tiles(p: &Matmul, dtype: DType) -> Vec<Tile> {
         Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps, group }
     };
     let registers = dtype.bytes().div_ceil(4);
-    let held = |t: &Tile| p.sums() * t.m * t.n * registers / (WARP * t.warps) <= ACCUMULATORS;
+    let held = |t: &Tile| p.sums() * t.m * t.n * registers / (WARP * t.warps) <= MAX_ACCUMULATORS;
     // Twice the rows, and the warps of so many, may hide more latency.
     let mut all: Vec<Tile> = sizes.iter().map(|&[m, n]| one([fit(2 * p.m, m), fit(p.n, n)])).filter(held).collect();
     all.dedup();

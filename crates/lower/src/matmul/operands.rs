@@ -25,9 +25,9 @@ use kiln_plan::matmul_schedule::TiledMatmul;
 use kiln_plan::{Engine, Hardware, Operand, Precision, Step};
 
 /// Bytes of rows from which on copies pad them to whole lines.
-const LONG: usize = 1024;
+const MIN_PADDED_ROW_BYTES: usize = 1024;
 /// Most bytes of a copy.
-const MOST: usize = 1 << 29;
+const MAX_COPY_BYTES: usize = 1 << 29;
 
 /// The copy of an operand: the batch axes that it depends on, then its two axes, the contiguous one last.
 pub struct Copied {
@@ -294,11 +294,11 @@ impl Read {
         let (outer, deep) = ([p.m, p.n][which], is_deep(p, dtype) || self.is_deep() && dtype != DType::F32);
         // Long rows are whole lines of the cache.
         let len = if deep { p.k } else { outer };
-        let row = if len * dtype.bytes() >= LONG { SPAN } else { 16 } / dtype.bytes();
+        let row = if len * dtype.bytes() >= MIN_PADDED_ROW_BYTES { SPAN } else { 16 } / dtype.bytes();
         let last = if deep { [outer, p.k.next_multiple_of(row)] } else { [p.k, outer.next_multiple_of(row)] };
         let shape: Vec<usize> = batch.iter().map(|i| p.batch[*i]).chain(last).collect();
         let bytes = Type::new(dtype, shape.clone()).bytes();
-        (bytes <= MOST).then_some(Copied { slot: Slot::Scratch(0), dtype, batch, deep, shape, parts: 1 })
+        (bytes <= MAX_COPY_BYTES).then_some(Copied { slot: Slot::Scratch(0), dtype, batch, deep, shape, parts: 1 })
     }
 }
 

@@ -17,10 +17,10 @@ use kiln_plan::matmul_schedule::TiledMatmul;
 use kiln_plan::{Hardware, Precision};
 
 /// Least rows and columns, and least terms in all, for which tiles are profitable.
-const LEAST: usize = 32;
-const WORK: usize = 1 << 22;
+const MIN_ROWS: usize = 32;
+const MIN_TERMS: usize = 1 << 22;
 /// Most terms of a sum: they are added one after the other.
-const LONGEST: usize = 4096;
+const MAX_TERMS_OF_SUM: usize = 4096;
 
 /// A sum over pairs: the reduction, the operands of the difference, and how they pair up.
 struct Found {
@@ -62,7 +62,7 @@ pub fn with<T>(of: &Lowering, machine: &Hardware, then: impl FnOnce(&Matmul) -> 
         m: size(p.rows),
         n: size(p.columns),
         k: size(p.along),
-        whole: None,
+        full_k: None,
         run: None,
         dual: None,
         machine,
@@ -75,8 +75,8 @@ pub fn with<T>(of: &Lowering, machine: &Hardware, then: impl FnOnce(&Matmul) -> 
         sectors: 1.0,
         terms: found.terms,
         row: None,
-        after: 0.0,
-        beside: 0.0,
+        epilogue_ops: 0.0,
+        epilogue_bytes: 0.0,
         a: &|r, ix| at(r, 0, &left, ix),
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
@@ -105,7 +105,7 @@ fn find(g: &Graph) -> Option<Found> {
     let pairs = pairs(&padded(left, shape.len()), right, along)?;
     let (m, n, k) = (shape[pairs.rows], shape[pairs.columns], shape[along]);
     let work = shape.iter().fold(1usize, |all, n| all.saturating_mul(*n));
-    let profitable = m.min(n) >= LEAST && work >= WORK && k <= LONGEST;
+    let profitable = m.min(n) >= MIN_ROWS && work >= MIN_TERMS && k <= MAX_TERMS_OF_SUM;
     profitable.then_some(Found { v, terms, sides, pairs, shape })
 }
 

@@ -7,7 +7,7 @@ use crate::matmul::wgmma::slices::Parts;
 use crate::matmul::{Dual, Matmul, OperandAt, sums, tiled};
 use crate::nest::lowering::Lowering;
 use crate::scalar::expr::Expr;
-use crate::scalar::resolve::{Body, Matmul as Place, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolver};
 use crate::steps::Emitted;
 use kiln_graph::Type;
 use kiln_plan::Hardware;
@@ -44,15 +44,15 @@ pub fn lower(
     let low_right = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.b, |l| l[1])(r, &of_right(at)?);
     let low: Option<[OperandAt; 2]> = p.low.map(|_| [&low_left as OperandAt, &low_right as OperandAt]);
     let batch = [&[parts], &p.batch[..]].concat();
-    let piece = Matmul { batch, k: len, whole: Some(p.k), a: &left, b: &right, dual, low, ..*p };
+    let piece = Matmul { batch, k: len, full_k: Some(p.k), a: &left, b: &right, dual, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
     let (step, made) = tiled(of, &piece, &dims, asked, machine, &scene)?;
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
-    let out = Emitted { steps: vec![step], scratch: buffers, made: Some(made), ..Emitted::default() };
+    let out = Emitted { steps: vec![step], scratch: buffers, matmul_schedule: Some(made), ..Emitted::default() };
     let out = out.in_form(|form| form.slices = parts);
     let name = format!("{}_sum", of.name);
-    let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
+    let rest = p.at(of, |i| MatmulSource::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
     Ok(out.then(launch::body(&rest.with_body(Body { name: &name, ..rest.body }), next)?))
 }

@@ -19,7 +19,7 @@ pub mod strided;
 use crate::emit::emitter::{Lanes, TileRow};
 use crate::emit::frame::{Frame, Used, loads, open_bare};
 use crate::error::LowerError;
-use crate::matmul::wgmma::shape::{Engine, FEW, Shape, Through};
+use crate::matmul::wgmma::shape::{Engine, MAX_SKINNY_ROWS, Shape, Through};
 use crate::matmul::wgmma::strided::{Major, Strided, prefetched};
 use crate::matmul::{Coords, Matmul};
 use crate::scalar::dag::{NodeId, Scene, Store};
@@ -149,7 +149,7 @@ impl Output {
     fn of(s: &Store, p: &Matmul, [m, n]: [(CoordId, usize); 2]) -> Option<Output> {
         let as_is = Strided::store(s, &p.batch, m, n).map(|array| Output { array, transposed: false });
         // Half types in few columns, those of skinny GEMMs, are few bytes: threads store them from registers.
-        let few = p.n <= FEW && s.dtype != DType::F32;
+        let few = p.n <= MAX_SKINNY_ROWS && s.dtype != DType::F32;
         let transposed = || Strided::store(s, &p.batch, n, m).filter(|_| !few);
         as_is.or_else(|| transposed().map(|array| Output { array, transposed: true }))
     }
@@ -261,7 +261,7 @@ impl Plain<'_> {
         };
         let none = b.constant(Type::block(Elem::F32, [z.m, z.block()]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
-        let part = self.task.matmul.whole.map(|_| {
+        let part = self.task.matmul.full_k.map(|_| {
             let len = b.i32(self.task.matmul.k as i64);
             b.binary(B::Mul, spot.batch[0], len)
         });
@@ -287,7 +287,7 @@ impl Plain<'_> {
                 left = b.unary(UnaryOp::Tf32, left);
             }
             let sums = right.iter().zip(now).map(|(&right, &now)| {
-                let mut sum = if z.engine.apart() { none } else { now };
+                let mut sum = if z.engine.promotes_each_stage() { none } else { now };
                 if let Some((left_low, right_low)) = low {
                     // The smaller products first. The product of the two low parts is below f32's precision and left
                     // out.
@@ -295,7 +295,7 @@ impl Plain<'_> {
                     sum = dot(b, left, right_low, sum);
                 }
                 sum = dot(b, left, right, sum);
-                if z.engine.apart() { b.binary(B::Add, now, sum) } else { sum }
+                if z.engine.promotes_each_stage() { b.binary(B::Add, now, sum) } else { sum }
             });
             sums.collect()
         })

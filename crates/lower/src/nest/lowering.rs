@@ -59,7 +59,7 @@ impl<'a> Lowering<'a> {
     pub fn stated(&self, nest: &Nest) -> Option<Stated> {
         let name = self.launch(nest.name);
         let launch = self.kernel.1.and_then(|all| all.launches().find(|l| l.0 == name));
-        let main = || self.schedule.filter(|_| !nest.beside).map(|schedule| Stated::Main(schedule.main()));
+        let main = || self.schedule.filter(|_| !nest.is_auxiliary).map(|schedule| Stated::Main(schedule.main()));
         launch.map(|l| Stated::Launch(l.1.clone())).or_else(main)
     }
 }

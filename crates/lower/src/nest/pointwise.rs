@@ -11,7 +11,7 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with a nest for each number of elements that outputs of a body have.
-pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (name, body) = (of.name, of.graph);
     let mut left: Vec<usize> = (0..body.outputs.len()).collect();
     let mut nests = 0;

@@ -10,15 +10,15 @@ use crate::scalar::expr::{CoordId, Expr, delinear, delinear_unbounded, linear};
 use crate::scalar::resolve::Body;
 use crate::scalar::row::Row;
 use crate::scalar::space::Space;
-use crate::scalar::window::{UNROLL, window_len};
+use crate::scalar::window::{MAX_UNROLLED, window_len};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
-pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let (name, body) = (of.name, of.graph);
-    let Some(len) = row_len(of)? else { return pointwise::each(of, machine, f) };
+    let Some(len) = row_len(of)? else { return pointwise::visit_nests(of, machine, f) };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
     // The first of the largest outputs, preferring one that depends on a reduction.
@@ -161,7 +161,7 @@ fn reduced_len(of: &Body, v: ValueId) -> Option<usize> {
         Op::Dot | Op::Linear => x().and_then(|s| s.last().copied()),
         op @ (Op::Conv { .. } | Op::Pool { .. }) => {
             let shapes: Vec<&[usize]> = args.iter().map(|&a| body.shape(a)).collect();
-            window_len(op, &shapes).filter(|&n| n > UNROLL)
+            window_len(op, &shapes).filter(|&n| n > MAX_UNROLLED)
         }
         _ => None,
     }

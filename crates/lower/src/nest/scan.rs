@@ -14,14 +14,14 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with the nests of a body with scans: one, unless they are over rows of one element.
-pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let body = of.graph;
     let mut lengths = body.values().filter_map(|v| match body.op(v) {
         Op::Scan { axis, .. } => Some(body.shape(v)[*axis]),
         _ => None,
     });
     let Some(len) = lengths.next() else {
-        return pointwise::each(of, machine, f);
+        return pointwise::visit_nests(of, machine, f);
     };
     if lengths.any(|l| l != len) {
         return Err(of.unsupported("scans of different lengths"));
@@ -39,7 +39,7 @@ pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerErr
     space.refine(&first)?;
     let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
     if len == 1 {
-        return pointwise::each(of, machine, f);
+        return pointwise::visit_nests(of, machine, f);
     }
     let at = positions.first().cloned().unwrap_or_default();
     if positions.iter().any(|p| *p != at) {

@@ -16,7 +16,7 @@ use kiln_plan::exec::Slot;
 use kiln_plan::{Hardware, Rounding};
 
 /// Elements of a line up to which one thread processes it in order, which takes one launch.
-const SHORT: usize = 8;
+const MAX_SHORT_LINE: usize = 8;
 /// The scatter of a body.
 pub struct Scatter<'a> {
     pub of: &'a Body<'a>,
@@ -42,7 +42,7 @@ pub enum Target {
 }
 
 /// Calls `f` with the nests of a scatter that writes all elements at once.
-pub fn each(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
     let s = Scatter::of(of)?;
     match s.at_once(machine) {
         Some(target) if !s.walked.contains(&0) => s.nests(target, machine, f),
@@ -78,7 +78,7 @@ impl<'a> Scatter<'a> {
     pub fn at_once(&self, machine: &Hardware) -> Option<Target> {
         let ordered = machine.contract.batch_invariant || self.of.rounding == Rounding::PerOp;
         let n = self.walked[self.axis];
-        if !machine.arch.is_gpu() || n > 1 && n <= SHORT {
+        if !machine.arch.is_gpu() || n > 1 && n <= MAX_SHORT_LINE {
             return None;
         }
         match (self.mode, self.dtype) {

@@ -4,7 +4,7 @@ use crate::error::LowerError;
 use crate::scalar::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::scalar::expr::{CoordId, Expr, linear};
 use crate::scalar::invert::invert;
-use crate::scalar::resolve::{Body, Matmul, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource, Resolver};
 use crate::scalar::row::Row;
 use crate::scalar::space::Space;
 use kiln_graph::ValueId;
@@ -192,7 +192,7 @@ impl Placed {
 /// Whether every output reads the matmul `v` at two elements that lie `half` columns apart.
 pub fn reads_halves(of: &Body, v: ValueId, half: usize) -> bool {
     let g = of.graph;
-    let of = Body { matmul: Some((v, Matmul::Node)), ..*of };
+    let of = Body { matmul: Some((v, MatmulSource::Node)), ..*of };
     g.outputs.iter().all(|&out| {
         let space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
         let mut r = of.resolver();
@@ -217,7 +217,7 @@ fn first_of_pair(a: &[Expr], b: &[Expr], n: usize) -> Option<Vec<Expr>> {
 
 /// The anchors of a program, in the order of their columns, if it reads each of the `sums` accumulators at exactly one
 /// element.
-pub fn the_sums(scene: &Scene, sums: usize) -> Option<Vec<NodeId>> {
+pub fn accumulators(scene: &Scene, sums: usize) -> Option<Vec<NodeId>> {
     let column = |n: NodeId| match &scene.dag.node(n).op {
         NodeOp::Anchor { at } => Some((at.last()?.constant, n)),
         _ => None,

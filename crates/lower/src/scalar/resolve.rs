@@ -22,7 +22,7 @@ const MAX_NODES: usize = 40_000;
 
 /// Where the result of a kernel's matmul is.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Matmul {
+pub enum MatmulSource {
     /// A node of the scalar program.
     Node,
     /// Zero everywhere: sums without terms.
@@ -42,15 +42,15 @@ pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
     pub decomposed: &'a Decomposed,
-    pub matmul: Option<(ValueId, Matmul)>,
+    pub matmul: Option<(ValueId, MatmulSource)>,
     /// The second matmul of a dual GEMM, of the same left operand; or the log-sum-exp of an attention.
-    pub dual: Option<(ValueId, Matmul)>,
+    pub second_output: Option<(ValueId, MatmulSource)>,
     pub rounding: Rounding,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.decomposed, self.name);
-        (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);
+        (r.matmul, r.second_output, r.rounding) = (self.matmul, self.second_output, self.rounding);
         r
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
@@ -58,7 +58,7 @@ impl<'a> Body<'a> {
     }
     /// Whether `v` is the kernel's matmul or its dual.
     pub fn is_matmul(&self, v: ValueId) -> bool {
-        self.matmul.iter().chain(&self.dual).any(|p| p.0 == v)
+        self.matmul.iter().chain(&self.second_output).any(|p| p.0 == v)
     }
 }
 
@@ -76,9 +76,9 @@ pub struct Resolver<'a> {
     /// Values in memory, dense: inputs, and results of earlier steps in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
     /// The matmul that the kernel is built around: a node, or read from memory. The resolver adds its bias.
-    pub matmul: Option<(ValueId, Matmul)>,
+    pub matmul: Option<(ValueId, MatmulSource)>,
     /// The second matmul of a dual GEMM: as a node, its columns follow those of the first. Or the log-sum-exp of an attention.
-    pub dual: Option<(ValueId, Matmul)>,
+    pub second_output: Option<(ValueId, MatmulSource)>,
     pub row: Option<Row>,
     /// How many reductions enclose what is being resolved.
     pub depth: u32,
@@ -107,7 +107,7 @@ impl<'a> Resolver<'a> {
             dag: Dag::default(),
             places,
             matmul: None,
-            dual: None,
+            second_output: None,
             row: None,
             depth: 0,
             rounding: Rounding::AtStores,
@@ -174,7 +174,7 @@ impl<'a> Resolver<'a> {
 
     fn compute(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
         let g = self.graph;
-        let here = Here { v, ix, guards };
+        let here = ResolvePoint { v, ix, guards };
         if let Some(composite) = self.within {
             if let Op::Input(i) = g.op(v) {
                 return self.operand(*i as usize, composite, &here);
@@ -184,7 +184,7 @@ impl<'a> Resolver<'a> {
         if let Some(&(slot, stored)) = self.places.get(&v) {
             return Ok(self.load(v, slot, stored, ix, guards));
         }
-        match (self.matmul, self.dual) {
+        match (self.matmul, self.second_output) {
             (Some((p, matmul)), _) if p == v => self.finished_matmul(matmul, &here, 0),
             (_, Some((p, matmul))) if p == v => self.finished_matmul(matmul, &here, 1),
             _ => self.op(&here),
@@ -192,8 +192,8 @@ impl<'a> Resolver<'a> {
     }
 
     /// What an op makes of its operands.
-    fn op(&mut self, here: &Here) -> Resolved {
-        let (g, &Here { v, ix, guards }) = (self.graph, here);
+    fn op(&mut self, here: &ResolvePoint) -> Resolved {
+        let (g, &ResolvePoint { v, ix, guards }) = (self.graph, here);
         let (dtype, args, op) = (g.dtype(v), g.args(v), g.op(v).clone());
         match &op {
             Op::Const(s) => Ok(self.dag.add(NodeOp::Const(*s), dtype)),
@@ -276,32 +276,32 @@ impl<'a> Resolver<'a> {
     }
 
     /// The matmul's result with its bias. `before`: the number of matmuls whose columns come before its own.
-    fn finished_matmul(&mut self, matmul: Matmul, here: &Here, before: i64) -> Resolved {
+    fn finished_matmul(&mut self, matmul: MatmulSource, here: &ResolvePoint, before: i64) -> Resolved {
         let dtype = self.graph.dtype(here.v);
         let value = match matmul {
-            Matmul::Node if matches!(self.graph.op(here.v), Op::Attention { lse: true, .. }) => {
+            MatmulSource::Node if matches!(self.graph.op(here.v), Op::Attention { lse: true, .. }) => {
                 let mut at = here.ix.to_vec();
                 if let Some(column) = at.last_mut() {
                     *column = Expr::default().shift(LOG_SUM_EXP);
                 }
                 self.dag.add(NodeOp::Anchor { at }, dtype)
             }
-            Matmul::Node => {
+            MatmulSource::Node => {
                 let mut at = here.ix.to_vec();
                 if let (Some(column), Some(n)) = (at.last_mut(), self.graph.shape(here.v).last()) {
                     *column = column.clone().shift(before * *n as i64);
                 }
                 self.dag.add(NodeOp::Anchor { at }, dtype)
             }
-            Matmul::Zero => self.dag.number(dtype, 0.0),
-            Matmul::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
-            Matmul::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
-            Matmul::KeyParts { first, count } => self.joined_parts(first, count, here),
+            MatmulSource::Zero => self.dag.number(dtype, 0.0),
+            MatmulSource::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
+            MatmulSource::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
+            MatmulSource::KeyParts { first, count } => self.joined_parts(first, count, here),
         };
         self.biased(value, here)
     }
     /// Adds the bias operand of a linear layer or convolution.
-    fn biased(&mut self, value: NodeId, here: &Here) -> Resolved {
+    fn biased(&mut self, value: NodeId, here: &ResolvePoint) -> Resolved {
         let args = self.graph.args(here.v);
         let axis = match self.graph.op(here.v) {
             Op::Linear => here.ix.len() - 1,
@@ -318,7 +318,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// Sums split-K slices in order, so that results are the same from run to run.
-    fn sum_of_parts(&mut self, slot: Slot, dtype: DType, count: usize, here: &Here) -> NodeId {
+    fn sum_of_parts(&mut self, slot: Slot, dtype: DType, count: usize, here: &ResolvePoint) -> NodeId {
         let at = linear(here.ix, self.graph.shape(here.v));
         let size = self.graph.ty(here.v).count();
         let mut sum = None;
@@ -331,7 +331,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// Combines attention over slices of the keys, in order, or the logarithms of their sums of exponentials.
-    fn joined_parts(&mut self, first: u32, count: usize, here: &Here) -> NodeId {
+    fn joined_parts(&mut self, first: u32, count: usize, here: &ResolvePoint) -> NodeId {
         let shape = self.graph.shape(here.v);
         let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
         let row = linear(&here.ix[..lead], &shape[..lead]);
@@ -380,7 +380,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// An operand that broadcasts to the value being resolved.
-    pub fn arg(&mut self, a: ValueId, here: &Here) -> Resolved {
+    pub fn arg(&mut self, a: ValueId, here: &ResolvePoint) -> Resolved {
         let ix = broadcast_index(here.ix, self.graph.shape(a));
         self.at(a, &ix, here.guards)
     }
@@ -393,7 +393,7 @@ impl<'a> Resolver<'a> {
         self.dag.add(op, stored)
     }
 
-    fn pad(&mut self, args: &[ValueId], here: &Here, lo: &[i64]) -> Resolved {
+    fn pad(&mut self, args: &[ValueId], here: &ResolvePoint, lo: &[i64]) -> Resolved {
         let shape = self.graph.shape(args[0]).to_vec();
         let inner: Vec<Expr> = here.ix.iter().zip(lo).map(|(e, l)| e.clone().shift(-l)).collect();
         let bounds = inner.iter().zip(&shape).map(|(e, &d)| (e.clone(), 0, d as i64));
@@ -410,7 +410,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn concat(&mut self, args: &[ValueId], here: &Here, axis: usize) -> Resolved {
+    fn concat(&mut self, args: &[ValueId], here: &ResolvePoint, axis: usize) -> Resolved {
         let dtype = self.graph.dtype(here.v);
         let mut parts: Vec<(Vec<Guard>, NodeId)> = vec![];
         let mut start = 0i64;
@@ -444,7 +444,7 @@ impl<'a> Resolver<'a> {
 
     /// Puts the index that a node computes into `at`, with a check unless it is known to be in range; returns the
     /// guards that mask reads outside of the axis. `place`: the position among all indices.
-    fn indexed(&mut self, index: NodeId, len: usize, place: Expr, at: &mut Expr, here: &Here) -> Vec<Guard> {
+    fn indexed(&mut self, index: NodeId, len: usize, place: Expr, at: &mut Expr, here: &ResolvePoint) -> Vec<Guard> {
         let mut index = index;
         if matches!(self.dag.node(index).dtype, DType::I16 | DType::I8) {
             // The axis may be longer than these types can count.
@@ -481,7 +481,7 @@ impl<'a> Resolver<'a> {
         joined(here.guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
     }
 
-    pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: &[usize], here: &Here) -> Resolved {
+    pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: &[usize], here: &ResolvePoint) -> Resolved {
         let shape: Vec<usize> = axes.iter().map(|&a| self.graph.shape(x)[a]).collect();
         let len: usize = shape.iter().product();
         let mut ix = here.ix.to_vec();
@@ -523,7 +523,13 @@ impl<'a> Resolver<'a> {
         Ok(if dtype.matmul() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.matmul()) })
     }
     /// The sum over `k` products of two operands at these indices.
-    fn sum_of_products(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
+    fn sum_of_products(
+        &mut self,
+        [x, y]: [ValueId; 2],
+        [xi, yi]: [&[Expr]; 2],
+        k: usize,
+        here: &ResolvePoint,
+    ) -> Resolved {
         let products = |r: &mut Self, guards: &[Guard]| {
             let (a, b) = (r.factor(x, xi, guards)?, r.factor(y, yi, guards)?);
             Ok(r.dag.binary(BinaryOp::Mul, a, b))
@@ -535,7 +541,7 @@ impl<'a> Resolver<'a> {
         self.reduced(ReduceOp::Sum, body, k)
     }
     /// A matmul as a reduction over the row (K): for vectors, small and integer matmuls.
-    fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
+    fn dot(&mut self, args: &[ValueId], here: &ResolvePoint) -> Resolved {
         let (x, y) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
         let (batch, mn) = here.ix.split_at(here.ix.len() - 2);
         let k = x[x.len() - 1];
@@ -550,7 +556,7 @@ impl<'a> Resolver<'a> {
         self.sum_of_products([args[0], args[1]], [&xi, &yi], k, here)
     }
 
-    fn linear(&mut self, args: &[ValueId], here: &Here) -> Resolved {
+    fn linear(&mut self, args: &[ValueId], here: &ResolvePoint) -> Resolved {
         let k = self.graph.shape(args[1])[1];
         let (n, lead) = here.ix.split_last().ok_or_else(|| self.unsupported("a linear layer of rank 0"))?;
         let mut sum = if k == 0 {
@@ -569,7 +575,7 @@ impl<'a> Resolver<'a> {
 }
 
 /// The value, index and guards being resolved.
-pub struct Here<'b> {
+pub struct ResolvePoint<'b> {
     pub v: ValueId,
     pub ix: &'b [Expr],
     pub guards: &'b [Guard],

@@ -21,7 +21,7 @@ pub struct Space {
     /// One expression per original axis.
     pub axes: Vec<Expr>,
     /// Nested reductions are resolved at coordinates of their own, for a check ([`crate::scalar::row::Row`]).
-    pub apart: bool,
+    pub has_distinct_inner_rows: bool,
     /// Neighbours along an axis that are one point: their coordinate, which is not among `coords`, and how many there are.
     pub group: Option<(CoordId, usize)>,
     next: CoordId,
@@ -38,8 +38,8 @@ impl Space {
         s
     }
     /// The same space, for the check that no reduction depends on an enclosing row.
-    pub fn apart(&self) -> Space {
-        Space { apart: true, ..self.clone() }
+    pub fn with_distinct_inner_rows(&self) -> Space {
+        Space { has_distinct_inner_rows: true, ..self.clone() }
     }
     /// An id that no coordinate has.
     pub fn fresh(&mut self) -> CoordId {
@@ -93,7 +93,7 @@ impl Space {
     }
     /// Moves groups of `count` neighbours of `row` into `along`, as its outermost part (wide rows); returns the merged
     /// coordinate. The row is rounded up to whole groups.
-    pub fn deal(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {
+    pub fn distribute(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {
         let at = self.coords.iter().position(|c| c.id == row)?;
         self.coords[at].extent = self.coords[at].extent.next_multiple_of(count);
         self.split(row, count);
@@ -136,7 +136,7 @@ impl Space {
         Some(id)
     }
     /// Splits and merges until nothing changes. `scene` resolves the kernel in a space; gives what it is in this one.
-    pub fn settle<F>(&mut self, scene: F) -> Result<Scene, LowerError>
+    pub fn canonicalise<F>(&mut self, scene: F) -> Result<Scene, LowerError>
     where
         F: Fn(&Space) -> Result<Scene, LowerError>,
     {

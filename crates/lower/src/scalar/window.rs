@@ -2,12 +2,12 @@
 //! is large.
 use crate::scalar::dag::{Guard, NodeId, NodeOp};
 use crate::scalar::expr::{Expr, delinear};
-use crate::scalar::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
+use crate::scalar::resolve::{Inside, ResolvePoint, Resolved, Resolver, inside, joined, kept};
 use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
 use kiln_plan::Rounding;
 
 /// Windows up to this many elements are unrolled.
-pub const UNROLL: usize = 64;
+pub const MAX_UNROLLED: usize = 64;
 
 /// Elements that one result of a convolution or pool reads; `None` for other ops.
 pub fn window_len(op: &Op, arg_shapes: &[&[usize]]) -> Option<usize> {
@@ -40,13 +40,13 @@ impl Resolver<'_> {
     /// Positions of the window: constants if it is unrolled, else the row's coordinates.
     fn positions(&self, shape: &[usize]) -> Result<Vec<Vec<Expr>>, crate::error::LowerError> {
         let len: usize = shape.iter().product();
-        if len > UNROLL {
+        if len > MAX_UNROLLED {
             return Ok(vec![self.row_index(shape)?]);
         }
         Ok((0..len as i64).map(|i| delinear(&Expr::constant(i), shape)).collect())
     }
 
-    pub(crate) fn conv(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {
+    pub(crate) fn conv(&mut self, op: &Op, args: &[ValueId], here: &ResolvePoint) -> Resolved {
         let Op::Conv { stride, padding, dilation, groups, transposed, .. } = op else {
             return Err(self.unsupported("not a convolution"));
         };
@@ -56,7 +56,7 @@ impl Resolver<'_> {
         let window = [&[cin], &w[2..]].concat();
         let dtype = self.graph.dtype(here.v);
         let (group, o) = (here.ix[1].clone().div(cout as i64), here.ix[1].clone().rem(cout as i64));
-        let along_row = window.iter().product::<usize>() > UNROLL;
+        let along_row = window.iter().product::<usize>() > MAX_UNROLLED;
         let wanted = kept(here.ix, self.graph.shape(here.v), &[]);
         let mut terms = vec![];
         for at in self.positions(&window)? {
@@ -111,7 +111,7 @@ impl Resolver<'_> {
         match terms.next() {
             // The window is all padding.
             None => Ok(self.lowest(0.0, dtype)),
-            Some(row) if len > UNROLL => self.reduced(ReduceOp::Sum, row, len),
+            Some(row) if len > MAX_UNROLLED => self.reduced(ReduceOp::Sum, row, len),
             Some(first) => Ok(terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t))),
         }
     }
@@ -136,7 +136,7 @@ impl Resolver<'_> {
         }
     }
 
-    pub(crate) fn pool(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {
+    pub(crate) fn pool(&mut self, op: &Op, args: &[ValueId], here: &ResolvePoint) -> Resolved {
         let Op::Pool { kind, window, stride, padding, dilation, .. } = op else {
             return Err(self.unsupported("not a pool"));
         };
@@ -145,7 +145,7 @@ impl Resolver<'_> {
         let lead = shape.len() - window.len();
         let start = |d: usize| here.ix[lead + d].clone().scale(stride[d] as i64).shift(-(padding[d] as i64));
         let reduce = if *kind == PoolKind::Max { ReduceOp::Max } else { ReduceOp::Sum };
-        let folded = if window.iter().product::<usize>() > UNROLL {
+        let folded = if window.iter().product::<usize>() > MAX_UNROLLED {
             let at = self.row_index(window)?.into_iter().enumerate();
             let along = at.map(|(d, at)| start(d).plus(&at.scale(dilation[d] as i64)));
             let xi: Vec<Expr> = here.ix[..lead].iter().cloned().chain(along).collect();
@@ -180,7 +180,7 @@ impl Resolver<'_> {
         op: ReduceOp,
         xi: &[Expr],
         lead: usize,
-        here: &Here,
+        here: &ResolvePoint,
     ) -> Result<Option<NodeId>, crate::error::LowerError> {
         let bounds = xi.iter().zip(self.graph.shape(x)).skip(lead).map(|(e, &n)| (e.clone(), 0, n as i64));
         let own = match inside(bounds) {

@@ -3,9 +3,9 @@ use crate::scalar::dag::{NodeId, NodeOp, Scene};
 use crate::schedule::row_plan::RowPlan;
 
 /// Most chunks of a row, whose totals each instance reads.
-const CHUNKS: usize = 16384;
+const MAX_CHUNKS: usize = 16384;
 /// Fewest chunks that an instance waits for at once, and most of a group.
-const LEAST: usize = 64;
+const MIN_CHUNKS_AT_ONCE: usize = 64;
 /// Whether the row can be scanned so, or why not.
 pub fn fits(plan: &RowPlan, scene: &Scene, group: usize) -> Result<(), String> {
     let live = scene.live();
@@ -23,16 +23,18 @@ pub fn fits(plan: &RowPlan, scene: &Scene, group: usize) -> Result<(), String> {
     if scans.is_empty() || scans.iter().any(nested) || live.iter().any(|n| matches!(op(n), NodeOp::Reduce { .. })) {
         return Err("rows are not scanned, or also reduced".into());
     }
-    if !(2..=CHUNKS).contains(&chunks) {
-        return Err(format!("a row has {chunks} chunks; 2 to {CHUNKS} can be waited for"));
+    if !(2..=MAX_CHUNKS).contains(&chunks) {
+        return Err(format!("a row has {chunks} chunks; 2 to {MAX_CHUNKS} can be waited for"));
     }
-    if group > 1 && !(group.is_power_of_two() && group <= LEAST && group < chunks) {
-        return Err(format!("groups are of 2 to {LEAST} chunks, a power of two, and fewer than the {chunks} of a row"));
+    if group > 1 && !(group.is_power_of_two() && group <= MIN_CHUNKS_AT_ONCE && group < chunks) {
+        return Err(format!(
+            "groups are of 2 to {MIN_CHUNKS_AT_ONCE} chunks, a power of two, and fewer than the {chunks} of a row"
+        ));
     }
     Ok(())
 }
 
 /// How many chunks an instance of so many warps, whose tile has so many rows, waits for at once.
 pub fn at_once(warps: usize, rows: usize) -> usize {
-    (32 * warps / rows).max(LEAST)
+    (32 * warps / rows).max(MIN_CHUNKS_AT_ONCE)
 }

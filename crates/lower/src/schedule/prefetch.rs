@@ -7,18 +7,18 @@ use crate::schedule::row_plan::RowPlan;
 use kiln_plan::exec::Slot;
 
 /// Least instances between the two: fewer are so large that what they read and write fills the cache.
-const LEAST: usize = 8;
+const MIN_DISTANCE: usize = 8;
 /// Warps from which on an instance is spread over several blocks.
-const SHARED: usize = 32;
+const MIN_WARPS: usize = 32;
 
 /// Instances between two of which one prefetches the rows of the other, where that is profitable.
 pub fn distance(scene: &Scene, plan: &RowPlan) -> Option<usize> {
-    if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
+    if !plan.machine.arch.is_gpu() || plan.warps < MIN_WARPS {
         return None;
     }
     let bytes: usize = rows(scene, plan).iter().map(|r| r.2).sum();
     let distance = plan.machine.rows.prefetch_distance / bytes.max(1);
-    (bytes > 0 && distance >= LEAST && plan.shape(1).instances() > 2 * distance).then_some(distance)
+    (bytes > 0 && distance >= MIN_DISTANCE && plan.shape(1).instances() > 2 * distance).then_some(distance)
 }
 
 /// Start and bytes of an instance's rows in each buffer.

@@ -10,15 +10,15 @@ use kiln_plan::{Axis, Schedule, Step};
 use std::rc::Rc;
 
 /// Most axes of a tile.
-const RANK: usize = 2;
+const MAX_RANK: usize = 2;
 /// Most elements of a tile.
-const TILE: usize = 1 << 20;
+const MAX_TILE: usize = 1 << 20;
 /// Most warps of a block.
-const WARPS: usize = 32;
+const MAX_WARPS: usize = 32;
 /// Most neighbours of a thread.
-const VECTOR: usize = 16;
+const MAX_VECTOR: usize = 16;
 /// Fewest registers of a thread that ptxas takes.
-const LEAST_REGISTERS: usize = 16;
+const MIN_REGISTERS: usize = 16;
 
 /// A coordinate cut into blocks of `block` (a power of two; 1: a uniform scalar), along `axis` of the tile.
 #[derive(Clone, Copy, Debug)]
@@ -149,14 +149,15 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                 if split.iter().any(|s| s.0 == *axis) {
                     return Err(refuse("the axis is split already".into()));
                 }
-                if !block.is_power_of_two() || split.len() == RANK || tile * block > TILE {
-                    let why = format!("a tile has at most {RANK} axes of powers of two, and at most {TILE} elements");
+                if !block.is_power_of_two() || split.len() == MAX_RANK || tile * block > MAX_TILE {
+                    let why =
+                        format!("a tile has at most {MAX_RANK} axes of powers of two, and at most {MAX_TILE} elements");
                     return Err(refuse(why));
                 }
                 split.push((*axis, *block));
             }
-            Step::Warps(n) if n.is_power_of_two() && *n <= WARPS => warps = *n,
-            Step::Warps(_) => return Err(refuse(format!("a block has 1 to {WARPS} warps, a power of two"))),
+            Step::Warps(n) if n.is_power_of_two() && *n <= MAX_WARPS => warps = *n,
+            Step::Warps(_) => return Err(refuse(format!("a block has 1 to {MAX_WARPS} warps, a power of two"))),
             Step::Cluster(n) if nest.machine.limits.clusters_of(*n) > 0 => cluster = *n,
             Step::Cluster(_) => {
                 let sizes: Vec<String> = nest.machine.limits.clusters.iter().map(|c| c.blocks.to_string()).collect();
@@ -167,7 +168,7 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
             Step::Vector(_) if nest.row().is_some() => {
                 return Err(refuse("a nest with a row has the vectors of its accesses".into()));
             }
-            Step::Vector(n) if n.is_power_of_two() && *n <= VECTOR && nest.machine.arch.is_gpu() => {
+            Step::Vector(n) if n.is_power_of_two() && *n <= MAX_VECTOR && nest.machine.arch.is_gpu() => {
                 let last = split.last().map_or(1, |s| s.1);
                 if last < *n {
                     return Err(refuse(format!("the last axis of the tile has {last} positions")));
@@ -178,7 +179,9 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                 }
                 vector = Some(*n);
             }
-            Step::Vector(_) => return Err(refuse(format!("a thread of a GPU holds 1 to {VECTOR}, a power of two"))),
+            Step::Vector(_) => {
+                return Err(refuse(format!("a thread of a GPU holds 1 to {MAX_VECTOR}, a power of two")));
+            }
             Step::Lanes(n) if n.is_power_of_two() && *n < 32 && nest.machine.arch.is_gpu() => {
                 let rows = match split[..] {
                     [(Axis::Kept(_), rows), (Axis::Row, _)] => rows,
@@ -198,8 +201,8 @@ fn shaped(nest: &Nest, schedule: &Schedule) -> Result<Tiled, LowerError> {
                 if most == 0 {
                     return Err(refuse("only threads of a GPU have registers to limit".into()));
                 }
-                if *n < LEAST_REGISTERS || *n > most {
-                    return Err(refuse(format!("a thread has {LEAST_REGISTERS} to {most} registers")));
+                if *n < MIN_REGISTERS || *n > most {
+                    return Err(refuse(format!("a thread has {MIN_REGISTERS} to {most} registers")));
                 }
                 registers = Some(*n);
             }

@@ -8,7 +8,7 @@ use crate::schedule::tile::{no_axis, refusal};
 use kiln_plan::{Axis, Step};
 
 /// Most neighbours.
-pub const MOST: usize = 8;
+pub const MAX_NEIGHBOURS: usize = 8;
 
 /// The nest with `count` neighbours along this axis as one point.
 pub fn unrolled<'a>(nest: &Nest<'a>, (axis, count): (Axis, usize)) -> Result<Nest<'a>, LowerError> {
@@ -22,8 +22,11 @@ pub fn unrolled<'a>(nest: &Nest<'a>, (axis, count): (Axis, usize)) -> Result<Nes
     }
     let found = names.iter().find(|n| n.0 == axis).and_then(|n| space.find(n.1).copied());
     let coord = found.ok_or_else(|| refuse(no_axis(nest, axis)))?;
-    if !(2..=MOST).contains(&count) || !coord.extent.is_multiple_of(count) {
-        return Err(refuse(format!("2 to {MOST} neighbours are computed together, which divide {}", coord.extent)));
+    if !(2..=MAX_NEIGHBOURS).contains(&count) || !coord.extent.is_multiple_of(count) {
+        return Err(refuse(format!(
+            "2 to {MAX_NEIGHBOURS} neighbours are computed together, which divide {}",
+            coord.extent
+        )));
     }
     space.group(coord.id, count);
     nest.moved_to(space)

@@ -8,7 +8,7 @@ use crate::scalar::dag::NodeOp;
 use crate::scalar::expr::CoordId;
 use crate::scalar::space::runs_on;
 use crate::schedule::row_plan::RowPlan;
-use crate::schedule::split_reduce::{JOINED, columns_of};
+use crate::schedule::split_reduce::{MAX_JOINED_PARTIALS, columns_of};
 use kiln_block::passes::layout::VECTOR;
 use kiln_plan::Axis;
 
@@ -17,8 +17,8 @@ const STRIP: usize = 256;
 /// Columns of an instance of the second step.
 pub const COLUMNS: usize = 128;
 /// Most rows in a wide row, and least wide rows.
-const MOST: usize = 64;
-const LEAST: usize = 64;
+const MAX_ROWS_IN_WIDE_ROW: usize = 64;
+const MIN_WIDE_ROWS: usize = 64;
 
 /// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they do not divide
 /// rows, or rows are narrow.
@@ -36,7 +36,10 @@ pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
     if aligned(1) && !narrow {
         return vec![];
     }
-    (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| aligned(*p) && rows.div_ceil(*p) >= LEAST).collect()
+    (1..=MAX_ROWS_IN_WIDE_ROW.ilog2())
+        .map(|i| 1usize << i)
+        .filter(|p| aligned(*p) && rows.div_ceil(*p) >= MIN_WIDE_ROWS)
+        .collect()
 }
 
 /// A matrix whose rows may be parts of wide ones.
@@ -86,7 +89,7 @@ pub fn together(parts: usize, count: usize) -> usize {
 
 /// Whether a block of it has registers for them.
 pub fn joins(parts: usize, count: usize) -> bool {
-    together(parts, count) * parts * count <= JOINED
+    together(parts, count) * parts * count <= MAX_JOINED_PARTIALS
 }
 
 /// The nest with `count` neighbours along the row as one along this axis, and the coordinate along it; `None` if there is no such axis.
@@ -97,7 +100,7 @@ pub fn widened<'a>(
     let (mut space, names) = nest.named();
     let id = |axis: Axis| names.iter().find(|n| n.0 == axis).map(|n| n.1);
     let (Some(row), Some(along)) = (id(Axis::Row), id(axis)) else { return Ok(None) };
-    let Some(along) = space.deal(row, count, along) else { return Ok(None) };
+    let Some(along) = space.distribute(row, count, along) else { return Ok(None) };
     Ok(Some((nest.moved_to(space)?, along)))
 }
 

@@ -4,7 +4,7 @@ use crate::attention::program::sizes_of;
 use crate::attention::{find, schedule, warpgroups};
 use crate::error::LowerError;
 use crate::nest::lowering::Lowering;
-use crate::scalar::resolve::{Body, Matmul as Place};
+use crate::scalar::resolve::{Body, MatmulSource};
 use crate::scalar::scores;
 use kiln_plan::Hardware;
 use kiln_plan::attention::Way;
@@ -13,7 +13,7 @@ use kiln_plan::matmul_schedule::{MatmulSchedule, TiledAttention};
 /// Schedules of an attention on a GPU, with the microseconds they are predicted to take. Not all of them fit.
 pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
     let (v, sums) = find(of)?;
-    let of = &of.with_body(Body { dual: sums.map(|x| (x, Place::Node)), ..of.body });
+    let of = &of.with_body(Body { second_output: sums.map(|x| (x, MatmulSource::Node)), ..of.body });
     let sizes = sizes_of(of, v)?;
     let us = |way: &Way| (machine.rates.launch + sizes.seconds_by(way, machine)) * 1e6;
     let skips =

@@ -18,7 +18,7 @@ pub const PROGRAMS: u32 = 16;
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
 pub struct Scheduled {
     /// The nest in numbers.
-    pub facts: features::Facts,
+    pub facts: features::NestFeatures,
     /// The schedule that it gets, then others that fit it, the cheapest first.
     pub schedules: Vec<(Schedule, Price)>,
 }
@@ -71,7 +71,7 @@ pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError
         Some(_) => lower_scheduled(kernel, &with_contract(machine, kernel), propose::schedules_of)?,
         None => cheapest(kernel, machine, |_| true)?.0,
     };
-    if machine.arch.is_gpu() && found.made == Some(MatmulSchedule::Library) {
+    if machine.arch.is_gpu() && found.matmul_schedule == Some(MatmulSchedule::Library) {
         let without = cheapest(&by(None), machine, |m| *m != MatmulSchedule::Library);
         found.steps.otherwise = unsupported_as_none(without)?.map(|found| Box::new(found.0.steps));
     }
@@ -79,7 +79,7 @@ pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError
 }
 
 /// Most schedules of one form, with one number of slices, that are tried.
-const TRIED: usize = 2;
+const MAX_TRIES_OF_FORM: usize = 2;
 
 /// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by those of its nests
 /// where none does.
@@ -101,9 +101,9 @@ fn cheapest_product(
     takes: impl Fn(&MatmulSchedule) -> bool,
 ) -> Result<Option<(Lowered, f64)>, LowerError> {
     let hardware = &with_contract(machine, kernel);
-    let mut all = if is_few(kernel, machine, FEW[0])? { vec![] } else { multiplying(kernel, machine)? };
+    let mut all = if is_few(kernel, machine, MAX_ROWS_BY_SUMS[0])? { vec![] } else { multiplying(kernel, machine)? };
     if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
-        all.retain(|c| c.1 <= APART * rows.us);
+        all.retain(|c| c.1 <= MIN_ADVANTAGE_OF_SUMS * rows.us);
     }
     // What does not fit in one tile seldom fits in another.
     let mut refused: Vec<((MatmulForm, bool), usize)> = vec![];
@@ -113,7 +113,7 @@ fn cheapest_product(
             MatmulSchedule::Library | MatmulSchedule::Attention(_) => None,
         };
         let before = refused.iter().position(|r| Some(r.0) == form);
-        if before.is_some_and(|at| refused[at].1 >= TRIED) {
+        if before.is_some_and(|at| refused[at].1 >= MAX_TRIES_OF_FORM) {
             continue;
         }
         let kernel = Kernel { schedule: Some(m.schedule()), ..kernel.clone() };
@@ -130,13 +130,13 @@ fn cheapest_product(
 }
 
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
-const FEW: [usize; 2] = [4, 16];
+const MAX_ROWS_BY_SUMS: [usize; 2] = [4, 16];
 /// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
-const APART: f64 = 1.5;
+const MIN_ADVANTAGE_OF_SUMS: f64 = 1.5;
 
 /// The schedule and the price of a matmul of few rows or columns as sums along rows.
 fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {
-    if !is_few(kernel, machine, FEW[1])? {
+    if !is_few(kernel, machine, MAX_ROWS_BY_SUMS[1])? {
         return Ok(None);
     }
     let nest = unsupported_as_none(only_nest(kernel, machine, &|_, nest| propose::schedules(nest)))?.flatten();
@@ -153,12 +153,12 @@ fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, Lower
 /// The nest of a kernel and its schedules; `None` for a kernel that multiplies, or has several nests.
 pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
-    if multiplies(kernel, machine)? && lowered(kernel, machine)?.made.is_some() {
+    if multiplies(kernel, machine)? && lowered(kernel, machine)?.matmul_schedule.is_some() {
         return Ok(None);
     }
     let of = |_: &Lowering, nest: &Nest| {
         let schedules = propose::schedules(nest)?;
-        Ok(Scheduled { facts: features::Facts::of(nest), schedules })
+        Ok(Scheduled { facts: features::NestFeatures::of(nest), schedules })
     };
     only_nest(kernel, machine, &of)
 }
@@ -167,7 +167,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
 /// kernel that multiplies, not all of the others fit ([`fits`]).
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
-    let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.made } else { None };
+    let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.matmul_schedule } else { None };
     let priced = |(m, us): (MatmulSchedule, f64)| (m.schedule(), Price { us, ..Price::default() });
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
@@ -221,13 +221,13 @@ fn of_launches(nests: &[PricedLaunch]) -> Vec<(Schedule, Price)> {
 /// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch has a schedule of its own.
 pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Vec<Schedule>, LowerError> {
     /// Most of one launch.
-    const MOST: usize = 6;
+    const MAX_OF_LAUNCH: usize = 6;
     let main = Some(schedule.main()).filter(|s| !s.steps.is_empty());
     let found = lowered(&Kernel { schedule: main, ..kernel.clone() }, machine)?;
     let whole = found.with_launches(schedule.clone());
     let mut all = vec![];
     for l in &found.launches {
-        for other in l.schedules.iter().take(MOST) {
+        for other in l.schedules.iter().take(MAX_OF_LAUNCH) {
             let swap = |step: &Step| match step {
                 Step::Launch(name, _) if *name == l.name => Step::Launch(name.clone(), other.clone()),
                 step => step.clone(),
@@ -262,7 +262,7 @@ pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result
     let kernel = &Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
     let of = |of: &Lowering, nest: &Nest| match of.stated(nest) {
         Some(Stated::Main(stated) | Stated::Launch(stated)) => {
-            propose::price_of(nest, &features::Facts::of(nest), &stated)
+            propose::price_of(nest, &features::NestFeatures::of(nest), &stated)
         }
         None => Ok(propose::cheapest(nest)?.1),
     };
@@ -336,7 +336,7 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
         Ok(unsupported_as_none(all)?.unwrap_or_default())
     })?;
     let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
-    let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * CLOSE <= least);
+    let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * SAME_PRICE <= least);
     close.sort_by_key(|c| c.0.idle(machine.units.multiprocessors));
     others.sort_by(|a, b| a.1.total_cmp(&b.1));
     close.extend(others);
@@ -349,7 +349,7 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
 
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves the fewest
 /// multiprocessors idle: larger tiles come first, and read less from the L2 cache.
-const CLOSE: f64 = 0.98;
+const SAME_PRICE: f64 = 0.98;
 
 /// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of stages and of
 /// buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers that a thread may have, since

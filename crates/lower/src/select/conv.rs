@@ -113,7 +113,7 @@ fn without_sums_us(of: &Lowering, part: &Conv, lattice: &[Lattice], machine: &Ha
         (elements * bytes) as f64 * epilogue_map::sectors(lattice, part.out.len() - 1, bytes)
     };
     let bytes: f64 = of.graph.outputs.iter().map(sent).sum();
-    (machine.gemm.soon + bytes / machine.gemm.read) / machine.units.clock * 1e6
+    (machine.gemm.dependent_launch + bytes / machine.gemm.read) / machine.units.clock * 1e6
 }
 
 /// Schedules with the microseconds they are predicted to take, the copies included.

@@ -5,7 +5,7 @@ use crate::error::{LowerError, unsupported_as_none};
 use crate::matmul;
 use crate::matmul::dims::Dims;
 use crate::matmul::gemm::{Found, Second, find, lower, on_gpu, whole};
-use crate::matmul::wgmma::shape::FEW;
+use crate::matmul::wgmma::shape::MAX_SKINNY_ROWS;
 use crate::nest::lowering::Lowering;
 use crate::select::matmul::{candidates as matmul_candidates, swapped_candidates};
 use kiln_graph::{DType, ValueId};
@@ -58,7 +58,7 @@ pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedu
 
 /// Whether the operands may be swapped: those of a skinny GEMM, so that its few rows are columns, or in tf32.
 fn may_swap(of: &Lowering, v: ValueId, d: &Dims) -> bool {
-    let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= FEW;
+    let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= MAX_SKINNY_ROWS;
     let applies = skinny || matmul::precision(of, v) == Precision::Tf32;
     applies && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma()
 }

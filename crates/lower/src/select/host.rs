@@ -15,7 +15,7 @@ const TILE: usize = 4096;
 const HELD: usize = 65536;
 /// Instances that keep the host busy, and from which on none share rows.
 const BUSY: usize = 16;
-const FEW: usize = 4;
+const UNSHARED_INSTANCES: usize = 4;
 /// Elements from which on instances share rows.
 const LARGE: usize = 65536;
 /// Least and most columns of a strip; of one that streams whole rows of memory, which suits the hardware prefetcher.
@@ -137,7 +137,7 @@ fn columns(nest: &Nest, kept: &[Coord], k: usize, n: usize) -> Schedule {
 
 /// How many instances share a row so that the host is busy; each has `wide` rows side by side.
 fn parts(instances: usize, n: usize, chunk: usize, wide: usize) -> usize {
-    if instances >= FEW || n * instances * wide < LARGE || n < 4 * chunk {
+    if instances >= UNSHARED_INSTANCES || n * instances * wide < LARGE || n < 4 * chunk {
         return 1;
     }
     (BUSY / instances.max(1)).clamp(1, n / (2 * chunk))
@@ -146,7 +146,7 @@ fn parts(instances: usize, n: usize, chunk: usize, wide: usize) -> usize {
 /// The same number of a nest that may scan: rows that are scanned are shared only where they have enough chunks.
 fn shared(nest: &Nest, instances: usize, n: usize, chunk: usize, parts: usize) -> usize {
     let scans = nest.scene.live().iter().any(|n| matches!(nest.scene.dag.node(*n).op, NodeOp::Scan { .. }));
-    let alone = scans && (nest.machine.counted(instances) >= FEW || n < CHUNKS * chunk);
+    let alone = scans && (nest.machine.counted(instances) >= UNSHARED_INSTANCES || n < CHUNKS * chunk);
     if alone { 1 } else { parts }
 }
 

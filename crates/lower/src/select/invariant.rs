@@ -1,5 +1,5 @@
 //! Schedules under a batch-invariant contract: which keep the order of sums, and what they cost in a batch of any size.
-use crate::cost::features::Facts;
+use crate::cost::features::NestFeatures;
 use crate::nest::Nest;
 use crate::select::extents::strip;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
@@ -20,7 +20,7 @@ pub(super) fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
 }
 
 /// The nest with so many rows as keep any machine busy, for a batch-invariant contract: what is chosen must not depend on their number.
-pub(super) fn of_any_batch(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> Facts {
+pub(super) fn of_any_batch(facts: &NestFeatures, schedule: &Schedule, machine: &Hardware) -> NestFeatures {
     let strip = strip(schedule);
     let mut kept = facts.coords.iter().enumerate().filter(|c| !c.1.1).map(|c| c.0).enumerate();
     let others: Vec<usize> =

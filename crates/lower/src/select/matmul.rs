@@ -11,7 +11,7 @@ use crate::matmul::wgmma::through;
 use crate::matmul::{Matmul, epilogue, fitting, operand_dtype};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::Scene;
-use crate::scalar::epilogue_map::the_sums;
+use crate::scalar::epilogue_map::accumulators;
 use crate::scalar::expr::{CoordId, Expr};
 use kiln_graph::DType;
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulTile, TiledMatmul};
@@ -46,7 +46,7 @@ fn fused(of: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
     let rows = p.batch.len() as CoordId;
     let Some((dag, stores)) = unsupported_as_none(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
     let scene = Scene { dag, stores };
-    let sums = the_sums(&scene, p.sums());
+    let sums = accumulators(&scene, p.sums());
     Ok(sums.map(|_| through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
 }
 

@@ -1,5 +1,5 @@
 //! The order of proposed schedules: the first one is taken.
-use crate::cost::features::Facts;
+use crate::cost::features::NestFeatures;
 use crate::cost::price::Price;
 use crate::nest::Nest;
 use crate::select::extents::{elements, strip, warps};
@@ -30,13 +30,13 @@ pub struct Priced {
 /// elements, but not fewer than a vector, unless they load them in a loop: the more threads there are, the better they hide each other's waits.
 /// Of equals it is the one with the fewest blocks of a cluster, then with the fewest warps, but not fewer than these: small blocks follow each
 /// other more smoothly. Where columns are only reduced the number of elements does not matter.
-const CLOSE: f64 = 0.98;
-const CLOSE_OF_COLUMNS: f64 = 0.97;
-const FEW_WARPS: usize = 4;
+const SAME_PRICE: f64 = 0.98;
+const SAME_PRICE_OF_COLUMNS: f64 = 0.97;
+const MIN_WARPS: usize = 4;
 
 /// Keeps the schedules whose threads hold what they should, or come closest, and sorts them: by price, and those that are about as cheap as the
 /// cheapest by what they have most of.
-pub(super) fn sort(nest: &Nest, facts: &Facts, priced: &mut Vec<Priced>) {
+pub(super) fn sort(nest: &Nest, facts: &NestFeatures, priced: &mut Vec<Priced>) {
     let best = priced.iter().map(|p| p.fit).min();
     priced.retain(|p| Some(p.fit) == best);
     // Of equals those come first that do not limit registers.
@@ -47,7 +47,7 @@ pub(super) fn sort(nest: &Nest, facts: &Facts, priced: &mut Vec<Priced>) {
     let sums = nest.row().is_some() && facts.scans == 0 && !facts.stored_along();
     let columns = sums && strip(&first.schedule).is_some();
     let loops = nest.row().is_some_and(|n| loops(&first.schedule, n));
-    let within = first.rank / if columns { CLOSE_OF_COLUMNS } else { CLOSE };
+    let within = first.rank / if columns { SAME_PRICE_OF_COLUMNS } else { SAME_PRICE };
     let vector = (32 * (VECTOR / facts.widest()).max(1)) << 10;
     let close = priced.iter().take_while(|p| p.rank <= within).count();
     priced[..close].sort_by_key(|p| {
@@ -55,8 +55,8 @@ pub(super) fn sort(nest: &Nest, facts: &Facts, priced: &mut Vec<Priced>) {
         // In fractions of an element, since a warp may have less than one.
         let each = if loops { 0 } else { ((elements << 10) / warps).max(vector) };
         match (columns, blocks) {
-            (true, _) => (0, 0, warps.max(FEW_WARPS)),
-            (false, 1) => (each, 1, warps.max(FEW_WARPS)),
+            (true, _) => (0, 0, warps.max(MIN_WARPS)),
+            (false, 1) => (each, 1, warps.max(MIN_WARPS)),
             (false, _) => (each, blocks, 0),
         }
     });

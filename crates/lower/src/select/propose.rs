@@ -1,8 +1,8 @@
 //! Proposes schedules for a nest: some tens, by rules that read the machine.
 //!
 //! Takes: a nest. Gives: schedules that fit it, with their prices ([`crate::cost::price`]).
-use crate::cost::features::{Access, Facts};
-use crate::cost::price::{Price, Work};
+use crate::cost::features::{Access, NestFeatures};
+use crate::cost::price::{Price, TileFootprint};
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::nest::Nest;
@@ -23,42 +23,42 @@ use std::rc::Rc;
 /// Warps of a block.
 const WARPS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Bytes of a tile that a thread holds of the widest element.
-const EACH: std::ops::RangeInclusive<usize> = 8..=256;
+const THREAD_BYTES: std::ops::RangeInclusive<usize> = 8..=256;
 /// Lanes along short rows, and elements of a row that a lane then has.
-const LANES: [usize; 3] = [4, 8, 16];
-const OF_LANE: std::ops::RangeInclusive<usize> = 8..=32;
+const ROW_LANES: [usize; 3] = [4, 8, 16];
+const ELEMENTS_PER_LANE: std::ops::RangeInclusive<usize> = 8..=32;
 /// Elements of a tile that one block holds at most.
-const TILE: usize = 16384;
+const MAX_TILE: usize = 16384;
 
 /// 32-bit words of a tile that a thread holds at least, since fewer leave memory idle, and the share of its registers that they take at
 /// most.
-const POINTS: (f64, f64) = (2.0, 0.125);
-const ROWS: (f64, f64) = (8.0, 0.5);
-const CHUNKS: (f64, f64) = (8.0, 0.25);
-const PERSISTENT: (f64, f64) = (16.0, 0.25);
+const POINT_WORDS: (f64, f64) = (2.0, 0.125);
+const ROW_WORDS: (f64, f64) = (8.0, 0.5);
+const CHUNK_WORDS: (f64, f64) = (8.0, 0.25);
+const PERSISTENT_WORDS: (f64, f64) = (16.0, 0.25);
 /// The same share where warps of a block leave a thread fewer registers than an instruction can name.
-const OF_FILE: f64 = 0.5;
+const REGISTER_FILE_SHARE: f64 = 0.5;
 /// Of schedules that unroll: share of a tile's lanes along a row that have elements of it, most results of a thread, and most warps.
-const FILLED: f64 = 0.75;
-const RESULTS: usize = 32;
-const UNROLLED_WARPS: f64 = 4.0;
+const MIN_FILLED_LANES: f64 = 0.75;
+const MAX_RESULTS: usize = 32;
+const MAX_UNROLLED_WARPS: f64 = 4.0;
 /// Longest fused axis, whose positions are 32-bit integers.
-const LONGEST: usize = 1 << 30;
+const MAX_FUSED_EXTENT: usize = 1 << 30;
 /// Elements from which on an axis is a side of a tile by itself.
-const SIDE: usize = 64;
+const MIN_SIDE: usize = 64;
 /// Bytes of a cache line, and of a sector of it.
 const LINE: usize = 128;
 const SECTOR: usize = 32;
 /// Chunks of scanned columns whose sums are published: their totals are as many as columns.
-const GROUP: usize = 32;
+const CHUNKS_PER_GROUP: usize = 32;
 /// Share of the warps of a multiprocessor that are resident where registers are limited.
-const RESIDENT: f64 = 0.5;
+const RESIDENT_WARPS: f64 = 0.5;
 /// Most instances that share columns, for each multiprocessor.
-const SLICES: usize = 1;
+const MAX_SLICES_PER_MULTIPROCESSOR: usize = 1;
 
 /// Schedules of a nest with their prices, the cheapest first, without repetition. Under a batch-invariant contract those whose rows do not
 /// depend on the number of others.
-pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, LowerError> {
+pub fn propose(nest: &Nest, facts: &NestFeatures) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let mut all = vec![];
     match nest.row() {
         Some(n) => rows(nest, facts, n, &mut all),
@@ -76,7 +76,7 @@ pub fn propose(nest: &Nest, facts: &Facts) -> Result<Vec<(Schedule, Price)>, Low
         for count in widen::counts(nest, k).into_iter().filter(|_| !invariant) {
             let axis = Axis::Kept(k as u8);
             if let (Some((wide, _)), Some(n)) = (widen::widened(nest, (axis, count))?, nest.row()) {
-                let (facts, mut all) = (Facts::of(&wide), vec![]);
+                let (facts, mut all) = (NestFeatures::of(&wide), vec![]);
                 columns(&wide, &facts, (n.div_ceil(count), k..k + 1), &mut all);
                 let joins = |s: &Step| matches!(s, Step::SplitReduce(_, n) if widen::joins(*n, count));
                 all.retain(|s| s.steps.iter().any(joins) && !s.steps.contains(&Step::Split(Axis::Row, 1)));
@@ -98,7 +98,7 @@ pub fn schedules(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
         return Err(LowerError::Unsupported { kernel: nest.name.to_string(), why: "a reduction without a row".into() });
     }
     match nest.machine.arch.is_gpu() {
-        true => propose(nest, &Facts::of(nest)),
+        true => propose(nest, &NestFeatures::of(nest)),
         false => Ok(vec![(host::of(nest)?, Price::default())]),
     }
 }
@@ -116,12 +116,12 @@ pub fn cheapest(nest: &Nest) -> Result<(Schedule, Price), LowerError> {
 
 /// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the fewest, the most, and
 /// half of what may be. Those along the last axis are those of a vector.
-fn unrolled_counts(nest: &Nest, facts: &Facts, k: usize) -> Vec<usize> {
+fn unrolled_counts(nest: &Nest, facts: &NestFeatures, k: usize) -> Vec<usize> {
     let extents: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let shares = |a: &Access, b: &Access| match a.strides[k] {
         Some(s) if s != 0 && a.strides == b.strides && a.slot == b.slot => {
             let apart = (a.offset - b.offset) / s;
-            apart != 0 && apart.unsigned_abs() < unroll::MOST as u64 && (a.offset - b.offset) % s == 0
+            apart != 0 && apart.unsigned_abs() < unroll::MAX_NEIGHBOURS as u64 && (a.offset - b.offset) % s == 0
         }
         _ => false,
     };
@@ -131,19 +131,19 @@ fn unrolled_counts(nest: &Nest, facts: &Facts, k: usize) -> Vec<usize> {
     if !facts.window || nest.row().is_some() || last || !loads().any(|a| loads().any(|b| shares(a, b))) {
         return vec![];
     }
-    let mut all: Vec<usize> = (2..=unroll::MOST).filter(|n| extents[k].is_multiple_of(*n)).collect();
-    let ends = [all.first().copied(), all.last().copied(), Some(unroll::MOST / 2)];
+    let mut all: Vec<usize> = (2..=unroll::MAX_NEIGHBOURS).filter(|n| extents[k].is_multiple_of(*n)).collect();
+    let ends = [all.first().copied(), all.last().copied(), Some(unroll::MAX_NEIGHBOURS / 2)];
     all.retain(|n| ends.contains(&Some(*n)));
     all
 }
 
 /// Schedules of neighbours along an axis that are computed together.
-fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), LowerError> {
+fn unrolled(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Priced>) -> Result<(), LowerError> {
     let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     // Lanes of a tile beyond its row load what others need, and do not share it.
     let fills = |s: &Step| match s {
         Step::Split(Axis::Kept(k), n) if kept.len() > 1 && usize::from(*k) + 1 == kept.len() => {
-            kept[usize::from(*k)] as f64 >= FILLED * *n as f64
+            kept[usize::from(*k)] as f64 >= MIN_FILLED_LANES * *n as f64
         }
         _ => true,
     };
@@ -154,10 +154,10 @@ fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), Low
         for count in unrolled_counts(nest, facts, k) {
             let axis = Axis::Kept(k as u8);
             let of = unroll::unrolled(nest, (axis, count))?;
-            let (facts, mut some) = (Facts::of(&of), vec![]);
+            let (facts, mut some) = (NestFeatures::of(&of), vec![]);
             points(&of, &facts, &mut some);
-            let holds = |s: &Schedule| elements(s) * count <= RESULTS * 32 * warps(s) as usize;
-            some.retain(|s| warps(s) <= UNROLLED_WARPS && holds(s) && s.steps.iter().all(fills));
+            let holds = |s: &Schedule| elements(s) * count <= MAX_RESULTS * 32 * warps(s) as usize;
+            some.retain(|s| warps(s) <= MAX_UNROLLED_WARPS && holds(s) && s.steps.iter().all(fills));
             let whole = |s: Schedule| {
                 std::iter::once(Step::Unroll(axis, count)).chain(s.steps).chain(registers.clone()).collect()
             };
@@ -168,7 +168,7 @@ fn unrolled(nest: &Nest, facts: &Facts, all: &mut Vec<Priced>) -> Result<(), Low
 }
 
 /// Each schedule once, with its price, and whether its threads hold as much as they should.
-fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
+fn priced(nest: &Nest, facts: &NestFeatures, mut all: Vec<Schedule>) -> Vec<Priced> {
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|s| seen.insert(s.clone()));
     (all.into_iter())
@@ -182,7 +182,7 @@ fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
                 price = crate::select::propose::price(facts, s, nest.machine).0;
             }
             let columns = s.steps.iter().any(|s| matches!(s, Step::Split(Axis::Kept(_), n) if *n > 1));
-            let most = SLICES * nest.machine.units.multiprocessors;
+            let most = MAX_SLICES_PER_MULTIPROCESSOR * nest.machine.units.multiprocessors;
             let slices = s.steps.iter().any(|s| matches!(s, Step::SplitReduce(_, n) if *n > most));
             let fit = if columns && slices { Fit::Spills } else { fit };
             Priced { schedule, price, rank, fit }
@@ -191,35 +191,35 @@ fn priced(nest: &Nest, facts: &Facts, mut all: Vec<Schedule>) -> Vec<Priced> {
 }
 
 /// The price of a schedule of a nest.
-pub fn price_of(nest: &Nest, facts: &Facts, schedule: &Schedule) -> Result<Price, LowerError> {
+pub fn price_of(nest: &Nest, facts: &NestFeatures, schedule: &Schedule) -> Result<Price, LowerError> {
     if let Some(Step::Widen(axis, count)) = schedule.steps.first()
         && let Some((wide, _)) = widen::widened(nest, (*axis, *count))?
     {
-        return Ok(price(&Facts::of(&wide), schedule, nest.machine).0);
+        return Ok(price(&NestFeatures::of(&wide), schedule, nest.machine).0);
     }
     if let Some(Step::Unroll(axis, count)) = schedule.steps.first() {
-        return Ok(price(&Facts::of(&unroll::unrolled(nest, (*axis, *count))?), schedule, nest.machine).0);
+        return Ok(price(&NestFeatures::of(&unroll::unrolled(nest, (*axis, *count))?), schedule, nest.machine).0);
     }
     Ok(price(facts, schedule, nest.machine).0)
 }
 
 /// The price of a schedule, and whether its threads hold as much as they should.
-fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit) {
-    let work = Work::of(facts, schedule);
+fn price(facts: &NestFeatures, schedule: &Schedule, machine: &Hardware) -> (Price, Fit) {
+    let work = TileFootprint::of(facts, schedule);
     let rows = facts.coords.iter().any(|c| c.1);
     // Points are computed as their operands arrive: of a window's elements few are held at a time, but all results.
     let words = match rows {
         true => work.words,
-        false if facts.window => work.each * facts.accesses.iter().filter(|a| a.store).count() as f64,
-        false => work.first,
+        false if facts.window => work.elements_per_thread * facts.accesses.iter().filter(|a| a.store).count() as f64,
+        false => work.words_once,
     };
-    let held = words + if work.again || facts.scans > 0 { work.each } else { 0.0 };
+    let held = words + if work.rereads_row || facts.scans > 0 { work.elements_per_thread } else { 0.0 };
     let (mut least, share) = match (rows, work.whole) {
-        _ if work.persist > 0.0 => PERSISTENT,
-        (false, _) => POINTS,
+        _ if work.persist > 0.0 => PERSISTENT_WORDS,
+        (false, _) => POINT_WORDS,
         // A chunk that looks back is held as a whole row is.
-        (true, whole) if whole || work.look_back.is_some() => ROWS,
-        (true, _) => CHUNKS,
+        (true, whole) if whole || work.look_back.is_some() => ROW_WORDS,
+        (true, _) => CHUNK_WORDS,
     };
     if work.persist == 0.0 && facts.bytes <= (machine.units.l2 / 2) as u64 {
         least = 1.0;
@@ -227,7 +227,7 @@ fn price(facts: &Facts, schedule: &Schedule, machine: &Hardware) -> (Price, Fit)
     let limits = &machine.limits;
     let of_file = limits.registers_per_multiprocessor as f64 * work.blocks / (32.0 * work.warps);
     let most = (limits.registers_per_thread as f64 + 1.0) * share;
-    let most = if work.persist > 0.0 { most } else { most.min(of_file * OF_FILE) };
+    let most = if work.persist > 0.0 { most } else { most.min(of_file * REGISTER_FILE_SHARE) };
     let spills = work.spilled(facts, machine) > 0.0;
     let fit = match (least..=most).contains(&held) {
         true if rows || !spills => Fit::Good,
@@ -241,7 +241,7 @@ fn powers(from: usize, to: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(from.next_power_of_two()), |n| n.checked_mul(2)).take_while(move |n| *n <= to)
 }
 fn each(elements: usize, warps: usize, bytes: usize) -> bool {
-    elements.is_multiple_of(32 * warps) && EACH.contains(&(elements / (32 * warps) * bytes))
+    elements.is_multiple_of(32 * warps) && THREAD_BYTES.contains(&(elements / (32 * warps) * bytes))
 }
 fn bind(warps: usize, cluster: usize) -> impl Iterator<Item = Step> {
     [Step::Warps(warps)].into_iter().chain((cluster > 1).then_some(Step::Cluster(cluster)))
@@ -260,7 +260,7 @@ fn slices(instances: usize, n: usize, chunk: usize, machine: &Machine) -> Vec<us
     all
 }
 
-fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
+fn rows(nest: &Nest, facts: &NestFeatures, n: usize, all: &mut Vec<Schedule>) {
     let machine = nest.machine;
     let bytes = facts.widest();
     let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
@@ -278,13 +278,14 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
     let strips = (0..kept.len()).any(|k| has_strips(nest, facts, k));
     if along_row || !strips {
         for high in powers(1, 1024).filter(|h| *h == 1 || !kept.is_empty() && *h <= rows.next_power_of_two()) {
-            for warps in WARPS.into_iter().filter(|w| high * wide <= TILE && each(high * wide, *w, bytes)) {
+            for warps in WARPS.into_iter().filter(|w| high * wide <= MAX_TILE && each(high * wide, *w, bytes)) {
                 let mut steps = if high > 1 { fuse() } else { vec![] };
                 steps.extend((high > 1).then_some(Step::Split(Axis::Kept(0), high)));
                 steps.push(Step::Split(Axis::Row, wide));
                 steps.extend(bind(warps, 1));
                 // Short rows: fewer lanes of each exchange less, and fewer of them are past its end.
-                let lanes = LANES.into_iter().filter(|n| high * n == 32 * warps && OF_LANE.contains(&(wide / n)));
+                let lanes =
+                    ROW_LANES.into_iter().filter(|n| high * n == 32 * warps && ELEMENTS_PER_LANE.contains(&(wide / n)));
                 let by_lane = lanes.map(|n| Schedule { steps: steps.clone() }.then(Step::Lanes(n)));
                 by_lane.for_each(|s| variants(nest, facts, s, all));
                 variants(nest, facts, Schedule { steps }, all);
@@ -319,7 +320,7 @@ fn rows(nest: &Nest, facts: &Facts, n: usize, all: &mut Vec<Schedule>) {
     for (k, extent) in kept.iter().enumerate() {
         columns(nest, facts, (n, k..k + 1), all);
         // Short strips of several others are one.
-        if k > 0 && *extent < SIDE {
+        if k > 0 && *extent < MIN_SIDE {
             columns(nest, facts, (n, 0..k + 1), all);
         }
     }
@@ -335,7 +336,7 @@ fn one_row(n: usize) -> Schedule {
 }
 
 /// Whether rows are strided in memory and the kept axis number `k` is not.
-fn has_strips(nest: &Nest, facts: &Facts, k: usize) -> bool {
+fn has_strips(nest: &Nest, facts: &NestFeatures, k: usize) -> bool {
     let last = facts.coords.iter().rposition(|c| c.1);
     let at = (0..facts.coords.len()).filter(|i| !facts.coords[*i].1).nth(k).unwrap_or(0);
     let strided = |a: &Access| last.is_some_and(|l| a.strides[l].is_some_and(|s| s.abs() > 1));
@@ -344,7 +345,7 @@ fn has_strips(nest: &Nest, facts: &Facts, k: usize) -> bool {
 }
 
 /// Tiles along kept axes that are fused, where the last of them has strips.
-fn columns(nest: &Nest, facts: &Facts, (n, axes): (usize, std::ops::Range<usize>), all: &mut Vec<Schedule>) {
+fn columns(nest: &Nest, facts: &NestFeatures, (n, axes): (usize, std::ops::Range<usize>), all: &mut Vec<Schedule>) {
     let machine = nest.machine;
     let bytes = facts.widest();
     let kept: Vec<usize> = nest.kept().map(|c| c.extent).collect();
@@ -357,7 +358,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, axes): (usize, std::ops::Range<usize>
         .filter(|all| all.len() > 1)
         .map(|all| Step::Fuse(all.map(|k| Axis::Kept(k as u8)).collect()));
     let extent: usize = kept[axes].iter().product();
-    if fused.is_some() && extent > LONGEST {
+    if fused.is_some() && extent > MAX_FUSED_EXTENT {
         return;
     }
     let widest = extent.next_power_of_two();
@@ -381,7 +382,7 @@ fn columns(nest: &Nest, facts: &Facts, (n, axes): (usize, std::ops::Range<usize>
                 }
                 // Pieces of lines that instances read at different times are read more than once.
                 if strip * bytes >= LINE || strip >= extent {
-                    looks_back(nest, facts, &base, &[1, GROUP], all);
+                    looks_back(nest, facts, &base, &[1, CHUNKS_PER_GROUP], all);
                 }
             }
         }
@@ -413,7 +414,7 @@ fn peeled<'m>(nest: &Nest<'m>, base: &Schedule) -> Option<(Schedule, RowPlan<'m>
 
 /// The same chunks, each an instance that waits for those before it; with sums of so many, and with so few registers that several blocks are
 /// resident.
-fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], groups: &[usize], all: &mut Vec<Schedule>) {
+fn looks_back(nest: &Nest, facts: &NestFeatures, base: &[Step], groups: &[usize], all: &mut Vec<Schedule>) {
     if facts.scans == 0 {
         return;
     }
@@ -428,7 +429,7 @@ fn looks_back(nest: &Nest, facts: &Facts, base: &[Step], groups: &[usize], all: 
 /// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes in flight without
 /// one, on all multiprocessors, unless they are of half types without masks. Blocks that exchange one number per row wait at a barrier of the
 /// cluster, with what they have stored; with two they wait for the numbers alone.
-fn gains(facts: &Facts, plan: &RowPlan) -> bool {
+fn gains(facts: &NestFeatures, plan: &RowPlan) -> bool {
     if facts.reductions < 2 {
         return false;
     }
@@ -442,7 +443,7 @@ fn gains(facts: &Facts, plan: &RowPlan) -> bool {
 
 /// Bytes of shared memory of a persistent block with tiles of so many elements: what it reads of its rows, and of operands that rows share, but
 /// for those at other places in each row.
-fn held(facts: &Facts, plan: &RowPlan, elements: usize) -> usize {
+fn held(facts: &NestFeatures, plan: &RowPlan, elements: usize) -> usize {
     let along = |a: &Access, row: bool| facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 == row && *s != Some(0));
     let vectors = |a: &&Access| along(a, false) || plan.unaligned.is_none() || plan.copies;
     let bytes: usize =
@@ -451,31 +452,32 @@ fn held(facts: &Facts, plan: &RowPlan, elements: usize) -> usize {
 }
 
 /// The same schedules with the last pass reversed, where there are several and the L2 cache has a part of what they read.
-fn reversed(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
+fn reversed(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Schedule>) {
     let large = facts.bytes > nest.machine.units.l2 as u64;
     if !large || !facts.stored_along() || facts.levels == 0 || facts.scans > 0 {
         return;
     }
     // A chunk of one element has no end to start from.
-    let several = |s: &&Schedule| !s.steps.contains(&Step::Split(Axis::Row, 1)) && Work::of(facts, s).passes > 1.0;
+    let several =
+        |s: &&Schedule| !s.steps.contains(&Step::Split(Axis::Row, 1)) && TileFootprint::of(facts, s).passes > 1.0;
     let found: Vec<Schedule> = all.iter().filter(several).map(|s| s.clone().then(Step::Reverse(Axis::Row))).collect();
     all.extend(found);
 }
 
 /// Registers of a thread with which a share of a multiprocessor's warps is resident.
 fn of_resident(machine: &Machine) -> usize {
-    let warps = (machine.limits.warps_per_multiprocessor as f64 * RESIDENT) as usize;
+    let warps = (machine.limits.warps_per_multiprocessor as f64 * RESIDENT_WARPS) as usize;
     machine.limits.registers_per_multiprocessor / (32 * warps.max(1))
 }
 
 /// A schedule of clusters, and the same with so few registers that several of its blocks are resident.
-fn clustered(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
+fn clustered(nest: &Nest, facts: &NestFeatures, base: Schedule, all: &mut Vec<Schedule>) {
     variants(nest, facts, base.clone().then(Step::Registers(of_resident(nest.machine))), all);
     variants(nest, facts, base, all);
 }
 
 /// A schedule that holds whole rows, and what else it may do.
-fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>) {
+fn variants(nest: &Nest, facts: &NestFeatures, base: Schedule, all: &mut Vec<Schedule>) {
     let fits = |s: &Schedule| fitting(nest, s);
     let Some((plan, scene)) = fits(&base) else { return };
     if crate::schedule::stage_rows::packs(&plan, &scene).is_ok() {
@@ -510,7 +512,7 @@ fn variants(nest: &Nest, facts: &Facts, base: Schedule, all: &mut Vec<Schedule>)
     }
 }
 
-fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
+fn points(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Schedule>) {
     let bytes = facts.widest();
     let extents: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let axis = |n: usize| Axis::Kept(n as u8);
@@ -527,7 +529,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let extent: usize = extents[first..].iter().product();
         for (warps, per) in sizes() {
             let block = (32 * warps * per).min(extent.next_power_of_two());
-            if first < inner && extent > LONGEST || block < 32 * warps && warps > 1 {
+            if first < inner && extent > MAX_FUSED_EXTENT || block < 32 * warps && warps > 1 {
                 continue;
             }
             let mut steps = fused(first, extents.len());
@@ -541,7 +543,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         for width in powers(8, last.next_power_of_two().min(4096)) {
             for (warps, per) in sizes() {
                 let high = 32 * warps * per / width;
-                if high > 1 && high <= tall.next_power_of_two() && tall <= LONGEST {
+                if high > 1 && high <= tall.next_power_of_two() && tall <= MAX_FUSED_EXTENT {
                     let mut steps = fused(first, inner);
                     steps.extend([Step::Split(axis(first), high), Step::Split(axis(inner), width)]);
                     steps.extend(bind(warps, 1));
@@ -554,7 +556,7 @@ fn points(nest: &Nest, facts: &Facts, all: &mut Vec<Schedule>) {
         let sides = |extent: usize| [16, 32, 64, 128].map(|n| extent.next_power_of_two().min(n));
         let length = |from: usize| extents[from..].iter().product::<usize>();
         for from in (first + 1..=inner).filter(|n| across && *n > first + usize::from(*n == inner)) {
-            if from < inner && (length(from + 1) >= SIDE || length(from) > LONGEST) {
+            if from < inner && (length(from + 1) >= MIN_SIDE || length(from) > MAX_FUSED_EXTENT) {
                 continue;
             }
             for (a, b) in sides(extents[first]).into_iter().flat_map(|a| sides(length(from)).map(|b| (a, b))) {

@@ -8,7 +8,7 @@ use crate::nest::passes::{Reduced, in_passes};
 use crate::scalar::dag::{NodeId, Store};
 use crate::scalar::expr::{Expr, linear};
 use crate::scalar::types;
-use crate::schedule::split_reduce::{FEW, JOINED, columns_of, joining_warps};
+use crate::schedule::split_reduce::{MAX_JOINED_PARTIALS, MAX_SERIAL_PARTS, columns_of, joining_warps};
 use crate::schedule::tile::Shape;
 use kiln_block::{BinaryOp as B, CmpOp, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
@@ -213,8 +213,8 @@ impl RowLoop<'_> {
     fn combines_in_lanes(&self) -> bool {
         let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
         let tile = rows * self.plan.parts.next_power_of_two();
-        let many = (self.plan.parts > FEW || self.per_wide_row > 1) && self.scans().is_empty();
-        rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
+        let many = (self.plan.parts > MAX_SERIAL_PARTS || self.per_wide_row > 1) && self.scans().is_empty();
+        rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= MAX_JOINED_PARTIALS
     }
     /// Combines all parts as lanes of one block.
     pub(super) fn combine_lanes(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Acc {

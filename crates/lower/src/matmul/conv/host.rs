@@ -18,7 +18,7 @@ use kiln_plan::exec::{Matrix, Slot, axes};
 use std::ops::Range;
 
 /// Images of fewer points than this share a matmul, so that it is wide.
-const FEW: usize = 256;
+const MAX_NARROW_POINTS: usize = 256;
 
 impl Conv {
     /// The weight as an operand.
@@ -65,7 +65,7 @@ pub fn lower(of: &Lowering, v: ValueId, c: &Conv) -> Result<Emitted, LowerError>
         false => c.padded(&mut h, &c.padding, &c.x_shape[2..])?,
     };
     let place = h.destination(v)?;
-    let together = (n > 1 && c.points < FEW).then_some(n);
+    let together = (n > 1 && c.points < MAX_NARROW_POINTS).then_some(n);
     let patches = c.patches(&x, 0, &c.out[2..], together);
     let image = c.out[1] * c.points;
     let result = Matrix {
@@ -151,7 +151,7 @@ fn with_terms(
     }
     let points: Vec<usize> = ranges.iter().map(Range::len).collect();
     let count: usize = points.iter().product();
-    let together = (n > 1 && count < FEW).then_some(n);
+    let together = (n > 1 && count < MAX_NARROW_POINTS).then_some(n);
     let patches = conv.patches(x, start, &points, together);
     let image = c.out[1] * c.points;
     let result = Matrix {

@@ -37,7 +37,7 @@ const INPUT: Slot = Slot::Scratch(0);
 /// Operands are K-major, in rows of whole lines.
 pub const DEEP: Side = Side { major: Major::Depth, lines: true };
 /// Most elements of a buffer.
-const MOST: usize = 1 << 32;
+const MAX_ELEMENTS: usize = 1 << 32;
 
 /// Where an implicit GEMM's copy of the input comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -161,7 +161,7 @@ pub fn with<T>(
     let w = Windows::new(c, by_patches.v, dtype, weight, folded);
     // Batch invariance: im2col sums in another order, and which is faster depends on the number of images.
     let either = !machine.contract.batch_invariant && wgmma::takes(dtype, machine);
-    if !either || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
+    if !either || !deep || c.transposed || !(1..=MAX_ELEMENTS).contains(&w.input().iter().product()) {
         return Ok(None);
     }
     let matmul = Matmul {

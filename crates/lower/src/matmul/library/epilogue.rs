@@ -7,9 +7,9 @@ use crate::matmul::dims::{Dims, place};
 use crate::matmul::host::{Operand, for_library};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, NodeId, NodeOp, Scene};
-use crate::scalar::epilogue_map::{Positions, outputs, the_sums};
+use crate::scalar::epilogue_map::{Positions, accumulators, outputs};
 use crate::scalar::expr::Expr;
-use crate::scalar::resolve::{Body, Matmul};
+use crate::scalar::resolve::{Body, MatmulSource};
 use crate::scalar::space::Space;
 use crate::steps::Emitted;
 use kiln_graph::{BinaryOp, DType, UnaryOp, ValueId};
@@ -21,7 +21,7 @@ pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
     if !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) {
         return None;
     }
-    let body = Body { matmul: Some((v, Matmul::Node)), ..of.body };
+    let body = Body { matmul: Some((v, MatmulSource::Node)), ..of.body };
     let dims = [&d.batch[..], &[d.m, d.n]].concat();
     let all = outputs(&body, &dims, Positions { place: &|ix| place(g, v, ix), lattice: &[] }, None)?;
     let [only] = &all[..] else { return None };
@@ -29,7 +29,7 @@ pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
     let mut r = body.resolver();
     let store = only.store(&mut r, &axes).ok()?;
     let scene = Scene { dag: r.dag, stores: vec![store] };
-    let [anchor] = the_sums(&scene, 1)?[..] else { return None };
+    let [anchor] = accumulators(&scene, 1)?[..] else { return None };
     let store = &scene.stores[0];
     let whole = store.guards.is_empty() && store.dtype == dtype && g.ty(g.outputs[0]).count() == g.ty(v).count();
     let c = Operand::at(store.slot, &store.at, &axes).filter(|_| whole)?;

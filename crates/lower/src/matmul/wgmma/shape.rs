@@ -11,10 +11,10 @@ use kiln_plan::{Engine as Unit, Hardware, Operand, Precision, Step};
 use std::fmt;
 
 /// Most columns of a matmul for which there are narrow tiles.
-pub const FEW: usize = 32;
+pub const MAX_SKINNY_ROWS: usize = 32;
 /// Most stages that are chosen by default, and least beside buffers of what the epilogue reads.
-const STAGES: usize = 12;
-const RING: usize = 3;
+const MAX_STAGES: usize = 12;
+const MIN_STAGES: usize = 3;
 
 /// Tiles of tensor cores: rows, columns, consumer warpgroups, copies along K in a stage. Those of 64 columns and more
 /// come first. Block programs hold 192 columns in blocks of 256.
@@ -35,7 +35,7 @@ const TENSOR_TILES: [(usize, usize, usize, usize); 14] = [
     (64, 16, 1, 1),
 ];
 /// How many of them have 64 columns or more.
-const WIDE: usize = 10;
+const WIDE_TILES: usize = 10;
 
 /// The unit that multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +79,7 @@ impl Engine {
     }
     /// Whether the accumulator of each stage is zero-initialised and added to the total in f32: tensor cores truncate
     /// when they accumulate, which over a long K always errs towards zero.
-    pub fn apart(self) -> bool {
+    pub fn promotes_each_stage(self) -> bool {
         matches!(self, Engine::Tf32x3 | Engine::F8)
     }
     /// Tiles of an operand in a stage: two for high and low parts.
@@ -111,7 +111,7 @@ impl Engine {
         match self {
             Engine::TensorCores | Engine::F8 => &TENSOR_TILES,
             // tf32 has no tiles narrower than 64 columns.
-            Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE],
+            Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE_TILES],
             Engine::Simt => {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
@@ -269,7 +269,7 @@ impl fmt::Display for Misfit {
                 "the rows that the epilogue reduces are not whole in a tile; `stage c global` computes it by a launch of its own",
             ),
             Misfit::Crossed => f.write_str("K of a stage crosses the channels of a point"),
-            Misfit::Narrow => write!(f, "tiles of fewer than 64 columns are for matmuls of at most {FEW}"),
+            Misfit::Narrow => write!(f, "tiles of fewer than 64 columns are for matmuls of at most {MAX_SKINNY_ROWS}"),
             Misfit::PingPong => f.write_str("fma has one tile in flight"),
             Misfit::Depth => write!(f, "K of a stage is {SPAN} bytes, or with tensor cores {}", 2 * SPAN),
             Misfit::Accumulators => f.write_str("the accumulators do not fit a thread's registers"),
@@ -324,17 +324,17 @@ pub fn shape(
     // Rows to reduce that do not fit a tile: heads must be as wide as one. Under split-K the step that sums slices
     // reduces.
     let whole_block = n.is_power_of_two();
-    let cut = p.row.is_some_and(|len| p.whole.is_none() && (!whole_block || n < len || len < p.n && n != len));
+    let cut = p.row.is_some_and(|len| p.full_k.is_none() && (!whole_block || n < len || len < p.n && n != len));
     refuse(cut, Misfit::Cut)?;
     // Implicit GEMM: a stage must not cross rows of the array.
     refuse(p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0), Misfit::Crossed)?;
     // Tensor cores are slower in narrow tiles.
-    refuse(n < 64 && p.n > FEW, Misfit::Narrow)?;
+    refuse(n < 64 && p.n > MAX_SKINNY_ROWS, Misfit::Narrow)?;
     refuse(in_flight > 1 && engine == Engine::Simt, Misfit::PingPong)?;
     refuse(!(1..=engine.most_spans()).contains(&spans), Misfit::Depth)?;
     let sums = p.sums();
     // Accumulators of a thread.
-    let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
+    let held = sums * m * n / copies / 128 * (1 + usize::from(engine.promotes_each_stage()));
     refuse(held > 128, Misfit::Accumulators)?;
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
@@ -360,12 +360,12 @@ pub fn shape(
         Some(_) => return Err(Misfit::Buffers(slices)),
         None if through.prefetched => {
             let mut some = (1..=slices).rev().filter(divides);
-            some.find(|buffers| room_beside(*buffers) >= RING).unwrap_or(0)
+            some.find(|buffers| room_beside(*buffers) >= MIN_STAGES).unwrap_or(0)
         }
         None => 0,
     };
     let room = room_beside(if shape.buffers > 0 { shape.buffers } else { BUFFERS });
-    shape.stages = choices.stages.unwrap_or(room.min(STAGES));
+    shape.stages = choices.stages.unwrap_or(room.min(MAX_STAGES));
     refuse(!(2..=room).contains(&shape.stages), Misfit::Stages(room))?;
     refuse(!(cluster == 1 || cluster == 2 && whole), Misfit::Cluster)?;
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;

@@ -27,7 +27,7 @@ impl Parts {
     pub fn piece<'a>(self, p: &Matmul<'a>) -> Matmul<'a> {
         match self.count {
             1 => Matmul { batch: p.batch.clone(), ..*p },
-            n => Matmul { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
+            n => Matmul { batch: [&[n], &p.batch[..]].concat(), k: self.len, full_k: Some(p.k), ..*p },
         }
     }
 }

@@ -81,7 +81,7 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
 /// the result.
 pub fn prefetched(scene: &Scene, p: &Matmul, [rows, columns]: [Axis; 2]) -> Option<(NodeId, Strided)> {
     let [store] = &scene.stores[..] else { return None };
-    Strided::store(store, &p.batch, rows, columns).filter(|_| p.row.is_none() && p.whole.is_none())?;
+    Strided::store(store, &p.batch, rows, columns).filter(|_| p.row.is_none() && p.full_k.is_none())?;
     let array = |n: NodeId| match &scene.dag.node(n).op {
         NodeOp::Load { slot, at, guards } if guards.is_empty() && scene.dag.node(n).dtype == store.dtype => {
             Some((n, Strided::array(*slot, at, &p.batch, [rows, columns], store.dtype.bytes())?))
@@ -105,9 +105,9 @@ impl Strided {
         if !guards.is_empty() {
             return None;
         }
-        let in_parts = p.whole.is_none_or(|_| coefficient(at, 0) == p.k * coefficient(at, depth.0));
-        let (bytes, depth) = (node.dtype.bytes(), (depth.0, p.whole.unwrap_or(depth.1)));
-        let own = usize::from(p.whole.is_some());
+        let in_parts = p.full_k.is_none_or(|_| coefficient(at, 0) == p.k * coefficient(at, depth.0));
+        let (bytes, depth) = (node.dtype.bytes(), (depth.0, p.full_k.unwrap_or(depth.1)));
+        let own = usize::from(p.full_k.is_some());
         let of = |axes, major| Strided::of(*slot, at, &p.batch, own, axes, bytes, major).filter(|_| in_parts);
         // Columns come after rows.
         let in_windows = p.run.is_some() && outer.0 as usize > p.batch.len();
@@ -119,9 +119,9 @@ impl Strided {
     /// An operand of an implicit GEMM: rows and columns are functions of K. Such an array goes on beyond K, so split-K
     /// slices must be whole.
     fn windows(slot: Slot, at: &Expr, p: &Matmul, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
-        let (parts, own) = p.whole.map_or((1, 0), |_| (p.batch[0], 1));
+        let (parts, own) = p.full_k.map_or((1, 0), |_| (p.batch[0], 1));
         let run =
-            p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.whole.is_none_or(|k| k == parts * p.k))?;
+            p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.full_k.is_none_or(|k| k == parts * p.k))?;
         let of_depth = |c: CoordId| c == depth || own == 1 && c == 0;
         let follows = |(a, _): &(Atom, i64)| {
             let (mut all, e) = (true, Expr { terms: vec![(a.clone(), 1)], constant: 0 });

@@ -5,12 +5,12 @@
 //! composite's own type is left to whoever stores or casts it, as for any other op.
 //! Never: a formula of its own, but for softmax, whose division has a cheaper form in a GEMM's epilogue and on the host.
 use crate::scalar::dag::NodeId;
-use crate::scalar::resolve::{Here, Resolved, Resolver, kept};
+use crate::scalar::resolve::{ResolvePoint, Resolved, Resolver, kept};
 use kiln_graph::{BinaryOp, Graph, Op, ReduceOp, UnaryOp, ValueId};
 
 impl<'a> Resolver<'a> {
     /// An element of a composite, by its decomposition.
-    pub(crate) fn composite(&mut self, here: &Here) -> Resolved {
+    pub(crate) fn composite(&mut self, here: &ResolvePoint) -> Resolved {
         let decomposed = self.decomposed;
         let part = match decomposed.get(here.v) {
             Some(part) if self.within.is_none() => part,
@@ -29,7 +29,12 @@ impl<'a> Resolver<'a> {
         value
     }
     /// An operand of the composite that is being taken apart.
-    pub(crate) fn operand(&mut self, input: usize, (composite, body): (ValueId, &'a Graph), here: &Here) -> Resolved {
+    pub(crate) fn operand(
+        &mut self,
+        input: usize,
+        (composite, body): (ValueId, &'a Graph),
+        here: &ResolvePoint,
+    ) -> Resolved {
         let part = std::mem::replace(&mut self.graph, body);
         self.within = None;
         let value = self.at(body.args(composite)[input], here.ix, here.guards);
@@ -37,7 +42,7 @@ impl<'a> Resolver<'a> {
         value
     }
 
-    pub(crate) fn softmax_along(&mut self, x: ValueId, axis: usize, here: &Here) -> Resolved {
+    pub(crate) fn softmax_along(&mut self, x: ValueId, axis: usize, here: &ResolvePoint) -> Resolved {
         let shape = self.graph.shape(x);
         let len = shape[axis];
         let own = self.at(x, here.ix, here.guards)?;

@@ -12,7 +12,7 @@
 use crate::error::LowerError;
 use crate::scalar::dag::{Guard, NodeId, NodeOp};
 use crate::scalar::expr::{CoordId, Expr, delinear_unbounded};
-use crate::scalar::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
+use crate::scalar::resolve::{Inside, ResolvePoint, Resolved, Resolver, inside, joined, kept};
 use crate::scalar::row::LEVEL;
 use kiln_graph::{BinaryOp, ReduceOp, ScanOp, ValueId};
 
@@ -105,14 +105,14 @@ impl Resolver<'_> {
     }
 
     /// An inclusive scan along an axis, at the element being resolved.
-    pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize, here: &Here) -> Resolved {
+    pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize, here: &ResolvePoint) -> Resolved {
         let (shape, dtype) = (self.graph.shape(x), self.graph.dtype(here.v));
         if shape[axis] == 1 {
             return self.at(x, here.ix, here.guards);
         }
         let kept = kept(here.ix, shape, &[axis]);
         let mut ix = here.ix.to_vec();
-        if self.row.as_ref().is_some_and(|row| row.apart) {
+        if self.row.as_ref().is_some_and(|row| row.has_distinct_inner_rows) {
             ix[axis] = self.row_index(&shape[axis..axis + 1])?.swap_remove(0);
         } else {
             self.scan_at.push(ix[axis].clone());
@@ -137,7 +137,7 @@ impl Resolver<'_> {
     /// Checks that a body reads no row coordinate of an enclosing reduction or scan, where levels have coordinates of
     /// their own.
     pub fn closed(&self, body: NodeId) -> Result<(), LowerError> {
-        let Some(row) = self.row.as_ref().filter(|row| row.apart) else { return Ok(()) };
+        let Some(row) = self.row.as_ref().filter(|row| row.has_distinct_inner_rows) else { return Ok(()) };
         let binds = |n: NodeId| matches!(self.dag.node(n).op, NodeOp::Reduce { .. } | NodeOp::Scan { .. });
         let mut around = false;
         for n in self.dag.reach_until(&[body], binds).into_iter().filter(|n| !binds(*n)) {
@@ -156,6 +156,8 @@ mod tests {
     use super::*;
     use crate::scalar::composite::Decomposed;
     use crate::scalar::resolve::Body;
+    use crate::scalar::row::Row;
+    use crate::scalar::space::Space;
     use kiln_graph::Graph;
     use kiln_plan::Rounding;
 
@@ -167,11 +169,11 @@ mod tests {
             graph: &graph,
             decomposed: &Decomposed::default(),
             matmul: None,
-            dual: None,
+            second_output: None,
             rounding: Rounding::AtStores,
         };
         let space = Space::new(&[4, 8], &[false, true]);
-        let space = if apart { space.apart() } else { space };
+        let space = if apart { space.with_distinct_inner_rows() } else { space };
         let [i, j] = [0, 1].map(|axis: usize| space.axes[axis].clone());
         let mut r = body.resolver();
         r.row = Some(Row::of(&space, &j, 8));
