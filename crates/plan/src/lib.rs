@@ -240,7 +240,7 @@ pub struct Kernel {
     pub rounding: Rounding,
     /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
-    /// How its loop nest is mapped onto the machine, if it has exactly one nest and that is not a matmul's; see [`schedule`].
+    /// How it is mapped onto the machine: the steps of its nest or of its matmul, and of its other launches; see [`schedule`].
     #[serde(default)]
     pub schedule: Option<Schedule>,
     /// Why the planner chose it.

@@ -23,12 +23,22 @@ pub fn check(crates: &[PathBuf]) -> Result<usize, Vec<String>> {
         for file in files {
             count += 1;
             match std::fs::read_to_string(&file) {
-                Ok(text) => problems.extend(found(&text).map(|(line, what)| {
-                    let file = file.display();
-                    format!(
-                        "{file}:{line}: `{what}` is a hardware constant; move it to crates/machine and read it from there"
-                    )
-                })),
+                Ok(text) => {
+                    let name = file.display();
+                    problems.extend(found(&text).map(|(line, what)| {
+                        format!(
+                            "{name}:{line}: `{what}` is a hardware constant; move it to crates/machine and read it from there"
+                        )
+                    }));
+                    if PRICES.iter().any(|folder| file.parent().is_some_and(|p| p.ends_with(folder))) {
+                        problems.extend(lines(&text).filter_map(|(line, code)| {
+                            let what = fitted(&code)?;
+                            Some(format!(
+                                "{name}:{line}: {what} was fitted; move it to crates/machine, with its source"
+                            ))
+                        }));
+                    }
+                }
                 Err(e) => problems.push(format!("cannot read {}: {e}", file.display())),
             }
         }
@@ -52,10 +62,37 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Folders of cost models: what was fitted is in crates/machine.
+const PRICES: [&str; 1] = ["lower/src/cost"];
+
+/// Whether a number may stand in a cost model: 0, a power of two, or of ten (a unit).
+fn is_exact(number: f64) -> bool {
+    number == 0.0 || number.log2().fract() == 0.0 || number.log10().fract() == 0.0
+}
+
+/// Numbers with a fraction or an exponent in a line of a cost model that are not exact.
+fn fitted(code: &str) -> Option<f64> {
+    let mut parts = code.split(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '-'));
+    parts.find_map(|word| {
+        let word = word.trim_start_matches('-').replace('_', "");
+        let word = word.strip_suffix("f64").unwrap_or(&word);
+        let is_float = word.starts_with(|c: char| c.is_ascii_digit())
+            && word.contains(['.', 'e'])
+            && !word.contains("..")
+            && !word.starts_with("0x");
+        word.parse::<f64>().ok().filter(|number| is_float && !is_exact(*number))
+    })
+}
+
 /// Line numbers, from 1, and constants found, up to the file's test module (the only module with a body). Comments and strings are ignored.
 fn found(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
+    lines(text).filter_map(|(n, code)| Some((n, figure(&code)?)))
+}
+
+/// Lines of code with their numbers.
+fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let code = text.lines().take_while(|l| !l.starts_with("mod ") || !l.ends_with('{'));
-    code.enumerate().filter_map(|(n, line)| Some((n + 1, figure(&bare(line))?)))
+    code.enumerate().map(|(n, line)| (n + 1, bare(line)))
 }
 
 fn figure(code: &str) -> Option<&'static str> {
@@ -89,6 +126,16 @@ fn bare(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fitted_numbers_of_prices_are_found() {
+        for code in ["let x = 0.35 * y;", "34.0 + z", "f(1.5e-3)", "a - 2.3"] {
+            assert!(fitted(code).is_some(), "{code}");
+        }
+        for code in ["x * 0.5 + 2.0", "1e6", "1e-9", "x.0 + y.1", "256.0f64", "0..3", "n >> 3"] {
+            assert_eq!(fitted(code), None, "{code}");
+        }
+    }
 
     #[test]
     fn figures_in_code_are_found_with_their_line() {

@@ -52,7 +52,6 @@ pub(super) struct Gen<'c, 'k> {
     pub in_turns: bool,
     /// The instance waits for others.
     pub waits: bool,
-    /// Loads that are part of a window.
     /// The last loads of loops that sum what they read, and the index of the current iteration.
     pub batched: HashSet<Value>,
     pub turn: Option<Val<'c>>,

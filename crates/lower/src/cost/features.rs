@@ -6,6 +6,7 @@ use crate::scalar::dag::{Guard, NodeId, NodeOp, Scene};
 use crate::scalar::expr::{Atom, Expr};
 use kiln_block::passes::layout::WINDOW;
 use kiln_graph::DType;
+use kiln_machine::ptxas;
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +76,10 @@ pub struct NestFeatures {
 pub const SECTOR: usize = 32;
 
 impl Access {
+    /// Whether it reads or writes other elements along some of these coordinates.
+    pub fn moves_along(&self, coords: &[usize]) -> bool {
+        coords.iter().any(|i| self.strides[*i] != Some(0))
+    }
     /// Whether all its elements are in the sectors of those of another access, whose spans have so many elements.
     fn in_lines_of(&self, other: &Access, length: u64, extents: &[usize]) -> bool {
         let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
@@ -238,7 +243,7 @@ impl NestFeatures {
             *indices.entry(coords_of(x)).or_default() += arithmetic::quotient(k.unsigned_abs() as usize);
         }
         for g in &bounds {
-            *indices.entry(coords_of(&g.expr)).or_default() += arithmetic::BOUND;
+            *indices.entry(coords_of(&g.expr)).or_default() += ptxas().instructions.bound;
         }
         let row = space.row_ids();
         let passes = in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
@@ -255,7 +260,8 @@ impl NestFeatures {
             };
             *arithmetic.entry(space.among(&deps[of as usize])).or_default() += count;
             let (before, after) = phases[n as usize];
-            kept += usize::from(along(n) && count >= arithmetic::SPECIAL && before + usize::from(after) > 1);
+            kept +=
+                usize::from(along(n) && count >= ptxas().instructions.recomputed && before + usize::from(after) > 1);
         }
         let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
         compare(&mut accesses, &extents);

@@ -89,8 +89,7 @@ pub struct TileFootprint {
     pub tail: bool,
     /// All elements are of half types.
     pub halves: bool,
-    /// Instances wait for totals of those before them.
-    /// Chunks of a group whose sum is published too; 1 without.
+    /// Where instances wait for the totals of those before them: chunks of a group whose sum is published too; 1 without groups.
     pub look_back: Option<f64>,
     /// The row's elements are needed more than once.
     pub rereads_row: bool,
@@ -256,8 +255,8 @@ impl TileFootprint {
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
         // What takes longest hides most of the rest, the more so the more blocks there are; of the latency of a round, they hide each other's.
         let beside = beside.max(1.0);
-        // Blocks that share a row wait for each other; what those that share columns exchange is counted by itself. Rows that are copied ahead
-        // arrive meanwhile, as those of another block do.
+        // Blocks that share a row wait for each other; cluster exchange is priced in `remote`. Rows that are copied ahead arrive meanwhile,
+        // as those of another block do.
         let apart = if w.along { (beside / w.blocks).max(1.0) } else { beside };
         let ahead = w.prefetch || w.persist > 0.0;
         let apart = apart + f64::from(u8::from(ahead));

@@ -2,56 +2,69 @@
 use crate::cost::features::NestFeatures;
 use crate::cost::price::{TileFootprint, WARP};
 use crate::schedule::look_back;
+use kiln_machine::ptxas;
 use kiln_plan::Hardware;
 
 impl TileFootprint {
-    /// Registers of a thread as ptxas allocates them without a limit: fitted to 5,000 programs, half of them within 6, nine in ten within 20.
+    /// Registers of a thread as ptxas allocates them without a limit.
     fn registers(&self, facts: &NestFeatures) -> f64 {
-        let w = self;
+        let (w, fits) = (self, &ptxas().registers);
+        let element = w.elements_per_thread;
         let long = facts.accesses.iter().any(|a| a.store && a.bytes > 4);
         if w.look_back.is_some() {
-            // What is scanned stays in registers while others are waited for, in the type of the sums.
+            let fit = &fits.look_back;
             let rows = w.tile / w.chunk;
             // Totals of columns that a thread waits for at once.
             let totals = look_back::at_once(w.warps as usize, rows as usize) as f64 * rows / (WARP * w.warps);
-            let waits = if rows > 1.0 { 1.5 * totals - 7.0 } else { 0.0 };
-            return 20.0 + waits + if long { 4.1 } else { 1.3 } * w.elements_per_thread;
+            let waits = if rows > 1.0 { fit.total * totals - fit.totals_in_place } else { 0.0 };
+            return fit.base + waits + if long { fit.wide_element } else { fit.element } * element;
         }
         if facts.scans > 0 && !w.whole {
-            let (base, each) = match (w.tile > w.chunk, w.halves) {
-                (true, true) => (46.0, 2.0),
-                (true, false) => (46.0, 1.05),
-                (false, true) => (20.0, 1.38),
-                (false, false) => (20.0, 2.65),
-            };
-            return base + each * if long { 2.0 } else { 1.0 } * w.elements_per_thread;
+            let fit = if w.tile > w.chunk { &fits.scanned_tiles } else { &fits.scanned_rows };
+            let each = if w.halves { fit.half_element } else { fit.element };
+            return fit.base + each * if long { 2.0 } else { 1.0 } * element;
         }
         if facts.scans > 0 {
-            return if w.halves { 12.5 + 1.25 * w.elements_per_thread } else { 20.7 + 1.23 * w.elements_per_thread };
+            let fit = if w.halves { &fits.scanned_whole_half_rows } else { &fits.scanned_whole_rows };
+            return fit.base + fit.element * element;
         }
         if facts.ordered > 0 {
-            // In a loop the chunk of an element beside it; elements of a tile are compared as they come. Of 167 programs half within 3, nine
-            // in ten within 16.
-            return if w.whole { 20.0 + 0.28 * w.elements_per_thread } else { 11.5 + 2.55 * w.elements_per_thread };
+            // In a loop a thread has the chunk of an element besides; elements of a tile are compared as they come.
+            let fit = if w.whole { &fits.positions_of_whole_rows } else { &fits.positions };
+            return fit.base + fit.element * element;
         }
         match facts.coords.iter().any(|c| c.1) {
-            // Of 929 programs of windows, with all registers that a thread may have: half within 14, nine in ten within 90. All loads come first
-            // where elements have places of their own; those of vectors are used as they come.
-            false if facts.window => 34.0 + (0.16 + 0.57 * (w.bounded_elements / 4.0).min(1.0)) * w.loaded,
+            // All loads come first where elements have places of their own; those of vectors are used as they come.
+            false if facts.window => {
+                let fit = &fits.windows;
+                fit.base + (fit.word + fit.bounded_word * (w.bounded_elements / 4.0).min(1.0)) * w.loaded
+            }
             // Whether the elements are in bounds is computed before they are loaded.
-            false => 20.4 + 0.76 * w.words + facts.guards as f64 * w.bounded_elements,
-            true if w.persist > 0.0 => 35.8 + 1.4 * w.elements_per_thread + 3.2 * w.results,
+            false => {
+                let fit = &fits.points;
+                fit.base + fit.word * w.words + facts.guards as f64 * w.bounded_elements
+            }
+            true if w.persist > 0.0 => {
+                let fit = &fits.persistent;
+                fit.base + fit.element * element + fit.result * w.results
+            }
             true if w.whole => {
+                let fit = &fits.whole_rows;
                 // Half types are computed with in f32.
-                let (wide, peeled) = if w.halves { (0.46 * w.elements_per_thread, 23.0) } else { (0.0, 13.0) };
-                let held = w.words_live_across.max(w.elements_per_thread * facts.kept as f64);
-                16.5 + held
+                let (wide, peeled) =
+                    if w.halves { (fit.half_element * element, fit.peeled_halves) } else { (0.0, fit.peeled) };
+                let across = w.words_live_across.max(element * facts.kept as f64);
+                fit.base
+                    + across
                     + wide
-                    + 1.1 * w.words_after_reduction
-                    + 2.2 * w.results
+                    + fit.later_word * w.words_after_reduction
+                    + fit.result * w.results
                     + if w.peeled { peeled } else { 0.0 }
             }
-            true => 34.0 + 0.41 * w.elements_per_thread + 0.74 * w.words_after_reduction + 0.5 * w.results,
+            true => {
+                let fit = &fits.chunks;
+                fit.base + fit.element * element + fit.later_word * w.words_after_reduction + fit.result * w.results
+            }
         }
     }
 
@@ -66,14 +79,14 @@ impl TileFootprint {
         (file, w.registers(facts), most)
     }
 
-    /// Registers that a thread keeps in memory: ptxas computes again, or loads again, before it spills. Of 281 programs with limits it
-    /// spilled in 72; this tells 258 of them right.
+    /// Registers that a thread keeps in memory: ptxas computes again, or loads again, before it spills.
     pub fn spilled(&self, facts: &NestFeatures, machine: &Hardware) -> f64 {
         let (w, (_, registers, most)) = (self, self.allocated(facts, machine));
         let least = if w.whole && facts.coords.iter().any(|c| c.1) {
-            let (word, computed) = if w.halves { (0.5, 0.32) } else { (1.0, 1.18) };
-            let own = if w.persist > 0.0 { w.elements_per_thread * word } else { w.words_live_across };
-            registers.min(10.7 + 1.46 * own + computed * w.elements_per_thread + 2.3 * w.results)
+            let fit = &ptxas().spills;
+            let (word, computed) = if w.halves { (0.5, fit.half_element) } else { (1.0, fit.element) };
+            let across = if w.persist > 0.0 { w.elements_per_thread * word } else { w.words_live_across };
+            registers.min(fit.base + fit.word * across + computed * w.elements_per_thread + fit.result * w.results)
         } else {
             registers
         };

@@ -1,7 +1,7 @@
 //! Emits row programs: in one tile, or in loops over chunks of the row with one pass per level of reductions. Rows that
 //! several instances share leave partial results in scratch. What one pass accumulates: [`reduced`].
 //!
-//! Takes: a scene and the [`RowPlan`] that [`crate::schedule::row_plan`] chose. Gives: its steps.
+//! Takes: a scene and the [`RowPlan`] that its schedule states. Gives: its steps.
 pub mod accumulator;
 pub mod exponentials;
 pub mod look_back;
