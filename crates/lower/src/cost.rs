@@ -1,6 +1,7 @@
 //! Prices of schedules: what a launch is predicted to take, in closed form, from numbers alone.
 //!
-//! Nests: [`features`] has a nest in numbers, [`footprint`] what an instance of a schedule does, [`price`] the time. Matmuls: [`mma`] and
+//! Nests: [`features`] has a nest in numbers, [`tiled_nest`] its tiles, [`tile_layout`] what threads hold of one,
+//! [`footprint`] what an instance does, [`price`] the time. Matmuls: [`mma`] and
 //! [`wgmma`].
 //! Never: chooses, or looks at a program. Figures of hardware are the machine's.
 
@@ -13,5 +14,7 @@ pub mod library;
 pub mod mma;
 pub mod price;
 pub mod registers;
+pub mod tile_layout;
+pub mod tiled_nest;
 pub mod wgmma;
 pub mod windows;
