@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, LoadMode, Op, Param,
-    ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CmpOp, Const, DotPrecision, Elem, InstData, LoadMode, Op,
+    Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ pub type Program<'a> = Box<dyn FnOnce(&mut Builder, Option<Value>) + 'a>;
 /// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a
 /// wrong program is built and then rejected.
 pub struct Builder {
-    kernel: Kernel,
+    kernel: BlockProgram,
     open: Vec<Region>,
     fault: Option<String>,
     /// What wider values were cast from, by these.
@@ -21,7 +21,7 @@ pub struct Builder {
 impl Builder {
     pub fn new(name: impl Into<String>, grid: [usize; 3], warps: usize) -> Builder {
         Builder {
-            kernel: Kernel { name: name.into(), grid, warps, blocks: 1, cluster: 1, ..Kernel::default() },
+            kernel: BlockProgram { name: name.into(), grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() },
             open: vec![Region::default()],
             fault: None,
             narrow: HashMap::new(),
@@ -356,7 +356,7 @@ impl Builder {
     pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
         self.kernel.arithmetic = arithmetic;
     }
-    pub fn finish(mut self) -> Kernel {
+    pub fn finish(mut self) -> BlockProgram {
         self.kernel.body = self.open.pop().unwrap_or_default();
         self.kernel
     }

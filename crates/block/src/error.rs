@@ -7,5 +7,5 @@ pub enum BlockError {
     #[error("{op}: {what}")]
     Op { op: String, what: String },
     #[error("kernel {kernel}: {what}")]
-    Kernel { kernel: String, what: String },
+    BlockProgram { kernel: String, what: String },
 }

@@ -97,7 +97,7 @@ fn one() -> usize {
 
 /// A block program. Its launch is static: shapes are constants of the program.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Kernel {
+pub struct BlockProgram {
     pub name: String,
     pub params: Vec<Param>,
     /// Program instances along each axis of the grid; 0 along any axis: nothing runs.
@@ -128,7 +128,7 @@ pub struct Kernel {
     pub body: Region,
 }
 
-impl Kernel {
+impl BlockProgram {
     pub fn value(&self, v: Value) -> &ValueData {
         &self.values[v.0 as usize]
     }
@@ -177,7 +177,7 @@ impl Kernel {
     /// The same kernel without unreachable values and instructions, renumbered: parameters first, then values in the
     /// order of their old numbers; an op's instruction follows those of its regions. This is what parsing the text form
     /// gives.
-    pub fn compacted(&self) -> Kernel {
+    pub fn compacted(&self) -> BlockProgram {
         let mut used = vec![false; self.values.len()];
         let mut mark = |v: &Value| {
             if let Some(u) = used.get_mut(v.0 as usize) {
@@ -225,7 +225,7 @@ impl Kernel {
         }
     }
     /// Renumbers every value `v` to `to[v]`, a permutation.
-    pub fn renumbered(&self, to: &[Value]) -> Kernel {
+    pub fn renumbered(&self, to: &[Value]) -> BlockProgram {
         fn region(r: &mut Region, new: &impl Fn(&mut Value)) {
             r.params.iter_mut().for_each(new);
         }

@@ -19,7 +19,7 @@ pub mod verify;
 
 pub use builder::Builder;
 pub use error::BlockError;
-pub use ir::{Arithmetic, Array, Inst, InstData, Kernel, Param, Region, Value, ValueData};
+pub use ir::{Arithmetic, Array, BlockProgram, Inst, InstData, Param, Region, Value, ValueData};
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, LoadMode, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};

@@ -13,18 +13,18 @@ pub mod split;
 pub mod warpgroup;
 
 use crate::analysis::Analysis;
-use crate::{BinaryOp, BlockError, InstData, Kernel, Op, Value, verify::verify};
+use crate::{BinaryOp, BlockError, BlockProgram, InstData, Op, Value, verify::verify};
 use kiln_machine::Machine;
 
 /// A pass with its name.
-pub type Pass = (&'static str, fn(&mut Kernel));
+pub type Pass = (&'static str, fn(&mut BlockProgram));
 
 /// Every pass, in the order in which they should run.
 pub const PASSES: &[Pass] =
     &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
 
 /// A pass for a machine, which refuses programs of another form.
-pub type Step = (&'static str, fn(&Kernel, &Machine) -> Result<Kernel, warpgroup::Refusal>);
+pub type Step = (&'static str, fn(&BlockProgram, &Machine) -> Result<BlockProgram, warpgroup::Refusal>);
 
 /// `split` is for loops with masks. Then the passes toward warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
 pub const STEPS: &[Step] = &[
@@ -43,7 +43,7 @@ pub const STEPS: &[Step] = &[
 /// The passes that every program goes through.
 pub const CANONICAL: &[&str] = &["fold", "cse", "licm", "dce"];
 
-fn assign_layouts(k: &mut Kernel) {
+fn assign_layouts(k: &mut BlockProgram) {
     *k = layout::assign(k);
 }
 
@@ -54,15 +54,15 @@ pub fn known() -> impl Iterator<Item = &'static str> {
 
 /// Runs passes by name, in the order given, on a verified kernel. The kernel is verified again after each pass, and its
 /// values are renumbered at the end. The machine is for [`STEPS`].
-pub fn run(names: &[&str], kernel: &mut Kernel, machine: &Machine) -> Result<(), BlockError> {
+pub fn run(names: &[&str], kernel: &mut BlockProgram, machine: &Machine) -> Result<(), BlockError> {
     run_with(names, kernel, Some(machine))
 }
 
 /// Without a machine, only [`PASSES`].
-fn run_with(names: &[&str], kernel: &mut Kernel, machine: Option<&Machine>) -> Result<(), BlockError> {
+fn run_with(names: &[&str], kernel: &mut BlockProgram, machine: Option<&Machine>) -> Result<(), BlockError> {
     for name in names {
         let title = kernel.name.clone();
-        let wrong = |what: String| BlockError::Kernel { kernel: title, what };
+        let wrong = |what: String| BlockError::BlockProgram { kernel: title, what };
         if let Some((_, pass)) = PASSES.iter().find(|p| p.0 == *name) {
             pass(kernel);
         } else if let Some(((_, step), machine)) = STEPS.iter().find(|p| p.0 == *name).zip(machine) {
@@ -70,7 +70,7 @@ fn run_with(names: &[&str], kernel: &mut Kernel, machine: Option<&Machine>) -> R
         } else {
             return Err(wrong(format!("there is no pass `{name}`; known: {}", known().collect::<Vec<_>>().join(", "))));
         }
-        verify(kernel).map_err(|e| BlockError::Kernel {
+        verify(kernel).map_err(|e| BlockError::BlockProgram {
             kernel: kernel.name.clone(),
             what: format!("pass `{name}` broke the program: {e}"),
         })?;
@@ -80,7 +80,7 @@ fn run_with(names: &[&str], kernel: &mut Kernel, machine: Option<&Machine>) -> R
 }
 
 /// [`CANONICAL`], on a verified kernel.
-pub fn canonicalise(kernel: &mut Kernel) -> Result<(), BlockError> {
+pub fn canonicalise(kernel: &mut BlockProgram) -> Result<(), BlockError> {
     run_with(CANONICAL, kernel, None)
 }
 
@@ -113,7 +113,7 @@ fn is_pure(op: &Op) -> bool {
 }
 
 /// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that is.
-fn runs(k: &Kernel, facts: &Analysis, data: &InstData) -> bool {
+fn runs(k: &BlockProgram, facts: &Analysis, data: &InstData) -> bool {
     let [lo, hi, ..] = data.args[..] else { return false };
     let above = |v: Value| {
         let (Some(v), Some(lo)) = (facts.affine(v), facts.affine(lo)) else { return false };

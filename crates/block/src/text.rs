@@ -13,7 +13,7 @@
 //! One op per line: results, `=`, the op with its attributes, operands, `:` and the results' types, then regions.
 //! Values are `v3` or `%name`; names are only for the reader and are not kept. A pointer parameter without `align` is
 //! aligned to 16 bytes. `ieee` before the brace: [`crate::Arithmetic::Ieee`].
-//! `parse(print(k))` is [`crate::Kernel::compacted`] of `k`.
+//! `parse(print(k))` is [`crate::BlockProgram::compacted`] of `k`.
 //! Never checks more than the syntax needs; types and dominance are up to [`crate::verify`].
 mod lexer;
 mod names;

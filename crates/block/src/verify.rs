@@ -1,7 +1,7 @@
 //! The verifier. Code generation and the interpreter take verified kernels only, so they never meet a violation of
 //! these rules.
 //!
-//! Kernel:
+//! BlockProgram:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
 //! - the array of a descriptor has its rank, contiguous rows, and an offset and strides that are multiples of 16 bytes;
 //! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without roles,
@@ -39,7 +39,7 @@ mod upper;
 
 pub use offsets::{offsets, offsets_within};
 
-use crate::{BlockError, Inst, InstData, Kernel, Op, Region, Type, Value, text};
+use crate::{BlockError, BlockProgram, Inst, InstData, Op, Region, Type, Value, text};
 use std::collections::{HashMap, HashSet};
 
 /// `Err`: what is wrong, and what is needed.
@@ -60,8 +60,8 @@ pub fn grid(grid: [usize; 3]) -> Rule {
 }
 
 /// Checks all invariants; the first broken one is the error, with the op in text form.
-pub fn verify(k: &Kernel) -> Result<(), BlockError> {
-    let wrong = |what: String| BlockError::Kernel { kernel: k.name.clone(), what };
+pub fn verify(k: &BlockProgram) -> Result<(), BlockError> {
+    let wrong = |what: String| BlockError::BlockProgram { kernel: k.name.clone(), what };
     header(k).map_err(wrong)?;
     let mut v = Verifier {
         k,
@@ -109,7 +109,7 @@ struct Place {
 }
 
 struct Verifier<'a> {
-    k: &'a Kernel,
+    k: &'a BlockProgram,
     defined: HashSet<Value>,
     visible: HashSet<Value>,
     placed: HashSet<Inst>,
@@ -117,12 +117,12 @@ struct Verifier<'a> {
 }
 
 /// Shared tiles that tensor maps are copied into.
-fn copied(k: &Kernel) -> HashSet<Value> {
+fn copied(k: &BlockProgram) -> HashSet<Value> {
     let loads = k.insts.iter().filter(|d| matches!(d.op, Op::TmaLoad { .. }));
     loads.filter_map(|d| d.args.first().copied()).collect()
 }
 
-fn header(k: &Kernel) -> Rule {
+fn header(k: &BlockProgram) -> Rule {
     rules::ensure(!k.name.is_empty(), || "a kernel needs a name".into())?;
     grid(k.grid)?;
     let roles = k.body.insts.iter().filter_map(|i| k.insts.get(i.0 as usize)).any(|d| matches!(d.op, Op::Roles(_)));
@@ -184,7 +184,7 @@ impl Verifier<'_> {
     /// Checks a region; what it defines is not visible after it.
     fn region(&mut self, r: &Region, owner: Option<&InstData>, place: &Place) -> Result<(), BlockError> {
         let k = self.k;
-        let kernel = |what: String| BlockError::Kernel { kernel: k.name.clone(), what };
+        let kernel = |what: String| BlockError::BlockProgram { kernel: k.name.clone(), what };
         if place.depth > text::MAX_DEPTH {
             return Err(kernel(format!("regions are nested deeper than {}", text::MAX_DEPTH)));
         }

@@ -1,6 +1,6 @@
 //! The results of the warpgroup passes on short programs, and what they refuse.
 use kiln_block::{
-    Arithmetic, Kernel, Op, passes,
+    Arithmetic, BlockProgram, Op, passes,
     text::{parse, print},
     verify::verify,
 };
@@ -9,7 +9,7 @@ use kiln_machine::Arch;
 const POINTERS: &str = include_str!("../../../benches/ladder/pointers.block");
 const DESCRIPTORS: &str = include_str!("../../../benches/ladder/descriptors.block");
 
-fn after(names: &[&str], source: &str) -> Result<Kernel, String> {
+fn after(names: &[&str], source: &str) -> Result<BlockProgram, String> {
     let mut k = parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
     verify(&k).unwrap_or_else(|e| panic!("{e}\n{source}"));
     passes::run(names, &mut k, Arch::Sm90a.machine()).map_err(|e| e.to_string())?;
@@ -19,7 +19,7 @@ fn after(names: &[&str], source: &str) -> Result<Kernel, String> {
     Ok(k)
 }
 
-fn count(k: &Kernel, op: impl Fn(&Op) -> bool) -> usize {
+fn count(k: &BlockProgram, op: impl Fn(&Op) -> bool) -> usize {
     let mut n = 0;
     k.walk(&mut |_, d| n += usize::from(op(&d.op)));
     n

@@ -7,7 +7,7 @@ const GELU: usize = 16 << 20;
 const ROWS: usize = 4096;
 const COLS: usize = 4096;
 
-fn gelu(erf: bool) -> Kernel {
+fn gelu(erf: bool) -> BlockProgram {
     let block = 4096;
     let mut b = Builder::new("gelu", [GELU / block, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -42,7 +42,7 @@ fn gelu(erf: bool) -> Kernel {
     b.finish()
 }
 
-fn softmax() -> Kernel {
+fn softmax() -> BlockProgram {
     let mut b = Builder::new("softmax", [ROWS, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let row = b.program_id(0);
@@ -63,7 +63,7 @@ fn softmax() -> Kernel {
     b.finish()
 }
 
-fn matmul(n: usize) -> Kernel {
+fn matmul(n: usize) -> BlockProgram {
     let mut b = Builder::new("matmul", [16, 1, 1], 4);
     let [x, y, z] = [("x", true), ("y", true), ("z", false)].map(|(s, r)| b.param(s, Elem::F32, r));
     let (i, j) = (b.iota(n), b.iota(n));
@@ -81,7 +81,7 @@ fn matmul(n: usize) -> Kernel {
 }
 
 /// Median seconds of a run on `threads` threads.
-fn time(k: &Kernel, args: &[*mut u8], threads: u64) -> f64 {
+fn time(k: &BlockProgram, args: &[*mut u8], threads: u64) -> f64 {
     let module = host::compile(std::slice::from_ref(k)).unwrap();
     let f = module.function(0).unwrap();
     let n = k.instances() as u64;

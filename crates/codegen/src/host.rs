@@ -25,7 +25,7 @@ mod text;
 mod value;
 
 use crate::CodegenError;
-use kiln_block::{Kernel, Value};
+use kiln_block::{BlockProgram, Value};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -46,7 +46,7 @@ pub struct HostModule {
 
 /// State while a kernel's text is written.
 struct Emit<'k> {
-    kernel: &'k Kernel,
+    kernel: &'k BlockProgram,
     machine: &'static jit::Machine,
     text: text::Text,
     demand: demand::Demand,
@@ -86,12 +86,12 @@ pub fn processor() -> String {
 }
 
 /// Compiles kernels for this machine's processor.
-pub fn compile(kernels: &[Kernel]) -> Result<HostModule, CodegenError> {
+pub fn compile(kernels: &[BlockProgram]) -> Result<HostModule, CodegenError> {
     HostModule::load(&object(kernels)?)
 }
 
 /// The same, as a file.
-pub fn object(kernels: &[Kernel]) -> Result<Object, CodegenError> {
+pub fn object(kernels: &[BlockProgram]) -> Result<Object, CodegenError> {
     let Some(first) = kernels.first() else { return Ok(Object { bytes: vec![], externs: vec![], kernels: 0 }) };
     let (text, externs) = emit(kernels)?;
     let bytes = jit::object(&text).map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
@@ -99,17 +99,17 @@ pub fn object(kernels: &[Kernel]) -> Result<Object, CodegenError> {
 }
 
 /// The LLVM text of kernels, before LLVM's own passes: for inspection and snapshot tests.
-pub fn llvm_text(kernels: &[Kernel]) -> Result<String, CodegenError> {
+pub fn llvm_text(kernels: &[BlockProgram]) -> Result<String, CodegenError> {
     emit(kernels).map(|(text, _)| text)
 }
 
 /// The assembly of kernels for this machine's processor.
-pub fn assembly(kernels: &[Kernel]) -> Result<String, CodegenError> {
+pub fn assembly(kernels: &[BlockProgram]) -> Result<String, CodegenError> {
     let name = || kernels.first().map_or(String::new(), |k| k.name.clone());
     jit::assembly(&emit(kernels)?.0).map_err(|what| CodegenError::Llvm { kernel: name(), what })
 }
 
-fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError> {
+fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), CodegenError> {
     let machine = jit::machine();
     let mut shared = text::Text::default();
     let mut functions = String::new();

@@ -22,7 +22,7 @@
 //! Never panics on a verified kernel: an op without code here is [`CodegenError::Unsupported`], and the caller falls
 //! back.
 use crate::CodegenError;
-use kiln_block::{Array, Elem, Kernel, Param, Type};
+use kiln_block::{Array, BlockProgram, Elem, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +100,7 @@ pub struct Ptx {
 }
 
 /// Runs the layout passes on a copy of the kernel and generates PTX for a machine, which is a GPU.
-pub fn compile(kernel: &Kernel, machine: &Machine) -> Result<Ptx, CodegenError> {
+pub fn compile(kernel: &BlockProgram, machine: &Machine) -> Result<Ptx, CodegenError> {
     generated(kernel, machine, |module, blocks, shared| {
         Ok(Ptx {
             name: head::entry_name(kernel),
@@ -115,14 +115,14 @@ pub fn compile(kernel: &Kernel, machine: &Machine) -> Result<Ptx, CodegenError> 
 }
 
 /// The LLVM text of a kernel, before LLVM's own passes: for inspection.
-pub fn llvm_text(kernel: &Kernel, machine: &Machine) -> Result<String, CodegenError> {
+pub fn llvm_text(kernel: &BlockProgram, machine: &Machine) -> Result<String, CodegenError> {
     generated(kernel, machine, |module, _, _| Ok(module.print_to_string().to_string()))
 }
 
 /// Generates a kernel's module, and gives `take` the module, the number of blocks in its cluster and its bytes of
 /// shared memory.
 fn generated<T>(
-    kernel: &Kernel,
+    kernel: &BlockProgram,
     machine: &Machine,
     take: impl FnOnce(&inkwell::module::Module, usize, usize) -> emit::Res<T>,
 ) -> Result<T, CodegenError> {
@@ -149,7 +149,7 @@ fn generated<T>(
     take(&module, blocks, shared).map_err(fail)
 }
 
-fn argument(kernel: &Kernel, p: &Param) -> Argument {
+fn argument(kernel: &BlockProgram, p: &Param) -> Argument {
     let (Type::Desc { elem, shape, swizzle }, Some(array)) = (kernel.ty(p.value), &p.array) else {
         return Argument::Address;
     };

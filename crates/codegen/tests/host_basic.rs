@@ -3,7 +3,7 @@ use kiln_block::*;
 use kiln_codegen::host;
 
 /// Compiles and runs all instances on raw buffers, in the order of the parameters.
-fn run(k: &Kernel, buffers: &mut [&mut [u8]]) {
+fn run(k: &BlockProgram, buffers: &mut [&mut [u8]]) {
     let module = match host::compile(std::slice::from_ref(k)) {
         Ok(m) => m,
         Err(e) => panic!("{e}\n{}", host::llvm_text(std::slice::from_ref(k)).unwrap_or_default()),
@@ -101,7 +101,7 @@ fn elements_in_reverse_order() {
     }
 }
 
-fn softmax(rows: usize, cols: usize) -> Kernel {
+fn softmax(rows: usize, cols: usize) -> BlockProgram {
     let width = cols.next_power_of_two();
     let mut b = Builder::new("softmax", [rows, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));

@@ -153,7 +153,7 @@ impl Pool {
 }
 
 /// A tile with bounds in a larger array, random ops on it, all leaves stored.
-pub fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> Kernel {
+pub fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> BlockProgram {
     let b = Builder::new("random", [size[1].div_ceil(shape[1]), size[0].div_ceil(shape[0]), 1], 4);
     let mut p = Pool { b, r: Random::new(seed), e, shape, tiles: vec![], rows: vec![], cols: vec![], scalars: vec![] };
     let params = [("x", true), ("y", true), ("u", false), ("v", false)].map(|(n, r)| p.b.param(n, e, r));

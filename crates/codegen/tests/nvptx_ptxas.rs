@@ -1,7 +1,7 @@
 //! PTX of typical programs through `ptxas`: accepted, without spills, with the accesses and instructions expected.
 use crate::nvptx_common as programs;
-use kiln_block::passes::warpgroup::{Crew, roles};
-use kiln_block::{AtomicOp, Builder, DotPrecision, Elem, Kernel, ScanOp};
+use kiln_block::passes::warpgroup::{WarpRoles, roles};
+use kiln_block::{AtomicOp, BlockProgram, Builder, DotPrecision, Elem, ScanOp};
 use kiln_codegen::{CodegenError, nvptx, nvptx::Ptx};
 use kiln_machine::Arch;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ fn ptxas() -> PathBuf {
 
 /// For the machine that represents the target.
 /// Programs of few blocks are launched before the one ahead has ended, as lowering has it.
-fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
+fn compile(kernel: &BlockProgram, arch: Arch) -> Result<Ptx, CodegenError> {
     let (machine, blocks) = (arch.machine(), kernel.grid.iter().product::<usize>() * kernel.blocks);
     let few = blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors;
-    nvptx::compile(&Kernel { dependent: arch.has_dependent_launch() && few, ..kernel.clone() }, machine)
+    nvptx::compile(&BlockProgram { dependent: arch.has_dependent_launch() && few, ..kernel.clone() }, machine)
 }
 
 /// Registers per thread according to `ptxas`; fails on spills and warnings.
@@ -43,7 +43,7 @@ fn assemble(ptx: &Ptx, arch: Arch) -> usize {
     used.parse().unwrap()
 }
 
-fn check(kernel: &Kernel) -> Ptx {
+fn check(kernel: &BlockProgram) -> Ptx {
     let mut last = None;
     for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
         let ptx = compile(kernel, arch).unwrap_or_else(|e| panic!("{e}"));
@@ -440,7 +440,7 @@ fn ping_pong() {
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
         let mut k = roles::run(
             &k,
-            Some(Crew {
+            Some(WarpRoles {
                 consumers: 2,
                 stages: 4,
                 ping_pong: true,
@@ -467,7 +467,7 @@ fn columns_of_the_matmul() {
     for (columns, multiplied) in [(192, 192), (200, 256)] {
         let mut k = kiln_block::text::parse(text).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
-        let crew = Crew {
+        let crew = WarpRoles {
             consumers: 2,
             stages: 3,
             ping_pong: false,
@@ -495,7 +495,8 @@ fn left_operands_in_registers() {
     for (ping_pong, blocks) in [(false, 1), (true, 2)] {
         let mut k = kiln_block::text::parse(text).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
-        let crew = Crew { consumers: 2, stages: 4, ping_pong, columns: None, rows: None, buffers: None, last: None };
+        let crew =
+            WarpRoles { consumers: 2, stages: 4, ping_pong, columns: None, rows: None, buffers: None, last: None };
         let mut k = roles::run(&k, Some(crew), Arch::Sm90a.machine()).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();

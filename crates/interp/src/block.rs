@@ -17,7 +17,7 @@ mod value;
 
 pub use memory::Buffer;
 
-use kiln_block::{BlockError, Kernel};
+use kiln_block::{BlockError, BlockProgram};
 
 /// Why a program could not be run to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum InterpError {
 }
 
 /// Runs all program instances, axis 0 fastest. `buffers`: one per parameter, in order; the kernel's writes land in them.
-pub fn run(kernel: &Kernel, buffers: &mut [Buffer]) -> Result<(), InterpError> {
+pub fn run(kernel: &BlockProgram, buffers: &mut [Buffer]) -> Result<(), InterpError> {
     kiln_block::verify::verify(kernel)?;
     memory::check(kernel, buffers).map_err(|what| InterpError::Buffers { kernel: kernel.name.clone(), what })?;
     let [nx, ny, nz] = kernel.grid;

@@ -1,9 +1,9 @@
 //! The seed kernels compared with plain loops, and programs that the interpreter rejects.
-use kiln_block::{Elem, Kernel, text::parse};
+use kiln_block::{BlockProgram, Elem, text::parse};
 use kiln_graph::Random;
 use kiln_interp::block::{Buffer, InterpError, run};
 
-fn seed(name: &str) -> Kernel {
+fn seed(name: &str) -> BlockProgram {
     let path = format!("{}/../block/tests/kernels/{name}.block", env!("CARGO_MANIFEST_DIR"));
     parse(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")))
         .unwrap_or_else(|e| panic!("{path}: {e}"))

@@ -1,6 +1,7 @@
 //! Passes change no result: random programs and norm kernels, interpreted before and after each pass.
 use kiln_block::{
-    Arithmetic, BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
+    Arithmetic, BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Op, ReduceOp, ScanOp, Type, UnaryOp, Value,
+    passes, text,
 };
 use kiln_graph::Random;
 use kiln_interp::block::{Buffer, run};
@@ -86,7 +87,7 @@ fn grow(b: &mut Builder, r: &mut Random, pool: &mut Pool, x: Value, depth: usize
     }
 }
 
-fn program(seed: u64) -> Kernel {
+fn program(seed: u64) -> BlockProgram {
     let mut r = Random::new(seed);
     let mut b = Builder::new("random", [3, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -110,7 +111,7 @@ fn program(seed: u64) -> Kernel {
     b.finish()
 }
 
-fn result(k: &Kernel) -> Vec<u8> {
+fn result(k: &BlockProgram) -> Vec<u8> {
     let x = (0..SIZE).map(|i| (i as f64 * 0.37).sin() * 4.0);
     let mut buffers = [Buffer::from_f64(Elem::F32, &[SIZE], x), Buffer::zeros(Elem::F32, &[24])];
     run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
@@ -165,7 +166,7 @@ fn persistent_odd_rows() {
 }
 
 /// A norm over unaligned rows: lanes are counted from the vector boundary before the row's start.
-fn norm([rows, wide]: [usize; 2]) -> Kernel {
+fn norm([rows, wide]: [usize; 2]) -> BlockProgram {
     let mut b = Builder::new("norm", [rows, 1, 1], 1);
     let [x, gain, y] = [("x", true), ("gain", true), ("y", false)].map(|(n, ro)| b.param(n, Elem::F32, ro));
     let (row, length, lane, four) = (b.program_id(0), b.i32(wide as i64), b.iota(128), b.i32(4));
@@ -190,7 +191,7 @@ fn norm([rows, wide]: [usize; 2]) -> Kernel {
 }
 
 fn check_persistent([rows, wide]: [usize; 2], blocks: usize, once: bool) {
-    let k = Kernel { arithmetic: Arithmetic::Ieee, ..norm([rows, wide]) };
+    let k = BlockProgram { arithmetic: Arithmetic::Ieee, ..norm([rows, wide]) };
     let looped = passes::persistent_rows::run(&k, blocks).unwrap();
     assert_eq!(looped.arithmetic, k.arithmetic);
     kiln_block::verify::verify(&looped).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&looped)));

@@ -1,8 +1,8 @@
 //! Matmuls in tf32 whose left operand consumers read to registers, and results that are stored transposed: the passes
 //! change no bit.
-use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
+use kiln_block::passes::warpgroup::{Launch, WarpRoles, persistent, roles};
 use kiln_block::{
-    Array, BinaryOp, Builder, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Type, UnaryOp, Value, passes, text,
+    Array, BinaryOp, BlockProgram, Builder, Const, DotPrecision, Elem, Op, Swizzle, Type, UnaryOp, Value, passes, text,
     verify::verify,
 };
 use kiln_graph::Random;
@@ -36,7 +36,7 @@ impl Plain {
         let size = [4 * (1 + r.next_below(80)), 4 * (1 + r.next_below(40)), 4 * (1 + r.next_below(30))];
         Plain { size, rows, outer, rounded, transposed, gated }
     }
-    fn kernel(&self) -> Kernel {
+    fn kernel(&self) -> BlockProgram {
         let [m, n, k] = self.size;
         let mut b = Builder::new("plain", [m.div_ceil(self.rows), n.div_ceil(COLUMNS), 1], 4 * (self.rows / 64));
         let array = |[rows, columns]: [usize; 2], turned: bool| {
@@ -104,7 +104,7 @@ impl Plain {
     }
 }
 
-fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
+fn result(k: &BlockProgram, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
     verify(k).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
     run(k, &mut buffers).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
     buffers.pop().map_or(vec![], |b| b.bytes)
@@ -114,7 +114,7 @@ fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
 fn every_step_keeps_every_bit() {
     let crew = |consumers: usize, ping_pong: bool, n: usize| {
         let columns = Some(n.min(COLUMNS));
-        Crew { consumers, stages: 2, ping_pong, columns, rows: None, buffers: None, last: None }
+        WarpRoles { consumers, stages: 2, ping_pong, columns, rows: None, buffers: None, last: None }
     };
     for seed in 0..16 {
         let plain = Plain::random(seed);

@@ -1,9 +1,9 @@
 //! The passes that turn a plain matmul into a warp-specialised kernel change no bit: generated programs, interpreted before and after
 //! each pass.
-use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
+use kiln_block::passes::warpgroup::{Launch, Refusal, WarpRoles, maps, persistent, roles};
 use kiln_block::{
-    Array, BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Swizzle, Terms, Type, UnaryOp, Value, text,
-    verify::verify,
+    Array, BinaryOp, BlockProgram, Builder, CmpOp, Const, DotPrecision, Elem, Op, Swizzle, Terms, Type, UnaryOp, Value,
+    text, verify::verify,
 };
 use kiln_graph::Random;
 use kiln_interp::block::{Buffer, run};
@@ -79,7 +79,7 @@ impl Plain {
     fn pitch(n: usize) -> usize {
         n.next_multiple_of(8)
     }
-    fn kernel(&self) -> Kernel {
+    fn kernel(&self) -> BlockProgram {
         let [tm, tn, tk] = self.tile;
         let [rows, columns] = self.tiles();
         let grid = [[rows, columns, self.batch], [columns, rows, self.batch], [rows * columns, 1, 1]][self.grid];
@@ -223,7 +223,7 @@ impl Plain {
     }
 }
 
-fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
+fn result(k: &BlockProgram, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
     verify(k).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
     assert_eq!(text::parse(&text::print(&k.compacted())), Ok(k.compacted()), "{about}");
     let counts = k.params.len() > buffers.len();
@@ -238,7 +238,7 @@ fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
     buffers.pop().map_or(vec![], |b| b.bytes)
 }
 
-fn has(k: &Kernel, wanted: impl Fn(&Op) -> bool) -> bool {
+fn has(k: &BlockProgram, wanted: impl Fn(&Op) -> bool) -> bool {
     let mut found = false;
     k.walk(&mut |_, d| found |= wanted(&d.op));
     found
@@ -252,7 +252,7 @@ fn every_step_keeps_every_bit() {
         let k = plain.kernel();
         let about = format!("seed {seed}: {plain:?}");
         let wanted = result(&k, plain.buffers(seed), &about);
-        let check = |name: &str, k: &Kernel| {
+        let check = |name: &str, k: &BlockProgram| {
             let got = result(k, plain.buffers(seed), &format!("{about} after {name}"));
             assert!(got == wanted, "{about}: {name} changes the result\n{}", text::print(k));
         };
@@ -264,20 +264,25 @@ fn every_step_keeps_every_bit() {
         let single = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         check("persistent", &single);
-        let drawn =
-            Launch { blocks: 3.min(mapped.instances()), cluster: 1, group: 3, drawn: true, ..Launch::of(&mapped, 132) };
-        check("persistent, drawn", &persistent::run(&mapped, drawn).unwrap_or_else(|e| panic!("{about}: {e}")));
+        let dynamic = Launch {
+            blocks: 3.min(mapped.instances()),
+            cluster: 1,
+            group: 3,
+            dynamic: true,
+            ..Launch::of(&mapped, 132)
+        };
+        check("persistent, dynamic", &persistent::run(&mapped, dynamic).unwrap_or_else(|e| panic!("{about}: {e}")));
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
         // Of a tile that has more rows than the array, only those of the array are copied.
         let rows = (plain.tiles()[0] == 1).then_some(plain.size[0]);
         let narrow = rows.is_some_and(|m| m + 8 <= plain.tile[0]) && plain.elem != Elem::F32 && !plain.transposed[0];
         let ping_pong = |stages| {
-            Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, rows, buffers: None, last: None })
+            Some(WarpRoles { consumers: 2, stages, ping_pong: true, columns: None, rows, buffers: None, last: None })
         };
         // The epilogue's tile of four slices through two buffers.
         let buffers = (has(&mapped, |op| *op == Op::TileLoad) && plain.residual && plain.tile[1] == 256).then_some(2);
-        let shared = Crew {
+        let shared = WarpRoles {
             consumers: plain.tile[0] / 64,
             stages: 2,
             ping_pong: false,
@@ -325,7 +330,7 @@ fn every_step_keeps_every_bit() {
 /// and sizes of the queries and of the keys. `beside`: tiles of these types that scores are added to or masked by, each an
 /// array over queries and keys in rows of [`pitch`] elements; the first one only where the mask of positions holds, or where
 /// it does not.
-fn chained(r: &mut Random, beside: &[Elem]) -> (Kernel, [usize; 2]) {
+fn chained(r: &mut Random, beside: &[Elem]) -> (BlockProgram, [usize; 2]) {
     let (m, keys, width) = (64 * (1 + r.next_below(2)), 64, 64);
     let (rows, columns) = (1 + r.next_below(200), 1 + r.next_below(300));
     let mut b = Builder::new("chained", [rows.div_ceil(m), 1, 1], 4 * (m / 64));
@@ -431,22 +436,27 @@ fn chained_matmuls_keep_every_bit() {
         buffers.push(Buffer::zeros(elem, &[q]));
         let about = format!("seed {seed}, {beside:?}");
         let wanted = result(&k, buffers.clone(), &about);
-        let check = |name: &str, k: &Kernel| {
+        let check = |name: &str, k: &BlockProgram| {
             let got = result(k, buffers.clone(), &format!("{about} after {name}"));
             assert!(got == wanted, "{about}: {name} changes the result\n{}", text::print(k));
         };
         let split = kiln_block::passes::split::run(&k);
         check("split", &split);
-        let loops = |k: &Kernel| text::print(k).matches(" = for ").count();
+        let loops = |k: &BlockProgram| text::print(k).matches(" = for ").count();
         assert_eq!((loops(&k), loops(&split)), (1, 4), "{about}");
-        for (before, drawn) in [(k.clone(), false), (k.clone(), true), (split.clone(), false), (split, true)] {
-            let launch = Launch { blocks: 2.min(before.instances()), cluster: 1, group: 1, axes: None, drawn };
+        for (before, dynamic) in [(k.clone(), false), (k.clone(), true), (split.clone(), false), (split, true)] {
+            let launch = Launch { blocks: 2.min(before.instances()), cluster: 1, group: 1, axes: None, dynamic };
             let walking = persistent::run(&before, launch).unwrap_or_else(|e| panic!("{about}: {e}"));
             check("persistent", &walking);
             for (left, right) in [(1, 2), (2, 3)] {
-                let crew =
-                    roles::chained::Crew { consumers: k.warps / 4, left, right, columns: Some(64), depth: Some(64) };
-                let roles = roles::chained::run(&walking, Some(crew), Arch::Sm90a.machine());
+                let crew = roles::back_to_back_dots::WarpRoles {
+                    consumers: k.warps / 4,
+                    left,
+                    right,
+                    columns: Some(64),
+                    depth: Some(64),
+                };
+                let roles = roles::back_to_back_dots::run(&walking, Some(crew), Arch::Sm90a.machine());
                 let roles = roles.unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(&walking)));
                 check("roles", &roles);
                 let mut reads = false;

@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let (mut texts, mut skeletons) = (HashSet::new(), HashSet::new());
     for (sizes, compiled) in all.iter().zip(program.compile_all(&all, &options)?) {
-        let text = |p: &kiln_block::Kernel| {
+        let text = |p: &kiln_block::BlockProgram| {
             let mut nameless = p.clone();
             nameless.name.clear();
             kiln_block::text::print(&nameless)

@@ -12,7 +12,7 @@
 //! another version of Kiln is left out; that protects from mistakes, not from whoever wrote the file.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target,
-    compile::{Codes, CompiledCode, compile_with, from_plan_with},
+    compile::{CodeCache, CompiledCode, compile_with, from_plan_with},
     cubin::Cubins,
     digest::digest,
     io,
@@ -85,7 +85,12 @@ impl Opened {
 }
 impl Made {
     /// Compiles the model: with the plan it was compiled to if `options` are those it was written with, else with a new plan.
-    pub(crate) fn compile(&self, model: &Model, options: &CompileOptions, codes: &Codes) -> Result<Compiled, Error> {
+    pub(crate) fn compile(
+        &self,
+        model: &Model,
+        options: &CompileOptions,
+        codes: &CodeCache,
+    ) -> Result<Compiled, Error> {
         let same = self.options.target == options.target
             && self.options.fuse == options.fuse
             && self.options.contract == options.contract
@@ -405,6 +410,6 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, meta: &Meta) -> Result<(), String
 /// Opens an artifact and compiles it: with its own plan if `options` are those it was written with ([`options`]), else with a new plan.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
     let (model, made) = read(path)?.split();
-    let compiled = made.compile(&model, options, &Codes::default())?;
+    let compiled = made.compile(&model, options, &CodeCache::default())?;
     Ok((model, compiled))
 }

@@ -7,7 +7,7 @@ mod codes;
 mod devices;
 mod planning;
 
-pub(crate) use codes::Codes;
+pub(crate) use codes::CodeCache;
 pub use devices::{cuda_capability, device_name, gpu_machine, gpu_name, open_device, with_facts};
 pub use planning::plan;
 use planning::{alike, no_schedule, take};
@@ -18,7 +18,7 @@ use crate::{
     torch, workers,
 };
 use codes::{Generated, Programs, has_failed, lower, used};
-use kiln_block::Kernel as Program;
+use kiln_block::BlockProgram as Program;
 use kiln_codegen::{host, nvptx};
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
 pub use kiln_graph::{FallbackOp, fallback::collective::is_collective};
@@ -183,10 +183,10 @@ pub enum CompiledCode {
 
 /// Compiles a model.
 pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Error> {
-    compile_with(model, options, &Codes::default())
+    compile_with(model, options, &CodeCache::default())
 }
 /// The same. Block programs whose code is in `codes` are not compiled again; new code is added.
-pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Codes) -> Result<Compiled, Error> {
+pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &CodeCache) -> Result<Compiled, Error> {
     let start = Instant::now();
     let plan = plan(model, options)?;
     let planned = start.elapsed();
@@ -215,7 +215,7 @@ fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
 /// # Errors
 /// If the options contradict each other, or a kernel meets a defect of lowering or code generation.
 pub fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
-    from_plan_with(model, plan, options, &Codes::default())
+    from_plan_with(model, plan, options, &CodeCache::default())
 }
 
 /// As [`compile_with`], from a plan.
@@ -223,7 +223,7 @@ pub(crate) fn from_plan_with(
     model: &Model,
     mut plan: Plan,
     options: &CompileOptions,
-    codes: &Codes,
+    codes: &CodeCache,
 ) -> Result<Compiled, Error> {
     options.check()?;
     let start = Instant::now();
@@ -300,7 +300,7 @@ pub(crate) fn from_plan_with(
 fn another(
     kernel: &kiln_plan::Kernel,
     options: &CompileOptions,
-    codes: &Codes,
+    codes: &CodeCache,
 ) -> Result<Option<kiln_lower::Chosen>, Error> {
     /// Most schedules that are tried.
     const MOST: usize = 64;

@@ -4,18 +4,18 @@
 //! compiled and loaded. Bindings are kept, the least recently used go first. They share weights, also folded and packed ones (`names`), state,
 //! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::soon`]), and serve smaller batches
 //! ([`Engine::rounded`]). Never: runs a kernel for sizes it was not compiled for.
+mod background;
 mod buckets;
 mod names;
 mod rows;
 mod run;
-mod soon;
 
+pub use background::finish_all;
 pub use buckets::Rounded;
-pub use soon::finish_all;
 
 use crate::{
     CompileOptions, Compiled, DeviceKind, Error, Program,
-    compile::{Codes, Reference, open_device},
+    compile::{CodeCache, Reference, open_device},
     model::Written,
     program::{InputKind, Output, Sizes, Specialised},
 };
@@ -71,10 +71,10 @@ pub struct Engine {
     bindings: Mutex<Vec<Arc<Binding>>>,
     /// Held while a binding is compiled, so that threads that want the same one compile it once.
     compiling: Mutex<()>,
-    codes: Codes,
+    codes: CodeCache,
     /// What sessions have in common; made with the first one.
     shared: OnceLock<Arc<Shared>>,
-    queue: soon::Queue,
+    queue: background::Queue,
     buckets: buckets::Buckets,
     /// State of [`Engine::run`].
     state: Mutex<run::Kept>,
@@ -158,7 +158,7 @@ impl Engine {
         callbacks: Arc<dyn Callbacks>,
     ) -> Engine {
         // Machine code that is trusted is loaded in place of PTX.
-        let codes = if options.machine_code { Codes::default() } else { Codes::on(&device) };
+        let codes = if options.machine_code { CodeCache::default() } else { CodeCache::on(&device) };
         Engine {
             program,
             device,
@@ -169,7 +169,7 @@ impl Engine {
             compiling: Mutex::default(),
             codes,
             shared: OnceLock::new(),
-            queue: soon::Queue::default(),
+            queue: background::Queue::default(),
             buckets: buckets::Buckets::default(),
             state: Mutex::default(),
             names: OnceLock::new(),

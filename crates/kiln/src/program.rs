@@ -5,7 +5,7 @@
 use crate::{
     CompileOptions, Compiled, Error, Model,
     artifact::{Made, Opened},
-    compile::{self, Codes},
+    compile::{self, CodeCache},
     model::{State, Written},
 };
 use kiln_aten::{ParamData, extent::Extent, program};
@@ -224,7 +224,7 @@ impl Program {
     /// As [`Program::at`], and if the model cannot be compiled.
     pub fn compile(&self, sizes: &Sizes, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
         let model = self.at(sizes)?;
-        let compiled = self.compile_model(&model, options, &Codes::default())?;
+        let compiled = self.compile_model(&model, options, &CodeCache::default())?;
         Ok((model, compiled))
     }
     /// Compiles one of its models, which may be without weights.
@@ -232,7 +232,7 @@ impl Program {
         &self,
         model: &Model,
         options: &CompileOptions,
-        codes: &Codes,
+        codes: &CodeCache,
     ) -> Result<Compiled, Error> {
         match self.made() {
             Some(made) => made.compile(model, options, codes),
@@ -244,7 +244,7 @@ impl Program {
     /// # Errors
     /// As [`Program::compile`].
     pub fn compile_all(&self, all: &[Sizes], options: &CompileOptions) -> Result<Vec<Compiled>, Error> {
-        let codes = Codes::default();
+        let codes = CodeCache::default();
         let one = |sizes: &Sizes| self.compile_model(&self.specialise(sizes)?.model, options, &codes);
         all.iter().map(one).collect()
     }

@@ -133,7 +133,7 @@ pub fn print_file(
 }
 
 /// The program in the form that suits the GPU: matmuls use warpgroups (wgmma) where that is possible.
-fn suited(block: &kiln_block::Kernel, m: &kiln_machine::Machine) -> kiln_block::Kernel {
+fn suited(block: &kiln_block::BlockProgram, m: &kiln_machine::Machine) -> kiln_block::BlockProgram {
     let by_warpgroups = if m.arch.has_wgmma() { kiln_block::passes::warpgroup::run(block, m).ok() } else { None };
     by_warpgroups.unwrap_or_else(|| block.clone())
 }

@@ -185,10 +185,10 @@ fn bindings_share_weights_and_the_arena() {
 #[test]
 fn a_binding_soon() {
     let engine = Arc::new(project(1, Limits::default()));
-    assert!(engine.soon(&of(5)).expect("nothing yet").is_none());
+    assert!(engine.compile_in_background(&of(5)).expect("nothing yet").is_none());
     let mut calls = 1;
     let ready = loop {
-        match engine.soon(&of(5)).expect("compiles") {
+        match engine.compile_in_background(&of(5)).expect("compiles") {
             Some(ready) => break ready,
             None => calls += 1,
         }
@@ -219,7 +219,7 @@ fn bindings_soon_for_many_threads() {
             scope.spawn(move || {
                 together.wait();
                 for n in [3, 4, 3 + t] {
-                    while engine.soon(&of(n)).expect("compiles").is_none() {
+                    while engine.compile_in_background(&of(n)).expect("compiles").is_none() {
                         std::thread::yield_now();
                     }
                 }

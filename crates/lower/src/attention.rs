@@ -185,7 +185,7 @@ impl Ends<'_> {
         Ok(key_end(&mut r.dag, score, KEY, self.z.t))
     }
     /// The step that stores them.
-    fn step(&self, of: &Lowering, name: &str, slot: Slot) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    fn step(&self, of: &Lowering, name: &str, slot: Slot) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
             let value = match self.at(&mut r, axes)? {

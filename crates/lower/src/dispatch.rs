@@ -66,13 +66,13 @@ pub fn with_contract<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> 
 
 /// What a kernel is lowered to.
 pub struct Lowered {
-    pub steps: Steps<kiln_block::Kernel>,
+    pub steps: Steps<kiln_block::BlockProgram>,
     /// The schedule that they follow if they multiply, and those of the launches beside.
     pub matmul_schedule: Option<MatmulSchedule>,
     pub launches: Vec<steps::Launched>,
 }
 impl Lowered {
-    fn new(steps: Vec<Work<kiln_block::Kernel>>) -> Lowered {
+    fn new(steps: Vec<Work<kiln_block::BlockProgram>>) -> Lowered {
         Lowered { steps: steps.into(), matmul_schedule: None, launches: vec![] }
     }
     /// The whole schedule of a kernel that multiplies.
@@ -149,7 +149,7 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
 }
 
 /// Whether a program is launched before the one ahead of it has ended: if it has few blocks.
-fn is_dependent(code: &kiln_block::Kernel, machine: &Machine) -> bool {
+fn is_dependent(code: &kiln_block::BlockProgram, machine: &Machine) -> bool {
     let blocks = code.grid.iter().product::<usize>() * code.blocks;
     machine.arch.has_dependent_launch() && blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors
 }
@@ -173,7 +173,7 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
 }
 
 /// Verifies every emitted program, in release builds too: it takes about a thirtieth of the compile time.
-fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerError> {
+fn check(kernel: &str, steps: &[Work<kiln_block::BlockProgram>]) -> Result<(), LowerError> {
     for step in steps {
         // Only tensors that fit no machine have such a grid, so this is no broken invariant; allocating them reports
         // their size.

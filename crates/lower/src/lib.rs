@@ -35,13 +35,13 @@ use kiln_plan::Kernel;
 use kiln_plan::exec::Steps;
 
 /// Lowers one kernel for the default machine of a target.
-pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::BlockProgram>, LowerError> {
     lower_at(kernel, arch.machine())
 }
 
 /// Lowers one kernel. On the host: loops over blocks that fit the L1 cache, and library matmuls. On a GPU: block
 /// programs whose sizes follow from the machine. Steps that call a GPU's library come with alternative steps without it
 /// (`otherwise`).
-pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::BlockProgram>, LowerError> {
     select::candidates::lowered(kernel, machine).map(|found| found.steps)
 }

@@ -37,7 +37,7 @@ use crate::scalar::row::Row;
 use crate::scalar::space::Space;
 use crate::schedule::tile::{Cut, Shape};
 use crate::steps::Emitted;
-use kiln_block::{Kernel, Terms};
+use kiln_block::{BlockProgram, Terms};
 use kiln_graph::{DType, Graph, Type, ValueId};
 use kiln_plan::exec::{Slot, Work};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, TiledMatmul};
@@ -332,7 +332,7 @@ fn tiled(
     asked: &TiledMatmul,
     machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
-) -> Result<(Work<Kernel>, MatmulSchedule), LowerError> {
+) -> Result<(Work<BlockProgram>, MatmulSchedule), LowerError> {
     let (name, dtype, asked) = (of.name, operand_dtype(of, p.v), asked.tile);
     let made = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
     let row =

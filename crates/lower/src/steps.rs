@@ -1,5 +1,5 @@
 //! The steps that a kernel is lowered to, while they are put together.
-use kiln_block::Kernel;
+use kiln_block::BlockProgram;
 use kiln_graph::Type;
 use kiln_plan::Schedule;
 use kiln_plan::exec::Work;
@@ -9,7 +9,7 @@ use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule};
 #[derive(Clone, Debug, Default)]
 pub struct Emitted {
     pub scratch: Vec<Type>,
-    pub steps: Vec<Work<Kernel>>,
+    pub steps: Vec<Work<BlockProgram>>,
     /// The schedule of the matmul or attention among them.
     pub matmul_schedule: Option<MatmulSchedule>,
     /// The nests among them that have schedules of their own.
@@ -35,7 +35,7 @@ impl Emitted {
         self
     }
     /// One step.
-    pub fn step(step: Work<Kernel>) -> Emitted {
+    pub fn step(step: Work<BlockProgram>) -> Emitted {
         Emitted { steps: vec![step], ..Emitted::default() }
     }
     /// The same, of a matmul in other forms.
@@ -48,7 +48,7 @@ impl Emitted {
 }
 
 /// Limits the registers of a thread.
-pub fn limit_registers(step: &mut Work<kiln_block::Kernel>, most: Option<usize>) {
+pub fn limit_registers(step: &mut Work<kiln_block::BlockProgram>, most: Option<usize>) {
     if let Work::Block { code, .. } = step {
         code.registers = most;
     }

@@ -138,7 +138,7 @@ fn attention(r: &mut Random, case: Case) -> String {
 
 /// The programs of a kernel in full.
 fn programs(k: &kiln_plan::Kernel, machine: &Machine) -> String {
-    let text = |w: &Work<kiln_block::Kernel>| match w {
+    let text = |w: &Work<kiln_block::BlockProgram>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
     };

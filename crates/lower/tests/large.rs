@@ -126,7 +126,7 @@ fn long_offsets_compute_the_same() {
                 Err(e) => panic!("{target:?}: {e}\n{g}"),
             }
             let blocks = lower_at(&k, &machine).unwrap_or_else(|e| panic!("{e}"));
-            let short = |w: &Work<kiln_block::Kernel>| {
+            let short = |w: &Work<kiln_block::BlockProgram>| {
                 let Work::Block { code, .. } = w else { return false };
                 let text = kiln_block::text::print(code);
                 text.contains("= load") && !text.contains("i64")

@@ -16,8 +16,8 @@ fn by(graph: &str, schedule: &str) -> Kernel {
     k
 }
 /// The block programs of all launches.
-fn text(steps: &Steps<kiln_block::Kernel>) -> String {
-    let program = |w: &Work<kiln_block::Kernel>| match w {
+fn text(steps: &Steps<kiln_block::BlockProgram>) -> String {
+    let program = |w: &Work<kiln_block::BlockProgram>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code) + "\n",
         other => format!("{other:?}\n"),
     };

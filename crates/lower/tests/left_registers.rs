@@ -17,7 +17,7 @@ fn of(lines: &str, precision: Precision, schedule: Option<&str>) -> Kernel {
 }
 
 /// The programs of a schedule, which compute the same as the graph.
-fn computes(lines: &str, precision: Precision, schedule: &str) -> Steps<kiln_block::Kernel> {
+fn computes(lines: &str, precision: Precision, schedule: &str) -> Steps<kiln_block::BlockProgram> {
     let k = of(lines, precision, Some(schedule));
     let about = format!("{lines}\nby {schedule}");
     let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{e}\n{about}"));
@@ -29,7 +29,7 @@ fn computes(lines: &str, precision: Precision, schedule: &str) -> Steps<kiln_blo
 }
 
 /// Whether a program multiplies from registers, and whether it stores transposed tiles.
-fn forms(steps: &Steps<kiln_block::Kernel>) -> [bool; 2] {
+fn forms(steps: &Steps<kiln_block::BlockProgram>) -> [bool; 2] {
     let mut found = [false; 2];
     for step in &steps.steps {
         let Work::Block { code, .. } = step else { continue };

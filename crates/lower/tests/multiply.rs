@@ -17,7 +17,7 @@ fn matmul(graph: &str, wanted: Option<Schedule>) -> Kernel {
     k.schedule = wanted;
     k
 }
-fn steps(graph: &str, wanted: Option<Schedule>) -> Result<Steps<kiln_block::Kernel>, String> {
+fn steps(graph: &str, wanted: Option<Schedule>) -> Result<Steps<kiln_block::BlockProgram>, String> {
     lower(&matmul(graph, wanted), GPU).map_err(LowerError::why)
 }
 fn schedule(text: &str) -> Schedule {
@@ -359,8 +359,9 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         let graph = format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}");
         let all = schedules(&matmul(&graph, None), GPU.machine()).expect("schedules");
         let first = all.first().unwrap_or_else(|| panic!("no candidates: {graph}")).0.clone();
-        let shown =
-            |s: Result<Steps<kiln_block::Kernel>, String>| text(&s.unwrap_or_else(|e| panic!("{first}: {e}\n{graph}")));
+        let shown = |s: Result<Steps<kiln_block::BlockProgram>, String>| {
+            text(&s.unwrap_or_else(|e| panic!("{first}: {e}\n{graph}")))
+        };
         assert_eq!(shown(steps(&graph, Some(first.clone()))), shown(steps(&graph, None)), "{first}\n{graph}");
         assert!(all.iter().skip(1).all(|c| c.0 != first), "{graph}");
         // Where sums along rows are the first, the schedules of the nest come before others.
@@ -403,7 +404,12 @@ fn way(k: &Kernel) -> &'static str {
 }
 
 /// Lowers `graph` by the schedule `wanted`, checks the results, and returns the steps.
-fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<Steps<kiln_block::Kernel>, String> {
+fn lowered(
+    kind: KernelKind,
+    graph: &str,
+    wanted: &str,
+    target: Arch,
+) -> Result<Steps<kiln_block::BlockProgram>, String> {
     let body: Graph = graph.parse().expect("a graph");
     let mut k = kernel(kind, body);
     k.schedule = Some(schedule(wanted));

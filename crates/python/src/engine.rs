@@ -31,7 +31,7 @@ pub struct Engine {
     pub(crate) device: DLDevice,
     refuses_fallbacks: bool,
     /// New bindings are compiled on another thread.
-    soon: bool,
+    in_background: bool,
     /// The program's JSON, if it came as such.
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
@@ -69,7 +69,7 @@ impl Engine {
             options: compile,
             device,
             refuses_fallbacks: options.refuses_fallbacks,
-            soon: options.soon,
+            in_background: options.in_background,
             text,
             tensors: Mutex::new(tensors),
             originals,
@@ -171,11 +171,13 @@ impl Engine {
         exchange: &Exchange,
         (sizes, numbers): &(Sizes, Vec<i64>),
     ) -> PyResult<Option<Arc<Ready>>> {
-        let binding = match self.soon {
+        let binding = match self.in_background {
             false => self.compiled(py, sizes)?,
             true => {
                 self.note_versions(py)?;
-                let Some(binding) = py.detach(|| self.engine.soon(sizes)).map_err(compiling)? else { return Ok(None) };
+                let Some(binding) = py.detach(|| self.engine.compile_in_background(sizes)).map_err(compiling)? else {
+                    return Ok(None);
+                };
                 let binding = self.accept(binding)?;
                 self.note_folded(py, &binding)?;
                 binding

@@ -13,7 +13,7 @@ pub struct Options {
     /// Programs with operators that Kiln does not compile are refused.
     pub refuses_fallbacks: bool,
     /// New bindings are compiled on another thread, and a call meanwhile runs nothing.
-    pub soon: bool,
+    pub in_background: bool,
     /// Sizes to round up to, by dimension.
     pub buckets: BTreeMap<String, Vec<i64>>,
 }
@@ -23,7 +23,7 @@ const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, t
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.
     pub fn read(given: &Bound<'_, PyDict>, mut compile: CompileOptions) -> PyResult<Options> {
-        let (mut kind, mut threads, mut limits, mut refuses_fallbacks, mut soon) =
+        let (mut kind, mut threads, mut limits, mut refuses_fallbacks, mut in_background) =
             (DeviceKind::Cpu, None, Limits::default(), false, false);
         let mut buckets = BTreeMap::new();
         for (key, value) in given {
@@ -65,7 +65,7 @@ impl Options {
                     }
                 }
                 "while_compiling" => {
-                    soon = match text()?.as_str() {
+                    in_background = match text()?.as_str() {
                         "wait" => false,
                         "eager" => true,
                         _ => return Err(wrong("'wait' or 'eager'")),
@@ -86,7 +86,7 @@ impl Options {
         }
         let compile = compile.on(kind).map_err(raised)?;
         let device = open_device(kind, threads).map_err(raised)?;
-        Ok(Options { compile, device, kind, limits, refuses_fallbacks, soon, buckets })
+        Ok(Options { compile, device, kind, limits, refuses_fallbacks, in_background, buckets })
     }
 }
 

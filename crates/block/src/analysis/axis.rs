@@ -8,7 +8,7 @@ use super::{
     run::{Axis, UNKNOWN},
     values::{Analysis, Def, power_of_two_in},
 };
-use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
+use crate::{BinaryOp, BlockProgram, Elem, InstData, Op, Type, Value};
 
 impl Analysis {
     /// One entry per axis, for integers and pointers; unknown properties are 1.
@@ -27,14 +27,14 @@ impl Analysis {
     }
     /// Difference from one element along `axis` to the next, except at breaks that are at least `apart` elements from each other: where a
     /// quotient of the position changes or a remainder wraps.
-    pub fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
+    pub fn step(&self, k: &BlockProgram, v: Value, axis: usize, apart: i64) -> Option<i64> {
         self.difference(k, v, axis, &|_, by| by >= apart)
     }
     /// Difference from one element along `axis` to the next among some neighbours, for which quotients of values with a
     /// step of 1 by the constants that `whole` takes are equal.
     pub(super) fn difference(
         &self,
-        k: &Kernel,
+        k: &BlockProgram,
         v: Value,
         axis: usize,
         whole: &dyn Fn(Value, i64) -> bool,
@@ -80,7 +80,7 @@ impl Analysis {
         ty.shape().iter().enumerate().take(f.coeffs.len()).map(one).collect()
     }
     /// Axes of a block without an affine form, derived from those of the op's operands.
-    pub(super) fn derive_axes(&self, k: &Kernel, data: &InstData, v: Value) -> Option<Vec<Axis>> {
+    pub(super) fn derive_axes(&self, k: &BlockProgram, data: &InstData, v: Value) -> Option<Vec<Axis>> {
         let ty = k.ty(v);
         let arg = |n: usize| data.args.get(n).map(|v| self.axes(*v));
         match &data.op {

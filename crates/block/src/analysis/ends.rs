@@ -1,9 +1,9 @@
 //! Loops that end at a number read from memory.
-use crate::{Inst, Kernel, Op, Type, Value};
+use crate::{BlockProgram, Inst, Op, Type, Value};
 use std::collections::{BTreeSet, HashMap};
 
 /// The pointer parameters that upper bounds of loops are read through.
-pub fn loop_ends(k: &Kernel) -> BTreeSet<Value> {
+pub fn loop_ends(k: &BlockProgram) -> BTreeSet<Value> {
     let (mut made, mut open): (HashMap<Value, Inst>, Vec<Value>) = (HashMap::new(), vec![]);
     k.walk(&mut |i, d| {
         made.extend(d.results.iter().map(|v| (*v, i)));

@@ -6,7 +6,7 @@
 //! into quotients and remainders by multiples of the group's size.
 use super::axis::unit;
 use super::values::{ANY, Analysis, Def, power_of_two_in};
-use crate::{BinaryOp, Elem, Kernel, Op, Value};
+use crate::{BinaryOp, BlockProgram, Elem, Op, Value};
 
 /// Pointers that are contiguous across two axes: `count` neighbours along `across`, then those of the next
 /// element along `along`, which is `count` elements further, except at breaks of `along` that are far apart.
@@ -26,7 +26,7 @@ pub const APART: i64 = 8;
 
 impl Analysis {
     /// How a block of pointers is contiguous across two axes, if it is.
-    pub fn interleaved(&self, k: &Kernel, ptr: Value) -> Option<Interleaved> {
+    pub fn interleaved(&self, k: &BlockProgram, ptr: Value) -> Option<Interleaved> {
         let shape = k.ty(ptr).shape();
         (0..shape.len()).rev().find_map(|along| {
             let count = self.step(k, ptr, along, APART).filter(|step| COUNTS.contains(step))?;
@@ -41,7 +41,7 @@ impl Analysis {
         })
     }
     /// Difference from one element along `axis` to the next in aligned groups of `n`.
-    fn step_in_groups(&self, k: &Kernel, v: Value, axis: usize, n: i64) -> Option<i64> {
+    fn step_in_groups(&self, k: &BlockProgram, v: Value, axis: usize, n: i64) -> Option<i64> {
         self.difference(k, v, axis, &|x, by| {
             let least = self.affine(x).and_then(|f| self.range(f, k.ty(x).shape())).map_or(-1, |r| r.0);
             let starts = self.axes(x).get(axis).is_some_and(|a| a.contiguous.min(a.divisor) >= n);
@@ -50,7 +50,7 @@ impl Analysis {
     }
     /// A power of two that divides the first element of every aligned group of `n` along `axis` (pointers: the address
     /// in bytes).
-    fn divisor_of_groups(&self, k: &Kernel, v: Value, axis: usize, n: i64) -> i64 {
+    fn divisor_of_groups(&self, k: &BlockProgram, v: Value, axis: usize, n: i64) -> i64 {
         if let Some(form) = self.affine(v) {
             let steps = form.coeffs.iter().enumerate();
             let steps = steps.map(|(a, c)| power_of_two_in(*c).saturating_mul(if a == axis { n } else { 1 }));
@@ -93,7 +93,7 @@ mod tests {
 
     /// Rows that are `channels` of `residues` each, columns that are positions in lines of 65: the store of a
     /// transposed convolution, whose first position is `start`.
-    fn store(residues: i64, start: i64) -> (Kernel, Value) {
+    fn store(residues: i64, start: i64) -> (BlockProgram, Value) {
         let mut b = Builder::new("k", [8, 8, 1], 4);
         let x = b.param("x", Elem::Bf16, true);
         let [rows, columns] = [0, 1].map(|axis| {

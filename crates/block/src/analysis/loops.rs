@@ -4,11 +4,11 @@ use super::{
     affine::Affine,
     values::{Analysis, Def},
 };
-use crate::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Value};
+use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Value};
 use std::collections::HashMap;
 
 impl Analysis {
-    pub(super) fn for_loop(&mut self, k: &Kernel, i: Inst, data: &InstData) {
+    pub(super) fn for_loop(&mut self, k: &BlockProgram, i: Inst, data: &InstData) {
         let (Some(region), [lo, hi, step, init @ ..]) = (data.regions.first(), &data.args[..]) else { return };
         for (n, v) in region.params.iter().enumerate() {
             self.define(k, *v, Def::Carried(i, n));
@@ -71,7 +71,7 @@ impl Analysis {
         self.region(k, region);
     }
     /// `d` where `next` is `carried + d`: a chain of additions of uniform constants.
-    fn increment(&self, k: &Kernel, defs: &HashMap<Value, Inst>, mut next: Value, carried: Value) -> Option<i64> {
+    fn increment(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, mut next: Value, carried: Value) -> Option<i64> {
         let mut d: i64 = 0;
         for _ in 0..16 {
             if next == carried {
@@ -94,7 +94,7 @@ impl Analysis {
         None
     }
     /// The constant that all elements of a value have; values of the loop's own body are looked up in `defs`.
-    fn uniform_constant(&self, k: &Kernel, defs: &HashMap<Value, Inst>, mut v: Value) -> Option<i64> {
+    fn uniform_constant(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, mut v: Value) -> Option<i64> {
         for _ in 0..8 {
             if let Some(f) = self.forms.get(&v) {
                 return f.as_constant();
@@ -111,6 +111,6 @@ impl Analysis {
 }
 
 /// The instructions of a region's own list, by result.
-fn definitions(k: &Kernel, r: &Region) -> HashMap<Value, Inst> {
+fn definitions(k: &BlockProgram, r: &Region) -> HashMap<Value, Inst> {
     r.insts.iter().flat_map(|i| k.inst(*i).results.iter().map(|v| (*v, *i))).collect()
 }

@@ -1,6 +1,6 @@
 //! Affine forms, masks and ranges of a kernel's values, in one walk over its regions.
 use super::affine::Affine;
-use crate::{BinaryOp, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
+use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 /// A conjunction of comparisons of forms with zero.
@@ -41,7 +41,7 @@ pub(super) fn power_of_two_in(n: i64) -> i64 {
 }
 
 /// Analyses a verified kernel.
-pub fn analyse(k: &Kernel) -> Analysis {
+pub fn analyse(k: &BlockProgram) -> Analysis {
     let mut a = Analysis::default();
     for p in &k.params {
         a.define(k, p.value, Def::Param);
@@ -102,7 +102,7 @@ impl Analysis {
         self.defs.get(&v).copied()
     }
 
-    pub(super) fn define(&mut self, k: &Kernel, v: Value, def: Def) {
+    pub(super) fn define(&mut self, k: &BlockProgram, v: Value, def: Def) {
         self.defs.insert(v, def);
         self.types.insert(v, k.ty(v).clone());
     }
@@ -119,7 +119,7 @@ impl Analysis {
             _ => {}
         }
     }
-    pub(super) fn region(&mut self, k: &Kernel, r: &Region) {
+    pub(super) fn region(&mut self, k: &BlockProgram, r: &Region) {
         for &i in &r.insts {
             let data = k.inst(i);
             for (n, v) in data.results.iter().enumerate() {
@@ -155,7 +155,7 @@ impl Analysis {
         }
     }
     /// An instruction with one result and without regions.
-    fn simple(&mut self, k: &Kernel, data: &InstData, v: Value) {
+    fn simple(&mut self, k: &BlockProgram, data: &InstData, v: Value) {
         let ty = k.ty(v);
         if let Type::Block { elem: Elem::Bool, .. } = ty {
             if let Some(b) = self.mask(k, data, ty) {
@@ -181,7 +181,7 @@ impl Analysis {
             self.axes.insert(v, axes);
         }
     }
-    fn form(&mut self, k: &Kernel, data: &InstData, v: Value) -> Option<Affine> {
+    fn form(&mut self, k: &BlockProgram, data: &InstData, v: Value) -> Option<Affine> {
         let ty = k.ty(v);
         let rank = ty.shape().len();
         if let Type::Block { elem, .. } = ty
@@ -252,7 +252,7 @@ impl Analysis {
         let (lo, hi) = self.range(&r, shape)?;
         (lo >= 0 && hi < c && self.range(&q, shape)?.0 >= 0).then_some((q, r))
     }
-    fn mask(&self, k: &Kernel, data: &InstData, ty: &Type) -> Option<Bounds> {
+    fn mask(&self, k: &BlockProgram, data: &InstData, ty: &Type) -> Option<Bounds> {
         let arg = |n: usize| data.args.get(n).and_then(|a| self.bounds.get(a));
         match &data.op {
             Op::Const(Const::Bool(true)) => Some(vec![]),

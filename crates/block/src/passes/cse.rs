@@ -3,10 +3,10 @@
 //! Covers pure ops, and loads through pointers that start from a `readonly` parameter. What a region computes is not
 //! visible outside of it.
 use super::is_pure;
-use crate::{Const, Kernel, Op, Region, Value, analysis};
+use crate::{BlockProgram, Const, Op, Region, Value, analysis};
 use std::collections::HashMap;
 
-pub fn run(k: &mut Kernel) {
+pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
     let readonly: Vec<Value> = k.params.iter().filter(|p| p.readonly).map(|p| p.value).collect();
     let mut body = std::mem::take(&mut k.body);
@@ -19,7 +19,7 @@ pub fn run(k: &mut Kernel) {
 type Key = (String, Vec<Value>);
 
 struct Cse<'a> {
-    k: &'a mut Kernel,
+    k: &'a mut BlockProgram,
     facts: analysis::Analysis,
     readonly: Vec<Value>,
     seen: HashMap<Key, Value>,

@@ -1,10 +1,10 @@
 //! Dead code elimination: removes what no store or other effect depends on; loops and branches lose results that are
 //! not used.
 use super::is_pure;
-use crate::{Inst, InstData, Kernel, Op, Region, Value};
+use crate::{BlockProgram, Inst, InstData, Op, Region, Value};
 use std::collections::{HashMap, HashSet};
 
-pub fn run(k: &mut Kernel) {
+pub fn run(k: &mut BlockProgram) {
     let mut d = Dce::default();
     d.collect(k, &k.body);
     let mut work: Vec<Inst> = d.effects.iter().copied().collect();
@@ -60,13 +60,13 @@ fn is_silent(op: &Op) -> bool {
         )
 }
 
-fn yielded(k: &Kernel, r: &Region, n: usize) -> Option<Value> {
+fn yielded(k: &BlockProgram, r: &Region, n: usize) -> Option<Value> {
     r.insts.last().and_then(|y| k.inst(*y).args.get(n)).copied()
 }
 
 impl Dce {
     /// Records definitions and instructions with effects; true if the region has any of the latter.
-    fn collect(&mut self, k: &Kernel, r: &Region) -> bool {
+    fn collect(&mut self, k: &BlockProgram, r: &Region) -> bool {
         let mut any = false;
         for &inst in &r.insts {
             let data = k.inst(inst);
@@ -92,7 +92,7 @@ impl Dce {
         any
     }
     /// Operands that an instruction needs whichever of its results are used.
-    fn needs(&self, k: &Kernel, i: Inst) -> Vec<Value> {
+    fn needs(&self, k: &BlockProgram, i: Inst) -> Vec<Value> {
         let data = k.inst(i);
         match data.op {
             Op::For => data.args[..3].to_vec(),
@@ -101,7 +101,7 @@ impl Dce {
         }
     }
     /// Marks what a live value needs.
-    fn follow(&self, k: &Kernel, v: Value, work: &mut Vec<Inst>, values: &mut Vec<Value>) {
+    fn follow(&self, k: &BlockProgram, v: Value, work: &mut Vec<Inst>, values: &mut Vec<Value>) {
         let Some(def) = self.defs.get(&v) else { return };
         let data = k.inst(def.inst);
         work.push(def.inst);
@@ -114,7 +114,7 @@ impl Dce {
             _ => {}
         }
     }
-    fn sweep(&self, k: &mut Kernel, r: &mut Region) {
+    fn sweep(&self, k: &mut BlockProgram, r: &mut Region) {
         r.insts.retain(|i| self.needed.contains(i) || k.inst(*i).op == Op::Yield);
         for &i in &r.insts {
             let mut data = k.inst(i).clone();
@@ -128,7 +128,7 @@ impl Dce {
         }
     }
     /// Drops unused carried values and results.
-    fn narrow(&self, k: &mut Kernel, data: &mut InstData) {
+    fn narrow(&self, k: &mut BlockProgram, data: &mut InstData) {
         let is_for = data.op == Op::For;
         let keep: Vec<bool> = (0..data.results.len())
             .map(|n| {

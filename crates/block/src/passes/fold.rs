@@ -4,10 +4,10 @@
 //! Bounds that hold for every element of every instance become `true`, so whole blocks lose their masks. Replaced
 //! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed.
 use super::numbers;
-use crate::{BinaryOp, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value, analysis};
+use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, analysis};
 use std::collections::HashMap;
 
-pub fn run(k: &mut Kernel) {
+pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
     let mut body = std::mem::take(&mut k.body);
     let mut f = Folder { k, facts, consts: HashMap::new(), same: HashMap::new() };
@@ -16,7 +16,7 @@ pub fn run(k: &mut Kernel) {
 }
 
 struct Folder<'a> {
-    k: &'a mut Kernel,
+    k: &'a mut BlockProgram,
     facts: analysis::Analysis,
     consts: HashMap<Value, Const>,
     /// Values, each with the value that replaces it.
@@ -72,7 +72,7 @@ impl Folder<'_> {
     }
     /// Inlines a loop of at most one iteration, or a branch with a known condition.
     fn structured(&mut self, i: Inst, mut data: InstData, out: &mut Vec<Inst>) {
-        let same_layouts = |k: &Kernel, from: &[Value], to: &[Value]| {
+        let same_layouts = |k: &BlockProgram, from: &[Value], to: &[Value]| {
             from.iter().zip(to).all(|(a, b)| k.value(*a).layout == k.value(*b).layout)
         };
         match data.op {

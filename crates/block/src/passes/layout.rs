@@ -19,7 +19,7 @@ mod windows;
 
 pub use windows::WINDOW;
 
-use crate::Kernel;
+use crate::BlockProgram;
 use crate::analysis::analyse;
 
 /// Bytes of a block up to which it does not matter how it is accessed.
@@ -28,7 +28,7 @@ pub const SMALL: usize = 1024;
 pub const VECTOR: usize = 16;
 
 /// The kernel with layouts.
-pub fn assign(kernel: &Kernel) -> Kernel {
+pub fn assign(kernel: &BlockProgram) -> BlockProgram {
     let facts = analyse(kernel);
     let groups = groups::Groups::of(kernel);
     let natural = spread::natural(kernel, &facts, &groups);

@@ -3,17 +3,17 @@
 //! Pure ops always; loads through `readonly` pointers only where the loop is known to run, so that no load is executed
 //! that was not before.
 use super::is_pure;
-use crate::{Inst, InstData, Kernel, Op, Region, Value, analysis};
+use crate::{BlockProgram, Inst, InstData, Op, Region, Value, analysis};
 use std::collections::HashSet;
 
-pub fn run(k: &mut Kernel) {
+pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
     let mut body = std::mem::take(&mut k.body);
     region(k, &facts, &mut body);
     k.body = body;
 }
 
-fn region(k: &mut Kernel, facts: &analysis::Analysis, r: &mut Region) {
+fn region(k: &mut BlockProgram, facts: &analysis::Analysis, r: &mut Region) {
     let old = std::mem::take(&mut r.insts);
     for i in old {
         let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
@@ -38,7 +38,7 @@ fn runs(facts: &analysis::Analysis, data: &InstData) -> bool {
 }
 
 /// Takes the instructions out of the region that depend on nothing inside it.
-fn invariant(k: &Kernel, facts: &analysis::Analysis, runs: bool, r: &mut Region) -> Vec<Inst> {
+fn invariant(k: &BlockProgram, facts: &analysis::Analysis, runs: bool, r: &mut Region) -> Vec<Inst> {
     let mut inside: HashSet<Value> = r.params.iter().copied().collect();
     let readonly = |v: Value| {
         let root = facts.affine(v).and_then(|f| f.root);

@@ -10,7 +10,7 @@
 use super::is_pure;
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
-use crate::{BinaryOp as B, Builder, CmpOp, Const, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Swizzle, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Bytes of one asynchronous copy.
@@ -20,12 +20,12 @@ const VECTOR: usize = 16;
 pub const WARPS: usize = 16;
 
 /// Whether a program is the result of this pass.
-pub fn is_persistent(k: &Kernel) -> bool {
+pub fn is_persistent(k: &BlockProgram) -> bool {
     k.body.insts.iter().any(|i| k.inst(*i).op == Op::AsyncCommit)
 }
 
 /// The program with that many persistent instances.
-pub fn run(k: &Kernel, instances: usize) -> Result<Kernel, Refusal> {
+pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> {
     let count = k.grid[0];
     if k.grid[1..] != [1, 1] || k.cluster != 1 || instances == 0 || count < instances || count + instances >= 1 << 30 {
         return Err(Refusal(format!("{instances} persistent instances do not fit a grid of {:?}", k.grid)));
@@ -62,7 +62,7 @@ fn is_straight(op: &Op) -> bool {
 /// By how much each value grows per iteration, that is over `instances` positions of the grid; values without constant
 /// growth are absent. An unaligned row's offset within a vector (a remainder) does not grow if the stride spans whole
 /// periods of it.
-fn growth(k: &Kernel, facts: &Analysis, instances: usize) -> HashMap<Value, i64> {
+fn growth(k: &BlockProgram, facts: &Analysis, instances: usize) -> HashMap<Value, i64> {
     let mut known: HashMap<Value, i64> = k.params.iter().map(|p| (p.value, 0)).collect();
     k.walk(&mut |_, d| {
         let of = |n: usize| d.args.get(n).and_then(|v| known.get(v)).copied();
@@ -90,7 +90,7 @@ fn growth(k: &Kernel, facts: &Analysis, instances: usize) -> HashMap<Value, i64>
 
 /// Whether a load takes at least one vector per thread, from addresses that indices alone determine. One that `moves`
 /// (changes per iteration) must be aligned, too.
-fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
+fn is_copied(k: &BlockProgram, facts: &Analysis, i: Inst, moves: bool) -> bool {
     let (Op::Load(_), args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
     let (ty, bytes) = (k.ty(*ptr), k.ty(*ptr).elem().map_or(1, Elem::bytes));
     let Some(last) = ty.shape().len().checked_sub(1) else { return false };
@@ -102,7 +102,7 @@ fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
 }
 
 /// The instructions that compute these values, in program order; `None` unless all are pure.
-fn slice(k: &Kernel, of: &[Value]) -> Option<Vec<Inst>> {
+fn slice(k: &BlockProgram, of: &[Value]) -> Option<Vec<Inst>> {
     let mut wanted: HashSet<Value> = of.iter().copied().collect();
     let mut found = vec![];
     for &i in k.body.insts.iter().rev() {
@@ -120,7 +120,7 @@ fn slice(k: &Kernel, of: &[Value]) -> Option<Vec<Inst>> {
 }
 
 /// Whether the elements that a load gives outside of its mask, and what is computed from them, are never used.
-fn is_hidden(k: &Kernel, load: Inst) -> bool {
+fn is_hidden(k: &BlockProgram, load: Inst) -> bool {
     let (value, mask) = (k.inst(load).results[0], k.inst(load).args.get(1));
     let mut outside = HashSet::from([value]);
     k.body.insts.iter().map(|i| k.inst(*i)).all(|d| {
@@ -143,7 +143,7 @@ fn is_hidden(k: &Kernel, load: Inst) -> bool {
 type Staged = (Inst, Value);
 
 struct Writer<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     /// Values of the new program, by old value.
     names: HashMap<Value, Value>,
 }

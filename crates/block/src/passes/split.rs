@@ -6,11 +6,11 @@
 //! Iterations keep their order, so no bit changes.
 use super::runs;
 use crate::analysis::{self, Affine, Analysis};
-use crate::{BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
 
 /// The same program with its loops split; loops that no comparison bounds stay as they are.
-pub fn run(kernel: &Kernel) -> Kernel {
+pub fn run(kernel: &BlockProgram) -> BlockProgram {
     let mut k = kernel.clone();
     let facts = analysis::analyse(kernel);
     let old = std::mem::take(&mut k.body.insts);
@@ -96,8 +96,8 @@ impl Plain {
 }
 
 struct Splitter<'k> {
-    old: &'k Kernel,
-    k: Kernel,
+    old: &'k BlockProgram,
+    k: BlockProgram,
     out: Vec<Inst>,
 }
 
@@ -248,7 +248,7 @@ fn follows(op: &Op, all: [Option<bool>; 2]) -> Option<bool> {
 }
 
 /// The conditions that decide whether elements of the body are replaced by infinity, and where they do not.
-fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
+fn plain(k: &BlockProgram, facts: &Analysis, data: &InstData) -> Option<Plain> {
     let region = data.regions.first()?;
     let index = *region.params.first()?;
     let mut inside: HashSet<Value> = region.params[1..].iter().copied().collect();
@@ -279,7 +279,7 @@ fn plain(k: &Kernel, facts: &Analysis, data: &InstData) -> Option<Plain> {
 }
 
 struct Search<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     facts: &'k Analysis,
     /// The loop's index, what the body defines beside it, and where.
     index: Value,
@@ -341,7 +341,7 @@ impl Search<'_> {
 
 /// Where a comparison has the wanted result for all elements.
 fn range(
-    k: &Kernel,
+    k: &BlockProgram,
     facts: &Analysis,
     (v, index): (Value, Value),
     wanted: bool,

@@ -10,7 +10,7 @@
 //! Each pass takes a verified program of the upper level and gives one that can be verified, printed and interpreted,
 //! or refuses with a reason. Lowering writes descriptors itself and runs the other passes. Nothing is reordered: sums
 //! are of the same matmuls in the same order of K, in the accuracy of the instruction.
-pub mod chained;
+pub mod back_to_back_dots;
 mod copy;
 pub mod form;
 pub mod maps;
@@ -20,10 +20,10 @@ pub mod roles;
 pub mod slice;
 mod uniform;
 
-use crate::Kernel;
+use crate::BlockProgram;
 use kiln_machine::Machine;
 pub use persistent::Launch;
-pub use roles::Crew;
+pub use roles::WarpRoles;
 
 /// Bytes of shared memory reserved for barriers.
 const BARRIERS: usize = 1024;
@@ -38,8 +38,12 @@ pub fn memory(m: &Machine) -> usize {
 pub struct Refusal(pub String);
 
 /// All passes, for a GPU that has warpgroups.
-pub fn run(k: &Kernel, m: &Machine) -> Result<Kernel, Refusal> {
+pub fn run(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {
     let mapped = maps::run(k)?;
     let walking = persistent::run(&mapped, Launch::of(&mapped, m.units.multiprocessors))?;
-    if chained::is_chained(&walking) { roles::chained::run(&walking, None, m) } else { roles::run(&walking, None, m) }
+    if back_to_back_dots::has_back_to_back_dots(&walking) {
+        roles::back_to_back_dots::run(&walking, None, m)
+    } else {
+        roles::run(&walking, None, m)
+    }
 }

@@ -5,7 +5,7 @@ mod words;
 
 use super::lexer::{Kind, Token, tokens};
 use crate::{
-    Arithmetic, Array, BlockError, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Type, Value,
+    Arithmetic, Array, BlockError, BlockProgram, Elem, Inst, InstData, Layout, Op, Param, Region, Role, Type, Value,
 };
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub const MAX_DEPTH: usize = 64;
 type Result<T> = std::result::Result<T, BlockError>;
 
 /// The one kernel of a text.
-pub fn parse(text: &str) -> Result<Kernel> {
+pub fn parse(text: &str) -> Result<BlockProgram> {
     let mut p = Parser::new(text)?;
     let k = p.kernel()?;
     match p.peek().kind {
@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Result<Kernel> {
 struct Parser {
     tokens: Vec<Token>,
     at: usize,
-    k: Kernel,
+    k: BlockProgram,
     /// Values in scope, by written name (`v3`, `%x`).
     visible: HashMap<String, Value>,
     /// Line of every definition so far.
@@ -57,7 +57,7 @@ impl Parser {
         Ok(Parser {
             tokens: tokens(text)?,
             at: 0,
-            k: Kernel::default(),
+            k: BlockProgram::default(),
             visible: HashMap::new(),
             defined: HashMap::new(),
             scopes: vec![],
@@ -115,8 +115,8 @@ impl Parser {
     }
 
     // ---- Kernels ----
-    fn kernel(&mut self) -> Result<Kernel> {
-        self.k = Kernel { blocks: 1, cluster: 1, ..Kernel::default() };
+    fn kernel(&mut self) -> Result<BlockProgram> {
+        self.k = BlockProgram { blocks: 1, cluster: 1, ..BlockProgram::default() };
         (self.visible, self.defined, self.written) = (HashMap::new(), HashMap::new(), vec![]);
         self.scopes = vec![vec![]];
         self.expect_word("kernel")?;
@@ -181,7 +181,7 @@ impl Parser {
         Ok(Array { offset, sizes, strides })
     }
     /// The kernel with values numbered as they were written, if all were written as numbers: parameters first.
-    fn numbered(&mut self) -> Kernel {
+    fn numbered(&mut self) -> BlockProgram {
         let k = std::mem::take(&mut self.k);
         let mut order: Vec<(Option<u32>, usize)> = vec![];
         for (i, name) in self.written.iter().enumerate() {

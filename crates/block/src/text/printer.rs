@@ -1,18 +1,19 @@
-//! Kernel to text. Prints any kernel, verified or not.
+//! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Terms, Type, Value, layout::Basis,
+    Arithmetic, BlockProgram, Const, DotPrecision, Inst, InstData, Layout, Op, Region, Terms, Type, Value,
+    layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
 
 struct Printer<'a> {
-    k: &'a Kernel,
+    k: &'a BlockProgram,
     params: HashMap<Value, String>,
     out: String,
 }
 
 /// The whole kernel.
-pub fn print(k: &Kernel) -> String {
+pub fn print(k: &BlockProgram) -> String {
     let mut p = Printer::new(k);
     let params: Vec<String> = k.params.iter().map(|x| p.param(x)).collect();
     let name = sign('@', &k.name);
@@ -46,7 +47,7 @@ pub fn print(k: &Kernel) -> String {
 }
 
 /// One instruction on one line, its regions left out.
-pub fn print_inst(k: &Kernel, i: Inst) -> String {
+pub fn print_inst(k: &BlockProgram, i: Inst) -> String {
     match k.insts.get(i.0 as usize) {
         Some(data) => Printer::new(k).head(data),
         None => format!("instruction {} (absent)", i.0),
@@ -58,7 +59,7 @@ fn sign(c: char, name: &str) -> String {
 }
 
 impl<'a> Printer<'a> {
-    fn new(k: &'a Kernel) -> Printer<'a> {
+    fn new(k: &'a BlockProgram) -> Printer<'a> {
         let mut params = HashMap::new();
         for p in &k.params {
             let unique = k.params.iter().filter(|o| o.name == p.name).count() == 1;

@@ -1,8 +1,8 @@
 //! Types of the lower level's ops, and the local rules of tokens, barriers and roles.
 use super::{Facts, Place, Rule, rules::*, upper};
-use crate::{Elem, InstData, Kernel, Op, Type, Value};
+use crate::{BlockProgram, Elem, InstData, Op, Type, Value};
 
-pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> Rule {
+pub fn check(k: &BlockProgram, data: &InstData, facts: &mut Facts, place: &Place) -> Rule {
     tokens(k, data, facts)?;
     fences(data, facts)?;
     let ty = |n: usize| k.ty(data.args[n]);
@@ -157,7 +157,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
 }
 
 /// Operand `n` is a shared tile and `n + 1` its stage: gives the type of a block that fits a stage.
-fn tile_at(k: &Kernel, data: &InstData, facts: &Facts, n: usize) -> Result<Type, String> {
+fn tile_at(k: &BlockProgram, data: &InstData, facts: &Facts, n: usize) -> Result<Type, String> {
     match k.ty(data.args[n]) {
         Type::Shared { elem, shape, stages, .. } => {
             stage(k, facts, data.args[n + 1], *stages)?;
@@ -166,7 +166,7 @@ fn tile_at(k: &Kernel, data: &InstData, facts: &Facts, n: usize) -> Result<Type,
         other => Err(format!("operand {n} is {other}; a shared tile is needed")),
     }
 }
-fn stage(k: &Kernel, facts: &Facts, v: Value, stages: usize) -> Rule {
+fn stage(k: &BlockProgram, facts: &Facts, v: Value, stages: usize) -> Rule {
     scalar_i32("the stage", k.ty(v))?;
     match facts.constants.get(&v) {
         Some(s) => ensure(*s >= 0 && (*s as usize) < stages, || format!("stage {s} of {stages}")),
@@ -265,7 +265,7 @@ pub fn fenced(facts: &Facts) -> Rule {
 }
 
 /// A token is used once, and waited for after its commit.
-fn tokens(k: &Kernel, data: &InstData, facts: &mut Facts) -> Rule {
+fn tokens(k: &BlockProgram, data: &InstData, facts: &mut Facts) -> Rule {
     for v in data.args.iter().filter(|v| matches!(k.ty(**v), Type::Token { .. })) {
         ensure(matches!(data.op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For), || {
             format!("{v} is a matmul in flight; read it after `wgmma_wait`")

@@ -8,25 +8,25 @@
 //! extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit operations may wrap on purpose, as
 //! hashes do, and end what is known.
 use crate::analysis::{Analysis, analyse};
-use crate::{BinaryOp, BlockError, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value, text};
+use crate::{BinaryOp, BlockError, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, text};
 use std::collections::HashMap;
 
 /// Least and largest value, over the integers.
 type Bound = (i128, i128);
 
 /// Checks a verified kernel. `Err`: the first access that takes an integer that may have wrapped, and where that is computed.
-pub fn offsets(k: &Kernel) -> Result<(), BlockError> {
+pub fn offsets(k: &BlockProgram) -> Result<(), BlockError> {
     offsets_within(k, i32::MAX.into())
 }
 
 /// [`offsets`], where 32-bit integers are to stay within `-narrow..=narrow`: tests lower it, so that small kernels reach it.
-pub fn offsets_within(k: &Kernel, narrow: i128) -> Result<(), BlockError> {
+pub fn offsets_within(k: &BlockProgram, narrow: i128) -> Result<(), BlockError> {
     let mut o = Offsets { k, analysis: analyse(k), narrow, bounds: HashMap::new(), wrapped: HashMap::new() };
     o.region(&k.body)
 }
 
 struct Offsets<'a> {
-    k: &'a Kernel,
+    k: &'a BlockProgram,
     /// Affine forms: what loops carry is bounded by these.
     analysis: Analysis,
     narrow: i128,
@@ -235,7 +235,7 @@ mod tests {
     use crate::{Builder, CmpOp};
 
     /// `out[row·2^20 + lane]` of `rows` rows in offsets of type `index`, under a mask that leaves out all rows from 8 on if `masked`.
-    fn rows(rows: usize, index: Elem, masked: bool) -> Kernel {
+    fn rows(rows: usize, index: Elem, masked: bool) -> BlockProgram {
         let mut b = Builder::new("rows", [rows, 1, 1], 1);
         let out = b.param("out", Elem::F32, false);
         let row = b.program_id(0);

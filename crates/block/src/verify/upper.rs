@@ -1,9 +1,11 @@
 //! Types of the upper level's ops.
 use super::{Facts, Rule, rules::*};
-use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp, ScanOp, Terms, Type, UnaryOp, Value};
+use crate::{
+    BinaryOp, BlockProgram, Const, DotPrecision, Elem, InstData, Op, ReduceOp, ScanOp, Terms, Type, UnaryOp, Value,
+};
 
 /// Operand and result counts, then types.
-pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
+pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     let seen = Seen { k, data, facts };
     match &data.op {
         Op::Const(_) | Op::ProgramId(_) | Op::Iota => sources(&seen),
@@ -33,7 +35,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
 
 /// The op being checked.
 struct Seen<'a> {
-    k: &'a Kernel,
+    k: &'a BlockProgram,
     data: &'a InstData,
     facts: &'a Facts,
 }
@@ -355,7 +357,7 @@ fn short(tile: &Type, block: &Type) -> Type {
     let (lead, rest) = tile.shape().split_at(tile.shape().len().saturating_sub(block.shape().len()));
     if lead.iter().all(|n| *n == 1) { tile.with_shape(rest) } else { tile.clone() }
 }
-pub fn starts(k: &Kernel, args: &[Value], rank: usize) -> Rule {
+pub fn starts(k: &BlockProgram, args: &[Value], rank: usize) -> Rule {
     count("starts of the tile", args.len(), rank, rank)?;
     args.iter().try_for_each(|v| scalar_i32("a start", k.ty(*v)))
 }
@@ -422,7 +424,7 @@ fn carried(name: &str, ty: &Type) -> Rule {
     }
 }
 
-fn for_loop(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
+fn for_loop(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     let n = data.results.len();
     count("operands", data.args.len(), 3 + n, 3 + n)?;
     for (v, name) in data.args[..3].iter().zip(["the lower bound", "the upper bound", "the step"]) {
@@ -445,7 +447,7 @@ fn for_loop(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
     Ok(())
 }
 
-fn while_loop(k: &Kernel, data: &InstData) -> Rule {
+fn while_loop(k: &BlockProgram, data: &InstData) -> Rule {
     count("results", data.results.len(), 0, 0)?;
     count("regions", data.regions.len(), 1, 1)?;
     let params = &data.regions[0].params;
@@ -456,7 +458,7 @@ fn while_loop(k: &Kernel, data: &InstData) -> Rule {
     data.args.iter().chain(params).try_for_each(|v| scalar_i32("a carried value", k.ty(*v)))
 }
 
-pub fn yields(k: &Kernel, data: &InstData, owner: &InstData) -> Rule {
+pub fn yields(k: &BlockProgram, data: &InstData, owner: &InstData) -> Rule {
     count("results", data.results.len(), 0, 0)?;
     count("regions", data.regions.len(), 0, 0)?;
     if owner.op == Op::While {

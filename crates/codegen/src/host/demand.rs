@@ -8,7 +8,7 @@
 //! Blocks are wider than their contents where an extent is not a power of two. Which elements of a value are never read
 //! follows from the masks of stores and from what reductions are fed outside of a mask; loops end before those
 //! elements.
-use kiln_block::{BinaryOp, Const, Inst, Kernel, Op, ReduceOp, Region, Type, UnaryOp, Value};
+use kiln_block::{BinaryOp, BlockProgram, Const, Inst, Op, ReduceOp, Region, Type, UnaryOp, Value};
 use std::collections::{BTreeSet, HashMap};
 
 #[derive(Default)]
@@ -67,7 +67,7 @@ pub(super) fn forces(op: &Op) -> bool {
 }
 
 impl Demand {
-    pub fn of(k: &Kernel) -> Demand {
+    pub fn of(k: &BlockProgram) -> Demand {
         let mut d = Demand::default();
         let mut order = vec![];
         d.number(k, &k.body, &[], &mut order);
@@ -98,7 +98,7 @@ impl Demand {
         d
     }
     /// Records for the operands of an instruction where it reads them.
-    fn confine(&mut self, k: &Kernel, i: Inst) {
+    fn confine(&mut self, k: &BlockProgram, i: Inst) {
         let inst = k.inst(i);
         let own = inst.results.first().map_or_else(BTreeSet::new, |&r| self.within(r));
         for (n, &a) in inst.args.iter().enumerate() {
@@ -121,7 +121,7 @@ impl Demand {
         self.within.get(&v).cloned().unwrap_or_default()
     }
     /// Masks outside of which the operand of a reduction is the reduction's identity.
-    pub fn reduced(&self, k: &Kernel, op: ReduceOp, operand: Value) -> BTreeSet<Value> {
+    pub fn reduced(&self, k: &BlockProgram, op: ReduceOp, operand: Value) -> BTreeSet<Value> {
         let inst = |v: Value| self.def.get(&v).map(|&i| k.inst(i));
         let Some((Op::Select, [mask, _, other])) = inst(operand).map(|i| (&i.op, &i.args[..])) else {
             return BTreeSet::new();
@@ -136,7 +136,7 @@ impl Demand {
         if neutral { self.conjuncts(k, *mask) } else { BTreeSet::new() }
     }
     /// The conjuncts of a mask.
-    pub fn conjuncts(&self, k: &Kernel, mask: Value) -> BTreeSet<Value> {
+    pub fn conjuncts(&self, k: &BlockProgram, mask: Value) -> BTreeSet<Value> {
         let (mut open, mut all) = (vec![mask], BTreeSet::new());
         while let Some(m) = open.pop() {
             all.insert(m);
@@ -148,7 +148,7 @@ impl Demand {
         }
         all
     }
-    fn number(&mut self, k: &Kernel, r: &Region, loops: &[Inst], order: &mut Vec<Inst>) {
+    fn number(&mut self, k: &BlockProgram, r: &Region, loops: &[Inst], order: &mut Vec<Inst>) {
         for &i in &r.insts {
             self.place.insert(i, (order.len(), loops.to_vec()));
             order.push(i);
@@ -160,7 +160,7 @@ impl Demand {
         }
     }
     /// The parameter (or other first pointer) that a pointer comes from.
-    fn trace_root(&mut self, k: &Kernel, i: Inst) {
+    fn trace_root(&mut self, k: &BlockProgram, i: Inst) {
         let inst = k.inst(i);
         if let Op::For = inst.op {
             let inner = inst.regions.first().map(|r| r.params.iter().skip(1)).into_iter().flatten();
@@ -185,7 +185,7 @@ impl Demand {
     }
     /// Loads from a buffer that a later store (or an earlier one of the same loop) writes at other addresses than the
     /// load reads.
-    fn overwritten(&self, k: &Kernel, order: &[Inst]) -> BTreeSet<Value> {
+    fn overwritten(&self, k: &BlockProgram, order: &[Inst]) -> BTreeSet<Value> {
         let at = |i: Inst| self.place.get(&i).map_or(0, |p| p.0);
         let mut found = BTreeSet::new();
         for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load(_))) {
@@ -207,7 +207,7 @@ impl Demand {
         }
         found
     }
-    fn decide(&mut self, k: &Kernel, i: Inst, overwritten: &BTreeSet<Value>, packed: &BTreeSet<Value>) {
+    fn decide(&mut self, k: &BlockProgram, i: Inst, overwritten: &BTreeSet<Value>, packed: &BTreeSet<Value>) {
         let inst = k.inst(i);
         let mut reach: BTreeSet<Inst> = BTreeSet::new();
         if forces(&inst.op) {
@@ -231,7 +231,7 @@ impl Demand {
         }
     }
     /// Whether the value is repeated along a leading axis by a broadcast.
-    fn spread(&self, k: &Kernel, v: Value) -> bool {
+    fn spread(&self, k: &BlockProgram, v: Value) -> bool {
         k.insts.iter().any(|u| {
             matches!(u.op, Op::Broadcast)
                 && u.args.first() == Some(&v)
@@ -247,7 +247,7 @@ impl Demand {
         self.def.get(&v).is_some_and(|i| self.loops(*i).contains(&loop_inst))
     }
     /// Whether `v` has the same value in all iterations of the loop, and can be computed before it.
-    pub fn invariant(&self, k: &Kernel, v: Value, loop_inst: Inst) -> bool {
+    pub fn invariant(&self, k: &BlockProgram, v: Value, loop_inst: Inst) -> bool {
         let Some(&i) = self.def.get(&v) else {
             return !k.inst(loop_inst).regions.iter().any(|r| r.params.contains(&v));
         };

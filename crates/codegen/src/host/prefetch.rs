@@ -7,7 +7,7 @@ use super::Emit;
 use super::demand::Demand;
 use super::text::Name;
 use kiln_block::analysis::{Def, analyse};
-use kiln_block::{Elem, Kernel, Op, Type, Value};
+use kiln_block::{BlockProgram, Elem, Op, Type, Value};
 use kiln_machine::Caches;
 use std::collections::{HashMap, HashSet};
 
@@ -25,7 +25,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    pub fn of(k: &Kernel, demand: &Demand) -> Prefetch {
+    pub fn of(k: &BlockProgram, demand: &Demand) -> Prefetch {
         let loads = || k.insts.iter().filter(|i| matches!(i.op, Op::Load(_)));
         let mut ahead = Prefetch::default();
         if !loads().any(|i| i.results.iter().any(|&r| demand.repeated(r))) {

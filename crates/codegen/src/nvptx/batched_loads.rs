@@ -5,7 +5,7 @@
 //! never taken behind the last load of an iteration. Never changes a value.
 use super::emit::Res;
 use super::r#gen::Gen;
-use kiln_block::{InstData, Kernel, Op, Region, Value};
+use kiln_block::{BlockProgram, InstData, Op, Region, Value};
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 const BATCH: RangeInclusive<usize> = 4..=32;
 
 /// The last load of each loop that only sums what it reads.
-pub(super) fn last(k: &Kernel) -> HashSet<Value> {
+pub(super) fn last(k: &BlockProgram) -> HashSet<Value> {
     let mut found = HashSet::new();
     k.walk(&mut |_, d| {
         if d.op == Op::For
@@ -26,7 +26,7 @@ pub(super) fn last(k: &Kernel) -> HashSet<Value> {
     found
 }
 
-fn last_of(k: &Kernel, region: &Region) -> Option<Value> {
+fn last_of(k: &BlockProgram, region: &Region) -> Option<Value> {
     let adds_up = |d: &InstData| {
         matches!(d.op, Op::Const(_) | Op::Iota | Op::ProgramId(_) | Op::Splat | Op::Broadcast | Op::ExpandDims(_))
             || matches!(d.op, Op::Reshape | Op::Permute(_) | Op::Load(_) | Op::Unary(_) | Op::Binary(_) | Op::Cmp(_))

@@ -12,11 +12,11 @@ use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
 use kiln_block::layout::axis_bits;
 use kiln_block::passes::persistent_rows;
-use kiln_block::{Elem, InstData, Kernel, Op, ReduceOp, Region};
+use kiln_block::{BlockProgram, Elem, InstData, Op, ReduceOp, Region};
 use kiln_machine::{Machine, isa};
 
 /// The number of blocks that share an instance.
-pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
+pub(super) fn of(k: &BlockProgram, m: &Machine) -> Res<usize> {
     let (warps, blocks) = (k.warps, k.blocks);
     let fits = blocks == 1 || m.arch.has_clusters() && blocks <= m.limits.cluster();
     if !fits || !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
@@ -57,12 +57,12 @@ impl<'c> Blocks<'c> {
         Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0, turn: None, exchanged: 0 })
     }
     /// Shared memory that is not scratch.
-    pub fn kept(k: &Kernel, count: usize) -> usize {
+    pub fn kept(k: &BlockProgram, count: usize) -> usize {
         let exchanges = if persistent_rows::is_persistent(k) { EXCHANGES } else { 0 };
         if count > 1 { SIGNALS * 8 + exchanges } else { 0 }
     }
     /// Waits until all blocks have started; emitted once, where every thread passes.
-    pub fn meet(&mut self, e: &Emit<'c>) -> Res<()> {
+    pub fn cluster_wait(&mut self, e: &Emit<'c>) -> Res<()> {
         if std::mem::take(&mut self.apart) {
             e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
         }
@@ -80,7 +80,7 @@ impl<'c> Gen<'c, '_> {
         if self.blocks.count == 1 {
             return self.e.barrier();
         }
-        self.blocks.meet(&self.e)?;
+        self.blocks.cluster_wait(&self.e)?;
         self.e.invoke("llvm.nvvm.barrier.cluster.arrive.aligned", &[], &[])?;
         self.e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
         Ok(())
@@ -126,7 +126,7 @@ impl<'c> Gen<'c, '_> {
             Some(_) => self.exchange(elems, bits),
             None => self.partials(elems, bits, count, slice.per_thread())?,
         };
-        self.blocks.meet(&self.e)?;
+        self.blocks.cluster_wait(&self.e)?;
         let bytes: usize = elems.iter().map(|e| (count << bits) * e.bytes()).sum();
         let signal = self.signal(bytes)?;
         // Threads that hold replicas of an element write to one block each.

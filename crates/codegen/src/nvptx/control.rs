@@ -49,7 +49,7 @@ impl<'c> Gen<'c, '_> {
         let stride = step.value(&self.e, &mut self.memo)?;
         let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
         let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
-        self.blocks.meet(&self.e)?;
+        self.blocks.cluster_wait(&self.e)?;
         let before = self.block()?;
         let (body, after) = (self.new_block("loop"), self.new_block("done"));
         self.e.b.build_conditional_branch(enter, body, after)?;
@@ -120,7 +120,7 @@ impl<'c> Gen<'c, '_> {
     pub fn while_loop(&mut self, data: &InstData) -> Res<()> {
         let region = data.regions.first().ok_or_else(|| mistyped("a loop"))?;
         let starts: Vec<Vec<Val<'c>>> = data.args.iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
-        self.blocks.meet(&self.e)?;
+        self.blocks.cluster_wait(&self.e)?;
         let before = self.block()?;
         let (body, after) = (self.new_block("loop"), self.new_block("done"));
         self.e.b.build_unconditional_branch(body)?;
@@ -145,7 +145,7 @@ impl<'c> Gen<'c, '_> {
     }
     pub fn branch(&mut self, data: &InstData) -> Res<()> {
         let condition = self.scalar(data.args[0])?.condition()?;
-        self.blocks.meet(&self.e)?;
+        self.blocks.cluster_wait(&self.e)?;
         let [then, otherwise] = &data.regions[..] else { return Err(mistyped("a branch")) };
         let blocks = [self.new_block("then"), self.new_block("else")];
         let after = self.new_block("join");

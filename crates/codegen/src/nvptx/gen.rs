@@ -20,13 +20,13 @@ use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::passes::persistent_rows;
-use kiln_block::{Arithmetic, BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use kiln_block::{Arithmetic, BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};
 use kiln_machine::Machine;
 use std::collections::{HashMap, HashSet};
 
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
-    pub k: &'k Kernel,
+    pub k: &'k BlockProgram,
     pub m: &'k Machine,
     pub threads: Threads<'c>,
     /// Values made for the current instruction.
@@ -64,7 +64,7 @@ pub(super) struct Gen<'c, 'k> {
 }
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usize) -> Res<(Module<'c>, usize)> {
+pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, blocks: usize) -> Res<(Module<'c>, usize)> {
     let ieee = k.arithmetic == Arithmetic::Ieee;
     let rounded = rounds_all(k) && !ieee;
     let e = Emit {
@@ -121,7 +121,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     };
     g.params()?;
     g.region(&k.body)?;
-    g.blocks.meet(&g.e)?;
+    g.blocks.cluster_wait(&g.e)?;
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
     let (tiles, scratch) = (g.places.bytes, g.scratch.bytes());
@@ -132,7 +132,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
 }
 
 /// Whether all floats that are stored are of half types.
-fn rounds_all(k: &Kernel) -> bool {
+fn rounds_all(k: &BlockProgram) -> bool {
     let mut stored = vec![];
     k.walk(&mut |_, d| match d.op {
         Op::Store => stored.push(k.ty(d.args[1]).elem()),
@@ -143,13 +143,13 @@ fn rounds_all(k: &Kernel) -> bool {
     !stored.is_empty() && stored.iter().all(|e| matches!(e, Some(Elem::F16 | Elem::Bf16)))
 }
 
-fn has_left_in_registers(k: &Kernel) -> bool {
+fn has_left_in_registers(k: &BlockProgram) -> bool {
     let mut found = false;
     k.walk(&mut |_, d| found |= d.left_in_registers().is_some());
     found
 }
 
-fn above_one(k: &Kernel) -> HashSet<Value> {
+fn above_one(k: &BlockProgram) -> HashSet<Value> {
     let (mut ones, mut powers, mut sums) = (HashSet::new(), HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {
         let Some(&v) = d.results.first() else { return };

@@ -6,7 +6,7 @@ use super::reduce::Part;
 use super::words::Words;
 use inkwell::values::IntValue;
 use kiln_block::layout::Flat;
-use kiln_block::{Const, Elem, Kernel, Op, ReduceOp, Type, Value};
+use kiln_block::{BlockProgram, Const, Elem, Op, ReduceOp, Type, Value};
 use std::collections::HashMap;
 
 /// Registers per thread from which on this is profitable.
@@ -21,7 +21,7 @@ pub(super) struct Half {
 }
 
 /// The blocks of a kernel that are casts of half types.
-pub(super) fn of(k: &Kernel) -> HashMap<Value, Half> {
+pub(super) fn of(k: &BlockProgram) -> HashMap<Value, Half> {
     let (mut halves, mut infinities): (HashMap<Value, Half>, HashMap<Value, f64>) = Default::default();
     k.walk(&mut |_, d| {
         let Some(&v) = d.results.first() else { return };

@@ -12,7 +12,7 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::FunctionValue;
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::passes::persistent_rows;
-use kiln_block::{Elem, Kernel, Type};
+use kiln_block::{BlockProgram, Elem, Type};
 use kiln_machine::isa;
 
 /// LLVM's number of the calling convention of PTX entry points.
@@ -22,13 +22,13 @@ const TENSOR_MAP_BYTES: u32 = 128;
 
 /// A valid PTX name: it starts with a letter (a module's own variables start with `_`), and is not a predefined
 /// constant.
-pub(super) fn entry_name(k: &Kernel) -> String {
+pub(super) fn entry_name(k: &BlockProgram) -> String {
     let plain: String = k.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     let fits = plain.starts_with(|c: char| c.is_ascii_alphabetic()) && plain != "WARP_SZ";
     if fits { plain } else { format!("k{plain}") }
 }
 
-pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
+pub(super) fn declare<'c>(e: &Emit<'c>, k: &BlockProgram, blocks: usize) -> Res<FunctionValue<'c>> {
     let mut types = vec![];
     for p in &k.params {
         types.push(match k.ty(p.value) {

@@ -7,7 +7,7 @@ use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use inkwell::IntPredicate;
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{Elem, InstData, Kernel, Op, Region, Role, Type, Value};
+use kiln_block::{BlockProgram, Elem, InstData, Op, Region, Role, Type, Value};
 use kiln_machine::isa;
 
 /// The bits of a thread's number that are its lane.
@@ -24,7 +24,7 @@ pub(super) struct Group<'c> {
 }
 
 /// Whether one thread can run the whole region.
-pub(super) fn is_single(k: &Kernel, r: &Region) -> bool {
+pub(super) fn is_single(k: &BlockProgram, r: &Region) -> bool {
     let mut yes = true;
     k.walk_region(r, &mut |_, data| {
         let is_one = |ty: &Type| matches!(ty, Type::Block { shape, .. } | Type::Ptr { shape, .. } if shape.is_empty());

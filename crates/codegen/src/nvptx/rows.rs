@@ -6,7 +6,7 @@ use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::{CmpOp, Elem, InstData, Kernel, Op, Value};
+use kiln_block::{BlockProgram, CmpOp, Elem, InstData, Op, Value};
 
 impl<'c> Gen<'c, '_> {
     pub fn unpack_rows(&mut self, data: &InstData, row: usize) -> Res<Vec<Reg<'c>>> {
@@ -91,7 +91,7 @@ impl<'c> Gen<'c, '_> {
 /// Whether threads reduce several rows each, every one within a warp. To save registers, the assembler would load a row
 /// only when it is done with the one before. It does not move loads past stores unless they are marked constant, so
 /// these are not.
-pub(super) fn in_turns(k: &Kernel) -> bool {
+pub(super) fn in_turns(k: &BlockProgram) -> bool {
     let mut found = false;
     k.walk(&mut |_, d| {
         let (Op::Reduce { axis, .. }, [arg, ..]) = (&d.op, &d.args[..]) else { return };

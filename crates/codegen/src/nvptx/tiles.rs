@@ -9,7 +9,7 @@ use super::index::{Index, Reg};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::fragment::warpgroup_accumulator;
 use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::{Elem, InstData, Kernel, Op, Swizzle, Type, Value};
+use kiln_block::{BlockProgram, Elem, InstData, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 /// Where the tiles and barriers of a kernel lie, in bytes from the start of shared memory.
@@ -20,7 +20,7 @@ pub(super) struct Places {
 }
 impl Places {
     /// From byte `first` on; each of `blocks` has its part of a tile.
-    pub fn of(k: &Kernel, first: usize, blocks: usize) -> Places {
+    pub fn of(k: &BlockProgram, first: usize, blocks: usize) -> Places {
         let mut p = Places { bytes: first, ..Places::default() };
         for data in k.body.insts.iter().map(|i| k.inst(*i)) {
             let (align, bytes) = match (&data.op, data.results.first().map(|v| k.ty(*v))) {
@@ -52,7 +52,7 @@ pub(super) struct Tile {
     pub swizzle: Swizzle,
 }
 impl Tile {
-    pub fn of(k: &Kernel, v: Value) -> Res<Tile> {
+    pub fn of(k: &BlockProgram, v: Value) -> Res<Tile> {
         match k.ty(v) {
             Type::Shared { elem, shape, swizzle, .. } if shape.len() == 2 => {
                 Ok(Tile { elem: *elem, rows: shape[0], columns: shape[1], swizzle: *swizzle })
@@ -77,7 +77,7 @@ impl Tile {
 }
 
 /// Hardware arrivals per arrival of the program, by barrier: warps arrive one by one.
-pub(super) fn arrivals(k: &Kernel) -> Res<HashMap<Value, usize>> {
+pub(super) fn arrivals(k: &BlockProgram) -> Res<HashMap<Value, usize>> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut uneven = false;
     let mut arrive = |barrier: Value, n: usize| uneven |= all.insert(barrier, n).is_some_and(|before| before != n);

@@ -1,6 +1,8 @@
 //! Block programs for PTX in tests and in the `dump_ptx` example, as a model's lowering would build them.
 #![allow(dead_code)]
-use kiln_block::{BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value};
+use kiln_block::{
+    BinaryOp, BlockProgram, Builder, CmpOp, Const, DotPrecision, Elem, ReduceOp, ScanOp, Type, UnaryOp, Value,
+};
 
 pub fn float(b: &mut Builder, x: f64) -> Value {
     b.constant(Type::scalar(Elem::F32), Const::Float(x))
@@ -46,7 +48,7 @@ fn every_row(b: &mut Builder, v: Value, m: usize) -> Value {
 }
 
 /// z = x + y on n elements, 1024 per block.
-pub fn vector_add(n: usize, elem: Elem) -> Kernel {
+pub fn vector_add(n: usize, elem: Elem) -> BlockProgram {
     let mut b = Builder::new(format!("add_{elem}_{n}"), [n.div_ceil(1024), 1, 1], 4);
     let ptrs = [b.param("x", elem, true), b.param("y", elem, true), b.param("z", elem, false)];
     let at = range(&mut b, 0, 1024);
@@ -60,7 +62,7 @@ pub fn vector_add(n: usize, elem: Elem) -> Kernel {
 }
 
 /// tanh-GELU on n elements.
-pub fn gelu(n: usize) -> Kernel {
+pub fn gelu(n: usize) -> BlockProgram {
     let mut b = Builder::new(format!("gelu_{n}"), [n.div_ceil(1024), 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let at = range(&mut b, 0, 1024);
@@ -85,7 +87,7 @@ pub fn gelu(n: usize) -> Kernel {
 }
 
 /// One function on n elements.
-pub fn unary(op: UnaryOp, n: usize, elem: Elem) -> Kernel {
+pub fn unary(op: UnaryOp, n: usize, elem: Elem) -> BlockProgram {
     let mut b = Builder::new(format!("{op:?}_{elem}").to_lowercase(), [n.div_ceil(1024), 1, 1], 4);
     let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
     let at = range(&mut b, 0, 1024);
@@ -97,7 +99,7 @@ pub fn unary(op: UnaryOp, n: usize, elem: Elem) -> Kernel {
 }
 
 /// n elements of one type as another.
-pub fn cast(n: usize, from: Elem, to: Elem) -> Kernel {
+pub fn cast(n: usize, from: Elem, to: Elem) -> BlockProgram {
     let mut b = Builder::new(format!("{from}_to_{to}"), [n.div_ceil(4096), 1, 1], 4);
     let (x, y) = (b.param("x", from, true), b.param("y", to, false));
     let at = range(&mut b, 0, 4096);
@@ -109,7 +111,7 @@ pub fn cast(n: usize, from: Elem, to: Elem) -> Kernel {
 }
 
 /// One binary function on n elements.
-pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> Kernel {
+pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> BlockProgram {
     let mut b = Builder::new(format!("{op:?}_{elem}").to_lowercase(), [n.div_ceil(1024), 1, 1], 4);
     let ptrs = [b.param("x", elem, true), b.param("y", elem, true), b.param("z", elem, false)];
     let at = range(&mut b, 0, 1024);
@@ -121,7 +123,7 @@ pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> Kernel {
 }
 
 /// Softmax of rows of `width` (`block`: next power of two), one row per block.
-pub fn softmax(rows: usize, width: usize, warps: usize) -> Kernel {
+pub fn softmax(rows: usize, width: usize, warps: usize) -> BlockProgram {
     let block = width.next_power_of_two();
     let mut b = Builder::new(format!("softmax_{width}"), [rows, 1, 1], warps);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -142,7 +144,7 @@ pub fn softmax(rows: usize, width: usize, warps: usize) -> Kernel {
 }
 
 /// Sums of rows of a `[rows, 256]` matrix, four rows per block.
-pub fn row_sum(rows: usize) -> Kernel {
+pub fn row_sum(rows: usize) -> BlockProgram {
     let mut b = Builder::new("row_sum", [rows / 4, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let (r, c) = (range(&mut b, 0, 4), b.iota(256));
@@ -155,7 +157,7 @@ pub fn row_sum(rows: usize) -> Kernel {
 }
 
 /// Sums of columns of a `[rows, cols]` matrix, 128 columns per block, 32 rows per iteration.
-pub fn column_sum(rows: usize, cols: usize) -> Kernel {
+pub fn column_sum(rows: usize, cols: usize) -> BlockProgram {
     let mut b = Builder::new("column_sum", [cols / 128, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let c = range(&mut b, 0, 128);
@@ -176,7 +178,7 @@ pub fn column_sum(rows: usize, cols: usize) -> Kernel {
 }
 
 /// The maximum of elements 2x - 1, 2x and 2x + 1 that are inside, of rows of 14: seven per row.
-pub fn window(rows: usize) -> Kernel {
+pub fn window(rows: usize) -> BlockProgram {
     let mut b = Builder::new("window", [rows / 128, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::Bf16, true), b.param("y", Elem::Bf16, false));
     let (r, c, two) = (range(&mut b, 0, 128), b.iota(8), b.i32(2));
@@ -205,7 +207,7 @@ pub fn window(rows: usize) -> Kernel {
 
 /// Sums of parts of a row that is stored in memory as runs of `run` elements, each `pitch` after the one before: 512
 /// elements per part, the last one the remainder.
-pub fn sum_of_runs(len: usize, run: usize, pitch: usize) -> Kernel {
+pub fn sum_of_runs(len: usize, run: usize, pitch: usize) -> BlockProgram {
     let mut b = Builder::new("sum_of_runs", [len.div_ceil(512), 1, 1], 1);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let (part, size, len, step) = (b.program_id(0), b.i32(512), b.i32(len as i64), b.i32(256));
@@ -231,7 +233,7 @@ pub fn sum_of_runs(len: usize, run: usize, pitch: usize) -> Kernel {
 }
 
 /// Transposes a matrix of 64x64 tiles.
-pub fn transpose(rows: usize, cols: usize, elem: Elem) -> Kernel {
+pub fn transpose(rows: usize, cols: usize, elem: Elem) -> BlockProgram {
     let mut b = Builder::new(format!("transpose_{elem}"), [rows / 64, cols / 64, 1], 4);
     let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
     let (r, c) = (range(&mut b, 0, 64), range(&mut b, 1, 64));
@@ -245,7 +247,7 @@ pub fn transpose(rows: usize, cols: usize, elem: Elem) -> Kernel {
 }
 
 /// c = a b by 64x64 tiles, `step` along k per iteration.
-pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrecision) -> Kernel {
+pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrecision) -> BlockProgram {
     let mut b = Builder::new(format!("matmul_{elem}_{precision:?}").to_lowercase(), [m / 64, n / 64, 1], 4);
     let ptrs = [b.param("a", elem, true), b.param("b", elem, true), b.param("c", elem, false)];
     let (rows, cols) = (range(&mut b, 0, 64), range(&mut b, 1, 64));
@@ -268,7 +270,7 @@ pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrec
 }
 
 /// Attention of one head with width 64: 64 rows of q per block, 32 keys per iteration, running maximum and sum.
-pub fn attention(rows: usize, keys: usize, causal: bool) -> Kernel {
+pub fn attention(rows: usize, keys: usize, causal: bool) -> BlockProgram {
     const D: usize = 64;
     let mut b = Builder::new(if causal { "attention_causal" } else { "attention" }, [rows / 64, 1, 1], 4);
     let [q, k, v] = ["q", "k", "v"].map(|p| b.param(p, Elem::Bf16, true));
@@ -323,7 +325,7 @@ pub fn attention(rows: usize, keys: usize, causal: bool) -> Kernel {
 }
 
 /// Index of the maximum of each row of `width`.
-pub fn argmax(rows: usize, width: usize) -> Kernel {
+pub fn argmax(rows: usize, width: usize) -> BlockProgram {
     let mut b = Builder::new("argmax", [rows, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::I32, false));
     let at = range(&mut b, 0, width);
@@ -337,7 +339,7 @@ pub fn argmax(rows: usize, width: usize) -> Kernel {
 }
 
 /// Running sums of each row of `width`.
-pub fn scan(rows: usize, width: usize, op: ScanOp) -> Kernel {
+pub fn scan(rows: usize, width: usize, op: ScanOp) -> BlockProgram {
     let mut b = Builder::new(format!("scan_{op:?}").to_lowercase(), [rows, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
     let at = range(&mut b, 0, width);
@@ -350,7 +352,7 @@ pub fn scan(rows: usize, width: usize, op: ScanOp) -> Kernel {
 
 /// A program and the sizes of its buffers.
 pub struct Program {
-    pub kernel: Kernel,
+    pub kernel: BlockProgram,
     /// Elements of each parameter.
     pub sizes: Vec<usize>,
 }
@@ -358,7 +360,7 @@ pub struct Program {
 /// Small instances of all of them.
 pub fn programs() -> Vec<Program> {
     let mut all = vec![];
-    let mut put = |kernel: Kernel, sizes: &[usize]| all.push(Program { kernel, sizes: sizes.to_vec() });
+    let mut put = |kernel: BlockProgram, sizes: &[usize]| all.push(Program { kernel, sizes: sizes.to_vec() });
     put(vector_add(4096, Elem::F32), &[4096; 3]);
     put(vector_add(5003, Elem::F32), &[5003; 3]);
     put(vector_add(4096, Elem::Bf16), &[4096; 3]);
@@ -425,7 +427,7 @@ pub fn inputs(p: &Program) -> Vec<Vec<f64>> {
 }
 
 /// Rows of a table by n indices, which are checked as lowering does it.
-pub fn taken(n: usize, extent: usize) -> Kernel {
+pub fn taken(n: usize, extent: usize) -> BlockProgram {
     let mut b = Builder::new(format!("take_{n}"), [n.div_ceil(1024), 1, 1], 4);
     let (table, index) = (b.param("table", Elem::F32, true), b.param("index", Elem::I64, true));
     let (out, faults) = (b.param("out", Elem::F32, false), b.param("faults", Elem::I64, false));

@@ -150,7 +150,7 @@ pub fn is_compiled(e: &Elem) -> bool {
 }
 
 /// Compiles and runs all instances on raw buffers, in the order of the parameters.
-pub fn run(k: &Kernel, buffers: &mut [Vec<u8>]) {
+pub fn run(k: &BlockProgram, buffers: &mut [Vec<u8>]) {
     if let Err(e) = verify::verify(k) {
         panic!("{e}\n{}", text::print(k));
     }

@@ -1,8 +1,8 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
 use kiln_block::{
-    AtomicOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, ops::fault,
-    text,
+    AtomicOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value,
+    ops::fault, text,
 };
 use std::{collections::VecDeque, rc::Rc};
 
@@ -38,7 +38,7 @@ enum Stop {
 }
 
 struct Machine<'a, 'b> {
-    k: &'a Kernel,
+    k: &'a BlockProgram,
     instance: [usize; 3],
     buffers: &'b mut [Buffer],
     tiles: Vec<Tile>,
@@ -56,7 +56,7 @@ enum Next {
 type Said<T> = Result<T, String>;
 
 /// Runs one instance of a verified kernel on checked buffers.
-pub fn run_instance(k: &Kernel, instance: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
+pub fn run_instance(k: &BlockProgram, instance: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
     let mut m = Machine { k, instance, buffers, tiles: vec![], barriers: vec![] };
     let mut flow = Flow { values: vec![None; k.values.len()], ..Flow::default() };
     for (n, p) in k.params.iter().enumerate() {

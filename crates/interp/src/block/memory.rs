@@ -1,6 +1,6 @@
 //! Memory of a run: buffers behind the parameters, and an instance's shared tiles and barriers.
 use super::value::*;
-use kiln_block::{Array, Elem, Kernel, Kind, Type};
+use kiln_block::{Array, BlockProgram, Elem, Kind, Type};
 use std::rc::Rc;
 
 /// Memory of one parameter: the array behind a pointer, the array of a descriptor, or one scalar.
@@ -105,7 +105,7 @@ pub fn collected(elem: Elem, shape: &[usize], all: impl Iterator<Item = Scalar>)
 }
 
 /// Checks that there is one buffer per parameter, of its element type, and large enough for the arrays of descriptors.
-pub fn check(k: &Kernel, buffers: &[Buffer]) -> Result<(), String> {
+pub fn check(k: &BlockProgram, buffers: &[Buffer]) -> Result<(), String> {
     if buffers.len() != k.params.len() {
         return Err(format!("{} buffers for {} parameters", buffers.len(), k.params.len()));
     }

@@ -1,7 +1,7 @@
 //! The code of a plan: its kernels lowered to block programs, each distinct one compiled once, on all cores.
 //!
 //! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is none. What was compiled
-//! is kept ([`Codes`]), so that plans for one machine share it.
+//! is kept ([`CodeCache`]), so that plans for one machine share it.
 use super::{CompileOptions, CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
 use crate::{
     Error,
@@ -9,7 +9,7 @@ use crate::{
     cache::{Cache, Key, Kind},
     workers,
 };
-use kiln_block::Kernel as Program;
+use kiln_block::BlockProgram as Program;
 use kiln_codegen::{
     CodegenError,
     host::{self, HostModule, Object},
@@ -77,7 +77,7 @@ pub(super) fn used(steps: &[Steps<ProgramId>]) -> HashSet<ProgramId> {
 
 /// Code by the text of its block program without the name. Compilations for one machine that share it compile equal programs once.
 #[derive(Default)]
-pub(crate) struct Codes {
+pub(crate) struct CodeCache {
     all: Mutex<HashMap<String, Coded>>,
     /// The GPU that will run the code, which loads each program as soon as its PTX is there and assembled, while others are generated.
     gpu: Option<CudaDevice>,
@@ -108,11 +108,11 @@ pub(super) fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
     matches!(work, Work::Block { code, .. } if failed.contains_key(code))
 }
 
-impl Codes {
+impl CodeCache {
     /// None yet, for sessions on this device.
-    pub(crate) fn on(device: &Device) -> Codes {
+    pub(crate) fn on(device: &Device) -> CodeCache {
         let gpu = if let Device::Cuda(d) = device { Some(d.clone()) } else { None };
-        Codes { gpu, ..Codes::default() }
+        CodeCache { gpu, ..CodeCache::default() }
     }
     /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error of LLVM is a bug.
     /// Those that are `used` are assembled, and loaded on the GPU.

@@ -57,7 +57,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why the sizes cannot be compiled, at every call from when that is known.
-    pub fn soon(self: &Arc<Engine>, sizes: &Sizes) -> Result<Option<Arc<Binding>>, Arc<Error>> {
+    pub fn compile_in_background(self: &Arc<Engine>, sizes: &Sizes) -> Result<Option<Arc<Binding>>, Arc<Error>> {
         if let Some(known) = self.known(sizes) {
             return Ok(Some(known));
         }

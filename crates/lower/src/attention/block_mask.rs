@@ -18,7 +18,7 @@ use crate::scalar::expr::{CoordId, Expr, linear};
 use crate::scalar::mask_value;
 use crate::scalar::scores::Sizes;
 use crate::schedule::tile::{Cut, Shape};
-use kiln_block::{BinaryOp as B, CmpOp, Kernel, ReduceOp as R, Value};
+use kiln_block::{BinaryOp as B, BlockProgram, CmpOp, ReduceOp as R, Value};
 use kiln_graph::{BinaryOp, CompareOp, DType, Type as Array, UnaryOp};
 use kiln_machine::Machine;
 use kiln_plan::attention::{self, Tiles};
@@ -180,7 +180,7 @@ impl Mask {
         tiles: &Tiles,
         ends: [Option<NodeId>; 2],
         machine: &Machine,
-    ) -> Result<Work<Kernel>, LowerError> {
+    ) -> Result<Work<BlockProgram>, LowerError> {
         let Coords { s, t: [t, _], .. } = Coords::of(z);
         let mut scene = Scene { dag: dag.clone(), stores: vec![] };
         let part = Expr::coord(self.part.0, self.part.1);

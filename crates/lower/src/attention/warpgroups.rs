@@ -40,10 +40,11 @@ use crate::scalar::types;
 use crate::schedule::tile::Cut;
 use crate::steps::Emitted;
 use kiln_block::passes::split;
-use kiln_block::passes::warpgroup::roles::chained::{self, Crew};
+use kiln_block::passes::warpgroup::roles::back_to_back_dots::{self, WarpRoles};
 use kiln_block::passes::warpgroup::{Launch, persistent};
 use kiln_block::{
-    BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U, Value,
+    BinaryOp as B, BlockProgram, Builder, CmpOp, DotPrecision, Elem, Op as BlockOp, ReduceOp as R, Type, UnaryOp as U,
+    Value,
 };
 use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar, ValueId};
 use kiln_plan::attention::{self, Tiles, Warpgroups};
@@ -82,7 +83,8 @@ pub fn lower(
     machine: &Hardware,
 ) -> Result<Option<Emitted>, LowerError> {
     let processors = machine.units.multiprocessors;
-    let crew = Crew { consumers: shape.consumers, left: shape.left, right: RING, columns: Some(z.e), depth: Some(z.d) };
+    let crew =
+        WarpRoles { consumers: shape.consumers, left: shape.left, right: RING, columns: Some(z.e), depth: Some(z.d) };
     let mut tiles = usize::MAX;
     loop {
         let found = plain(of, v, z, (sizes, shape), asked.block_mask, tiles)?;
@@ -99,13 +101,13 @@ pub fn lower(
             block_mask: !plain.before.steps.is_empty(),
             ..schedule::of_warpgroups(&shape)
         };
-        let drawn = code.instances() > blocks;
-        if drawn {
+        let dynamic = code.instances() > blocks;
+        if dynamic {
             args.push(Slot::Counter);
         }
-        let launch = Launch { blocks, cluster: 1, group: 1, axes: None, drawn };
-        let code =
-            persistent::run(&split::run(&code), launch).and_then(|code| chained::run(&code, Some(crew), machine));
+        let launch = Launch { blocks, cluster: 1, group: 1, axes: None, dynamic };
+        let code = persistent::run(&split::run(&code), launch)
+            .and_then(|code| back_to_back_dots::run(&code, Some(crew), machine));
         match (code, plain.tiles.checked_sub(1)) {
             (Ok(code), _) => {
                 let made = Some(MatmulSchedule::Attention(made));
@@ -123,7 +125,7 @@ pub fn lower(
 struct Plain {
     /// What runs before it.
     before: Emitted,
-    work: Work<Kernel>,
+    work: Work<BlockProgram>,
     /// How many operands of the scores come as tiles.
     tiles: usize,
 }

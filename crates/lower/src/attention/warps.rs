@@ -40,14 +40,20 @@ use crate::scalar::resolve::{Body, MatmulSource};
 use crate::scalar::scores::{Causal, Sizes};
 use crate::scalar::types;
 use crate::schedule::tile::{Cut, Shape};
-use kiln_block::{BinaryOp as B, Builder, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
+use kiln_block::{BinaryOp as B, BlockProgram, Builder, CmpOp, DotPrecision, Elem, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{DType, FullyMasked, Op, ValueId};
 use kiln_plan::Precision;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::Work;
 use std::f64::consts::LOG2_E;
 
-pub fn program(of: &Lowering, v: ValueId, z: &Sizes, tiles: Tiles, packed: bool) -> Result<Work<Kernel>, LowerError> {
+pub fn program(
+    of: &Lowering,
+    v: ValueId,
+    z: &Sizes,
+    tiles: Tiles,
+    packed: bool,
+) -> Result<Work<BlockProgram>, LowerError> {
     let g = of.graph;
     let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = matmul::operand_dtype(of, v);

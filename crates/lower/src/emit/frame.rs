@@ -11,7 +11,7 @@ use crate::scalar::expr::{Atom, CoordId, Expr};
 use crate::scalar::types;
 use crate::schedule::row_plan::{RowPlan, Unaligned};
 use crate::schedule::tile::{Cut, Shape};
-use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
+use kiln_block::{Array, BinaryOp as B, BlockProgram, Builder, CmpOp, Elem, Type, Value};
 use kiln_graph::DType;
 use kiln_machine::Machine;
 use kiln_plan::exec::{Slot, Work};
@@ -290,7 +290,7 @@ impl Frame<'_> {
         true
     }
     /// The step, or the invariant that was broken while it was built.
-    pub fn finish(mut self) -> Result<Work<Kernel>, LowerError> {
+    pub fn finish(mut self) -> Result<Work<BlockProgram>, LowerError> {
         let faults = self.em.end(&mut self.b).map(|_| Slot::Faults);
         self.args.extend(faults);
         if let Some(what) = self.b.fault() {

@@ -15,7 +15,7 @@ use crate::schedule::apply::row_plan;
 use crate::schedule::tile::{Shape, refusal, shapes, tile};
 use crate::schedule::unroll;
 use crate::steps::{Emitted, Launched, limit_registers};
-use kiln_block::Kernel;
+use kiln_block::BlockProgram;
 use kiln_graph::{DType, Scalar};
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Schedule, Step};
@@ -68,7 +68,7 @@ pub fn unnamed_points<F>(
     scene: &F,
     machine: &Hardware,
     propose: ProposeSchedules,
-) -> Result<Work<Kernel>, LowerError>
+) -> Result<Work<BlockProgram>, LowerError>
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
@@ -78,7 +78,7 @@ where
 }
 
 /// The launch that clears a buffer.
-fn clear(nest: &Nest, buffer: ClearedBuffer, propose: ProposeSchedules) -> Result<Work<Kernel>, LowerError> {
+fn clear(nest: &Nest, buffer: ClearedBuffer, propose: ProposeSchedules) -> Result<Work<BlockProgram>, LowerError> {
     let scene = |axes: &[Expr]| {
         let mut dag = Dag::default();
         let value = dag.add(NodeOp::Const(Scalar::Int(0)), DType::I64);
@@ -147,7 +147,7 @@ pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32, propose: ProposeSched
     Ok(out)
 }
 
-fn emit_points(nest: &Nest, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::Kernel>, LowerError> {
+fn emit_points(nest: &Nest, scene: &Scene, shape: &Shape) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
     let mut frame = open(nest.name, scene, shape, nest.machine);
     scene.stores.iter().for_each(|s| frame.store(s));
     frame.finish()
@@ -155,7 +155,7 @@ fn emit_points(nest: &Nest, scene: &Scene, shape: &Shape) -> Result<Work<kiln_bl
 
 /// For batch invariance: lowers the alignment of the buffers of a single row to what every row of its length has. The
 /// lane layout follows from the alignment, and must be that of several rows.
-fn forget_alignment(step: &mut Work<kiln_block::Kernel>, row: usize) {
+fn forget_alignment(step: &mut Work<kiln_block::BlockProgram>, row: usize) {
     let Work::Block { code, .. } = step else { return };
     for i in 0..code.params.len() {
         let elem = match code.ty(code.params[i].value) {

@@ -121,12 +121,12 @@ impl<'a> RowLoop<'a> {
         };
         Ok(self.finish(steps))
     }
-    fn finish(self, steps: Vec<Work<kiln_block::Kernel>>) -> RowProgram {
+    fn finish(self, steps: Vec<Work<kiln_block::BlockProgram>>) -> RowProgram {
         let RowLoop { scratch, cleared, .. } = self;
         RowProgram { emitted: Emitted { scratch, steps, ..Emitted::default() }, cleared }
     }
 
-    fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    fn in_tile(&self) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1), p.machine);
         if let Some(distance) = p.prefetch {
@@ -174,7 +174,7 @@ impl<'a> RowLoop<'a> {
         if gpu && !run && loads.len() <= MAX_FIRST_LOADS { loads } else { vec![] }
     }
 
-    fn in_loops(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    fn in_loops(&self) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let mut f = open(self.name, self.scene, &self.plan.shape(1), self.plan.machine);
         let lane = f.iota(self.plan.row);
         for level in &self.levels {

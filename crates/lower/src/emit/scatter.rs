@@ -11,7 +11,7 @@ use crate::scalar::space::Space;
 use crate::scalar::types::held;
 use crate::schedule::tile::{Cut, Shape};
 use crate::steps::Emitted;
-use kiln_block::Kernel;
+use kiln_block::BlockProgram;
 use kiln_graph::{Graph, Op, ScatterMode};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
@@ -42,23 +42,23 @@ pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
 }
 
 /// The input that the first step of a scatter copies to the result, if no other step reads it.
-pub fn copied(body: &Graph, steps: &[Work<Kernel>]) -> Option<u32> {
+pub fn copied(body: &Graph, steps: &[Work<BlockProgram>]) -> Option<u32> {
     let scatter = body.outputs.iter().find(|v| matches!(body.op(**v), Op::Scatter { .. }))?;
     let operand = body.args(*scatter)[0];
     let slot = body.inputs.iter().position(|i| *i == operand)? as u32;
-    let uses = |w: &Work<Kernel>, slot: Slot| matches!(w, Work::Block { args, .. } if args.contains(&slot));
+    let uses = |w: &Work<BlockProgram>, slot: Slot| matches!(w, Work::Block { args, .. } if args.contains(&slot));
     let (first, rest) = steps.split_first()?;
     let copies = uses(first, Slot::Input(slot)) && uses(first, Slot::Output(0));
     (copies && !rest.iter().any(|w| uses(w, Slot::Input(slot)))).then_some(slot)
 }
 
-fn copy(of: &Lowering, s: &Scatter) -> Result<Work<Kernel>, LowerError> {
+fn copy(of: &Lowering, s: &Scatter) -> Result<Work<BlockProgram>, LowerError> {
     let scene = |axes: &[Expr]| s.copied(axes, Slot::Output(0), s.dtype);
     launch::unnamed_points(&format!("{}_copy", of.name), &s.shape, &scene, of.machine, of.propose)
 }
 
 /// Lines over instances and lanes, each in the order of its indices.
-fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<BlockProgram>, LowerError> {
     let mut space = Space::new(&scatter.walked, &vec![false; scatter.walked.len()]);
     let mut r = scatter.of.resolver();
     let (place, guards) = scatter.place(&mut r, &space.axes)?;

@@ -6,7 +6,7 @@ use crate::scalar::types;
 use crate::schedule::row_plan::{RowPlan, Unaligned};
 use crate::schedule::stage_operands::follows;
 use crate::steps::Emitted;
-use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel};
+use kiln_block::{BinaryOp as B, BlockProgram, Builder, CmpOp};
 use kiln_graph::{DType, Type};
 use kiln_plan::exec::{Slot, Work};
 
@@ -54,7 +54,7 @@ struct Copy {
 
 /// The step that makes `count` copies of `len` elements in rows of `width`, each shifted by one element more than the
 /// one before.
-fn step(name: &str, copies: &[Copy], [count, len, width]: [usize; 3]) -> Work<Kernel> {
+fn step(name: &str, copies: &[Copy], [count, len, width]: [usize; 3]) -> Work<BlockProgram> {
     let parts = width.div_ceil(BLOCK);
     let mut b = Builder::new(name, [count * parts, 1, 1], WARPS);
     let mut buffers = vec![];

@@ -25,8 +25,8 @@ use crate::matmul::{Coords, Matmul};
 use crate::scalar::dag::{NodeId, Scene, Store};
 use crate::scalar::expr::CoordId;
 use crate::schedule::tile::Cut;
-use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
-use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value};
+use kiln_block::passes::warpgroup::{Launch, WarpRoles, persistent, roles};
+use kiln_block::{BinaryOp as B, BlockProgram, Builder, Const, DotPrecision, Elem, Op, Type, UnaryOp, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 use kiln_plan::matmul_schedule::MatmulTile;
@@ -61,7 +61,7 @@ pub fn takes(dtype: DType, machine: &Hardware) -> bool {
 }
 
 /// The step, with the tile that it computes; `None` if warpgroups do not apply. A tile that a schedule asks for is refused if it does not fit.
-pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, MatmulTile), LowerError>> {
+pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<BlockProgram>, MatmulTile), LowerError>> {
     let p = task.matmul;
     if !machine.arch.has_wgmma() {
         return None;
@@ -111,9 +111,9 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<Kernel>, Ma
         Err(defect) => return Some(Err(defect)),
     };
     let launch =
-        Launch { blocks, cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]), drawn: false };
+        Launch { blocks, cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]), dynamic: false };
     let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::Simt);
-    let crew = Crew {
+    let crew = WarpRoles {
         consumers: shape.copies * shape.in_flight,
         stages: shape.stages,
         ping_pong: shape.in_flight > 1,
@@ -190,7 +190,7 @@ struct Plain<'a> {
 }
 
 impl Plain<'_> {
-    fn write(self) -> Result<Work<Kernel>, LowerError> {
+    fn write(self) -> Result<Work<BlockProgram>, LowerError> {
         let (z, elem) = (self.shape, crate::scalar::types::stored(self.task.dtype));
         let mut f =
             open_bare(self.task.name, self.task.scene, &self.used(), (&self.cuts(), 0), self.task.matmul.machine);

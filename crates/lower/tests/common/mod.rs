@@ -62,7 +62,11 @@ fn poison(ty: &Type) -> Buffer {
 }
 
 /// Outputs of the steps on these inputs.
-pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+pub fn run_steps(
+    body: &Graph,
+    steps: &Steps<kiln_block::BlockProgram>,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>, String> {
     let mut memory: HashMap<Slot, Buffer> = HashMap::new();
     for (i, t) in inputs.iter().enumerate() {
         memory.insert(Slot::Input(i as u32), Buffer::new(elem(t.ty.dtype), &t.ty.shape, t.bytes().to_vec()));
@@ -310,7 +314,7 @@ pub fn compare_at(k: &Kernel, inputs: &[Tensor], machine: &Machine) -> Result<Re
     }
 }
 
-pub fn text(steps: &Steps<kiln_block::Kernel>) -> String {
+pub fn text(steps: &Steps<kiln_block::BlockProgram>) -> String {
     let mut all = String::new();
     for s in &steps.steps {
         match s {
@@ -341,7 +345,7 @@ pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
 }
 
 /// The steps of a kernel by this schedule, which compute what the graph does.
-pub fn check_by(kind: KernelKind, body: &str, target: Arch, schedule: &str) -> Steps<kiln_block::Kernel> {
+pub fn check_by(kind: KernelKind, body: &str, target: Arch, schedule: &str) -> Steps<kiln_block::BlockProgram> {
     let g: Graph = body.parse().unwrap_or_else(|e| panic!("{e}\n{body}"));
     let schedule = Some(schedule.parse().unwrap_or_else(|e| panic!("{e}: {schedule}")));
     let k = Kernel { schedule, ..kernel(kind, g) };
@@ -367,7 +371,7 @@ pub fn checked_text_by(lines: &str, precision: kiln_plan::Precision, arch: Arch,
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let k = by_step(k, arch, step);
     compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let text = |w: &Work<kiln_block::Kernel>| match w {
+    let text = |w: &Work<kiln_block::BlockProgram>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
     };

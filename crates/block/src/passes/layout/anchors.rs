@@ -2,10 +2,10 @@
 use super::{SMALL, VECTOR};
 use crate::analysis::{Analysis, Interleaved};
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
-use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
+use crate::{BlockProgram, DotPrecision, Elem, InstData, Op, Role, Value};
 
 /// The kernel's roles, if it has any.
-pub fn roles(k: &Kernel) -> Option<&[Role]> {
+pub fn roles(k: &BlockProgram) -> Option<&[Role]> {
     k.body.insts.iter().find_map(|i| match &k.inst(*i).op {
         Op::Roles(roles) => Some(&roles[..]),
         _ => None,
@@ -13,19 +13,19 @@ pub fn roles(k: &Kernel) -> Option<&[Role]> {
 }
 
 /// log2 of the warps that hold a block: the kernel's, or with roles those of one copy of the largest role.
-pub fn warp_bits(k: &Kernel) -> usize {
+pub fn warp_bits(k: &BlockProgram) -> usize {
     let warps = roles(k).map_or(k.warps, |r| r.iter().map(|r| r.warps).max().unwrap_or(1));
     warps.max(1).ilog2() as usize
 }
 
 /// log2 of the lanes of a warp along the contiguous axis, at most.
-fn lane_bits(k: &Kernel) -> usize {
+fn lane_bits(k: &BlockProgram) -> usize {
     k.lanes.unwrap_or(32).ilog2() as usize
 }
 
 /// How warps share a tensor-core matmul, and whether its operands are 32 bits wide (tf32). `None`: computed on the FMA
 /// engine in the accumulator's layout.
-pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
+pub fn tensor_matmul(k: &BlockProgram, dot: &InstData) -> Option<(Tiling, bool)> {
     let Op::Dot { precision, .. } = dot.op else { return None };
     let [a, b, _] = dot.args[..] else { return None };
     let wide = match (k.ty(a).elem()?, precision) {
@@ -48,13 +48,13 @@ pub fn takes_any_layout(dot: &InstData) -> bool {
 }
 
 /// Layout of a block without a preference.
-pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
+pub(super) fn default_layout(k: &BlockProgram, shape: &[usize]) -> Flat {
     let order: Vec<usize> = (0..shape.len()).rev().collect();
     Flat::blocked(shape, &order, width(k, shape, 4), warp_bits(k), &[])
 }
 
 /// The layout of a matmul's accumulator.
-pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
+pub(super) fn accumulator(k: &BlockProgram, dot: &InstData) -> Flat {
     if let (Op::Wgmma { .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::warpgroup_accumulator(*m, *n, warp_bits(k));
     }
@@ -68,7 +68,7 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
 }
 
 /// The layout of a left operand that `wgmma` takes from registers: in 16-bit elements that of sums of its size.
-pub(super) fn left_operand(k: &Kernel, v: Value) -> Flat {
+pub(super) fn left_operand(k: &BlockProgram, v: Value) -> Flat {
     match (k.ty(v).shape(), k.ty(v).elem()) {
         ([m, depth], Some(Elem::F32)) => fragment::warpgroup_left_wide(*m, *depth, warp_bits(k)),
         ([m, depth], _) => fragment::warpgroup_accumulator(*m, *depth, warp_bits(k)),
@@ -77,7 +77,7 @@ pub(super) fn left_operand(k: &Kernel, v: Value) -> Flat {
 }
 
 /// `wish`, reduced so that every thread gets an element.
-pub(super) fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
+pub(super) fn width(k: &BlockProgram, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();
     wish.min(elements / (32 << warp_bits(k))).max(1)
 }
@@ -95,7 +95,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    pub fn of(k: &Kernel, facts: &Analysis, ptr: Value) -> Access {
+    pub fn of(k: &BlockProgram, facts: &Analysis, ptr: Value) -> Access {
         let (shape, bytes) = (k.ty(ptr).shape(), k.ty(ptr).elem().map_or(1, Elem::bytes));
         let last = shape.len().saturating_sub(1);
         let (mut axis, mut run, mut align) = (last, 1, bytes);
@@ -116,7 +116,7 @@ impl Access {
     }
     /// Rows that go through shared memory element by element: a short row belongs to one thread, so that lanes exchange
     /// nothing; in a longer one neighbouring lanes take neighbouring elements.
-    pub fn of_rows(k: &Kernel, rows: Value) -> Access {
+    pub fn of_rows(k: &BlockProgram, rows: Value) -> Access {
         let (shape, bytes) = (k.ty(rows).shape(), k.ty(rows).elem().map_or(1, Elem::bytes));
         let run = shape.last().copied().unwrap_or(1);
         let vector = if run <= 32 { width(k, shape, run.min(16)) } else { 1 };
@@ -126,7 +126,7 @@ impl Access {
     pub fn order(&self, rank: usize) -> Vec<usize> {
         std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()
     }
-    pub fn layout(&self, k: &Kernel, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
+    pub fn layout(&self, k: &BlockProgram, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
         let order = self.order(shape.len());
         if let Some(i) = self.interleaved {
             let (group, lanes) = ((i.across, i.count), (vector, lane_bits(k)));
@@ -142,7 +142,7 @@ impl Access {
     }
     /// The layout of what is scanned along `axis`. Along the contiguous axis a thread takes whole vectors even if these
     /// are unaligned: such a load takes two accesses and a shift, and stores are converted ([`Access::scatters`]).
-    pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
+    pub fn scanned(&self, k: &BlockProgram, shape: &[usize], vector: usize, axis: usize) -> Flat {
         let whole = (VECTOR / self.bytes).min(self.run);
         let vector = if axis == self.axis { vector.max(width(k, shape, whole)) } else { vector };
         Flat::scanned(shape, &self.order(shape.len()), (vector, lane_bits(k)), warp_bits(k), axis)

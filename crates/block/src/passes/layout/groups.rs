@@ -1,5 +1,5 @@
 //! Which values are rematerialised where they are needed, and which of the others must share a layout.
-use crate::{InstData, Kernel, Op, Region, Type, Value};
+use crate::{BlockProgram, InstData, Op, Region, Type, Value};
 
 /// How a block value is produced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub fn of(k: &Kernel) -> Groups {
+    pub fn of(k: &BlockProgram) -> Groups {
         let mut g = Groups { kinds: vec![Kind::Heavy; k.values.len()], parent: (0..k.values.len() as u32).collect() };
         k.walk(&mut |_, data| {
             let kind = g.kind_of(k, data);
@@ -45,7 +45,7 @@ impl Groups {
         let (a, b) = (self.root(a).0, self.root(b).0);
         self.parent[a.max(b) as usize] = a.min(b);
     }
-    fn kind_of(&self, k: &Kernel, data: &InstData) -> Kind {
+    fn kind_of(&self, k: &BlockProgram, data: &InstData) -> Kind {
         let pure = |v: &Value| k.ty(*v).is_scalar() || self.kind(*v) == Kind::Pure;
         let all = data.args.iter().all(pure);
         let light = |v: &Value| match k.ty(*v) {
@@ -61,7 +61,7 @@ impl Groups {
             _ => Kind::Heavy,
         }
     }
-    fn join(&mut self, k: &Kernel, data: &InstData) {
+    fn join(&mut self, k: &BlockProgram, data: &InstData) {
         match &data.op {
             op if shares(op) => self.join_all(k, data.args.iter().chain(&data.results).copied()),
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
@@ -84,7 +84,7 @@ impl Groups {
             _ => {}
         }
     }
-    fn join_all(&mut self, k: &Kernel, values: impl Iterator<Item = Value>) {
+    fn join_all(&mut self, k: &BlockProgram, values: impl Iterator<Item = Value>) {
         let heavy: Vec<Value> = values.filter(|v| !k.ty(*v).is_scalar() && self.is_heavy(*v)).collect();
         heavy.windows(2).for_each(|w| self.union(w[0], w[1]));
     }
@@ -111,7 +111,7 @@ pub(super) fn shares(op: &Op) -> bool {
 }
 
 /// Operands of the region's `yield`.
-pub(super) fn yielded<'k>(k: &'k Kernel, region: &Region) -> &'k [Value] {
+pub(super) fn yielded<'k>(k: &'k BlockProgram, region: &Region) -> &'k [Value] {
     match region.insts.last().map(|i| k.inst(*i)) {
         Some(InstData { op: Op::Yield, args, .. }) => args,
         _ => &[],

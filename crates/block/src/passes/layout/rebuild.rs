@@ -4,10 +4,10 @@ use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
-use crate::{Inst, InstData, Kernel, Op, Region, Type, Value};
+use crate::{BlockProgram, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
-pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> Kernel {
+pub(super) fn rebuild(k: &BlockProgram, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> BlockProgram {
     let mut defs = vec![None; k.values.len()];
     k.walk(&mut |i, data| data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i)));
     let mut r = Rebuild {
@@ -39,8 +39,8 @@ pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Ve
 }
 
 struct Rebuild<'k> {
-    old: &'k Kernel,
-    new: Kernel,
+    old: &'k BlockProgram,
+    new: BlockProgram,
     facts: &'k Analysis,
     groups: &'k Groups,
     natural: Vec<Option<Flat>>,
@@ -301,7 +301,7 @@ impl Rebuild<'_> {
 }
 
 /// The layout in which an operand of a pure op or view is needed for the result to have `flat`.
-fn operand_layout(k: &Kernel, data: &InstData, arg: Value, flat: &Flat) -> Flat {
+fn operand_layout(k: &BlockProgram, data: &InstData, arg: Value, flat: &Flat) -> Flat {
     let from = k.ty(arg).shape();
     match &data.op {
         Op::Broadcast => flat.unbroadcast(from, k.ty(data.results[0]).shape()),

@@ -4,7 +4,7 @@ use super::anchors::{Access, accumulator, default_layout, left_operand, width};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
-use crate::{Elem, InstData, Kernel, Op, Value};
+use crate::{BlockProgram, Elem, InstData, Op, Value};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Layout preferences of a group's ops.
@@ -23,7 +23,7 @@ struct Wishes {
 
 /// The home layouts of heavy values, and the layouts in which views are available without moving elements; `None` for
 /// the rest.
-pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Option<Flat>> {
+pub(super) fn natural(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> Vec<Option<Flat>> {
     let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
     let wishes = wishes(k, facts, groups);
     let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
@@ -64,7 +64,7 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
 }
 
 /// The preferences of all groups of heavy blocks, by representative.
-fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wishes> {
+fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wishes> {
     let mut all: BTreeMap<Value, Wishes> = BTreeMap::new();
     for v in (0..k.values.len() as u32).map(Value) {
         if groups.is_heavy(v) && !k.ty(v).is_scalar() {
@@ -98,7 +98,7 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
 
 /// For each shared tile that is filled by asynchronous copies from pointers, the value read from it: its threads copy
 /// exactly what they read.
-pub(super) fn staged(k: &Kernel) -> HashMap<Value, Value> {
+pub(super) fn staged(k: &BlockProgram) -> HashMap<Value, Value> {
     let (mut filled, mut loaded) = (HashSet::new(), HashMap::new());
     k.walk(&mut |_, d| match d.op {
         Op::AsyncCopy => _ = filled.insert(d.args[0]),
@@ -110,7 +110,7 @@ pub(super) fn staged(k: &Kernel) -> HashMap<Value, Value> {
 }
 
 impl Wishes {
-    fn add(&mut self, k: &Kernel, facts: &Analysis, data: &InstData, access: Option<Value>) {
+    fn add(&mut self, k: &BlockProgram, facts: &Analysis, data: &InstData, access: Option<Value>) {
         if let Op::Scan { axis, .. } = data.op {
             self.scanned = Some(axis as usize);
         }
@@ -142,7 +142,7 @@ impl Wishes {
 }
 
 struct Spread<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     groups: &'k Groups,
     /// By value; a group of heavy values by its representative.
     natural: Vec<Option<Flat>>,

@@ -2,7 +2,7 @@ use super::*;
 use crate::layout::Flat;
 use crate::{BinaryOp, Builder, Elem, Op, ReduceOp};
 
-fn layout_of(k: &Kernel, op: impl Fn(&Op) -> bool) -> Vec<Flat> {
+fn layout_of(k: &BlockProgram, op: impl Fn(&Op) -> bool) -> Vec<Flat> {
     let mut found = vec![];
     k.walk(&mut |_, d| {
         if op(&d.op) {
@@ -12,7 +12,7 @@ fn layout_of(k: &Kernel, op: impl Fn(&Op) -> bool) -> Vec<Flat> {
     });
     found
 }
-fn count(k: &Kernel, op: impl Fn(&Op) -> bool) -> usize {
+fn count(k: &BlockProgram, op: impl Fn(&Op) -> bool) -> usize {
     let mut n = 0;
     k.walk(&mut |_, d| n += usize::from(op(&d.op)));
     n

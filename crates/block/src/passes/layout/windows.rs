@@ -1,12 +1,12 @@
 //! Finds the loads of windows: three or more loads of one buffer, each of which reads the neighbours of what the others read.
-use crate::{Kernel, LoadMode, Op, Value};
+use crate::{BlockProgram, LoadMode, Op, Value};
 use std::collections::HashMap;
 
 /// Least number of loads from one buffer that make a window.
 pub const WINDOW: usize = 3;
 
 /// Marks them [`LoadMode::Window`].
-pub(super) fn mark(k: &mut Kernel) {
+pub(super) fn mark(k: &mut BlockProgram) {
     let mut roots: HashMap<Value, Value> = HashMap::new();
     let mut loads: HashMap<Value, Vec<Value>> = HashMap::new();
     k.walk(&mut |_, d| {

@@ -9,7 +9,9 @@
 use super::Refusal;
 use super::form::constant;
 use crate::passes::{is_pure, runs};
-use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Terms, Type, Value, analysis};
+use crate::{
+    BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value, analysis,
+};
 use std::collections::{HashMap, HashSet};
 
 /// An operand that is loaded as a tile.
@@ -82,14 +84,14 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
 }
 
 /// The loops that multiply directly in a list, with their positions.
-fn loops(k: &Kernel, r: &Region) -> Vec<(usize, Inst)> {
+fn loops(k: &BlockProgram, r: &Region) -> Vec<(usize, Inst)> {
     let multiplies = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
     let found = r.insts.iter().copied().enumerate();
     found.filter(|(_, i)| k.inst(*i).op == Op::For && k.inst(*i).regions.iter().any(multiplies)).collect()
 }
 
 /// The list of a tile's instructions, with the loop over tiles if there is one.
-fn tile(k: &Kernel) -> Option<(Option<Inst>, &Region)> {
+fn tile(k: &BlockProgram) -> Option<(Option<Inst>, &Region)> {
     if !loops(k, &k.body).is_empty() {
         return Some((None, &k.body));
     }
@@ -101,7 +103,7 @@ fn tile(k: &Kernel) -> Option<(Option<Inst>, &Region)> {
 }
 
 /// Whether a kernel has a loop with a matmul of what another one of the same loop gives.
-pub fn is_chained(k: &Kernel) -> bool {
+pub fn has_back_to_back_dots(k: &BlockProgram) -> bool {
     let Some((_, tile)) = tile(k) else { return false };
     loops(k, tile).iter().any(|(_, i)| {
         let dots = |r: &Region| r.insts.iter().filter(|i| matches!(k.inst(**i).op, Op::Dot { .. })).count();
@@ -116,7 +118,7 @@ pub fn is_chained(k: &Kernel) -> bool {
 }
 
 /// The tiles that a list loads, by value; also their transposes.
-fn loaded(k: &Kernel, r: &Region) -> HashMap<Value, (Inst, bool)> {
+fn loaded(k: &BlockProgram, r: &Region) -> HashMap<Value, (Inst, bool)> {
     let mut all = HashMap::new();
     for &i in &r.insts {
         let data = k.inst(i);
@@ -133,7 +135,7 @@ fn loaded(k: &Kernel, r: &Region) -> HashMap<Value, (Inst, bool)> {
     all
 }
 
-fn operand(k: &Kernel, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option<Operand> {
+fn operand(k: &BlockProgram, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option<Operand> {
     let &(inst, swapped) = tiles.get(&v)?;
     let data = k.inst(inst);
     match k.ty(data.results[0]) {
@@ -146,7 +148,7 @@ fn operand(k: &Kernel, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option
 }
 
 /// How a loop over tiles draws them; `None` for a loop with a stride.
-fn drawn(k: &Kernel, tiles: &InstData) -> Result<Option<Draw>, Refusal> {
+fn drawn(k: &BlockProgram, tiles: &InstData) -> Result<Option<Draw>, Refusal> {
     let (Op::While, [region]) = (&tiles.op, &tiles.regions[..]) else { return Ok(None) };
     let mut draws = region.insts.iter().copied().filter(|i| k.inst(*i).op == Op::AtomicInc);
     let last = region.insts.last().map(|i| &k.inst(*i).args[..]).unwrap_or_default();
@@ -166,7 +168,7 @@ fn drawn(k: &Kernel, tiles: &InstData) -> Result<Option<Draw>, Refusal> {
     refuse("the loop over tiles does not draw their numbers from one counter")
 }
 
-pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
+pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
     let Some((tiles, tile)) = tile(k) else { return refuse("the matmuls are not in loops of one tile") };
     if tiles.is_some_and(|t| !k.inst(t).results.is_empty()) {
         return refuse("the loop over tiles carries values; make tiles independent of each other");
@@ -247,7 +249,11 @@ impl Form {
     }
 }
 
-fn pass(k: &Kernel, inst: Inst, before: &HashMap<Value, (Inst, bool)>) -> Result<(Pass, Operand, usize), Refusal> {
+fn pass(
+    k: &BlockProgram,
+    inst: Inst,
+    before: &HashMap<Value, (Inst, bool)>,
+) -> Result<(Pass, Operand, usize), Refusal> {
     let region = &k.inst(inst).regions[0];
     let inside = loaded(k, region);
     let mut dots: Vec<&InstData> = vec![];

@@ -1,12 +1,12 @@
 //! Copies instructions of one kernel into another, with renamed operands.
 use super::form::is_scalar;
-use crate::{Builder, Inst, InstData, Kernel, Op, Value};
+use crate::{BlockProgram, Builder, Inst, InstData, Op, Value};
 use std::collections::{HashMap, HashSet};
 
 /// New names of old values, by scope.
 #[derive(Clone)]
 pub struct Copier<'k> {
-    pub k: &'k Kernel,
+    pub k: &'k BlockProgram,
     definitions: HashMap<Value, Inst>,
     scopes: Vec<HashMap<Value, Value>>,
     /// The first value that was looked up and has no new name.
@@ -14,7 +14,7 @@ pub struct Copier<'k> {
 }
 
 impl<'k> Copier<'k> {
-    pub fn new(k: &'k Kernel) -> Copier<'k> {
+    pub fn new(k: &'k BlockProgram) -> Copier<'k> {
         let mut definitions = HashMap::new();
         k.walk(&mut |i, data| {
             // Results of loops and branches are not copied.

@@ -3,7 +3,8 @@
 use super::Refusal;
 use crate::passes::is_pure;
 use crate::{
-    BinaryOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, UnaryOp, Value, analysis,
+    BinaryOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, UnaryOp, Value,
+    analysis,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -98,12 +99,12 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
 }
 
 /// Whether an instruction is pure and gives scalars only.
-pub fn is_scalar(k: &Kernel, data: &InstData) -> bool {
+pub fn is_scalar(k: &BlockProgram, data: &InstData) -> bool {
     is_pure(&data.op) && data.results.iter().all(|v| k.ty(*v).is_scalar())
 }
 
 /// The constant that all elements of a block have, if it is one.
-pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
+pub fn constant(k: &BlockProgram, v: Value) -> Option<Const> {
     let data = k.insts.iter().find(|d| d.results[..] == [v])?;
     match (&data.op, &data.args[..]) {
         (Op::Const(c), _) => Some(*c),
@@ -113,12 +114,12 @@ pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
     }
 }
 
-fn is_zero(k: &Kernel, v: Value) -> bool {
+fn is_zero(k: &BlockProgram, v: Value) -> bool {
     constant(k, v) == Some(Const::Float(0.0))
 }
 
 /// The only loop of a list, and its position.
-fn only_loop(k: &Kernel, r: &Region) -> Result<(Inst, usize), Refusal> {
+fn only_loop(k: &BlockProgram, r: &Region) -> Result<(Inst, usize), Refusal> {
     let mut nested = r.insts.iter().enumerate().filter(|(_, i)| !k.inst(**i).regions.is_empty());
     match (nested.next(), nested.next()) {
         (Some((at, i)), None) if k.inst(*i).op == Op::For => Ok((*i, at)),
@@ -126,7 +127,7 @@ fn only_loop(k: &Kernel, r: &Region) -> Result<(Inst, usize), Refusal> {
     }
 }
 
-pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
+pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
     let (outer, at) = only_loop(k, &k.body)?;
     let region = &k.inst(outer).regions[0];
     let matmuls = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
@@ -159,7 +160,7 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
 }
 
 /// Iterations of a loop whose bounds must be constants, at least one.
-fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
+fn trips(k: &BlockProgram, i: Inst) -> Result<usize, Refusal> {
     let facts = analysis::analyse(k);
     let number = |v: &Value| facts.affine(*v).and_then(analysis::Affine::as_constant);
     match k.inst(i).args[..3].iter().map(number).collect::<Vec<_>>()[..] {
@@ -171,7 +172,7 @@ fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
 }
 
 impl Form {
-    fn read_loop(&mut self, k: &Kernel) -> Result<(), Refusal> {
+    fn read_loop(&mut self, k: &BlockProgram) -> Result<(), Refusal> {
         let data = k.inst(self.depth);
         // Operand tiles by value.
         let mut tiles: HashMap<Value, Loaded> = HashMap::new();
@@ -211,7 +212,7 @@ impl Form {
     }
     fn matmul(
         &mut self,
-        k: &Kernel,
+        k: &BlockProgram,
         dot: &InstData,
         (precision, terms): (DotPrecision, Terms),
         tiles: &HashMap<Value, Loaded>,
@@ -260,11 +261,11 @@ impl Form {
         Ok(())
     }
     /// Number of a carried value, if it is one.
-    fn carried(&self, k: &Kernel, v: Value) -> Option<usize> {
+    fn carried(&self, k: &BlockProgram, v: Value) -> Option<usize> {
         k.inst(self.depth).regions[0].params.iter().skip(1).position(|p| *p == v)
     }
     /// An addition that adds the sum of an iteration's matmuls to a carried value.
-    fn whole(&self, k: &Kernel, add: &InstData, chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
+    fn whole(&self, k: &BlockProgram, add: &InstData, chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
         let [x, y] = add.args[..] else { return refuse("an addition without operands") };
         let (chain, other) = if chains.contains_key(&x) { (x, y) } else { (y, x) };
         match (chains.remove(&chain), self.carried(k, other)) {
@@ -289,7 +290,13 @@ impl Form {
         if chains.is_empty() { Ok(()) } else { refuse(CHANGED) }
     }
     /// Number of the load that gives an operand.
-    fn load(&mut self, k: &Kernel, v: Value, side: Side, tiles: &HashMap<Value, Loaded>) -> Result<usize, Refusal> {
+    fn load(
+        &mut self,
+        k: &BlockProgram,
+        v: Value,
+        side: Side,
+        tiles: &HashMap<Value, Loaded>,
+    ) -> Result<usize, Refusal> {
         let Some(&Loaded { inst, swapped, rounded }) = tiles.get(&v) else {
             return refuse(format!("an operand ({v}) is not a loaded tile"));
         };
@@ -309,7 +316,7 @@ impl Form {
         Ok(self.loads.len() - 1)
     }
     /// Sums must start from constants; other carried values must be scalars for the starts of tiles.
-    fn check_carried(&mut self, k: &Kernel) -> Result<(), Refusal> {
+    fn check_carried(&mut self, k: &BlockProgram) -> Result<(), Refusal> {
         if self.sums.is_empty() {
             return refuse("the loop has no matmul");
         }

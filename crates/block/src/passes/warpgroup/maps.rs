@@ -7,7 +7,7 @@
 use super::Refusal;
 use crate::analysis::{Affine, Analysis, analyse};
 use crate::passes::dce;
-use crate::{Array, BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Type, Value};
+use crate::{Array, BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Swizzle, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// A tile of a strided array.
@@ -23,7 +23,7 @@ struct Tile {
 }
 
 /// The same program, with descriptors where the forms allow them.
-pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
+pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
     let mut k = kernel.clone();
     let facts = analyse(&k);
     let uses = uses(&k, &facts);
@@ -48,7 +48,7 @@ pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
 }
 
 /// Loads that are operands of matmuls as they are, stores of blocks of a matmul's size, and what the epilogue reads beside.
-fn accesses(k: &Kernel) -> Vec<Inst> {
+fn accesses(k: &BlockProgram) -> Vec<Inst> {
     let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {
         if matches!(d.op, Op::Dot { .. }) {
@@ -73,7 +73,7 @@ fn accesses(k: &Kernel) -> Vec<Inst> {
 
 /// The load of a block of a matmul's size outside of loops that multiply, if it is the only one and has the type of the only store:
 /// roles prefetch that through the buffers of the result.
-fn beside(k: &Kernel, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
+fn beside(k: &BlockProgram, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
     let multiplies = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
     let mut inside: HashSet<Inst> = HashSet::new();
     let (mut loads, mut stores) = (vec![], vec![]);
@@ -95,7 +95,7 @@ fn beside(k: &Kernel, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
 }
 
 /// The number of accesses through each parameter; a pointer of unknown origin counts for all of them.
-fn uses(k: &Kernel, facts: &Analysis) -> HashMap<Value, usize> {
+fn uses(k: &BlockProgram, facts: &Analysis) -> HashMap<Value, usize> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut unknown = 0;
     k.walk(&mut |_, d| {
@@ -110,7 +110,7 @@ fn uses(k: &Kernel, facts: &Analysis) -> HashMap<Value, usize> {
     all
 }
 
-fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> Option<Tile> {
+fn tile(k: &BlockProgram, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> Option<Tile> {
     let data = k.inst(i);
     let ptr = data.args[0];
     let (mask, other) = match data.op {
@@ -179,7 +179,7 @@ fn split(form: &Affine, pitch: i64) -> Option<[Affine; 2]> {
     Some(starts)
 }
 
-fn rewrite(k: &mut Kernel, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
+fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
     let old = std::mem::take(&mut r.insts);
     for i in old {
         let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
@@ -210,14 +210,14 @@ fn rewrite(k: &mut Kernel, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
     }
 }
 
-fn emit(k: &mut Kernel, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -> Value {
+fn emit(k: &mut BlockProgram, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -> Value {
     let v = k.new_value(ty);
     out.push(k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] }));
     v
 }
 
 /// Emits the value of a form over scalars.
-fn scalar(k: &mut Kernel, out: &mut Vec<Inst>, form: &Affine) -> Value {
+fn scalar(k: &mut BlockProgram, out: &mut Vec<Inst>, form: &Affine) -> Value {
     let i32 = Type::scalar(Elem::I32);
     let mut sum = None;
     for &(v, c) in &form.scalars {

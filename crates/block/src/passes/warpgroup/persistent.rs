@@ -5,7 +5,7 @@
 //! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the grid along
 //! which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
-use crate::{BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Param, Region, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Param, Region, Type, Value};
 use std::collections::HashMap;
 
 /// Rows of tiles that are visited before the next column of tiles.
@@ -24,7 +24,7 @@ pub struct Launch {
     pub axes: Option<[usize; 2]>,
     /// Blocks draw tiles from a counter in memory, in order, as they become free; else they take them with the grid's
     /// stride. Worth it where tiles differ in length.
-    pub drawn: bool,
+    pub dynamic: bool,
 }
 
 /// The tiles of a launch.
@@ -37,7 +37,7 @@ struct Tiles {
 impl Launch {
     /// As many blocks as there are multiprocessors, at most one per tile; clusters of two where the tile is large and
     /// the number of rows of tiles is even.
-    pub fn of(k: &Kernel, processors: usize) -> Launch {
+    pub fn of(k: &BlockProgram, processors: usize) -> Launch {
         let axes = axes(k);
         let tiles = Tiles::of(k, axes);
         let all = tiles.rows * tiles.columns * tiles.batch;
@@ -51,19 +51,19 @@ impl Launch {
         });
         let pairs = axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
         let cluster = if pairs { 2 } else { 1 };
-        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, drawn: false }
+        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes, dynamic: false }
     }
 }
 
 impl Tiles {
-    fn of(k: &Kernel, axes: Option<[usize; 2]>) -> Tiles {
+    fn of(k: &BlockProgram, axes: Option<[usize; 2]>) -> Tiles {
         let [rows, columns] = axes.map_or([k.instances(), 1], |a| a.map(|a| k.grid[a]));
         Tiles { rows, columns, batch: k.instances() / (rows * columns).max(1) }
     }
 }
 
 /// Axes of the grid that move the left and the right operand of the first matmul, one each.
-fn axes(k: &Kernel) -> Option<[usize; 2]> {
+fn axes(k: &BlockProgram) -> Option<[usize; 2]> {
     let mut moved: HashMap<Value, u8> = HashMap::new();
     let mut sides = None;
     // Twice, as carried values feed back.
@@ -103,7 +103,7 @@ fn axes(k: &Kernel) -> Option<[usize; 2]> {
 }
 
 /// The program with a loop over tiles.
-pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
+pub fn run(kernel: &BlockProgram, launch: Launch) -> Result<BlockProgram, Refusal> {
     let tiles = Tiles::of(kernel, launch.axes);
     let count = tiles.rows * tiles.columns * tiles.batch;
     let Launch { blocks, cluster, axes, .. } = launch;
@@ -113,7 +113,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
         return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
     }
-    if launch.drawn && (cluster > 1 || blocks > count) {
+    if launch.dynamic && (cluster > 1 || blocks > count) {
         return Err(Refusal(format!(
             "{blocks} blocks in clusters of {cluster} do not draw {count} tiles from a counter"
         )));
@@ -135,7 +135,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     let bounds = [first, w.int(count / cluster), w.int(blocks / cluster)];
     let outside = std::mem::take(&mut w.out);
     let index = w.k.new_value(Type::scalar(Elem::I32));
-    let (op, args, t, last) = match launch.drawn {
+    let (op, args, t, last) = match launch.dynamic {
         false => (Op::For, bounds.to_vec(), index, vec![]),
         true => {
             let drawn = w.draw(blocks, count);
@@ -157,7 +157,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
 
 /// Appends scalar instructions to a list.
 struct Writer {
-    k: Kernel,
+    k: BlockProgram,
     out: Vec<Inst>,
 }
 

@@ -11,9 +11,9 @@
 //!
 //! Results leave through shared memory, some columns at a time, one slice being stored while the next is computed. In a
 //! cluster all blocks read the same right operands: each loads its slice and multicasts it.
-pub mod chained;
+pub mod back_to_back_dots;
 mod consumer;
-mod drawn;
+mod dynamic_scheduler;
 pub mod epilogue;
 mod left;
 mod prefetched;
@@ -24,7 +24,7 @@ use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{PingPong, Ring, Rings};
 use super::{Refusal, uniform};
 use crate::passes::dce;
-use crate::{BinaryOp as B, Builder, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Swizzle, Type, Value};
 use epilogue::Epilogue;
 use kiln_machine::Machine;
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ use tile::{Outputs, Tile, alloc};
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Crew {
+pub struct WarpRoles {
     pub consumers: usize,
     pub stages: usize,
     /// Ping-pong: consumers take whole tiles in alternation.
@@ -47,7 +47,7 @@ pub struct Crew {
     /// Valid elements of K in the last iteration; the others are zero. `None`: all of a tile's.
     pub last: Option<usize>,
 }
-impl Crew {
+impl WarpRoles {
     /// Consumers that share a tile.
     fn shares(self) -> usize {
         if self.ping_pong { 1 } else { self.consumers }
@@ -55,7 +55,7 @@ impl Crew {
 }
 
 /// The same program in roles; without a crew, with one that suits the tile.
-pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
+pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Result<BlockProgram, Refusal> {
     let mut k = kernel.clone();
     dce::run(&mut k);
     let form = form::recognise(&k)?;
@@ -90,15 +90,15 @@ struct Shared {
 }
 
 struct Writer<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     form: Form,
-    crew: Crew,
+    crew: WarpRoles,
     epilogue: Epilogue<'k>,
 }
 
 impl<'k> Writer<'k> {
-    fn new(k: &'k Kernel, form: Form, crew: Option<Crew>, memory: usize) -> Result<Writer<'k>, Refusal> {
-        let mut crew = crew.unwrap_or_else(|| Crew {
+    fn new(k: &'k BlockProgram, form: Form, crew: Option<WarpRoles>, memory: usize) -> Result<Writer<'k>, Refusal> {
+        let mut crew = crew.unwrap_or_else(|| WarpRoles {
             consumers: consumers(&form),
             stages: 0,
             ping_pong: false,
@@ -197,7 +197,7 @@ impl<'k> Writer<'k> {
     }
 
     // ---- The program ----
-    fn write(self, m: &Machine) -> Result<Kernel, Refusal> {
+    fn write(self, m: &Machine) -> Result<BlockProgram, Refusal> {
         let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
         b.set_cluster(self.k.cluster);
         b.set_arithmetic(self.k.arithmetic);
@@ -342,7 +342,7 @@ const SHARED: usize = 64;
 
 /// The part of a load's tile that shared memory holds: of a right operand only the columns that are used. Tensor cores take any
 /// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes.
-fn held(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
+fn held(k: &BlockProgram, form: &Form, crew: WarpRoles, l: &Load) -> [usize; 2] {
     let mut shape = l.shape;
     if let (Side::Right, Engine::TensorCores, Some(n)) = (l.side, form.engine, crew.columns) {
         let least = if k.cluster > 1 { SHARED } else { 8 };
@@ -353,7 +353,7 @@ fn held(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
 }
 /// The part of it that is copied: of a K-major left operand only the rows that are used, where one consumer has them. Tensor cores multiply
 /// what is in shared memory after them to rows of the result that are not stored.
-fn copied(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
+fn copied(k: &BlockProgram, form: &Form, crew: WarpRoles, l: &Load) -> [usize; 2] {
     let mut shape = held(k, form, crew, l);
     if let (Side::Left, Engine::TensorCores, Some(m)) = (l.side, form.engine, crew.rows)
         && !l.swapped
@@ -377,7 +377,7 @@ fn consumers(form: &Form) -> usize {
 
 /// The types of descriptors, for tiles of these sizes.
 fn descriptors(
-    k: &Kernel,
+    k: &BlockProgram,
     tiles: impl Iterator<Item = (Value, [usize; 2], Swizzle)>,
 ) -> Result<HashMap<Value, Type>, Refusal> {
     let mut all: HashMap<Value, Type> = HashMap::new();
@@ -393,7 +393,7 @@ fn descriptors(
 }
 
 /// Declares the parameters of the kernel, descriptors with their new types.
-fn params(k: &Kernel, types: &HashMap<Value, Type>, b: &mut Builder, c: &mut Copier) {
+fn params(k: &BlockProgram, types: &HashMap<Value, Type>, b: &mut Builder, c: &mut Copier) {
     for p in &k.params {
         let ty = types.get(&p.value).unwrap_or(k.ty(p.value)).clone();
         let new = b.param_like(p, ty);

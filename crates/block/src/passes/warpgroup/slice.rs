@@ -6,7 +6,7 @@
 //! through shared memory.
 use super::Refusal;
 use super::{copy::Copier, form::Engine};
-use crate::{BinaryOp, Builder, Const, Elem, InstData, Kernel, Op, ReduceOp, Type, Value};
+use crate::{BinaryOp, BlockProgram, Builder, Const, Elem, InstData, Op, ReduceOp, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Which part of an axis is needed.
@@ -87,7 +87,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
     pub fn transposed(&mut self, b: &mut Builder, v: Value) -> Value {
         self.value(b, v, &[Columns, Rows])
     }
-    fn kernel(&self) -> &'k Kernel {
+    fn kernel(&self) -> &'k BlockProgram {
         self.copier.k
     }
     fn refuse(&mut self, v: Value, what: impl Into<String>) -> Value {

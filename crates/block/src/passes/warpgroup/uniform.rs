@@ -1,9 +1,9 @@
 //! Which values are the same in all blocks of a cluster.
-use crate::{BinaryOp, Const, Inst, Kernel, Op, Region, Value};
+use crate::{BinaryOp, BlockProgram, Const, Inst, Op, Region, Value};
 use std::collections::HashSet;
 
 /// Whether a tile load reads the same tile in all blocks of a cluster, equally often.
-pub fn over_cluster(k: &Kernel, load: Inst) -> bool {
+pub fn over_cluster(k: &BlockProgram, load: Inst) -> bool {
     let mut d = Differ { k, numbers: HashSet::new(), sizes: HashSet::new(), values: HashSet::new(), trips: false };
     // To a fixed point, as carried values feed back.
     loop {
@@ -17,7 +17,7 @@ pub fn over_cluster(k: &Kernel, load: Inst) -> bool {
 }
 
 struct Differ<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     /// The block's number, and constants of the cluster's size.
     numbers: HashSet<Value>,
     sizes: HashSet<Value>,

@@ -12,13 +12,13 @@ use crate::error::LowerError;
 use crate::nest::passes::as_reduction;
 use crate::scalar::types;
 use crate::schedule::look_back::at_once;
-use kiln_block::{BinaryOp as B, CmpOp, Elem, Kernel, Value};
+use kiln_block::{BinaryOp as B, BlockProgram, CmpOp, Elem, Value};
 use kiln_graph::{DType, ReduceOp};
 use kiln_plan::exec::{Slot, Work};
 
 impl RowLoop<'_> {
     /// The scan, which needs the words of totals cleared.
-    pub(super) fn scan_looking_back(&mut self, group: usize) -> Result<Work<Kernel>, LowerError> {
+    pub(super) fn scan_looking_back(&mut self, group: usize) -> Result<Work<BlockProgram>, LowerError> {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.row.block);
         let mut totals = vec![];
         for (_, op, body) in self.scans() {
@@ -34,7 +34,7 @@ impl RowLoop<'_> {
         }
         self.scan_chunks(&totals, group)
     }
-    fn scan_chunks(&self, totals: &[Total], group: usize) -> Result<Work<Kernel>, LowerError> {
+    fn scan_chunks(&self, totals: &[Total], group: usize) -> Result<Work<BlockProgram>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(totals.iter().map(|t| (t.slot, DType::I64, false)));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));

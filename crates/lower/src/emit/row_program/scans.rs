@@ -10,7 +10,7 @@ use crate::error::LowerError;
 use crate::nest::passes::{Reduced, as_reduction};
 use crate::scalar::dag::{NodeId, NodeOp, Store};
 use crate::scalar::types;
-use kiln_block::{Kernel, Value};
+use kiln_block::{BlockProgram, Value};
 use kiln_graph::ScanOp;
 use kiln_plan::exec::Work;
 
@@ -84,14 +84,14 @@ impl RowLoop<'_> {
         self.plan.machine.arch.is_gpu() && self.levels.is_empty() && !self.scans().iter().any(|s| nested(s.2))
     }
     /// A step for the totals of all parts, and one that scans each part from what comes before it.
-    pub(super) fn scan_parts(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
+    pub(super) fn scan_parts(&mut self) -> Result<Vec<Work<BlockProgram>>, LowerError> {
         self.settle_parts();
         let scans = self.totals();
         let totals = self.partials(&scans);
         let first = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals)?;
         Ok(vec![first, self.scan_from(&totals)?])
     }
-    fn scan_from(&self, totals: &[Partial]) -> Result<Work<Kernel>, LowerError> {
+    fn scan_from(&self, totals: &[Partial]) -> Result<Work<BlockProgram>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(places(totals, true));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));

@@ -21,11 +21,11 @@ pub struct Partial {
     pub places: Vec<(Slot, DType)>,
 }
 /// A step, and the partial results that it leaves.
-pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
+pub type Step = (Work<kiln_block::BlockProgram>, Vec<Partial>);
 
 impl RowLoop<'_> {
     /// One step per level, leaving partial results, and one that writes.
-    pub fn in_parts(&mut self) -> Result<Vec<Work<kiln_block::Kernel>>, LowerError> {
+    pub fn in_parts(&mut self) -> Result<Vec<Work<kiln_block::BlockProgram>>, LowerError> {
         self.settle_parts();
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
@@ -49,7 +49,11 @@ impl RowLoop<'_> {
     }
     /// The step that combines what [`RowLoop::first_level`] left in another row loop of these reductions, over wide
     /// rows that are `per_wide_row` rows of the matrix each.
-    pub fn joined(mut self, found: Vec<Partial>, per_wide_row: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    pub fn joined(
+        mut self,
+        found: Vec<Partial>,
+        per_wide_row: usize,
+    ) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         self.per_wide_row = per_wide_row;
         // Of whole rows there are no pairs.
         let levels = in_passes(self.scene, &self.scene.levels(), &[self.plan.row.id], self.plan.row.extent);
@@ -80,7 +84,7 @@ impl RowLoop<'_> {
         Ok((f.finish()?, own))
     }
     /// The step that stores along wide rows, whose columns belong to `columns` of the matrix with these results.
-    pub fn written(&self, results: &[Partial], columns: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    pub fn written(&self, results: &[Partial], columns: usize) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let mut used = self.reads(self.scene.roots().into_iter(), results);
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
         let mut f = open_with(self.name, self.scene, &self.last_shape(self.plan.parts), &used, self.plan.machine);
@@ -151,7 +155,7 @@ impl RowLoop<'_> {
         level: &[Reduced],
         before: &[Partial],
         own: &[Partial],
-    ) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    ) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let mut f = self.open_partial(name, level, before, own);
         self.combine_parts(&mut f, before);
         let lane = f.iota(self.plan.row);
@@ -349,7 +353,7 @@ impl RowLoop<'_> {
     fn last_shape(&self, parts: usize) -> Shape {
         Shape { reversed: self.plan.reversed, ..self.plan.shape(parts) }
     }
-    fn final_step(&mut self, done: &[Partial]) -> Result<Work<kiln_block::Kernel>, LowerError> {
+    fn final_step(&mut self, done: &[Partial]) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
         let parts = if along { self.plan.parts } else { 1 };
         if !along && self.plan.machine.arch.is_gpu() {

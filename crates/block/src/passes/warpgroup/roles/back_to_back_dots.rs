@@ -1,4 +1,4 @@
-//! Roles for two chained matmuls ([`super::super::chained`]), as in attention.
+//! Roles for two chained matmuls ([`super::super::back_to_back_dots`]), as in attention.
 //!
 //! The producer copies the left operand of a tile, and the right operands of each iteration into rings of their own.
 //! Consumers share a tile by rows. A consumer starts the first matmul of an iteration and then the second one of the
@@ -15,29 +15,29 @@
 //! registers: a warpgroup's sums have the layout of a left operand. Consumers begin a tile one after the other, so that
 //! one has the tensor cores while the other computes weights. The algorithm is that of FlashAttention-3 (Shah et
 //! al., 2024).
-mod beside;
+mod score_tiles;
 
-use super::super::chained::{self, Form, Operand, Pass};
+use super::super::back_to_back_dots::{self, Form, Operand, Pass};
 use super::super::copy::Copier;
 use super::super::form::Engine;
 use super::super::ring::{Numbers, PingPong, Ring, Rings, release_read};
 use super::super::slice::{Part, Slicer};
 use super::super::{Refusal, memory};
-use super::drawn::{self, Side};
+use super::dynamic_scheduler::{self, Side};
 use super::epilogue::Epilogue;
 use super::tile::{Outputs, Tile, alloc};
 use super::{descriptors, over_tiles, params, registers};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
-use crate::{BinaryOp as B, Builder, Const, Elem, Inst, Kernel, Op, Role, Type, Value};
-use beside::{Arrived, KEYS, Places, Staged, VALUES};
+use crate::{BinaryOp as B, BlockProgram, Builder, Const, Elem, Inst, Op, Role, Type, Value};
 use kiln_machine::Machine;
+use score_tiles::{Arrived, KEYS, Places, Staged, VALUES};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Crew {
+pub struct WarpRoles {
     /// Consumers, each with its rows of a tile.
     pub consumers: usize,
     /// Stages of the left operand, and of each right one.
@@ -54,12 +54,17 @@ const ARITHMETIC: usize = 56;
 const TURNS: usize = 80;
 
 /// The same program in roles; without a crew, with one that suits the tile.
-pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
+pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Result<BlockProgram, Refusal> {
     let mut k = kernel.clone();
     dce::run(&mut k);
-    let mut form = chained::recognise(&k)?;
-    let crew =
-        crew.unwrap_or(Crew { consumers: (form.m / 64).clamp(1, 3), left: 1, right: 2, columns: None, depth: None });
+    let mut form = back_to_back_dots::recognise(&k)?;
+    let crew = crew.unwrap_or(WarpRoles {
+        consumers: (form.m / 64).clamp(1, 3),
+        left: 1,
+        right: 2,
+        columns: None,
+        depth: None,
+    });
     form.narrow(crew.columns, crew.depth);
     let rows = form.m / crew.consumers.max(1);
     let size = [form.m, form.n];
@@ -114,10 +119,10 @@ struct Consumer {
 }
 
 struct Writer<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     form: &'k Form,
     facts: Analysis,
-    crew: Crew,
+    crew: WarpRoles,
     epilogue: Epilogue<'k>,
     /// Rows of a consumer.
     rows: usize,
@@ -188,7 +193,7 @@ impl<'k> Writer<'k> {
         let [keys, values] = &self.form.passes[0].right;
         [keys, values]
     }
-    fn write(&self) -> Result<Kernel, Refusal> {
+    fn write(&self) -> Result<BlockProgram, Refusal> {
         let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
         b.set_arithmetic(self.k.arithmetic);
         let mut c = Copier::new(self.k);
@@ -197,7 +202,7 @@ impl<'k> Writer<'k> {
         let copied = own.chain([keys, values].map(|o| (o, o.shape))).map(|(o, shape)| (o.desc, shape, o.swizzle));
         let types = descriptors(self.k, copied.chain(self.epilogue.descriptors()))?;
         params(self.k, &types, &mut b, &mut c);
-        let Crew { consumers, left, right, .. } = self.crew;
+        let WarpRoles { consumers, left, right, .. } = self.crew;
         let own = |o, stages| (o, self.own_part(o), stages, consumers);
         let each = [keys, values].map(|o| (o, o.shape, right, 1)).into_iter();
         let beside = self.form.beside.iter().zip(&self.beside).map(|(o, stages)| own(o, *stages));
@@ -250,7 +255,7 @@ impl<'k> Writer<'k> {
         let body = |b: &mut Builder, c: &mut Copier<'k>, at: &[Value]| body(b, c, Places::of(at)).values();
         match (self.form.tiles, &self.form.draw, &s.numbers) {
             (Some(tiles), Some(draw), Some(numbers)) => {
-                drawn::over_tiles(b, c, (tiles, draw, before), (numbers, side), &start, body)
+                dynamic_scheduler::over_tiles(b, c, (tiles, draw, before), (numbers, side), &start, body)
             }
             (tiles, ..) => over_tiles(b, c, (tiles, before), &start, body),
         }

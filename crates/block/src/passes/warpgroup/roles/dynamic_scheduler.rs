@@ -1,6 +1,6 @@
 //! The loop over tiles that are drawn from a counter: the producer draws the next tile when it has copied this one, and
 //! sends its number to the consumers. A block that drew it before would keep a tile from those that are free first.
-use super::super::chained::Draw;
+use super::super::back_to_back_dots::Draw;
 use super::super::copy::Copier;
 use super::super::ring::{Numbers, Ring};
 use crate::{Builder, Inst, Value};

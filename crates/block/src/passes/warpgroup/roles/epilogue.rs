@@ -8,14 +8,14 @@ use super::super::{
 use super::prefetched::{Fetch, Prefetched};
 use super::tile::{Outputs, Tile, alloc};
 use crate::analysis::{self, APART, Analysis};
-use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, Elem, Inst, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 /// Output buffers per consumer.
 pub const BUFFERS: usize = 2;
 
 pub struct Epilogue<'k> {
-    k: &'k Kernel,
+    k: &'k BlockProgram,
     pub part: Part,
     consumers: usize,
     /// Columns of a tile that are used.
@@ -59,7 +59,7 @@ enum Way {
 impl<'k> Epilogue<'k> {
     /// `rows`: of a tile, that one consumer has. `used`: columns that are used, at most.
     pub fn new(
-        k: &'k Kernel,
+        k: &'k BlockProgram,
         tile: &Tile,
         rows: usize,
         consumers: usize,
@@ -276,7 +276,7 @@ impl<'k> Epilogue<'k> {
 }
 
 /// The stores and checks of a tile, after its loops, and whether they store its transpose; any other effect is refused.
-fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> {
+fn effects(k: &BlockProgram, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> {
     let ([first, last], [m, n]) = (tile.loops, tile.size);
     let looped = |at: usize, i: Inst| (first..=last).contains(&at) && k.inst(i).op == Op::For;
     let rest = tile.body.insts.iter().enumerate().filter(|(at, i)| !looped(*at, **i));
@@ -310,7 +310,7 @@ fn effects(k: &Kernel, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> {
 }
 
 /// Whether a value is the transpose of another.
-fn is_transpose(k: &Kernel, v: Value) -> bool {
+fn is_transpose(k: &BlockProgram, v: Value) -> bool {
     k.insts.iter().any(|d| d.results[..] == [v] && matches!(&d.op, Op::Permute(perm) if perm[..] == [1, 0]))
 }
 
@@ -319,7 +319,7 @@ pub const MAX_ROW_STEP: i64 = 4;
 
 /// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the
 /// accumulators' layout a thread has a few columns of many rows; from shared memory threads read whole rows.
-fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool {
+fn goes_through(k: &BlockProgram, facts: &Analysis, size: [usize; 2], i: Inst) -> bool {
     let data = k.inst(i);
     let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
     // In shorter runs a store through shared memory does not beat one from the accumulators' layout.
@@ -329,7 +329,7 @@ fn goes_through(k: &Kernel, facts: &Analysis, size: [usize; 2], i: Inst) -> bool
 }
 
 /// Element types of which all stores take single elements of so many interleaved rows.
-fn interleaved(k: &Kernel, facts: &Analysis, effects: &[Effect]) -> HashMap<Elem, usize> {
+fn interleaved(k: &BlockProgram, facts: &Analysis, effects: &[Effect]) -> HashMap<Elem, usize> {
     let mut all: HashMap<Elem, usize> = HashMap::new();
     for (i, elem) in effects.iter().filter_map(|e| Some((e.inst, e.through?))) {
         let ptr = k.inst(i).args[0];

@@ -8,7 +8,7 @@ use super::super::Refusal;
 use super::super::copy::Copier;
 use super::super::slice::{Part, Slicer};
 use super::tile::{Outputs, Tile};
-use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, Elem, Inst, Op, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 pub struct Prefetched {
@@ -35,7 +35,7 @@ impl Prefetched {
     /// The tile that the epilogue reads by a descriptor, if it does. `buffers`: of each consumer; by default one for each
     /// slice.
     pub fn of(
-        k: &Kernel,
+        k: &BlockProgram,
         tile: &Tile,
         part: Part,
         slices: usize,
@@ -67,7 +67,7 @@ impl Prefetched {
         Ok(Some(Prefetched { load, elem, part, slices, buffers }))
     }
     /// The descriptor, with the size of a slice.
-    pub fn descriptor(&self, k: &Kernel) -> (Value, [usize; 2], Swizzle) {
+    pub fn descriptor(&self, k: &BlockProgram) -> (Value, [usize; 2], Swizzle) {
         let Part { rows, columns, .. } = self.part;
         (k.inst(self.load).args[0], [rows, columns], Swizzle::widest(self.elem, columns))
     }
@@ -133,7 +133,7 @@ impl Prefetched {
         b.inst(Op::TmaLoad { multicast: false }, &[&[tile, at, f.desc, f.full, at], &starts[..]].concat(), &[], vec![]);
     }
     /// Waits for a slice: the value that it stands for, and its elements.
-    pub fn read(&self, b: &mut Builder, k: &Kernel, s: &Outputs, f: &Fetch, slice: usize) -> Option<[Value; 2]> {
+    pub fn read(&self, b: &mut Builder, k: &BlockProgram, s: &Outputs, f: &Fetch, slice: usize) -> Option<[Value; 2]> {
         let (tile, at) = (self.tile(s)?, self.buffer(b, f, slice));
         let turn = b.i32((slice / self.buffers % 2) as i64);
         let parity = b.binary(B::Xor, f.parity, turn);

@@ -1,5 +1,5 @@
 //! The rings of a tile's operands, and the tiles beside the scores: biases and masks, of which each consumer has its rows.
-use super::super::super::chained::{Operand, Pass};
+use super::super::super::back_to_back_dots::{Operand, Pass};
 use super::super::super::ring::{PingPong, Ring, Rings, release_read};
 use super::{Consumer, Shared, Writer};
 use crate::passes::warpgroup::copy::Copier;
