@@ -2,6 +2,7 @@
 //!
 //! Normalised: chains of views of one kind, views that change nothing, explicit broadcasts of operands that a pointwise op broadcasts
 //! itself, casts to a wider type and back. All of this is exact.
+use crate::certificate::Event;
 use crate::concat;
 use crate::constants::{self, Known};
 use crate::language::{Fact, Head, Term, Values, op};
@@ -23,6 +24,8 @@ pub struct Builder {
     pub tile: usize,
     /// Classes that were new, with the heads of their terms.
     pub fresh: Vec<(Id, u32)>,
+    /// What the e-graph was told, if a certificate is wanted.
+    pub log: Option<Vec<Event>>,
 }
 
 /// Does every number of type `from` have an exact image in `to`?
@@ -41,12 +44,20 @@ pub fn widens(from: DType, to: DType) -> bool {
 impl Builder {
     /// The graph as e-classes: one id per value.
     pub fn import(graph: &Graph) -> (Builder, Vec<Id>) {
-        let mut b = Builder::default();
+        Builder::default().of_graph(graph)
+    }
+    /// The same, with a log for a certificate.
+    pub fn logged(graph: &Graph) -> (Builder, Vec<Id>) {
+        Builder { log: Some(vec![]), ..Builder::default() }.of_graph(graph)
+    }
+    fn of_graph(self, graph: &Graph) -> (Builder, Vec<Id>) {
+        let mut b = self;
         let mut ids: Vec<Id> = Vec::with_capacity(graph.len());
         for (v, known) in graph.values().zip(constants::known(graph)) {
             let node = graph.node(v);
             b.origin = node.source.clone();
             if let Some(id) = known.and_then(|known| b.known(&known, &node.ty, &ids)) {
+                b.log(|| Event::Value { value: v.0, class: id });
                 ids.push(id);
                 continue;
             }
@@ -58,7 +69,10 @@ impl Builder {
             {
                 // The host has no kernel for it.
                 b.equate(id, steps);
+                let (op, ty) = (node.op.clone(), node.ty.clone());
+                b.log(|| Event::Equal { why: "decomposition", op, ty, leaves: args.clone(), args, form: steps });
             }
+            b.log(|| Event::Value { value: v.0, class: id });
             ids.push(id);
         }
         b.g.rebuild();
@@ -148,6 +162,13 @@ impl Builder {
         self.ty(a) == self.ty(b) && self.g.union(a, b)
     }
 
+    /// Adds an event to the log, if there is one.
+    pub fn log(&mut self, event: impl FnOnce() -> Event) {
+        if let Some(log) = &mut self.log {
+            log.push(event());
+        }
+    }
+
     fn typed(&mut self, mut op: Op, ty: Type, serial: Option<u32>, mut args: Vec<Id>) -> Id {
         if let Op::Concat { axis } = op {
             args = concat::grouped(args, |group| {
@@ -156,20 +177,30 @@ impl Builder {
                 self.typed(Op::Concat { axis }, ty, None, group.to_vec())
             });
         }
+        let asked = self.log.is_some().then(|| (op.clone(), args.clone()));
         // Classes may be views of each other, so the simplification might not terminate without a limit.
         for _ in 0..MAX_STEPS {
             match self.normal(&op, &ty, &mut args) {
-                Some(Normal::Is(x)) => return x,
+                Some(Normal::Is(x)) => {
+                    if let (Some(asked), Some(log)) = (asked, &mut self.log) {
+                        log.push(Event::Node { asked, normal: None, ty, class: x });
+                    }
+                    return x;
+                }
                 Some(Normal::Becomes(o, a)) => (op, args) = (o, a),
                 None => break,
             }
         }
+        let logged = asked.map(|asked| (asked, (op.clone(), args.clone()), ty.clone()));
         let head = self.g.analysis.head(Head { op, ty, serial });
         let known = self.g.number_of_classes();
         let id = self.g.add(Term { head, args });
         if self.g.number_of_classes() > known {
             self.source.insert(id, self.origin.clone());
             self.fresh.push((id, head));
+        }
+        if let (Some((asked, normal, ty)), Some(log)) = (logged, &mut self.log) {
+            log.push(Event::Node { asked, normal: Some(normal), ty, class: id });
         }
         id
     }

@@ -18,6 +18,7 @@
 //! - The topological order of the kernels, which detects merges that would create a cycle, is updated incrementally (`planner/ways.rs`).
 pub mod body;
 pub mod build;
+pub mod certificate;
 pub mod checker;
 pub mod concat;
 mod constants;
@@ -49,6 +50,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Plan, Search};
 use proof::Prover;
 pub use proof::{Proofs, Step};
+use std::collections::BTreeMap;
 
 /// What the caller allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,7 +129,37 @@ pub fn proofs(
     constraints: &Constraints,
 ) -> Result<Proofs, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    Ok(search(g, options, constraints, &mut Checker::new(&hardware), true)?.1)
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware), true)?.1.steps)
+}
+
+/// A plan, and all that shows that it computes the graph.
+pub struct Certified {
+    pub plan: Plan,
+    /// What was stated, in order.
+    pub entries: Vec<certificate::Entry>,
+    /// By kernel: which applications of rules, counted among all of them, lead to its body.
+    pub applications: BTreeMap<String, Vec<usize>>,
+}
+
+/// The plan of [`plan_under`] with the steps to it. An unfused plan has none.
+pub fn certified(
+    g: &Graph,
+    machine: &Machine,
+    options: &Options,
+    constraints: &Constraints,
+) -> Result<Certified, RewriteError> {
+    let hardware = Hardware { machine, contract: options.contract };
+    let (plan, proofs) = search(g, options, constraints, &mut Checker::new(&hardware), true)?;
+    let Found { entries, applications, .. } = proofs;
+    Ok(Certified { plan, entries, applications })
+}
+
+/// What leads to the kernels of a plan.
+#[derive(Default)]
+struct Found {
+    steps: Proofs,
+    entries: Vec<certificate::Entry>,
+    applications: BTreeMap<String, Vec<usize>>,
 }
 
 /// The plan; and the steps to its kernels, if they are wanted.
@@ -137,7 +169,7 @@ fn search(
     constraints: &Constraints,
     check: &mut Checker,
     prove: bool,
-) -> Result<(Plan, Proofs), RewriteError> {
+) -> Result<(Plan, Found), RewriteError> {
     if !options.fuse {
         // The host has no kernel of attention with a score function, or of its log-sum-exp.
         let in_steps = Op::is_attention_of_steps;
@@ -150,9 +182,10 @@ fn search(
         let how = (Fusion::Unfused, None);
         let (mut plan, members) = emit::emit(g, &program, (&dag, &kernels), how, check)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
-        return Ok((plan, members.into_iter().map(|(name, _)| (name, vec![])).collect()));
+        let steps = members.into_iter().map(|(name, _)| (name, vec![])).collect();
+        return Ok((plan, Found { steps, ..Found::default() }));
     }
-    let (mut builder, ids) = Builder::import(g);
+    let (mut builder, ids) = if prove { Builder::logged(g) } else { Builder::import(g) };
     builder.tile = check.machine.templates.tile;
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
@@ -177,14 +210,19 @@ fn search(
         tried: best.tried,
         greedy_us: cost::microseconds(best.first_seconds),
     };
-    let mut proofs = Proofs::new();
+    let mut found = Found::default();
     if prove {
         let prover = Prover::new(&saturated, &ids);
         let form = |v: usize| extractor.form(&best.program.nodes[v]);
-        let steps = |members: Vec<usize>| prover.steps(members.into_iter().filter_map(form));
-        proofs.extend(members.into_iter().map(|(name, members)| (name, steps(members))));
+        for (name, members) in members {
+            let forms: Vec<_> = members.into_iter().filter_map(form).collect();
+            found.applications.insert(name.clone(), prover.applications(forms.iter().copied()).into_iter().collect());
+            found.steps.insert(name, prover.steps(forms.into_iter()));
+        }
+        found.entries =
+            certificate::entries(saturated.builder.log.as_deref().unwrap_or_default(), &saturated.builder.g);
     }
-    Ok((plan, proofs))
+    Ok((plan, found))
 }
 
 /// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their price without

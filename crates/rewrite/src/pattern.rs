@@ -5,7 +5,7 @@
 //! again, the axes must be equal. On the right side of a rule a pattern is built: `(:a ?x)` is the op bound as `a`, with its attributes. Operands of commutative ops match in both orders, so there is no rule of commutativity and
 //! saturation stays linear.
 use crate::build::Builder;
-use crate::language::{Fact, Values, op};
+use crate::language::{Fact, Term, Values, op};
 use egg::Id;
 use kiln_graph::{DType, Op};
 use std::collections::BTreeSet;
@@ -24,6 +24,8 @@ pub struct Bindings {
     pub ops: Vec<(String, Op)>,
     /// Classes and heads of the e-nodes that the pattern's ops matched.
     pub through: Vec<(Id, u32)>,
+    /// These e-nodes.
+    pub nodes: Vec<Term>,
 }
 impl Bindings {
     pub fn var(&self, name: &str) -> Option<Id> {
@@ -155,6 +157,7 @@ fn class(g: &Values, p: &Pattern, id: Id, b: Bindings, found: &mut dyn FnMut(Bin
                 }
                 let Some(mut b) = bound(&b, bind.as_deref(), o) else { continue };
                 b.through.push((id, t.head));
+                b.nodes.push(t.clone());
                 operands(g, args, &t.args, b.clone(), found);
                 if commutes(o) && t.args[0] != t.args[1] {
                     operands(g, args, &[t.args[1], t.args[0]], b, found);

@@ -52,6 +52,10 @@ impl<'a> Prover<'a> {
 
     /// The steps to these forms: classes and heads.
     pub fn steps(&self, forms: impl Iterator<Item = (Id, u32)>) -> Vec<Step> {
+        self.applications(forms).into_iter().map(|i| self.step(&self.s.applied[i])).collect()
+    }
+    /// The applications that these forms need, in order.
+    pub fn applications(&self, forms: impl Iterator<Item = (Id, u32)>) -> BTreeSet<usize> {
         let g = &self.s.builder.g;
         let made = |(class, head): (Id, u32)| self.by.get(&(g.find(class), head)).copied();
         let (mut needed, mut todo) = (BTreeSet::new(), forms.filter_map(made).collect::<Vec<usize>>());
@@ -61,7 +65,7 @@ impl<'a> Prover<'a> {
                 todo.extend(self.s.applied[i].bound.through.iter().filter_map(|f| made(*f)).filter(|j| *j < i));
             }
         }
-        needed.into_iter().map(|i| self.step(&self.s.applied[i])).collect()
+        needed
     }
     fn step(&self, a: &Application) -> Step {
         let g = &self.s.builder.g;

@@ -70,3 +70,15 @@ fn inner_values_of_a_form() {
         assert_eq!(found[0].from, "gather(log_softmax(%3), %2)", "{name}");
     }
 }
+
+/// What a checker reads is what the rewriter applies.
+#[test]
+fn rules_as_text() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../proof-check/rules.txt");
+    let text = kiln_rewrite::rules::text();
+    if std::env::var_os("KILN_BLESS").is_some() {
+        std::fs::write(file, &text).expect("written");
+    }
+    let stored = std::fs::read_to_string(file).expect("the file of rules");
+    assert_eq!(stored, text, "the rules have changed: read them again, then KILN_BLESS=1");
+}

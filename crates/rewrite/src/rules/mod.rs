@@ -18,12 +18,14 @@ mod sink;
 mod sound;
 
 use crate::build::Builder;
+use crate::certificate::{Event, leaves};
 use crate::language::op;
 use crate::pattern::{Bindings, Pattern, axes, matches};
 use egg::Id;
 use kiln_graph::DType;
 use kiln_plan::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// A test on facts of what a pattern bound.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +88,37 @@ pub fn all() -> Vec<&'static Rule> {
         cross_entropy::RULES,
     ];
     families.into_iter().flatten().collect()
+}
+
+/// The rules as text, for checkers that share no code with them (`crates/proof-check/rules.txt`).
+pub fn text() -> String {
+    let mut t = String::from(
+        "# The rules of the rewriter, written by a test from its table: KILN_BLESS=1 cargo test -p kiln-rewrite --test main rules_as_text\n",
+    );
+    for r in all() {
+        t += &format!("\nrule {} {} {}\n", r.name, r.numerics.name(), r.half.name());
+        r.left.iter().for_each(|l| t += &format!("from {l}\n"));
+        r.when.iter().for_each(|p| t += &format!("when {p}\n"));
+        t += &match r.right {
+            Is(right) => format!("to {right}\n"),
+            By(_) => "to computed\n".to_string(),
+        };
+    }
+    t
+}
+
+impl fmt::Display for Premise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Premise::Scalar(v) => write!(f, "scalar {v}"),
+            Premise::Frozen(v) => write!(f, "frozen {v}"),
+            Premise::Rank(v, n) => write!(f, "rank {v} {n}"),
+            Premise::LastAxis(op, v) => write!(f, "last-axis {op} {v}"),
+            Premise::TrailingAxes(op, v) => write!(f, "trailing-axes {op} {v}"),
+            Premise::Varies(v) => write!(f, "varies {v}"),
+            Premise::Not(v, dtype) => write!(f, "not {v} {}", dtype.name()),
+        }
+    }
 }
 
 /// The numerics class of a rule by its name; for half types if `half`. Joining siblings is no [`Rule`] and exact.
@@ -234,11 +267,22 @@ impl Saturated {
             }
             b.origin = b.source.get(&id).cloned().unwrap_or_default();
             b.fresh.clear();
+            let before = b.log.as_ref().map_or(0, Vec::len);
             if let Some(form) = r.right(b, &m) {
+                let leaves = b.log.as_ref().map(|log| leaves(&log[before..], form)).unwrap_or_default();
                 let inner = std::mem::take(&mut b.fresh);
                 let heads: Vec<u32> = b.g[form].nodes.iter().map(|t| t.head).collect();
                 if self.equate(id, form, r.rule.name, &m.through) {
                     new = true;
+                    let left_place = r.rule.left.iter().position(|l| *l == left).unwrap_or_default();
+                    self.builder.log(|| Event::Rule {
+                        rule: r.rule.name,
+                        left: left_place,
+                        vars: m.vars.clone(),
+                        matched: m.nodes.clone(),
+                        leaves,
+                        form,
+                    });
                     self.applied.push(Application { rule: r.rule, left, bound: m, class: id, heads, inner });
                 }
             }

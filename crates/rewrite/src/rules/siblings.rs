@@ -3,6 +3,7 @@
 //! One pass after saturation, not a rule: a rule for pairs would join the results of earlier joins again. Exact: every element is computed
 //! as before. Weights must be frozen, so that they are concatenated once, at load time.
 use super::Saturated;
+use crate::certificate::Event;
 use crate::language::op;
 use egg::Id;
 use kiln_graph::Op;
@@ -67,7 +68,12 @@ fn join_group(s: &mut Saturated, x: Id, group: &[Matmul]) -> Option<()> {
     for p in group {
         let len = s.builder.shape(p.weight)[0];
         let part = s.builder.add(Op::Slice { axis, start, len, step: 1 }, &[all])?;
-        s.equate(p.class, part, NAME, &[]);
+        if s.equate(p.class, part, NAME, &[]) {
+            let args: Vec<Id> = [x, p.weight].into_iter().chain(p.bias).collect();
+            let leaves = [&[x][..], &weights, &biases].concat();
+            let ty = s.builder.ty(p.class).clone();
+            s.builder.log(|| Event::Equal { why: NAME, op: Op::Linear, ty, args, form: part, leaves });
+        }
         start += len;
     }
     Some(())
