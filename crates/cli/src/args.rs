@@ -273,8 +273,9 @@ pub struct Explain {
     /// Show one kernel in detail.
     #[arg(long, value_name = "NAME", group = "question")]
     pub kernel: Option<String>,
-    /// Show which rules lead from the graph as it was written to a kernel's body, step by step.
-    #[arg(long, value_name = "NAME", group = "question")]
+    /// Show which rules lead from the graph as it was written to a kernel's body, step by step. Without NAME: of all kernels, checked by
+    /// a checker that shares no code with the rewriter; --json writes the certificate that it reads.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "", group = "question")]
     pub proof: Option<String>,
     /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME or a kernel.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
@@ -409,9 +410,18 @@ pub struct Diff {
 #[derive(Subcommand, Debug)]
 pub enum SnapshotCommand {
     /// Compare the models' plans with the snapshots in DIR/plans.
-    Check(Snapshot),
+    Check(SnapshotCheck),
     /// Write the models' plans to DIR/plans as the new snapshots.
     Bless(Snapshot),
+}
+
+#[derive(Args, Debug)]
+pub struct SnapshotCheck {
+    #[command(flatten)]
+    pub snapshot: Snapshot,
+    /// Check that each plan computes its graph too: by a certificate, and a checker that shares no code with the rewriter.
+    #[arg(long)]
+    pub proofs: bool,
 }
 
 #[derive(Args, Debug)]

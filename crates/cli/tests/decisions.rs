@@ -200,6 +200,8 @@ fn snapshots_of_a_folder() {
     assert!(missing.contains("missing  bias_gelu") && missing.contains("0 of 2 plans are the same"), "{missing}");
     assert!(says(0, &["snapshot", "bless", &folder]).contains("new      softmax"));
     assert_eq!(says(0, &["snapshot", "check", &folder]), "2 of 2 plans are the same (h200)\n");
+    let proofs = says(0, &["snapshot", "check", &folder, "--proofs"]);
+    assert!(proofs.contains("2 of 2 plans shown to compute their graphs ("), "{proofs}");
     let file = dir.path().join("bias_gelu.kiln");
     let text = std::fs::read_to_string(&file).expect("reads");
     std::fs::write(&file, text.replace("gelu_erf", "tanh").replace("gelu_tanh", "tanh")).expect("writes");

@@ -120,6 +120,31 @@ fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
     Ok((entries(paths), entries(skipped)))
 }
 
+/// Whether a model's plan is shown to compute its graph.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Proved {
+    /// Name of the model's file, without extension.
+    pub name: String,
+    /// What was checked, or why it is not shown.
+    pub found: Result<kiln_proof_check::Checked, String>,
+}
+
+/// Whether the plan of each model of a folder is shown to compute its graph, by a checker that shares no code with the rewriter: what was checked,
+/// or why not.
+///
+/// # Errors
+/// If there is no such machine, or no model in the folder.
+pub fn proofs(folder: &Path, machine: &str) -> Result<Vec<Proved>, Error> {
+    let options = options(machine)?;
+    let one = |entry: &Entry| -> Result<kiln_proof_check::Checked, String> {
+        let model = entry.open().map_err(|e| e.to_string())?;
+        let certificate = crate::proof::certificate(&model, &options).map_err(|e| e.to_string())?;
+        let text = serde_json::to_string(&certificate).map_err(|e| e.to_string())?;
+        kiln_proof_check::check(&text).map_err(|e| e.to_string())
+    };
+    Ok(models(folder)?.iter().map(|entry| Proved { name: entry.name.clone(), found: one(entry) }).collect())
+}
+
 /// Compares the plans of a folder's models with the snapshots in `folder/plans`; updates these if `bless`. If a model cannot be planned,
 /// the others are still compared, and its snapshot stays.
 pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {

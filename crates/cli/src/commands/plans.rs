@@ -85,9 +85,9 @@ pub fn snapshot(command: &SnapshotCommand) -> ExitCode {
     status(snapshots_are_same(command))
 }
 fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
-    let (a, bless) = match command {
-        SnapshotCommand::Check(a) => (a, false),
-        SnapshotCommand::Bless(a) => (a, true),
+    let (a, bless, proofs) = match command {
+        SnapshotCommand::Check(a) => (&a.snapshot, false, a.proofs),
+        SnapshotCommand::Bless(a) => (a, true, false),
     };
     let progress = Progress::new("planning");
     let list = kiln::snapshot::folder(&a.folder, &a.machine, bless)?;
@@ -123,9 +123,28 @@ fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
         (false, _) => "are",
     };
     text += &format!("{last}{same} of {} {were} the same ({})\n", count(compared, "plan"), a.machine);
+    let mut shown = true;
+    if proofs {
+        let progress = Progress::new("checking");
+        let all = kiln::snapshot::proofs(&a.folder, &a.machine)?;
+        drop(progress);
+        let held = all.iter().filter(|p| p.found.is_ok()).count();
+        for p in &all {
+            if let Err(why) = &p.found {
+                text += &format!("no proof {}: {why}\n", p.name);
+            }
+        }
+        let steps: usize = all.iter().filter_map(|p| Some(p.found.as_ref().ok()?.steps)).sum();
+        text += &format!(
+            "{held} of {} shown to compute their graphs ({})\n",
+            count(all.len(), "plan"),
+            count(steps, "step")
+        );
+        shown = held == all.len();
+    }
     render::out(&text)?;
     let failed = |s: &kiln::snapshot::Snapshot| matches!(s.state, State::Failed(_));
-    Ok(if bless { !list.iter().any(failed) } else { list.iter().all(|s| s.state.is_fine()) })
+    Ok(if bless { !list.iter().any(failed) } else { shown && list.iter().all(|s| s.state.is_fine()) })
 }
 
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
