@@ -1,7 +1,9 @@
-//! The generator of random numbers: splitmix64 (Steele, Lea, Flood 2014), and normal numbers by the polar form of Box-Muller.
+//! The generator of random numbers: splitmix64 (Steele, Lea, Flood 2014), and normal numbers by the polar form of
+//! Box-Muller.
 //!
-//! Parameters of graphs, random inputs and tests draw from it. Its numbers depend on the seed alone, bit for bit the same on every machine:
-//! it uses only arithmetic that IEEE 754 specifies exactly (no system `ln` or `cos`). Not for secrets.
+//! Parameters of graphs, random inputs and tests draw from it. Its numbers depend on the seed alone, bit for bit the
+//! same on every machine: it uses only arithmetic that IEEE 754 specifies exactly (no system `ln` or `cos`). Not for
+//! secrets.
 
 /// Increment of the generator's state: 2^64 divided by the golden ratio, and odd.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -56,15 +58,16 @@ impl Random {
     }
 }
 
-/// A number whose bits all depend on those of `z`: the finaliser of splitmix64. A hash of a position, for numbers that do not come in order.
+/// A number whose bits all depend on those of `z`: the finaliser of splitmix64. A hash of a position, for numbers that
+/// do not come in order.
 pub fn mixed(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// Natural logarithm of a positive normal number by the four basic operations alone: splits it into `m · 2^e` with m near 1, then
-/// `ln m = 2 atanh((m-1)/(m+1))` by its series.
+/// Natural logarithm of a positive normal number by the four basic operations alone: splits it into `m · 2^e` with m
+/// near 1, then `ln m = 2 atanh((m-1)/(m+1))` by its series.
 fn ln(x: f64) -> f64 {
     let mut exponent = ((x.to_bits() >> 52) & 0x7ff) as i64 - 1023;
     let mut m = f64::from_bits((x.to_bits() & 0x000f_ffff_ffff_ffff) | (1023 << 52));

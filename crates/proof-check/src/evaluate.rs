@@ -1,4 +1,5 @@
-//! Compares two terms on random values of their leaves: in f64, at a sample of the elements where all of them are too much work.
+//! Compares two terms on random values of their leaves: in f64, at a sample of the elements where all of them are too
+//! much work.
 use crate::terms::Terms;
 use kiln_graph::{DType, Graph, Op, Random, Scalar, Tensor, Type, ValueId, random_tensor};
 use kiln_interp::graph::{Demand, no_fallback, run_parts};
@@ -29,8 +30,9 @@ struct Pair<'a> {
 }
 
 impl Evaluated {
-    /// An error if two terms differ for some values of these leaves. `matched`: the terms that the first one is made of, the outermost first.
-    /// `rounds`: numbers that one form has and the other has not may be rounded to their type, as a rule computes them.
+    /// An error if two terms differ for some values of these leaves. `matched`: the terms that the first one is made
+    /// of, the outermost first. `rounds`: numbers that one form has and the other has not may be rounded to their
+    /// type, as a rule computes them.
     pub fn equal(
         &mut self,
         t: &Terms,
@@ -223,7 +225,8 @@ fn compare(g: &Graph, positive: bool, rounds: bool) -> Result<usize, String> {
     Ok(compared)
 }
 
-/// How far two forms may be apart, beside rounding in f64: numbers that one of them has alone may be rounded to their type.
+/// How far two forms may be apart, beside rounding in f64: numbers that one of them has alone may be rounded to their
+/// type.
 fn slack(g: &Graph) -> f64 {
     let reached = |from: ValueId| {
         let (mut seen, mut todo) = (HashSet::new(), vec![from]);

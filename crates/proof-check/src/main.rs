@@ -1,4 +1,5 @@
-//! `kiln-proof-check FILE…`: says of each certificate whether its plan is shown to compute its graph. Exit status: 0 if all are, else 1.
+//! `kiln-proof-check FILE…`: says of each certificate whether its plan is shown to compute its graph. Exit status: 0
+//! if all are, else 1.
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

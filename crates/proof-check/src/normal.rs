@@ -1,11 +1,13 @@
-//! The theory of views, casts and broadcasts: equal forms of a term that follow from forms of its operands. All of it is exact.
+//! The theory of views, casts and broadcasts: equal forms of a term that follow from forms of its operands. All of it
+//! is exact.
 //!
 //! - a view that moves nothing and keeps the type is its operand;
 //! - a reshape of a reshape, and a permutation of a permutation, are one;
 //! - a permutation that moves axes of size 1 alone is a reshape;
 //! - a cast to the operand's type is the operand; a cast of a cast that loses nothing is one cast;
 //! - a pointwise op broadcasts operands itself;
-//! - batch normalisation is `(x - mean) · rsqrt(variance + eps) · gain + bias`, computed in the accumulation type (kernels are written so);
+//! - batch normalisation is `(x - mean) · rsqrt(variance + eps) · gain + bias`, computed in the accumulation type
+//!   (kernels are written so);
 //! - a concatenation whose first operands are concatenated along the same axis has their operands.
 use crate::terms::Terms;
 use kiln_graph::{BinaryOp, DType, Op, Scalar, Type, UnaryOp, infer::infer, ops::Class};
@@ -31,7 +33,8 @@ pub fn add(t: &mut Terms, op: Op, ty: Type, args: Vec<usize>) -> usize {
     term
 }
 
-/// Applies the theory to terms whose operands have new forms, until nothing is new or the limit is met: what it leaves out is not shown.
+/// Applies the theory to terms whose operands have new forms, until nothing is new or the limit is met: what it leaves
+/// out is not shown.
 pub fn saturate(t: &mut Terms) {
     for _ in 0..MOST_SETTLED {
         let Some(term) = t.take_touched() else { return };

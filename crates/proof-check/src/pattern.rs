@@ -1,6 +1,6 @@
-//! Patterns over terms: `(mul ?x (sigmoid ?x))`. `?x` is any value, the same wherever it occurs; a number is a value all of whose elements are
-//! that number; `(reduce.max:a ?x)` binds the op as `a`, and where `a` occurs again, the axes are equal. On the right `(:a ?x)` is the op
-//! bound as `a`. Operands of commutative ops match in both orders.
+//! Patterns over terms: `(mul ?x (sigmoid ?x))`. `?x` is any value, the same wherever it occurs; a number is a value
+//! all of whose elements are that number; `(reduce.max:a ?x)` binds the op as `a`, and where `a` occurs again, the
+//! axes are equal. On the right `(:a ?x)` is the op bound as `a`. Operands of commutative ops match in both orders.
 use crate::{normal, terms::Terms};
 use kiln_graph::{DType, Op, Scalar, Type, infer::infer};
 use std::collections::{BTreeMap, HashMap};
@@ -155,7 +155,8 @@ pub fn build(
     Ok(normal::add(t, op, ty, operands))
 }
 
-/// Whether a value is the number of a pattern: short numbers exactly, roots and fitted constants within the rounding of the type.
+/// Whether a value is the number of a pattern: short numbers exactly, roots and fitted constants within the rounding
+/// of the type.
 fn is_number(v: f64, n: f64, dtype: DType) -> bool {
     let tolerance = match dtype {
         _ if (n * 1024.).fract() == 0. => 0.,

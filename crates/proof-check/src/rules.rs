@@ -4,8 +4,8 @@
 //!     from (mul ?x (sigmoid ?x))
 //!     to (silu ?x)
 //!
-//! After the name: the numerics class of the rule, and that on half types. `when` lines are premises; `to computed` says that code of the rewriter
-//! builds the equal form, which the checker then evaluates.
+//! After the name: the numerics class of the rule, and that on half types. `when` lines are premises; `to computed`
+//! says that code of the rewriter builds the equal form, which the checker then evaluates.
 use crate::pattern::{Pattern, axes};
 use crate::terms::Terms;
 use kiln_graph::Op;

@@ -1,7 +1,7 @@
 //! Classes of equal terms, closed under congruence: the same op on equal operands is equal.
 //!
-//! Each class has the facts that premises ask for: the number that all of its elements are, and whether it is computed from parameters and
-//! constants alone. Terms of equal classes have equal types.
+//! Each class has the facts that premises ask for: the number that all of its elements are, and whether it is computed
+//! from parameters and constants alone. Terms of equal classes have equal types.
 use kiln_graph::{BinaryOp, Op, Scalar, Type, UnaryOp};
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,7 +1,8 @@
-//! A log of what the e-graph was told, as steps over terms: what a checker that shares no code with this crate can follow (`kiln-proof-check`).
+//! A log of what the e-graph was told, as steps over terms: what a checker that shares no code with this crate can
+//! follow (`kiln-proof-check`).
 //!
-//! Takes: the events of an import and a saturation, in order. Gives: terms with their operands, and which of them were stated to be equal, and
-//! why. An e-node may be named by any class it was ever in: the steps say what joined them.
+//! Takes: the events of an import and a saturation, in order. Gives: terms with their operands, and which of them were
+//! stated to be equal, and why. An e-node may be named by any class it was ever in: the steps say what joined them.
 use crate::language::{Term, Values};
 use egg::Id;
 use kiln_graph::{Op, Scalar, Type};
@@ -14,7 +15,8 @@ pub enum Event {
     Node { asked: (Op, Vec<Id>), normal: Option<(Op, Vec<Id>)>, ty: Type, class: Id },
     /// A value of the graph is this class.
     Value { value: u32, class: Id },
-    /// A rule was applied: the place of its left pattern, its values, the e-nodes that its ops matched, and the form it gave.
+    /// A rule was applied: the place of its left pattern, its values, the e-nodes that its ops matched, and the form
+    /// it gave.
     Rule { rule: &'static str, left: usize, vars: Vec<(String, Id)>, matched: Vec<Term>, leaves: Vec<Id>, form: Id },
     /// An op on these classes equals a form, whatever the leaves are.
     Equal { why: &'static str, op: Op, ty: Type, args: Vec<Id>, form: Id, leaves: Vec<Id> },
@@ -130,7 +132,8 @@ impl Writer<'_> {
     }
 }
 
-/// What a form is made of that was there before: classes that these events of building it have as operands, and do not give.
+/// What a form is made of that was there before: classes that these events of building it have as operands, and do not
+/// give.
 pub fn leaves(built: &[Event], form: Id) -> Vec<Id> {
     let (mut given, mut found) = (BTreeSet::new(), BTreeSet::new());
     for e in built {
