@@ -2,7 +2,7 @@
 //!
 //! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
 //! compiled and loaded. Bindings are kept, the least recently used go first. They share weights, also folded and packed ones (`names`), state,
-//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::soon`]), and serve smaller batches
+//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::compile_in_background`]), and serve smaller batches
 //! ([`Engine::rounded`]). Never: runs a kernel for sizes it was not compiled for.
 mod background;
 mod buckets;
@@ -114,7 +114,7 @@ impl Binding {
     pub fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
-    /// How many calls of [`Engine::soon`] came before it was ready.
+    /// How many calls of [`Engine::compile_in_background`] came before it was ready.
     pub fn calls_before(&self) -> u64 {
         self.calls_before.load(Ordering::Relaxed)
     }
