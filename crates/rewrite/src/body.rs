@@ -1,6 +1,6 @@
 //! Builds a kernel's body: its members as a graph, whose inputs are the values it reads and whose outputs are the values it stores.
 use crate::dag::Dag;
-use crate::planner::Kernel;
+use crate::planner::Region;
 use crate::region::main_output;
 use kiln_graph::{BinaryOp, Graph, Op, Scalar, Source, Type, UnaryOp, ValueId};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub struct Body {
     pub values: Vec<(usize, ValueId)>,
 }
 
-pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
+pub fn body(dag: &Dag, k: &Region, name: &str) -> Body {
     let mut g = Graph::new(name);
     let (mut at, mut values) = (BTreeMap::<usize, ValueId>::new(), vec![]);
     for &i in &k.reads {

@@ -5,7 +5,7 @@
 use crate::certificate::Event;
 use crate::concat;
 use crate::constants::{self, Known};
-use crate::language::{Fact, Head, Term, Values, op};
+use crate::language::{ClassData, ENode, OpKey, Values, op};
 use egg::Id;
 use kiln_graph::decompose::decompose_op;
 use kiln_graph::ops::Class;
@@ -115,7 +115,7 @@ impl Builder {
         };
         (self.ty(id) == ty).then_some(id)
     }
-    pub fn fact(&self, x: Id) -> &Fact {
+    pub fn fact(&self, x: Id) -> &ClassData {
         &self.g[x].data
     }
     pub fn ty(&self, x: Id) -> &Type {
@@ -192,9 +192,9 @@ impl Builder {
             }
         }
         let logged = asked.map(|asked| (asked, (op.clone(), args.clone()), ty.clone()));
-        let head = self.g.analysis.head(Head { op, ty, serial });
+        let head = self.g.analysis.key(OpKey { op, ty, serial });
         let known = self.g.number_of_classes();
-        let id = self.g.add(Term { head, args });
+        let id = self.g.add(ENode { key: head, args });
         if self.g.number_of_classes() > known {
             self.source.insert(id, self.origin.clone());
             self.fresh.push((id, head));

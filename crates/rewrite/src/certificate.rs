@@ -3,7 +3,7 @@
 //!
 //! Takes: the events of an import and a saturation, in order. Gives: terms with their operands, and which of them were
 //! stated to be equal, and why. An e-node may be named by any class it was ever in: the steps say what joined them.
-use crate::language::{Term, Values};
+use crate::language::{ENode, Values};
 use egg::Id;
 use kiln_graph::{Op, Scalar, Type};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,7 +17,7 @@ pub enum Event {
     Value { value: u32, class: Id },
     /// A rule was applied: the place of its left pattern, its values, the e-nodes that its ops matched, and the form
     /// it gave.
-    Rule { rule: &'static str, left: usize, vars: Vec<(String, Id)>, matched: Vec<Term>, leaves: Vec<Id>, form: Id },
+    Rule { rule: &'static str, left: usize, vars: Vec<(String, Id)>, matched: Vec<ENode>, leaves: Vec<Id>, form: Id },
     /// An op on these classes equals a form, whatever the leaves are.
     Equal { why: &'static str, op: Op, ty: Type, args: Vec<Id>, form: Id, leaves: Vec<Id> },
 }
@@ -116,9 +116,9 @@ impl Writer<'_> {
         self.latest.insert(id, t);
         t
     }
-    fn node(&mut self, t: &Term) -> usize {
+    fn node(&mut self, t: &ENode) -> usize {
         let g = self.g;
-        let head = &g.analysis.heads[t.head as usize];
+        let head = &g.analysis.keys[t.key as usize];
         self.term(&head.op, &head.ty, &t.args)
     }
     fn term(&mut self, op: &Op, ty: &Type, args: &[Id]) -> usize {

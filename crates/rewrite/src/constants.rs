@@ -24,7 +24,7 @@ const LARGEST: usize = 1 << 16;
 
 /// Simpler forms of the values of a graph, in its order.
 pub fn known(g: &Graph) -> Vec<Option<Known>> {
-    let mut facts: Vec<Fact> = Vec::with_capacity(g.len());
+    let mut facts: Vec<Evaluated> = Vec::with_capacity(g.len());
     for v in g.values() {
         let fact = fact(g, v, &facts);
         facts.push(fact);
@@ -33,22 +33,22 @@ pub fn known(g: &Graph) -> Vec<Option<Known>> {
 }
 
 #[derive(Clone, Default)]
-struct Fact {
+struct Evaluated {
     data: Option<Tensor>,
     known: Option<Known>,
 }
 
-fn fact(g: &Graph, v: ValueId, facts: &[Fact]) -> Fact {
+fn fact(g: &Graph, v: ValueId, facts: &[Evaluated]) -> Evaluated {
     let (op, ty, args) = (g.op(v), g.ty(v), g.args(v));
     let exact = |t: &Type| t.dtype.is_int() || t.dtype == DType::Bool;
     if !exact(ty) || !args.iter().all(|a| exact(g.ty(*a))) || ty.count() == 0 {
-        return Fact::default();
+        return Evaluated::default();
     }
     let class = Class::of(op);
     let generated = matches!(op, Op::Const(_) | Op::Iota { .. });
     let computed = matches!(class, Class::View | Class::Pointwise | Class::Movement | Class::Reduce | Class::Scan);
     if !generated && !computed {
-        return Fact::default();
+        return Evaluated::default();
     }
     let of = |a: &ValueId| &facts[a.0 as usize];
     if ty.count() <= LARGEST && args.iter().all(|a| of(a).data.is_some()) {
@@ -56,7 +56,7 @@ fn fact(g: &Graph, v: ValueId, facts: &[Fact]) -> Fact {
         let data = evaluated(op, ty, &operands);
         // A leaf is as simple as it can be.
         let known = data.as_ref().filter(|_| !generated).and_then(described);
-        return Fact { data, known };
+        return Evaluated { data, known };
     }
     let uniform = |a: &ValueId| match (&of(a).known, &of(a).data) {
         (Some(Known::Uniform(s)), _) => Some(*s),
@@ -72,17 +72,17 @@ fn fact(g: &Graph, v: ValueId, facts: &[Fact]) -> Fact {
             Class::View => all.first().copied(),
             _ => evaluated(op, &Type::new(ty.dtype, []), &operands).map(|t| number(&t, 0)),
         };
-        return Fact { data: None, known: known.map(Known::Uniform) };
+        return Evaluated { data: None, known: known.map(Known::Uniform) };
     }
     // A condition that always holds leaves the other one.
     if let (Op::Binary(BinaryOp::And), [x, y], DType::Bool) = (op, &args[..], ty.dtype) {
         for (constant, other) in [(x, y), (y, x)] {
             if uniform(constant) == Some(Scalar::Bool(true)) && g.shape(*other) == ty.shape {
-                return Fact { data: None, known: Some(Known::Same(*other)) };
+                return Evaluated { data: None, known: Some(Known::Same(*other)) };
             }
         }
     }
-    Fact::default()
+    Evaluated::default()
 }
 
 /// The op's result on these operands; `None` if it fails, as a run would.

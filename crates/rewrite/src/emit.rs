@@ -5,7 +5,7 @@ use crate::checker::Checker;
 use crate::cost::{attention_sizes, is_f32_matmul, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
-use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
+use crate::planner::{self, Apart, Limits, Region, Regions, best_cut, boundaries};
 use crate::region::{alone, kind};
 use crate::why::label;
 use kiln_graph::ops::Class;
@@ -26,7 +26,7 @@ pub enum Fusion {
     Unfused,
 }
 impl Fusion {
-    pub fn kernels(self, dag: &Dag, check: &mut Checker) -> Kernels {
+    pub fn kernels(self, dag: &Dag, check: &mut Checker) -> Regions {
         match self {
             Fusion::Fused => planner::fused(dag, check),
             Fusion::Unfused => planner::unfused(dag, check),
@@ -55,7 +55,7 @@ struct Emitter<'a> {
 pub fn emit(
     g: &Graph,
     program: &Program,
-    run: (&Dag, &Kernels),
+    run: (&Dag, &Regions),
     (fusion, limits): (Fusion, Option<&Limits>),
     check: &mut Checker,
 ) -> Result<(Plan, Members), RewriteError> {
@@ -84,7 +84,7 @@ pub fn emit(
 
 impl Emitter<'_> {
     /// Frozen values to compute at load time: those that kernels of the run read, and those that are results.
-    fn frozen_wanted(&self, run: &Dag, kernels: &Kernels) -> BTreeSet<usize> {
+    fn frozen_wanted(&self, run: &Dag, kernels: &Regions) -> BTreeSet<usize> {
         let read = kernels.by_id.values().flat_map(|k| k.reads.iter().copied());
         let wanted = read.chain(run.roots.iter().copied()).filter(|&v| run.class[v] == Class::Leaf);
         wanted.filter(|&v| !matches!(run.op(v), Op::Input(_) | Op::Param(_))).collect()
@@ -113,7 +113,7 @@ impl Emitter<'_> {
             BufferId(buffers.len() as u32 - 1)
         })
     }
-    fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
+    fn stage(&mut self, dag: &Dag, kernels: &Regions, check: &mut Checker) -> Result<(), RewriteError> {
         let mut order = kernels.launches().ok_or(RewriteError::Cycle)?;
         // The load stage may have stored a view of a frozen value that the run stage needs in memory too.
         order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
@@ -144,7 +144,7 @@ impl Emitter<'_> {
         }
         Ok(())
     }
-    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, (stage, machine): (Stage, &Hardware), mut reason: Reason) {
+    fn kernel(&mut self, dag: &Dag, k: &Region, name: &str, (stage, machine): (Stage, &Hardware), mut reason: Reason) {
         let b = body(dag, k, name);
         let origin = |&(m, value): &(usize, _)| Origin {
             value,
@@ -179,13 +179,13 @@ impl Emitter<'_> {
     }
 }
 
-fn rules(dag: &Dag, k: &Kernel) -> Vec<String> {
+fn rules(dag: &Dag, k: &Region) -> Vec<String> {
     let names: BTreeSet<&str> = k.members.iter().flat_map(|&m| dag.nodes[m].value.rules.iter().copied()).collect();
     names.into_iter().map(String::from).collect()
 }
 
 /// The next best way to compute the same outputs: the kernel cut in two at the cheapest place, or one kernel per op.
-fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Option<Alternative> {
+fn alternative(dag: &Dag, kinds: &[u32], k: &Region, check: &mut Checker) -> Option<Alternative> {
     let ops: Vec<usize> = k.members.iter().copied().filter(|&m| !dag.class[m].is_free()).collect();
     let seconds: f64 = ops.iter().map(|&v| alone(dag, v, check.machine).seconds).sum();
     let cut = best_cut(dag, kinds, k, check).filter(|c| ops.len() == 2 || c.0 <= seconds);

@@ -6,8 +6,8 @@
 use crate::checker::Checker;
 use crate::cost;
 use crate::dag::{Dag, Node, Program, Value};
-use crate::language::{Fact, Term, op};
-use crate::planner::{self, Kernels};
+use crate::language::{ClassData, ENode, op};
+use crate::planner::{self, Regions};
 use crate::rules::Saturated;
 use egg::Id;
 use kiln_graph::ops::Class;
@@ -17,9 +17,9 @@ use kiln_plan::attention::Sizes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-pub type Choice = BTreeMap<Id, Term>;
+pub type Choice = BTreeMap<Id, ENode>;
 /// Sets of classes that change form together, by a description of what they have in common.
-type Families = BTreeMap<String, Vec<(Id, Term)>>;
+type Families = BTreeMap<String, Vec<(Id, ENode)>>;
 
 /// Most plans tried; every family is tried before any is tried again.
 const MAX_TRIES: usize = 96;
@@ -43,7 +43,7 @@ pub struct Extractor<'a> {
 pub struct Best {
     pub program: Program,
     pub dag: Dag,
-    pub kernels: Kernels,
+    pub kernels: Regions,
     /// Price of the first choice, before any family was tried.
     pub first_seconds: f64,
     pub tried: usize,
@@ -64,7 +64,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// Estimated seconds of a form by itself, before kernels are known: arithmetic, plus launches and stores of anchor ops.
-    fn own_seconds(&self, fact: &Fact, t: &Term, m: &Hardware) -> f64 {
+    fn own_seconds(&self, fact: &ClassData, t: &ENode, m: &Hardware) -> f64 {
         let g = &self.s.builder.g;
         // Invariant: a term has the operands of its op, of the ranks that inference asks for.
         let arg = |i: usize| &g[t.args[i]].data.ty;
@@ -99,7 +99,7 @@ impl<'a> Extractor<'a> {
     /// Bottom-up by tree cost, as egg's extractor does.
     fn choose(&self, m: &Hardware) -> Choice {
         let g = &self.s.builder.g;
-        let mut best: HashMap<Id, (f64, &Term)> = HashMap::new();
+        let mut best: HashMap<Id, (f64, &ENode)> = HashMap::new();
         let ids = g.classes().map(|c| c.id);
         // Passes over the classes by number; after the first, only over those whose operands became cheaper.
         let (mut now, mut next): (BTreeSet<Id>, BTreeSet<Id>) = (ids.collect(), BTreeSet::new());
@@ -127,12 +127,12 @@ impl<'a> Extractor<'a> {
         best.into_iter().map(|(id, b)| (id, b.1.clone())).collect()
     }
 
-    fn value(&mut self, id: Id, t: &Term) -> Rc<Value> {
+    fn value(&mut self, id: Id, t: &ENode) -> Rc<Value> {
         let s = self.s;
         let b = &s.builder;
         let (written, of) = (&self.written, &self.of);
         let make = || {
-            let new = !written.contains(&(id, t.head));
+            let new = !written.contains(&(id, t.key));
             Rc::new(Value {
                 op: op(&b.g, t).clone(),
                 ty: b.ty(id).clone(),
@@ -140,14 +140,14 @@ impl<'a> Extractor<'a> {
                 frozen: b.fact(id).frozen,
                 rules: s
                     .made
-                    .get(&(id, t.head))
+                    .get(&(id, t.key))
                     .filter(|_| new)
                     .map(|r| r.iter().copied().collect())
                     .unwrap_or_default(),
                 of: of.get(&id).cloned().unwrap_or_default(),
             })
         };
-        self.values.entry((id, t.head)).or_insert_with(make).clone()
+        self.values.entry((id, t.key)).or_insert_with(make).clone()
     }
 
     /// Class and head of a program's node.
@@ -198,8 +198,8 @@ impl<'a> Extractor<'a> {
             if is_recognised(op(g, now)) && !may_be_matmuls(op(g, now), &args(), m) {
                 continue;
             }
-            let mut others: BTreeMap<&str, &Term> = BTreeMap::new();
-            for t in g[id].nodes.iter().filter(|t| t.head != now.head) {
+            let mut others: BTreeMap<&str, &ENode> = BTreeMap::new();
+            for t in g[id].nodes.iter().filter(|t| t.key != now.key) {
                 others.entry(op(g, t).name()).or_insert(t);
             }
             let from = op(g, now).name();
@@ -230,7 +230,7 @@ impl<'a> Extractor<'a> {
         let mut best = Best { program, dag, first_seconds: kernels.seconds(), kernels, tried: 1 };
         loop {
             let before = best.kernels.seconds();
-            let mut seen: BTreeSet<Vec<(Id, Term)>> = BTreeSet::new();
+            let mut seen: BTreeSet<Vec<(Id, ENode)>> = BTreeSet::new();
             for (how, family) in self.families(&choice, &best.program, &ids, check.machine) {
                 if best.tried >= MAX_TRIES || values >= MAX_VALUES {
                     return Some(best);
@@ -278,7 +278,7 @@ fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
 
 /// Classes with the heads of their e-nodes, as imported.
 pub fn written(s: &crate::build::Builder) -> Vec<(Id, u32)> {
-    let mut out: Vec<(Id, u32)> = s.g.classes().flat_map(|c| c.nodes.iter().map(|t| (c.id, t.head))).collect();
+    let mut out: Vec<(Id, u32)> = s.g.classes().flat_map(|c| c.nodes.iter().map(|t| (c.id, t.key))).collect();
     out.sort();
     out
 }

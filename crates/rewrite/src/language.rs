@@ -1,6 +1,6 @@
 //! The e-graph's language: tensor values only. Loads, stores and kernels are absent on purpose.
 //!
-//! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned ([`Facts::heads`]), so e-nodes are
+//! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned ([`ValueAnalysis::keys`]), so e-nodes are
 //! small and ordered, and congruent nodes have equal types.
 use crate::dag::is_frozen;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// An op with its result type; `serial` keeps fallback calls distinct, which may have side effects.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Head {
+pub struct OpKey {
     pub op: Op,
     pub ty: Type,
     pub serial: Option<u32>,
@@ -17,17 +17,17 @@ pub struct Head {
 
 /// An e-node.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Term {
-    pub head: u32,
+pub struct ENode {
+    pub key: u32,
     pub args: Vec<Id>,
 }
-impl Language for Term {
+impl Language for ENode {
     type Discriminant = u32;
     fn discriminant(&self) -> u32 {
-        self.head
+        self.key
     }
-    fn matches(&self, other: &Term) -> bool {
-        self.head == other.head && self.args.len() == other.args.len()
+    fn matches(&self, other: &ENode) -> bool {
+        self.key == other.key && self.args.len() == other.args.len()
     }
     fn children(&self) -> &[Id] {
         &self.args
@@ -39,54 +39,55 @@ impl Language for Term {
 
 /// Analysis data of an e-class, which rules may test. Nothing in it is about kernels, since a class holds forms of many kernels.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Fact {
+pub struct ClassData {
     pub ty: Type,
     /// Every element is this number (bits of an f64).
     pub uniform: Option<u64>,
     /// Computed from parameters and constants only.
     pub frozen: bool,
 }
-impl Fact {
+impl ClassData {
     pub fn number(&self) -> Option<f64> {
         self.uniform.map(f64::from_bits)
     }
 }
 
-/// The e-class analysis, with the interned heads.
+/// The e-class analysis, with the interned keys of e-nodes.
 #[derive(Default, Clone)]
-pub struct Facts {
-    pub heads: Vec<Head>,
-    by_head: HashMap<Head, u32>,
+pub struct ValueAnalysis {
+    pub keys: Vec<OpKey>,
+    by_key: HashMap<OpKey, u32>,
 }
-impl Facts {
-    pub fn head(&mut self, h: Head) -> u32 {
-        let next = self.heads.len() as u32;
-        let heads = &mut self.heads;
-        *self.by_head.entry(h).or_insert_with_key(|h| {
-            heads.push(h.clone());
+impl ValueAnalysis {
+    /// The number of a key.
+    pub fn key(&mut self, h: OpKey) -> u32 {
+        let next = self.keys.len() as u32;
+        let keys = &mut self.keys;
+        *self.by_key.entry(h).or_insert_with_key(|h| {
+            keys.push(h.clone());
             next
         })
     }
 }
 
-pub type Values = EGraph<Term, Facts>;
+pub type Values = EGraph<ENode, ValueAnalysis>;
 
 /// The op of an e-node.
-pub fn op<'a>(g: &'a Values, t: &Term) -> &'a Op {
-    &g.analysis.heads[t.head as usize].op
+pub fn op<'a>(g: &'a Values, t: &ENode) -> &'a Op {
+    &g.analysis.keys[t.key as usize].op
 }
 
-impl Analysis<Term> for Facts {
-    type Data = Fact;
-    fn make(g: &mut Values, t: &Term, _: Id) -> Fact {
-        let head = &g.analysis.heads[t.head as usize];
+impl Analysis<ENode> for ValueAnalysis {
+    type Data = ClassData;
+    fn make(g: &mut Values, t: &ENode, _: Id) -> ClassData {
+        let head = &g.analysis.keys[t.key as usize];
         let frozen = is_frozen(&head.op, t.args.iter().map(|a| g[*a].data.frozen));
-        let args: Vec<&Fact> = t.args.iter().map(|a| &g[*a].data).collect();
+        let args: Vec<&ClassData> = t.args.iter().map(|a| &g[*a].data).collect();
         let uniform = fold(&head.op, &head.ty, &args).map(f64::to_bits);
-        Fact { ty: head.ty.clone(), uniform, frozen }
+        ClassData { ty: head.ty.clone(), uniform, frozen }
     }
     /// Merged classes have equal types (`Builder::equate` checks); other facts are joined.
-    fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
+    fn merge(&mut self, a: &mut ClassData, b: ClassData) -> DidMerge {
         let before = (a.uniform, a.frozen);
         (a.uniform, a.frozen) = (a.uniform.or(b.uniform), a.frozen | b.frozen);
         DidMerge((a.uniform, a.frozen) != before, (a.uniform, a.frozen) != (b.uniform, b.frozen))
@@ -94,9 +95,9 @@ impl Analysis<Term> for Facts {
     fn modify(g: &mut Values, id: Id) {
         let fact = &g[id].data;
         let (Some(v), true) = (fact.number(), fact.ty.shape.is_empty() && fact.ty.dtype.is_float()) else { return };
-        let head = Head { op: Op::Const(Scalar::Float(v)), ty: fact.ty.clone(), serial: None };
-        let head = g.analysis.head(head);
-        let constant = g.add(Term { head, args: vec![] });
+        let head = OpKey { op: Op::Const(Scalar::Float(v)), ty: fact.ty.clone(), serial: None };
+        let head = g.analysis.key(head);
+        let constant = g.add(ENode { key: head, args: vec![] });
         g.union(id, constant);
     }
 }
@@ -107,7 +108,7 @@ pub fn round_to(v: f64, dtype: DType) -> f64 {
 }
 
 /// Constant folding: the number that every element of the result equals, if the operands determine it. Rounds as the op itself does.
-fn fold(op: &Op, ty: &Type, args: &[&Fact]) -> Option<f64> {
+fn fold(op: &Op, ty: &Type, args: &[&ClassData]) -> Option<f64> {
     let arg = |i: usize| args.get(i).and_then(|a| a.number());
     let float = ty.dtype.is_float();
     let v = match op {

@@ -5,7 +5,7 @@
 //! again, the axes must be equal. On the right side of a rule a pattern is built: `(:a ?x)` is the op bound as `a`, with its attributes. Operands of commutative ops match in both orders, so there is no rule of commutativity and
 //! saturation stays linear.
 use crate::build::Builder;
-use crate::language::{Fact, Term, Values, op};
+use crate::language::{ClassData, ENode, Values, op};
 use egg::Id;
 use kiln_graph::{DType, Op};
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub struct Bindings {
     /// Classes and heads of the e-nodes that the pattern's ops matched.
     pub through: Vec<(Id, u32)>,
     /// These e-nodes.
-    pub nodes: Vec<Term>,
+    pub nodes: Vec<ENode>,
 }
 impl Bindings {
     pub fn var(&self, name: &str) -> Option<Id> {
@@ -156,7 +156,7 @@ fn class(g: &Values, p: &Pattern, id: Id, b: Bindings, found: &mut dyn FnMut(Bin
                     continue;
                 }
                 let Some(mut b) = bound(&b, bind.as_deref(), o) else { continue };
-                b.through.push((id, t.head));
+                b.through.push((id, t.key));
                 b.nodes.push(t.clone());
                 operands(g, args, &t.args, b.clone(), found);
                 if commutes(o) && t.args[0] != t.args[1] {
@@ -198,7 +198,7 @@ fn commutes(op: &Op) -> bool {
 
 /// Is every element the number `n`, up to the precision of the type? Short numbers like 0.5 must be equal; roots and fitted constants
 /// match within the rounding error of the type.
-pub fn is_number(f: &Fact, n: f64) -> bool {
+pub fn is_number(f: &ClassData, n: f64) -> bool {
     let Some(v) = f.number() else { return false };
     let short = (n * 1024.).fract() == 0.;
     let tolerance = match f.ty.dtype {

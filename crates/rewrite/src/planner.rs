@@ -8,20 +8,20 @@ use crate::checker::Checker;
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{Reject, alone};
+use kernel_order::KernelOrder;
 use kiln_graph::ops::Class;
 use kiln_plan::Stage;
 pub use limits::{Limits, Pin, fused_under};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
-use ways::Ways;
 
+mod kernel_order;
 mod limits;
-mod ways;
 
 /// A kernel: a legal region of the program with its price.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct Region {
     /// Ascending; each is needed for some output.
     pub members: Vec<usize>,
     /// Members that it stores, ascending.
@@ -30,21 +30,21 @@ pub struct Kernel {
     pub reads: Vec<usize>,
     pub price: Price,
 }
-impl Kernel {
-    fn new(dag: &Dag, members: Vec<usize>, outs: Vec<usize>, price: Price) -> Kernel {
-        Kernel { reads: inputs(dag, &members), members, outs, price }
+impl Region {
+    fn new(dag: &Dag, members: Vec<usize>, outs: Vec<usize>, price: Price) -> Region {
+        Region { reads: inputs(dag, &members), members, outs, price }
     }
 }
 
 #[derive(Clone, Default, Debug)]
-pub struct Kernels {
-    pub by_id: BTreeMap<usize, Kernel>,
+pub struct Regions {
+    pub by_id: BTreeMap<usize, Region>,
 }
-impl Kernels {
+impl Regions {
     pub fn seconds(&self) -> f64 {
         self.by_id.values().map(|k| k.price.seconds).sum()
     }
-    /// Kernel ids in launch order: each after those whose results it reads, otherwise in the order of the program. `None` if there is a
+    /// Region ids in launch order: each after those whose results it reads, otherwise in the order of the program. `None` if there is a
     /// cycle (never: merges check for it).
     pub fn launches(&self) -> Option<Vec<usize>> {
         let mut home: BTreeMap<usize, usize> = BTreeMap::new();
@@ -131,27 +131,27 @@ struct Planner<'a, 'm> {
     dag: &'a Dag,
     check: &'a mut Checker<'m>,
     kinds: Vec<u32>,
-    plan: Kernels,
+    plan: Regions,
     /// By value: the kernels that read it from memory.
     readers: Vec<Set>,
     /// By value: the kernel that stores it.
     home: Vec<Option<usize>>,
     next: usize,
-    ways: Ways,
+    order: KernelOrder,
     limits: Option<&'a Limits>,
     /// Pinned kernels, which no move may change.
     locked: Set,
 }
 
 /// One kernel per op, as a framework runs the program; views are read through where they can be.
-pub fn unfused(dag: &Dag, check: &mut Checker) -> Kernels {
+pub fn unfused(dag: &Dag, check: &mut Checker) -> Regions {
     let mut p = Planner::new(dag, check);
     p.one_kernel_per_op(p.ops());
     p.plan
 }
 
 /// Merges the best pair until no merge saves time, then recomputes and shifts values; repeats until nothing changes.
-pub fn fused(dag: &Dag, check: &mut Checker) -> Kernels {
+pub fn fused(dag: &Dag, check: &mut Checker) -> Regions {
     let mut p = Planner::new(dag, check);
     p.one_kernel_per_op(p.ops());
     p.improve();
@@ -161,7 +161,7 @@ pub fn fused(dag: &Dag, check: &mut Checker) -> Kernels {
 impl<'a, 'm> Planner<'a, 'm> {
     fn new(dag: &'a Dag, check: &'a mut Checker<'m>) -> Planner<'a, 'm> {
         let (n, kinds) = (dag.nodes.len(), check.kinds(dag));
-        let plan = Kernels::default();
+        let plan = Regions::default();
         let (readers, home) = (vec![Set::new(); n], vec![None; n]);
         Planner {
             dag,
@@ -171,12 +171,12 @@ impl<'a, 'm> Planner<'a, 'm> {
             readers,
             home,
             next: 0,
-            ways: Ways::default(),
+            order: KernelOrder::default(),
             limits: None,
             locked: Set::new(),
         }
     }
-    fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Kernel, Reject> {
+    fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Region, Reject> {
         if self.limits.is_some_and(|l| !l.allows(&members)) {
             return Err(Reject::KeptApart);
         }
@@ -184,13 +184,13 @@ impl<'a, 'm> Planner<'a, 'm> {
         if self.dag.stage == Stage::Run && members.iter().all(|&m| self.dag.frozen(m)) {
             price.seconds = 0.;
         }
-        Ok(Kernel::new(self.dag, members, outs, price))
+        Ok(Region::new(self.dag, members, outs, price))
     }
     /// Predicted seconds of a kernel. Invariant: the plan has a kernel of this id.
     fn seconds(&self, id: usize) -> f64 {
         self.plan.by_id[&id].price.seconds
     }
-    fn install(&mut self, k: Kernel) -> usize {
+    fn install(&mut self, k: Region) -> usize {
         let id = self.next;
         self.next += 1;
         for &i in &k.reads {
@@ -200,12 +200,12 @@ impl<'a, 'm> Planner<'a, 'm> {
             self.home[o] = Some(id);
         }
         self.plan.by_id.insert(id, k);
-        self.ways.forget();
+        self.order.forget();
         id
     }
     fn remove(&mut self, id: usize) {
         let Some(k) = self.plan.by_id.remove(&id) else { return };
-        self.ways.forget();
+        self.order.forget();
         for i in &k.reads {
             self.readers[*i].remove(&id);
         }
@@ -272,7 +272,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                     if views.is_empty() {
                         // A single op on stored operands is always legal.
                         let price = alone(dag, v, self.check.machine);
-                        self.install(Kernel::new(dag, vec![v], vec![v], price));
+                        self.install(Region::new(dag, vec![v], vec![v], price));
                         continue;
                     }
                     todo.push(v);
@@ -292,13 +292,13 @@ impl<'a, 'm> Planner<'a, 'm> {
         out
     }
     /// The kernel of a fallback and those of its results that are used; `users` read it.
-    fn fallback(&mut self, v: usize, users: &[usize]) -> Kernel {
+    fn fallback(&mut self, v: usize, users: &[usize]) -> Region {
         let dag = self.dag;
         let is_result = |u: &usize| dag.class[*u] == Class::Result;
         let members = sorted(users.iter().copied().filter(is_result).chain([v]));
         let own = dag.is_root(v) || users.iter().any(|u| !is_result(u));
         let outs = members.iter().copied().filter(|&m| m != v || own).collect();
-        Kernel::new(dag, members, outs, alone(dag, v, self.check.machine))
+        Region::new(dag, members, outs, alone(dag, v, self.check.machine))
     }
 
     fn followers(&self, id: usize) -> Set {
@@ -307,7 +307,7 @@ impl<'a, 'm> Planner<'a, 'm> {
     }
     /// `a` and `b` as one kernel, with the seconds saved, if that is legal and saves time. Values that only these two read are no longer
     /// stored.
-    fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Kernel)> {
+    fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Region)> {
         if self.locked.contains(&a) || self.locked.contains(&b) {
             return None;
         }
@@ -315,7 +315,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let gain = self.seconds(a) + self.seconds(b) - k.price.seconds;
         (gain > 1e-12 && !self.detour(a, b) && !self.detour(b, a)).then_some((gain, k))
     }
-    fn union(&mut self, a: usize, b: usize) -> Option<Result<Kernel, Reject>> {
+    fn union(&mut self, a: usize, b: usize) -> Option<Result<Region, Reject>> {
         let (ka, kb) = (self.plan.by_id.get(&a)?, self.plan.by_id.get(&b)?);
         let read_elsewhere = |o: &usize| self.dag.is_root(*o) || self.readers[*o].iter().any(|&r| r != a && r != b);
         let outs = sorted(ka.outs.iter().chain(&kb.outs).copied().filter(read_elsewhere));
@@ -354,7 +354,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         // The best first; of equally good ones, those with the lowest numbers.
         let mut best: BinaryHeap<(Gain, Reverse<(usize, usize)>)> = BinaryHeap::new();
         let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
-        // Kernels with more readers than were considered, and the last one considered. They are deferred until no other merge saves time:
+        // Regions with more readers than were considered, and the last one considered. They are deferred until no other merge saves time:
         // otherwise each growth step of a kernel with n readers would consider all of them.
         let mut later: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
@@ -393,7 +393,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         cone(self.dag, members, outs, &[])
     }
     /// Does replacing `gone` by `new` save time, and do the constraints allow it?
-    fn gains(&self, gone: &[usize], new: &[Kernel]) -> bool {
+    fn gains(&self, gone: &[usize], new: &[Region]) -> bool {
         let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
         new.iter().map(|k| k.price.seconds).sum::<f64>() < before - 1e-12 && self.keeps_together(gone, new)
     }
@@ -414,7 +414,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         if !outs.is_empty() {
             regions.push((self.cone(&k.members, &outs), outs));
         }
-        let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
+        let new: Result<Vec<Region>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
         let gone: Vec<usize> = readers.into_iter().chain(self.home[v]).collect();
         match new {
             // Readers read what the kernel that stored `v` read, so there is no cycle.
@@ -452,12 +452,12 @@ impl<'a, 'm> Planner<'a, 'm> {
                     regions.push((cone(self.dag, &k.members, &outs, &[v]), outs));
                 }
             }
-            let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
+            let new: Result<Vec<Region>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
             let gone: Vec<usize> = [a].into_iter().chain(others.iter().copied()).collect();
             let Ok(new) = new else { continue };
             if self.gains(&gone, &new) && !others.iter().any(|&b| self.leads_to(b, a)) {
                 // The order may change.
-                self.ways.forget();
+                self.order.forget();
                 self.swap(&gone, new);
                 return true;
             }
@@ -515,7 +515,7 @@ pub enum Apart {
 /// For every kernel and each of its readers: why they were not merged.
 pub fn boundaries(
     dag: &Dag,
-    kernels: &Kernels,
+    kernels: &Regions,
     check: &mut Checker,
     limits: Option<&Limits>,
 ) -> BTreeMap<(usize, usize), Apart> {
@@ -547,7 +547,7 @@ pub fn boundaries(
 }
 
 /// The cheapest way to cut `k` in two: seconds, and the value after which it is cut.
-pub fn best_cut(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Option<(f64, usize)> {
+pub fn best_cut(dag: &Dag, kinds: &[u32], k: &Region, check: &mut Checker) -> Option<(f64, usize)> {
     let inner = k.members.iter().copied().filter(|m| !dag.class[*m].is_free() && !k.outs.contains(m));
     let mut best: Option<(f64, usize)> = None;
     for v in inner.take(MAX_CUTS) {

@@ -1,6 +1,6 @@
 //! From the graph as it was written to a kernel's body: the rules that made its forms, in an order in which each matches what is there
 //! before it. Every step states that two forms of one class are equal; that all of them are is tested (`rules/sound.rs`).
-use crate::language::{Term, op};
+use crate::language::{ENode, op};
 use crate::pattern::Pattern;
 use crate::rules::{Application, Right, Saturated};
 use egg::Id;
@@ -43,7 +43,7 @@ impl<'a> Prover<'a> {
             of.entry(g.find(*id)).or_insert(ValueId(i as u32));
         }
         for (i, a) in s.applied.iter().enumerate() {
-            for (class, head) in a.heads.iter().map(|h| (a.class, *h)).chain(a.inner.iter().copied()) {
+            for (class, head) in a.keys.iter().map(|h| (a.class, *h)).chain(a.inner.iter().copied()) {
                 by.entry((g.find(class), head)).or_insert(i);
             }
         }
@@ -75,7 +75,7 @@ impl<'a> Prover<'a> {
             Right::Is(text) => side(text),
             Right::By(_) => {
                 let class = g.find(a.class);
-                let made = |t: &&Term| a.heads.contains(&t.head);
+                let made = |t: &&ENode| a.keys.contains(&t.key);
                 g[class].nodes.iter().find(made).map_or_else(|| self.name(class, DEEP), |t| self.term(t, DEEP))
             }
         };
@@ -109,7 +109,7 @@ impl<'a> Prover<'a> {
             _ => "…".to_string(),
         }
     }
-    fn term(&self, t: &Term, deep: usize) -> String {
+    fn term(&self, t: &ENode, deep: usize) -> String {
         call(op(&self.s.builder.g, t).name(), t.args.iter().map(|a| self.name(*a, deep)))
     }
 }

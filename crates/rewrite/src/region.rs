@@ -128,7 +128,7 @@ struct Rows {
     along: Vec<Atom>,
 }
 
-struct Region<'a> {
+struct CheckedRegion<'a> {
     dag: &'a Dag,
     /// Ascending.
     members: &'a [usize],
@@ -219,7 +219,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     let mut space = Space::default();
     let root: Map = dag.shape(main).iter().map(|&n| space.axis(n)).collect();
     let uses = BTreeMap::from([(main, vec![Use { map: root.clone(), prologue: false, times: 1. }])]);
-    let mut r = Region {
+    let mut r = CheckedRegion {
         dag,
         members,
         machine,
@@ -281,7 +281,7 @@ pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
     }
 }
 
-impl Region<'_> {
+impl CheckedRegion<'_> {
     /// Deduplicates and checks the uses of `v`, and adds those of its operands.
     fn visit(&mut self, v: usize, outs: &[usize]) -> Result<(), Reject> {
         if outs.binary_search(&v).is_ok() {

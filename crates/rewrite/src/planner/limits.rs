@@ -1,9 +1,9 @@
 //! Planning under constraints: pinned kernels, and values that must or must not share a kernel.
-use super::{Kernels, Planner, Set, sorted};
+use super::{Planner, Regions, Set, sorted};
 use crate::checker::Checker;
 use crate::dag::Dag;
 use crate::impossible::Impossible;
-use crate::planner::Kernel;
+use crate::planner::Region;
 use crate::why::{label, refusal};
 use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ impl Limits {
 }
 
 /// [`fused`](super::fused) under `limits`.
-pub fn fused_under(dag: &Dag, check: &mut Checker, limits: &Limits) -> Result<Kernels, Impossible> {
+pub fn fused_under(dag: &Dag, check: &mut Checker, limits: &Limits) -> Result<Regions, Impossible> {
     let mut p = Planner::new(dag, check);
     p.limits = Some(limits);
     p.install_pinned(limits)?;
@@ -46,13 +46,13 @@ pub fn fused_under(dag: &Dag, check: &mut Checker, limits: &Limits) -> Result<Ke
     Ok(p.plan)
 }
 
-fn holds(k: &Kernel, group: &BTreeSet<usize>) -> bool {
+fn holds(k: &Region, group: &BTreeSet<usize>) -> bool {
     group.iter().all(|v| k.members.binary_search(v).is_ok())
 }
 
 impl Planner<'_, '_> {
     /// Does replacing `gone` by `new` keep groups of `together` whole and pinned kernels unchanged?
-    pub(super) fn keeps_together(&self, gone: &[usize], new: &[Kernel]) -> bool {
+    pub(super) fn keeps_together(&self, gone: &[usize], new: &[Region]) -> bool {
         let Some(limits) = self.limits else { return true };
         let had = |group: &BTreeSet<usize>| gone.iter().filter_map(|g| self.plan.by_id.get(g)).any(|k| holds(k, group));
         gone.iter().all(|g| !self.locked.contains(g))
@@ -119,13 +119,13 @@ impl Planner<'_, '_> {
             return Ok(());
         }
         let refuse = |why: String| Impossible { constraint: constraint.to_string(), why };
-        let has = |k: &Kernel| k.outs.iter().any(|o| group.contains(o)) || k.members.iter().any(|m| group.contains(m));
+        let has = |k: &Region| k.outs.iter().any(|o| group.contains(o)) || k.members.iter().any(|m| group.contains(m));
         let asked: Set = self.plan.by_id.iter().filter(|(_, k)| has(k)).map(|(&id, _)| id).collect();
         let ids = self.with_between(&asked);
         if ids.iter().any(|id| self.locked.contains(id)) {
             return Err(refuse("one of the kernels to be merged is pinned".into()));
         }
-        let parts: Vec<&Kernel> = ids.iter().filter_map(|id| self.plan.by_id.get(id)).collect();
+        let parts: Vec<&Region> = ids.iter().filter_map(|id| self.plan.by_id.get(id)).collect();
         let read_elsewhere = |o: &usize| self.dag.is_root(*o) || self.readers[*o].iter().any(|r| !ids.contains(r));
         let outs = sorted(parts.iter().flat_map(|k| k.outs.iter().copied()).filter(read_elsewhere));
         let members = sorted(parts.iter().flat_map(|k| k.members.iter().copied()));

@@ -1,5 +1,5 @@
 //! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
-use super::{OF_SCORES, Region, Reject, Scores, Use};
+use super::{CheckedRegion, OF_SCORES, Reject, Scores, Use};
 use crate::cost::{attention_sizes, matrix_flops, matrix_seconds};
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
@@ -18,7 +18,7 @@ pub(super) enum Anchor {
     Scatter,
 }
 
-impl Region<'_> {
+impl CheckedRegion<'_> {
     /// Adds the anchor op `v`. A kernel has one, or two matmuls that share their left operand (dual GEMM).
     /// `before`: the first use of the same op, if this is the second.
     pub(super) fn anchor(

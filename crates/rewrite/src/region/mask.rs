@@ -4,7 +4,7 @@
 //! A mask is needed for every score, in every head. So its arithmetic is priced once for each score, also where the mask itself is smaller;
 //! and so is the loading of every element that it is computed from. What depends on the query alone or on the key alone is computed once
 //! for a tile's row or column. Where a mask bounds the keys, blocks of keys are skipped, which saves more than its arithmetic costs.
-use super::{Region, Use, dequantises};
+use super::{CheckedRegion, Use, dequantises};
 use crate::space::{Atom, Map};
 use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ pub(super) struct Scores {
     pub skips: bool,
 }
 
-impl Region<'_> {
+impl CheckedRegion<'_> {
     /// How often what a mask reads with this map is computed or loaded.
     fn elements(&self, scores: &Scores, map: &Map) -> f64 {
         let along = self.space.flat(map);

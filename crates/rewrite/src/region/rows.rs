@@ -1,5 +1,5 @@
 //! Reductions and whole-row ops (softmax, norms): they fix the kernel's rows, and all of them must agree on these.
-use super::{Region, Reject, Rows, Use};
+use super::{CheckedRegion, Reject, Rows, Use};
 use crate::cost::{is_f32_matmul, operands};
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
@@ -15,7 +15,7 @@ const MANY: usize = 1 << 22;
 /// kernels on an H200, with 2048 0.95, with 4096 1.04.
 const DEEP: usize = 2048;
 
-impl Region<'_> {
+impl CheckedRegion<'_> {
     /// A reduction, or an op that reads and writes whole rows.
     pub(super) fn row(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
         let (dag, rank, class) = (self.dag, u.map.len(), self.dag.class[v]);

@@ -169,7 +169,7 @@ pub struct Application {
     pub bound: Bindings,
     pub class: Id,
     /// Heads of the form that it gave.
-    pub heads: Vec<u32>,
+    pub keys: Vec<u32>,
     /// Classes and heads of the terms that the form is made of and that were new.
     pub inner: Vec<(Id, u32)>,
 }
@@ -216,7 +216,7 @@ pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
 impl Saturated {
     /// Merges two classes, and notes the rule that made `form` and the rules of the forms it was made from.
     fn equate(&mut self, class: Id, form: Id, rule: &'static str, from: &[(Id, u32)]) -> bool {
-        let heads: Vec<u32> = self.builder.g[form].nodes.iter().map(|t| t.head).collect();
+        let heads: Vec<u32> = self.builder.g[form].nodes.iter().map(|t| t.key).collect();
         let new = self.builder.equate(class, form);
         if new {
             let mut rules = BTreeSet::from([rule]);
@@ -271,7 +271,7 @@ impl Saturated {
             if let Some(form) = r.right(b, &m) {
                 let leaves = b.log.as_ref().map(|log| leaves(&log[before..], form)).unwrap_or_default();
                 let inner = std::mem::take(&mut b.fresh);
-                let heads: Vec<u32> = b.g[form].nodes.iter().map(|t| t.head).collect();
+                let heads: Vec<u32> = b.g[form].nodes.iter().map(|t| t.key).collect();
                 if self.equate(id, form, r.rule.name, &m.through) {
                     new = true;
                     let left_place = r.rule.left.iter().position(|l| *l == left).unwrap_or_default();
@@ -283,7 +283,7 @@ impl Saturated {
                         leaves,
                         form,
                     });
-                    self.applied.push(Application { rule: r.rule, left, bound: m, class: id, heads, inner });
+                    self.applied.push(Application { rule: r.rule, left, bound: m, class: id, keys: heads, inner });
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! A chain of rules from the graph as it was written to a kernel's body goes through forms of such classes, so all of its steps are checked.
 use super::{all, saturate};
 use crate::build::Builder;
-use crate::language::{Term, op};
+use crate::language::{ENode, op};
 use egg::Id;
 use kiln_graph::{DType, Graph, Init, Op, Tensor, Type, random_tensor};
 use kiln_graphgen::Scale;
@@ -57,7 +57,7 @@ fn sound(g: &Graph, inputs: &[Tensor], params: &[Tensor], upto: Numerics) -> usi
     let s = saturate(Builder { tile: TILE, ..Builder::import(g).0 }, upto);
     let e = &s.builder.g;
     let mut values: BTreeMap<Id, Tensor> = BTreeMap::new();
-    let of = |t: &Term, values: &BTreeMap<Id, Tensor>, ty: &Type| -> Option<Result<Tensor, String>> {
+    let of = |t: &ENode, values: &BTreeMap<Id, Tensor>, ty: &Type| -> Option<Result<Tensor, String>> {
         match op(e, t) {
             Op::Input(i) => return Some(Ok(inputs[*i as usize].clone())),
             Op::Param(p) => return Some(Ok(params[p.0 as usize].clone())),
@@ -88,7 +88,7 @@ fn sound(g: &Graph, inputs: &[Tensor], params: &[Tensor], upto: Numerics) -> usi
         for t in &class.nodes {
             let Some(other) = of(t, &values, &class.data.ty) else { continue };
             let name = op(e, t).name();
-            let rules = s.made.get(&(class.id, t.head));
+            let rules = s.made.get(&(class.id, t.key));
             let other = other.unwrap_or_else(|err| panic!("{name} of {rules:?}: {err}\n{g}"));
             if let Err(how) = agree(value, &other, class.data.ty.dtype) {
                 let forms: Vec<&str> = class.nodes.iter().map(|t| op(e, t).name()).collect();
