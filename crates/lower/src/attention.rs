@@ -27,41 +27,42 @@ use kiln_plan::exec::{AttentionCall, Mask, Matrix, Sink, Slot, Work, axes};
 use kiln_plan::matmul_schedule::MatmulSchedule;
 
 /// The attention of a body, and that of its log-sum-exp if both are results.
-pub fn find(of: &Lowering) -> Result<(ValueId, Option<ValueId>), LowerError> {
-    let found = |sums: bool| only_matmul(of, |v| matches!(of.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
+pub fn find(kernel: &Lowering) -> Result<(ValueId, Option<ValueId>), LowerError> {
+    let found =
+        |sums: bool| only_matmul(kernel, |v| matches!(kernel.graph.op(v), Op::Attention { lse, .. } if *lse == sums));
     match (found(false), found(true)) {
         (Ok(v), sums) => Ok((v, sums.ok())),
         (Err(_), sums) => Ok((sums?, None)),
     }
 }
 
-pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let g = of.graph;
-    let (v, sums) = find(of)?;
-    let z = sizes(of, v);
+pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let g = kernel.graph;
+    let (v, sums) = find(kernel)?;
+    let z = sizes(kernel, v);
     if z.t == 0 || z.d == 0 {
-        return Err(of.unsupported("attention without keys, or with heads of width 0"));
+        return Err(kernel.unsupported("attention without keys, or with heads of width 0"));
     }
-    match of.multiply {
-        Some(MatmulSchedule::Matmul(_)) => return Err(of.unsupported("the schedule is one of a matmul")),
+    match kernel.multiply {
+        Some(MatmulSchedule::Matmul(_)) => return Err(kernel.unsupported("the schedule is one of a matmul")),
         Some(MatmulSchedule::Library) if machine.arch.is_gpu() => {
-            return Err(of.unsupported("the library takes matmuls, not attention"));
+            return Err(kernel.unsupported("the library takes matmuls, not attention"));
         }
-        Some(MatmulSchedule::Attention(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(host::ON_HOST)),
+        Some(MatmulSchedule::Attention(_)) if !machine.arch.is_gpu() => return Err(kernel.unsupported(host::ON_HOST)),
         _ => {}
     }
     if machine.arch.is_gpu() {
         let dual = sums.map(|x| (x, MatmulSource::Node));
-        return on_gpu(&of.with_body(Body { second_output: dual, ..of.body }), v, &z, machine);
+        return on_gpu(&kernel.with_body(Body { second_output: dual, ..kernel.body }), v, &z, machine);
     }
     let Op::Attention { scale, causal, fully_masked, .. } = *g.op(v) else {
-        return Err(of.unsupported("not attention"));
+        return Err(kernel.unsupported("not attention"));
     };
     if g.op(v).is_attention_of_steps() {
-        return Err(of.unsupported("attention with a score function, or its log-sum-exp, on the host"));
+        return Err(kernel.unsupported("attention with a score function, or its log-sum-exp, on the host"));
     }
     let args = g.args(v);
-    let mut h = Host::new(*of);
+    let mut h = Host::new(*kernel);
     let shape = |r: usize, c: usize| [&z.batch[..], &[z.heads, z.group, r, c]].concat();
     let n = z.batch.len();
     // From (batch.., key head, query of the group, row, column) to those with one axis of heads.
@@ -86,10 +87,10 @@ pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
     };
     let mask = args.get(g.op(v).mask_place()).map(|&m| of_scores(m, "mask", z.t)).transpose()?;
     let sink = g.op(v).sink_place().map(|i| of_scores(args[i], "sink", 1)).transpose()?;
-    let ends = match Ends::of(of, v, &z)? {
+    let ends = match Ends::of(kernel, v, &z)? {
         Some(ends) => {
             let slot = h.scratch(DType::I64, &ends.shape);
-            let step = ends.step(of, &format!("{}_keys", of.name), slot)?;
+            let step = ends.step(kernel, &format!("{}_keys", kernel.name), slot)?;
             h.out.steps.push(step);
             let strides = Type::new(DType::I64, &*ends.shape).strides();
             Some(grouped(&broadcast(Operand { slot, offset: 0, strides }, &ends.shape), &z, 1))
@@ -167,12 +168,12 @@ struct Ends<'a> {
 const KEY: CoordId = (1 << 20) - 1;
 
 impl Ends<'_> {
-    fn of<'a>(of: &Lowering, v: ValueId, z: &'a Sizes) -> Result<Option<Ends<'a>>, LowerError> {
-        let Some(&mask) = of.graph.args(v).get(of.graph.op(v).mask_place()) else { return Ok(None) };
+    fn of<'a>(kernel: &Lowering, v: ValueId, z: &'a Sizes) -> Result<Option<Ends<'a>>, LowerError> {
+        let Some(&mask) = kernel.graph.args(v).get(kernel.graph.op(v).mask_place()) else { return Ok(None) };
         let all = [&z.batch[..], &[z.heads, z.group, z.s, 1]].concat();
-        let ends = Ends { v, z, shape: own_axes(of.graph.shape(mask), all, z) };
+        let ends = Ends { v, z, shape: own_axes(kernel.graph.shape(mask), all, z) };
         let anywhere: Vec<Expr> = (0..).zip(&ends.shape).map(|(id, &n)| Expr::coord(id, n)).collect();
-        Ok(ends.at(&mut of.resolver(), &anywhere)?.map(|_| ends))
+        Ok(ends.at(&mut kernel.resolver(), &anywhere)?.map(|_| ends))
     }
     /// The end of the keys at an index.
     fn at(&self, r: &mut Resolver, at: &[Expr]) -> Result<Option<NodeId>, LowerError> {
@@ -185,9 +186,9 @@ impl Ends<'_> {
         Ok(key_end(&mut r.dag, score, KEY, self.z.t))
     }
     /// The step that stores them.
-    fn step(&self, of: &Lowering, name: &str, slot: Slot) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
+    fn step(&self, kernel: &Lowering, name: &str, slot: Slot) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
         let scene = |axes: &[Expr]| {
-            let mut r = of.resolver();
+            let mut r = kernel.resolver();
             let value = match self.at(&mut r, axes)? {
                 Some(end) => end,
                 // What is known everywhere may not be seen here.
@@ -196,33 +197,33 @@ impl Ends<'_> {
             let store = Store::new(slot, DType::I64, linear(axes, &self.shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
-        launch::unnamed_points(name, &self.shape, &scene, of.machine, of.propose)
+        launch::unnamed_points(name, &self.shape, &scene, kernel.machine, kernel.propose)
     }
 }
 
 /// `of.dual`: the log-sum-exp of attention `v`, if the kernel stores it beside the result.
-fn on_gpu(of: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let dtype = matmul::operand_dtype(of, v);
-    let sizes = sizes_of(of, v)?;
+fn on_gpu(kernel: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let dtype = matmul::operand_dtype(kernel, v);
+    let sizes = sizes_of(kernel, v)?;
     if !sizes.has_program() {
-        return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
+        return Err(kernel.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let Some(MatmulSchedule::Attention(asked)) = of.multiply else {
-        return Err(of.unsupported("no tiles fit the attention"));
+    let Some(MatmulSchedule::Attention(asked)) = kernel.multiply else {
+        return Err(kernel.unsupported("no tiles fit the attention"));
     };
-    match schedule::way(&sizes, &asked, machine).map_err(|why| of.unsupported(why))? {
+    match schedule::way(&sizes, &asked, machine).map_err(|why| kernel.unsupported(why))? {
         Way::Warps(tiles) => {
             let made = MatmulSchedule::Attention(schedule::of_tiles(&sizes, &tiles));
             let step = Emitted {
                 matmul_schedule: Some(made),
-                ..Emitted::step(warps::program(of, v, z, tiles, sizes.packed > 1)?)
+                ..Emitted::step(warps::program(kernel, v, z, tiles, sizes.packed > 1)?)
             };
-            joined(of, v, z, step, tiles.parts, machine)
+            joined(kernel, v, z, step, tiles.parts, machine)
         }
         Way::Warpgroups(shape) => {
-            let steps = warpgroups::lower(of, v, z, (&sizes, shape), &asked, machine)?;
-            let steps = steps.ok_or_else(|| of.unsupported(warpgroups::NEEDS))?;
-            joined(of, v, z, steps, shape.parts, machine)
+            let steps = warpgroups::lower(kernel, v, z, (&sizes, shape), &asked, machine)?;
+            let steps = steps.ok_or_else(|| kernel.unsupported(warpgroups::NEEDS))?;
+            joined(kernel, v, z, steps, shape.parts, machine)
         }
     }
 }

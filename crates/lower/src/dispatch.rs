@@ -18,13 +18,18 @@ use kiln_plan::matmul_schedule::MatmulSchedule;
 use kiln_plan::{Contract, Hardware, Kernel, KernelKind, Rounding, Schedule, Step};
 
 /// Calls `f` with the nests of a kernel that does not multiply, or as if it did not.
-pub fn visit_nests(kernel: &Kernel, of: &Lowering, machine: &Hardware, f: &mut nest::Visit) -> Result<(), LowerError> {
+pub fn visit_nests(
+    kernel: &Kernel,
+    lowering: &Lowering,
+    machine: &Hardware,
+    f: &mut nest::Visit,
+) -> Result<(), LowerError> {
     match kernel.kind {
-        KernelKind::Scan => scan::visit_nests(of, machine, f),
-        KernelKind::Scatter => scatter::visit_nests(of, machine, f),
-        KernelKind::Conv => conv::visit_nests(of, machine, f),
+        KernelKind::Scan => scan::visit_nests(lowering, machine, f),
+        KernelKind::Scatter => scatter::visit_nests(lowering, machine, f),
+        KernelKind::Conv => conv::visit_nests(lowering, machine, f),
         KernelKind::Fallback | KernelKind::Attention => Ok(()),
-        _ => reduction::visit_nests(of, machine, f),
+        _ => reduction::visit_nests(lowering, machine, f),
     }
 }
 

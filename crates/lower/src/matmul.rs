@@ -100,17 +100,17 @@ pub fn beside(g: &Graph, bytes: u64, v: ValueId) -> u64 {
 }
 
 /// Type of a matmul's operands.
-pub fn operand_dtype(of: &Lowering, v: ValueId) -> DType {
-    of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
+pub fn operand_dtype(kernel: &Lowering, v: ValueId) -> DType {
+    kernel.graph.args(v).first().map_or(DType::F32, |a| kernel.graph.dtype(*a))
 }
 /// Arithmetic of a kernel outside of its matmul.
-pub fn after(of: &Lowering, v: ValueId) -> f64 {
-    let g = of.graph;
+pub fn after(kernel: &Lowering, v: ValueId) -> f64 {
+    let g = kernel.graph;
     g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
 }
 /// Precision of a matmul: the plan's for f32 operands.
-pub fn precision(of: &Lowering, v: ValueId) -> Precision {
-    if operand_dtype(of, v) == DType::F32 { of.precision } else { Precision::Exact }
+pub fn precision(kernel: &Lowering, v: ValueId) -> Precision {
+    if operand_dtype(kernel, v) == DType::F32 { kernel.precision } else { Precision::Exact }
 }
 
 /// The second right operand of a dual GEMM.
@@ -140,13 +140,17 @@ impl Matmul<'_> {
         1 + usize::from(self.dual.is_some())
     }
     /// The body with its matmuls as nodes.
-    fn nodes<'b>(&self, of: &Lowering<'b>) -> Lowering<'b> {
-        self.at(of, |_| MatmulSource::Node)
+    fn nodes<'b>(&self, kernel: &Lowering<'b>) -> Lowering<'b> {
+        self.at(kernel, |_| MatmulSource::Node)
     }
     /// The body with its matmuls where `place` says.
-    fn at<'b>(&self, of: &Lowering<'b>, place: impl Fn(usize) -> MatmulSource) -> Lowering<'b> {
+    fn at<'b>(&self, kernel: &Lowering<'b>, place: impl Fn(usize) -> MatmulSource) -> Lowering<'b> {
         let other = self.dual.and_then(|t| t.v);
-        of.with_body(Body { matmul: Some((self.v, place(0))), second_output: other.map(|v| (v, place(1))), ..of.body })
+        kernel.with_body(Body {
+            matmul: Some((self.v, place(0))),
+            second_output: other.map(|v| (v, place(1))),
+            ..kernel.body
+        })
     }
     /// The values that are stored where matmuls go through memory.
     pub fn values(&self) -> impl Iterator<Item = ValueId> {
@@ -166,14 +170,15 @@ pub struct Run {
 const EPILOGUE_BY_LAUNCH: &str = "`stage c global` computes it by a launch of its own";
 
 /// The matmul by a schedule.
-pub fn lower(of: &Lowering, p: &Matmul, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
-    let out = operands::prepared(of, p, machine, asked, |p, before| with_operands(of, p, machine, asked, before))?;
+pub fn lower(kernel: &Lowering, p: &Matmul, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
+    let out =
+        operands::prepared(kernel, p, machine, asked, |p, before| with_operands(kernel, p, machine, asked, before))?;
     Ok(out.in_form(|form| form.copies = asked.form.copies))
 }
 
 /// The matmul with the operands that it is to read; `out` has the steps that come before.
 pub fn with_operands(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &TiledMatmul,
@@ -181,27 +186,27 @@ pub fn with_operands(
 ) -> Result<Emitted, LowerError> {
     let first = out.scratch.len() as u32;
     if asked.form.slices > 1 {
-        let split = in_slices(of, p, machine, asked, first)?;
+        let split = in_slices(kernel, p, machine, asked, first)?;
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if !asked.form.separate_epilogue {
-        let Some(placed) = fitting(of, p) else {
-            return Err(of.unsupported(format!("the epilogue is not that of a tile; {EPILOGUE_BY_LAUNCH}")));
+        let Some(placed) = fitting(kernel, p) else {
+            return Err(kernel.unsupported(format!("the epilogue is not that of a tile; {EPILOGUE_BY_LAUNCH}")));
         };
-        let scene = |at: &[Expr]| epilogue(of, p, &placed, at);
-        let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
+        let scene = |at: &[Expr]| epilogue(kernel, p, &placed, at);
+        let (step, made) = tiled(kernel, p, &dims, asked, machine, &scene)?;
         return Ok(out.then(Emitted { matmul_schedule: Some(made), ..Emitted::step(step) }));
     }
     // The matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
-    let acc = of.graph.dtype(p.v).compute();
-    let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
-    let (step, made) = tiled(of, p, &dims, asked, machine, &scene)?;
-    let name = format!("{}_epilogue", of.name);
-    let rest = p.at(of, |i| MatmulSource::At(Slot::Scratch(first + i as u32), acc));
+    let acc = kernel.graph.dtype(p.v).compute();
+    let scene = |at: &[Expr]| sums(kernel, p, at, first, &Expr::default());
+    let (step, made) = tiled(kernel, p, &dims, asked, machine, &scene)?;
+    let name = format!("{}_epilogue", kernel.name);
+    let rest = p.at(kernel, |i| MatmulSource::At(Slot::Scratch(first + i as u32), acc));
     let rest = rest.with_body(Body { name: &name, ..rest.body });
-    out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
+    out.scratch.extend(p.values().map(|v| Type::new(acc, [kernel.graph.ty(v).count()])));
     out.steps.push(step);
     out.matmul_schedule = Some(made);
     let scratch = out.scratch.len() as u32;
@@ -210,63 +215,63 @@ pub fn with_operands(
 }
 
 /// How the epilogue is placed in tiles, where it is elementwise or row by row within one.
-pub fn fitting(of: &Lowering, p: &Matmul) -> Option<Vec<epilogue_map::Placed>> {
+pub fn fitting(kernel: &Lowering, p: &Matmul) -> Option<Vec<epilogue_map::Placed>> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    epilogue_map::outputs(&p.nodes(of), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
+    epilogue_map::outputs(&p.nodes(kernel), &dims, Positions { place: p.place, lattice: p.lattice }, p.row)
         .filter(|_| p.row.is_none_or(|n| n <= p.n))
 }
 
 /// Whether tiles can compute the epilogue.
-pub fn is_fused(of: &Lowering, p: &Matmul) -> bool {
-    p.row.is_none() && fitting(of, p).is_some()
+pub fn is_fused(kernel: &Lowering, p: &Matmul) -> bool {
+    p.row.is_none() && fitting(kernel, p).is_some()
 }
 
 /// The matmul in slices of K.
 fn in_slices(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &TiledMatmul,
     scratch: u32,
 ) -> Result<Emitted, LowerError> {
-    let (dtype, step) = (operand_dtype(of, p.v), Step::SplitReduce(Axis::K, asked.form.slices));
+    let (dtype, step) = (operand_dtype(kernel, p.v), Step::SplitReduce(Axis::K, asked.form.slices));
     if machine.contract.batch_invariant {
-        return Err(of.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
+        return Err(kernel.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
     }
-    let parts = sides(of, p, machine)?.and_then(|sides| slices::in_slices(p, dtype, sides, asked.form.slices));
+    let parts = sides(kernel, p, machine)?.and_then(|sides| slices::in_slices(p, dtype, sides, asked.form.slices));
     let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.form.separate_epilogue) else {
         let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
-        return Err(of.unsupported(format!("`{step}` does not fit: {why}")));
+        return Err(kernel.unsupported(format!("`{step}` does not fit: {why}")));
     };
-    match split_k::lower(of, p, parts, machine, asked, scratch) {
+    match split_k::lower(kernel, p, parts, machine, asked, scratch) {
         Err(LowerError::Unsupported { why, .. }) => {
-            Err(of.unsupported(format!("`{step}` does not fit: in slices, {why}")))
+            Err(kernel.unsupported(format!("`{step}` does not fit: in slices, {why}")))
         }
         split => split,
     }
 }
 
 /// Which axes of the operands are contiguous, if warpgroups can read both.
-fn sides(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
-    if !wgmma::takes(operand_dtype(of, p.v), machine) {
+fn sides(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Side; 2]>, LowerError> {
+    if !wgmma::takes(operand_dtype(kernel, p.v), machine) {
         return Ok(None);
     }
-    let (left, right) = (operands::read(of, p, 0)?.strided(p), operands::read(of, p, 1)?.strided(p));
-    let bytes = operand_dtype(of, p.v).bytes();
+    let (left, right) = (operands::read(kernel, p, 0)?.strided(p), operands::read(kernel, p, 1)?.strided(p));
+    let bytes = operand_dtype(kernel, p.v).bytes();
     let sides = left.zip(right).map(|(left, right)| [left.side(bytes), right.side(bytes)]);
     let Some(dual) = p.dual else { return Ok(sides) };
-    let other = operands::read(of, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
+    let other = operands::read(kernel, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
     Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1].major)))
 }
 
 /// Stores of the accumulators at `at` (batch…, m, n), for an epilogue in a later step: each value in a scratch buffer
 /// from `first` on, in its own row-major order. `from`: where in the buffer it begins.
-fn sums(of: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
+fn sums(kernel: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
     if p.values().count() < p.sums() {
-        return Err(of.unsupported("a dual GEMM of the halves of one matmul cannot store them separately"));
+        return Err(kernel.unsupported("a dual GEMM of the halves of one matmul cannot store them separately"));
     }
-    let (mut dag, dtype) = (Dag::default(), of.graph.dtype(p.v));
-    let (order, guards) = own_order(of, p, at)?;
+    let (mut dag, dtype) = (Dag::default(), kernel.graph.dtype(p.v));
+    let (order, guards) = own_order(kernel, p, at)?;
     let order = from.plus(&order);
     let mut stores = vec![];
     for i in 0..p.sums() {
@@ -283,8 +288,8 @@ fn sums(of: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stor
 
 /// Row-major position of an element of the matmul in its value (and of the dual in its own), and guards for where it
 /// has one.
-fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
-    let shape = of.graph.shape(p.v).to_vec();
+fn own_order(kernel: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
+    let shape = kernel.graph.shape(p.v).to_vec();
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
     let mut left = vec![];
     for l in p.lattice {
@@ -296,7 +301,7 @@ fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>
     let exprs = (p.place)(&space.axes);
     for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
         let inverse = crate::scalar::invert::invert(e, d)
-            .ok_or_else(|| of.unsupported("a matmul whose result order cannot be inverted"))?;
+            .ok_or_else(|| kernel.unsupported("a matmul whose result order cannot be inverted"))?;
         solved.extend(inverse.coords.iter().cloned());
         guards.extend(inverse.guards(extent));
     }
@@ -307,8 +312,8 @@ fn own_order(of: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>
 }
 
 /// The stores of the epilogue at `at` (batch…, m, n).
-pub fn epilogue(of: &Lowering, p: &Matmul, placed: &[epilogue_map::Placed], at: &[Expr]) -> Stored {
-    let matmul = p.nodes(of);
+pub fn epilogue(kernel: &Lowering, p: &Matmul, placed: &[epilogue_map::Placed], at: &[Expr]) -> Stored {
+    let matmul = p.nodes(kernel);
     let mut r = matmul.resolver();
     r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
     let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
@@ -326,14 +331,14 @@ pub struct Coords {
 type Stored = Result<(Dag, Vec<Store>), LowerError>;
 
 fn tiled(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     dims: &[usize],
     asked: &TiledMatmul,
     machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<(Work<BlockProgram>, MatmulSchedule), LowerError> {
-    let (name, dtype, asked) = (of.name, operand_dtype(of, p.v), asked.tile);
+    let (name, dtype, asked) = (kernel.name, operand_dtype(kernel, p.v), asked.tile);
     let made = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
     let row =
         p.row.filter(|_| p.full_k.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
@@ -345,7 +350,7 @@ fn tiled(
     let (ka, kb) = (Expr::coord(ids.ka, p.k), Expr::coord(ids.kb, p.k));
 
     let (dag, stores) = scene(&axes)?;
-    let mut r = p.nodes(of).resolver();
+    let mut r = p.nodes(kernel).resolver();
     r.dag = dag;
     let a = (p.a)(&mut r, &[batch, &[em.clone(), ka.clone()]].concat())?;
     let at = [batch, &[kb, en]].concat();
@@ -358,7 +363,8 @@ fn tiled(
         None => None,
     };
     let scene = Scene { dag: r.dag, stores };
-    let anchors = accumulators(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
+    let anchors =
+        accumulators(&scene, p.sums()).ok_or_else(|| kernel.unsupported("a matmul read at several elements"))?;
 
     if asked.stages.is_some() {
         let task = wgmma::Task {
@@ -374,17 +380,16 @@ fn tiled(
             row,
             asked,
         };
-        let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(of.unsupported(wgmma::NEEDS)))?;
+        let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(kernel.unsupported(wgmma::NEEDS)))?;
         return Ok((work, made(tile)));
     }
     if p.full_k.is_some() || p.low.is_some() {
-        return Err(of.unsupported(wgmma::NEEDS));
+        return Err(kernel.unsupported(wgmma::NEEDS));
     }
-    let t = mma::of_schedule(p, dtype, &asked).map_err(|why| of.unsupported(why))?;
+    let t = mma::of_schedule(p, dtype, &asked).map_err(|why| kernel.unsupported(why))?;
     if row.is_some() && (t.n < p.n || p.row != Some(p.n)) {
-        return Err(
-            of.unsupported(format!("the rows that the epilogue reduces are not those of a tile; {EPILOGUE_BY_LAUNCH}"))
-        );
+        return Err(kernel
+            .unsupported(format!("the rows that the epilogue reduces are not those of a tile; {EPILOGUE_BY_LAUNCH}")));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();

@@ -40,16 +40,16 @@ impl Coords {
     }
 }
 
-pub fn sizes_of(of: &Lowering, v: ValueId) -> Result<attention::Sizes, LowerError> {
-    let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
-    let [q, k, w] = [0, 1, 2].map(|i| of.graph.shape(of.graph.args(v)[i]));
-    let sizes = attention::Sizes::of(matmul::operand_dtype(of, v), [q, k, w], causal);
-    Ok(attention::Sizes { precision: precision(of, v), ..sizes })
+pub fn sizes_of(kernel: &Lowering, v: ValueId) -> Result<attention::Sizes, LowerError> {
+    let Op::Attention { causal, .. } = *kernel.graph.op(v) else { return Err(kernel.unsupported("not attention")) };
+    let [q, k, w] = [0, 1, 2].map(|i| kernel.graph.shape(kernel.graph.args(v)[i]));
+    let sizes = attention::Sizes::of(matmul::operand_dtype(kernel, v), [q, k, w], causal);
+    Ok(attention::Sizes { precision: precision(kernel, v), ..sizes })
 }
 
 /// The steps that give the sums of slices of the keys in the first scratch buffers, with the one that joins these.
 pub fn joined(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     slices: Emitted,
@@ -63,20 +63,20 @@ pub fn joined(
     let mut scratch: Vec<Type> = [rows * z.e, rows, rows].map(|n| Type::new(DType::F32, [parts * n])).to_vec();
     scratch.extend_from_slice(&slices.scratch);
     let mut all = Emitted { scratch, ..slices };
-    for anchor in std::iter::once(v).chain(of.second_output.map(|d| d.0)) {
+    for anchor in std::iter::once(v).chain(kernel.second_output.map(|d| d.0)) {
         // A step for what is as large as the result, and one for what has a number for each query.
-        let outputs = of.graph.outputs.iter().enumerate();
-        let own = outputs.filter(|(_, out)| of.second_output.is_none() || follows(of.graph, **out, anchor));
+        let outputs = kernel.graph.outputs.iter().enumerate();
+        let own = outputs.filter(|(_, out)| kernel.second_output.is_none() || follows(kernel.graph, **out, anchor));
         let (stored, outputs): (Vec<usize>, Vec<ValueId>) = own.unzip();
-        let mut graph = of.graph.clone();
+        let mut graph = kernel.graph.clone();
         graph.outputs = outputs;
         let name = format!(
             "{}_{}",
-            of.name,
-            if of.second_output.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" }
+            kernel.name,
+            if kernel.second_output.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" }
         );
         let matmul = Some((anchor, MatmulSource::KeyParts { first: 0, count: parts }));
-        let body = of.with_body(Body { name: &name, graph: &graph, matmul, second_output: None, ..of.body });
+        let body = kernel.with_body(Body { name: &name, graph: &graph, matmul, second_output: None, ..kernel.body });
         let mut rest = launch::body(&body, all.scratch.len() as u32)?;
         for step in &mut rest.steps {
             let Work::Block { args, .. } = step else { continue };
@@ -109,7 +109,7 @@ fn follows(g: &Graph, v: ValueId, from: ValueId) -> bool {
 /// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
 /// weights.
 pub fn results(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     at: &[Expr],
@@ -138,15 +138,15 @@ pub fn results(
         all.extend([h.clone().div(k), h.rem(k), ix[nb + 1].clone(), ix[nb + 2].clone()]);
         all
     };
-    let body = Body { matmul: Some((v, MatmulSource::Node)), ..of.body };
-    let g = of.graph;
+    let body = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body };
+    let g = kernel.graph;
     let lse = g.values().find(|v| matches!(g.op(*v), Op::Attention { lse: true, .. }));
     let store = |(i, &out): (usize, &ValueId)| {
         // The log-sum-exp has no columns.
         let rank = if lse.is_some_and(|lse| follows(g, out, lse)) { nb + 3 } else { nb + 4 };
         let of_rank = |ix: &[Expr]| place(ix).into_iter().take(rank).collect::<Vec<Expr>>();
         let placed = epilogue_map::output(&body, i, &dims[..rank], Positions { place: &of_rank, lattice: &[] }, None);
-        placed.ok_or_else(|| of.unsupported(NOT_PLACED))?.store(r, &at[..rank])
+        placed.ok_or_else(|| kernel.unsupported(NOT_PLACED))?.store(r, &at[..rank])
     };
     g.outputs.iter().enumerate().map(store).collect()
 }
@@ -162,12 +162,12 @@ pub enum Sum {
 }
 
 /// The anchors of the program's stores. `parts`: the number of slices of the keys.
-pub fn sums(of: &Lowering, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, Sum)>, LowerError> {
+pub fn sums(kernel: &Lowering, scene: &Scene, parts: usize) -> Result<Vec<(NodeId, Sum)>, LowerError> {
     if parts > 1 {
         return Ok(scene.stores.iter().enumerate().map(|(i, s)| (s.value, Sum::Slice(i))).collect());
     }
-    let anchors =
-        accumulators(scene, 1 + usize::from(of.second_output.is_some())).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+    let anchors = accumulators(scene, 1 + usize::from(kernel.second_output.is_some()))
+        .ok_or_else(|| kernel.unsupported(NOT_PLACED))?;
     let kind = |n: NodeId| match &scene.dag.node(n).op {
         NodeOp::Anchor { at } if at.last().is_some_and(|e| e.constant == LOG_SUM_EXP) => (n, Sum::LogSumExp),
         _ => (n, Sum::Mean),

@@ -75,7 +75,7 @@ pub const NEEDS: &str = "tiles in shared memory need operands of half types that
 
 /// `None` where warpgroups do not apply.
 pub fn lower(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
@@ -87,14 +87,14 @@ pub fn lower(
         WarpRoles { consumers: shape.consumers, left: shape.left, right: RING, columns: Some(z.e), depth: Some(z.d) };
     let mut tiles = usize::MAX;
     loop {
-        let found = plain(of, v, z, (sizes, shape), asked.block_mask, tiles)?;
+        let found = plain(kernel, v, z, (sizes, shape), asked.block_mask, tiles)?;
         let Some(plain) = found else { return Ok(None) };
         let Work::Block { code, mut args } = plain.work else { return Ok(None) };
         let most = code.instances().min(processors);
         let blocks = asked.persist.unwrap_or(most);
         if blocks > most {
             let step = Step::Persist(blocks);
-            return Err(of.unsupported(format!("`{step}` does not fit: at most {most} blocks have tiles")));
+            return Err(kernel.unsupported(format!("`{step}` does not fit: at most {most} blocks have tiles")));
         }
         let made = TiledAttention {
             persist: Some(blocks),
@@ -132,18 +132,18 @@ struct Plain {
 
 /// Whether a kernel before the attention may look for the blocks of keys that its mask leaves.
 pub fn finds_keys(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     sizes: &attention::Sizes,
     machine: &Hardware,
 ) -> Result<bool, LowerError> {
-    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
     let packed = sizes.packed > 1;
     let (at, rows_of) = (indices(z, packed), in_rows(z, packed));
     let Operands { raw, score, .. } = operands(&mut r, v, z, &at, Causal::Comparison)?;
     let (score, _) = without_scale(&mut r.dag, score, raw);
-    let mask = Mask::of(&mut r.dag, score, mask_dtype(of.graph, v), &rows_of, Warpgroups::ROWS, Slot::Scratch(0));
+    let mask = Mask::of(&mut r.dag, score, mask_dtype(kernel.graph, v), &rows_of, Warpgroups::ROWS, Slot::Scratch(0));
     Ok(mask.is_some_and(|mask| sizes.finds_keys(mask.heads(), machine)))
 }
 
@@ -155,26 +155,26 @@ fn in_rows(z: &Sizes, packed: bool) -> Sizes {
 
 /// The program of one tile per instance; at most so many operands of its scores come as tiles.
 fn plain(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     (sizes, shape): (&attention::Sizes, Warpgroups),
     block_mask: bool,
     most: usize,
 ) -> Result<Option<Plain>, LowerError> {
-    let g = of.graph;
-    let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let dtype = matmul::operand_dtype(of, v);
+    let g = kernel.graph;
+    let Op::Attention { fully_masked, .. } = *g.op(v) else { return Err(kernel.unsupported("not attention")) };
+    let dtype = matmul::operand_dtype(kernel, v);
     let Coords { s, e, t: [t1, t2], d: [d1, d2], .. } = Coords::of(z);
     let packed = sizes.packed > 1;
     let at = indices(z, packed);
     let parts = shape.parts;
     let rows_of = in_rows(z, packed);
     let (group, queries) = (rows_of.group, rows_of.s);
-    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
-    let stores = results(of, v, z, &at, parts, &mut r)?;
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
+    let stores = results(kernel, v, z, &at, parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let sums = sums(of, &scene, parts)?;
+    let sums = sums(kernel, &scene, parts)?;
 
     let Operands { q, k, v: w, raw, score, sink, mut ends } = operands(&mut r, v, z, &at, Causal::Comparison)?;
     let (score, scale) = without_scale(&mut r.dag, score, raw);
@@ -185,19 +185,19 @@ fn plain(
     let mut found = None;
     let slot = Slot::Scratch(if parts > 1 { SLICE_SUMS } else { 0 });
     if block_mask && let Some(mask) = Mask::of(&mut r.dag, score, mask_dtype(g, v), &rows_of, shape.rows(), slot) {
-        let name = format!("{}_keys", of.name);
+        let name = format!("{}_keys", kernel.name);
         if mask.attends {
             // Rows without a key between these are found.
             ends = masked_range(&mut r.dag, score, t1, z.t, mask_dtype(g, v).mask_limit());
         }
-        before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends, of.machine)?);
+        before.steps.push(mask.program(&name, &r.dag, &rows_of, &tiles, ends, kernel.machine)?);
         before.scratch.push(mask.scratch());
         ends = [None; 2];
         let positions = mask.positions(&mut r.dag);
         found = Some((mask, positions));
     } else if block_mask {
         let step = Step::BlockMask;
-        return Err(of.unsupported(format!(
+        return Err(kernel.unsupported(format!(
             "`{step}` does not fit: no mask of the scores depends on data, or none that can be skipped"
         )));
     } else if packed {
@@ -236,7 +236,7 @@ fn plain(
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(score_tiles::others(&scene.dag, score, &beside));
     used.extend(scene.stores.iter().zip(&outputs).filter(|o| o.1.is_none()).map(|(st, _)| (st.slot, st.dtype, false)));
-    let mut f = open_bare(of.name, &scene, &used, (&cuts, 0), of.machine);
+    let mut f = open_bare(kernel.name, &scene, &used, (&cuts, 0), kernel.machine);
     let elem = types::stored(dtype);
     let mut operand = |name: &str, array: Strided, elem: Elem, [rows, columns]: [usize; 2]| {
         let map = f.descriptor(name, array.slot, array.map(elem, [rows, columns]), true);
@@ -263,7 +263,7 @@ fn plain(
     let all: usize = extents.iter().product();
     let each = z.t * (z.d + z.e) * bytes;
     // Query heads that share keys are neighbours.
-    let most = (of.machine.units.l2 / 2 / each.max(1)).max(1) * group;
+    let most = (kernel.machine.units.l2 / 2 / each.max(1)).max(1) * group;
     let together = (1..=all.min(most)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1);
     let count = queries.div_ceil(rows);
     f.b.set_warps(4 * shape.consumers);
@@ -273,9 +273,9 @@ fn plain(
     let mut within = within;
     if parts > 1 {
         // Slices of a head are neighbours.
-        let of = f.b.i32(parts as i64);
-        let part = f.b.binary(B::Rem, within, of);
-        within = f.b.binary(B::Div, within, of);
+        let kernel = f.b.i32(parts as i64);
+        let part = f.b.binary(B::Rem, within, kernel);
+        within = f.b.binary(B::Div, within, kernel);
         let part = f.b.cast(part, f.em.index);
         f.part = Some(part);
         f.em.coords.insert(part_id(z), Lanes { base: f.part, ..Lanes::default() });

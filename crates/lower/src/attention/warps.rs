@@ -48,26 +48,26 @@ use kiln_plan::exec::Work;
 use std::f64::consts::LOG2_E;
 
 pub fn program(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     tiles: Tiles,
     packed: bool,
 ) -> Result<Work<BlockProgram>, LowerError> {
-    let g = of.graph;
-    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let dtype = matmul::operand_dtype(of, v);
+    let g = kernel.graph;
+    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(kernel.unsupported("not attention")) };
+    let dtype = matmul::operand_dtype(kernel, v);
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let at = indices(z, packed);
-    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..of.body }.resolver();
-    let stores = results(of, v, z, &at, tiles.parts, &mut r)?;
+    let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
+    let stores = results(kernel, v, z, &at, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let sums = sums(of, &scene, tiles.parts)?;
+    let sums = sums(kernel, &scene, tiles.parts)?;
 
     let Operands { q, k, v: w, raw, score, sink, ends } = operands(&mut r, v, z, &at, Causal::Guard)?;
     scene.dag = r.dag;
 
-    let precision = match precision(of, v) {
+    let precision = match precision(kernel, v) {
         Precision::Tf32x3 => DotPrecision::Tf32x3,
         _ => DotPrecision::Exact,
     };
@@ -82,7 +82,7 @@ pub fn program(
     let read = [scene.roots(), vec![q, k, w, score], ends.into_iter().chain([sink]).flatten().collect()].concat();
     let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-    let mut f = open_with(of.name, &scene, &shape, &used, of.machine);
+    let mut f = open_with(kernel.name, &scene, &shape, &used, kernel.machine);
     let part = f.part;
     f.em.coords.insert(part_id(z), Lanes { base: part, ..Lanes::default() });
     let depth = [cut(d1, z.d, 0, 1), cut(d2, z.d, 0, way.depth())].map(|c| in_parts(&mut f, c));

@@ -17,7 +17,7 @@ const OTHER_REGISTERS: usize = 40;
 /// them; together instances are bound by arithmetic, by the L2 cache, and by memory.
 pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows; 2]) -> f64 {
     let gemm = &p.machine.gemm;
-    let of: &Tiles = if engine == Engine::Mma { &gemm.mma } else { &gemm.fma };
+    let figures: &Tiles = if engine == Engine::Mma { &gemm.mma } else { &gemm.fma };
     let batch = p.batch.iter().product::<usize>();
     let instances = batch * p.m.div_ceil(t.m) * p.n.div_ceil(t.n);
     let steps = p.k.div_ceil(t.k) as f64;
@@ -34,25 +34,26 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let at_once = own.min(resident);
     let each = |rows: Rows, own: bool| match rows {
         // Elements of f32 are rounded to tf32.
-        Rows::Aligned if engine == Engine::Mma && bytes == 4 => of.unaligned,
+        Rows::Aligned if engine == Engine::Mma && bytes == 4 => figures.unaligned,
         Rows::Aligned => 0.0,
-        Rows::Unaligned => of.unaligned,
-        Rows::Gathered if own => of.own_column,
-        Rows::Gathered => of.gathered,
+        Rows::Unaligned => figures.unaligned,
+        Rows::Gathered if own => figures.own_column,
+        Rows::Gathered => figures.gathered,
     };
     let lanes = (ISSUED * WARP) as f64;
     let read = each(rows_of[0], false) * m as f64 + each(rows_of[1], t.n >= threads) * n as f64;
     let read = read * t.k as f64 / lanes;
     let halves = if engine == Engine::Mma { 2.0 } else { 4.0 };
-    let rate = of.rate / (1.0 + of.narrow * (1.0 / t.m as f64 + 1.0 / t.n as f64));
+    let rate = figures.rate / (1.0 + figures.narrow * (1.0 / t.m as f64 + 1.0 / t.n as f64));
     let multiplied = (m * n * t.k) as f64 / rate * (bytes as f64 / halves).max(1.0);
-    let cache = (loaded * bytes) as f64 / of.cache;
+    let cache = (loaded * bytes) as f64 / figures.cache;
     let elements = batch * p.m * p.n;
-    let finish = (t.m * t.n) as f64 / threads as f64 * (of.finish + of.after * p.epilogue_ops / elements as f64);
+    let finish =
+        (t.m * t.n) as f64 / threads as f64 * (figures.finish + figures.after * p.epilogue_ops / elements as f64);
     // Few warps issue a part of a multiprocessor's instructions.
     let busy = t.warps.min(ISSUED) as f64 / ISSUED as f64;
-    let waits = of.step + of.loading * (loaded * bytes / threads) as f64;
-    let alone = steps * (waits + (read + of.exposed * multiplied) / busy) + finish;
+    let waits = figures.step + figures.loading * (loaded * bytes / threads) as f64;
+    let alone = steps * (waits + (read + figures.exposed * multiplied) / busy) + finish;
     let together = steps * (multiplied.max(cache) + read) + finish / ISSUED as f64;
     let own = own as f64;
     let cycles = (own / at_once as f64 * alone).max(own * together);

@@ -21,44 +21,44 @@ use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Schedule, Step};
 
 /// The launches of a body without a matmul: a row program, or points. `scratch` is the number of the first free scratch buffer.
-pub fn body(of: &Lowering, scratch: u32) -> Result<Emitted, LowerError> {
-    nests(of, scratch, |f| reduction::visit_nests(of, of.machine, f))
+pub fn body(kernel: &Lowering, scratch: u32) -> Result<Emitted, LowerError> {
+    nests(kernel, scratch, |f| reduction::visit_nests(kernel, kernel.machine, f))
 }
 
 /// The launches of the nests that `visit` visits.
 pub fn nests<'b>(
-    of: &'b Lowering,
+    kernel: &'b Lowering,
     scratch: u32,
     visit: impl FnOnce(&mut Visit) -> Result<(), LowerError> + 'b,
 ) -> Result<Emitted, LowerError> {
     let mut out = Emitted::default();
     visit(&mut |found| {
         let next = scratch + out.scratch.len() as u32;
-        out = std::mem::take(&mut out).then(nest(of, found, next)?);
+        out = std::mem::take(&mut out).then(nest(kernel, found, next)?);
         Ok(())
     })?;
     Ok(out)
 }
 
 /// The launch of a nest by the schedule that the plan states, or else by the first that is proposed.
-pub fn nest(of: &Lowering, nest: &Nest, scratch: u32) -> Result<Emitted, LowerError> {
-    let schedules = match of.stated(nest) {
-        Some(Stated::Main(schedule)) => return run(nest, &schedule, scratch, of.propose),
+pub fn nest(kernel: &Lowering, nest: &Nest, scratch: u32) -> Result<Emitted, LowerError> {
+    let schedules = match kernel.stated(nest) {
+        Some(Stated::Main(schedule)) => return run(nest, &schedule, scratch, kernel.propose),
         Some(Stated::Launch(schedule)) => vec![schedule],
-        None => (of.propose)(nest)?,
+        None => (kernel.propose)(nest)?,
     };
-    let mut out = run(nest, first(nest, &schedules)?, scratch, of.propose)?;
-    out.launches.push(Launched { name: of.launch(nest.name), schedules });
+    let mut out = run(nest, first(nest, &schedules)?, scratch, kernel.propose)?;
+    out.launches.push(Launched { name: kernel.launch(nest.name), schedules });
     Ok(out)
 }
 
 /// A launch over the points of `shape` before a matmul, whose schedule may be part of the kernel's.
-pub fn points<F>(of: &Lowering, what: &str, shape: &[usize], scene: &F) -> Result<Emitted, LowerError>
+pub fn points<F>(kernel: &Lowering, what: &str, shape: &[usize], scene: &F) -> Result<Emitted, LowerError>
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
-    let name = format!("{}_{what}", of.name);
-    pointwise::of_points(&name, shape, scene, of.machine, |found| nest(of, &found, 0))
+    let name = format!("{}_{what}", kernel.name);
+    pointwise::of_points(&name, shape, scene, kernel.machine, |found| nest(kernel, &found, 0))
 }
 
 /// A launch over the points of `shape` that no schedule names.

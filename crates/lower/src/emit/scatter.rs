@@ -23,19 +23,19 @@ const MAX_LINE: usize = 1 << 16;
 const MIN_LANES: usize = 32;
 const MIN_INSTANCES: usize = 64;
 
-pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let s = Scatter::of(of)?;
+pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let s = Scatter::of(kernel)?;
     if s.walked.contains(&0) {
-        return Ok(Emitted::step(copy(of, &s)?));
+        return Ok(Emitted::step(copy(kernel, &s)?));
     }
     match s.at_once(machine) {
         Some(target) => {
             let scratch = s.scratch(target)?;
-            let out = launch::nests(of, scratch.len() as u32, |f| s.nests(target, machine, f))?;
+            let out = launch::nests(kernel, scratch.len() as u32, |f| s.nests(target, machine, f))?;
             Ok(Emitted { scratch: scratch.into_iter().chain(out.scratch).collect(), ..out })
         }
         None => {
-            let steps = vec![copy(of, &s)?, in_order(&s, machine)?];
+            let steps = vec![copy(kernel, &s)?, in_order(&s, machine)?];
             Ok(Emitted { steps, ..Emitted::default() })
         }
     }
@@ -52,9 +52,9 @@ pub fn copied(body: &Graph, steps: &[Work<BlockProgram>]) -> Option<u32> {
     (copies && !rest.iter().any(|w| uses(w, Slot::Input(slot)))).then_some(slot)
 }
 
-fn copy(of: &Lowering, s: &Scatter) -> Result<Work<BlockProgram>, LowerError> {
+fn copy(kernel: &Lowering, s: &Scatter) -> Result<Work<BlockProgram>, LowerError> {
     let scene = |axes: &[Expr]| s.copied(axes, Slot::Output(0), s.dtype);
-    launch::unnamed_points(&format!("{}_copy", of.name), &s.shape, &scene, of.machine, of.propose)
+    launch::unnamed_points(&format!("{}_copy", kernel.name), &s.shape, &scene, kernel.machine, kernel.propose)
 }
 
 /// Lines over instances and lanes, each in the order of its indices.

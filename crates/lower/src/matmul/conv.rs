@@ -146,10 +146,10 @@ impl Conv {
 }
 
 /// The convolution of a body.
-pub fn find(of: &Lowering) -> Result<(ValueId, Conv), LowerError> {
-    let g = of.graph;
-    let v = only_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
-    Ok((v, Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?))
+pub fn find(kernel: &Lowering) -> Result<(ValueId, Conv), LowerError> {
+    let g = kernel.graph;
+    let v = only_matmul(kernel, |v| matches!(g.op(v), Op::Conv { .. }))?;
+    Ok((v, Conv::new(g, v).ok_or_else(|| kernel.unsupported("not a convolution"))?))
 }
 
 /// Depthwise, or nearly so: too small to be a matmul.
@@ -157,34 +157,34 @@ pub fn is_small(c: &Conv) -> bool {
     c.k == 0 || (c.cout <= 2 && c.k <= MAX_UNROLLED)
 }
 
-pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let (v, c) = find(of)?;
-    match of.multiply {
-        None if is_small(&c) || of.schedule.is_some() && !c.transposed => return launch::body(of, 0),
-        Some(MatmulSchedule::Attention(_)) => return Err(of.unsupported("the schedule is one of attention")),
+pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let (v, c) = find(kernel)?;
+    match kernel.multiply {
+        None if is_small(&c) || kernel.schedule.is_some() && !c.transposed => return launch::body(kernel, 0),
+        Some(MatmulSchedule::Attention(_)) => return Err(kernel.unsupported("the schedule is one of attention")),
         Some(MatmulSchedule::Library) if machine.arch.is_gpu() && !c.transposed => {
-            return Err(of.unsupported("the library takes matmuls, not convolutions"));
+            return Err(kernel.unsupported("the library takes matmuls, not convolutions"));
         }
-        Some(MatmulSchedule::Matmul(_)) if !machine.arch.is_gpu() => return Err(of.unsupported(ON_HOST)),
+        Some(MatmulSchedule::Matmul(_)) if !machine.arch.is_gpu() => return Err(kernel.unsupported(ON_HOST)),
         _ => {}
     }
     if c.transposed {
-        let joined = of.product().map_or(0, |asked| asked.form.joined);
-        return match (of.product(), parts(of, v, &c, machine, joined)) {
+        let joined = kernel.product().map_or(0, |asked| asked.form.joined);
+        return match (kernel.product(), parts(kernel, v, &c, machine, joined)) {
             (Some(asked), Some(parts)) => {
-                let out = in_parts(of, v, (&c, &parts), machine, &asked)?;
+                let out = in_parts(kernel, v, (&c, &parts), machine, &asked)?;
                 Ok(out.in_form(|form| form.joined = joined))
             }
-            _ => match on_host(of, &c, machine) {
-                Some(parts) => host::transposed(of, v, &c, &parts),
-                None => by_columns(of, v, &mut |of| gemm::lower(of, machine)),
+            _ => match on_host(kernel, &c, machine) {
+                Some(parts) => host::transposed(kernel, v, &c, &parts),
+                None => by_columns(kernel, v, &mut |kernel| gemm::lower(kernel, machine)),
             },
         };
     }
-    match of.product() {
-        Some(asked) => gpu(of, v, (&c, &[]), machine, &asked),
-        None if machine.arch.is_gpu() => launch::body(of, 0),
-        None => host::lower(of, v, &c),
+    match kernel.product() {
+        Some(asked) => gpu(kernel, v, (&c, &[]), machine, &asked),
+        None if machine.arch.is_gpu() => launch::body(kernel, 0),
+        None => host::lower(kernel, v, &c),
     }
 }
 
@@ -193,7 +193,7 @@ type Then<'a, T> = &'a dyn Fn(&matmul::Matmul) -> Result<T, LowerError>;
 
 /// A convolution by the schedule of a matmul: an implicit GEMM, or one that reads patches.
 fn gpu(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     c: (&Conv, &[Lattice]),
     machine: &Hardware,
@@ -203,12 +203,14 @@ fn gpu(
     match (asked.form.implicit, images) {
         (true, Images::Each) => {
             let step = Step::ImplicitGemm;
-            Err(of.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
+            Err(kernel.unsupported(format!("`{step}` does not fit: {}", implicit_gemm::NEEDS)))
         }
-        (true, _) => by_patches(of, v, c, (machine, images), &|p| implicit_gemm::lower(of, c.0, p, machine, asked)),
-        (false, _) => by_patches(of, v, c, (machine, images), &|p| match asked.form.swap {
-            true => p.with_swapped(|p| matmul::lower(of, p, machine, asked)),
-            false => matmul::lower(of, p, machine, asked),
+        (true, _) => {
+            by_patches(kernel, v, c, (machine, images), &|p| implicit_gemm::lower(kernel, c.0, p, machine, asked))
+        }
+        (false, _) => by_patches(kernel, v, c, (machine, images), &|p| match asked.form.swap {
+            true => p.with_swapped(|p| matmul::lower(kernel, p, machine, asked)),
+            false => matmul::lower(kernel, p, machine, asked),
         })
         .map(|out| out.in_form(|form| form.swap = asked.form.swap)),
     }
@@ -216,17 +218,17 @@ fn gpu(
 
 /// The parts of a transposed convolution on a GPU, where its kernel can be computed part by part: one part has all
 /// results; of several, each computes the epilogue of its own results.
-pub fn parts(of: &Lowering, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> Option<Vec<Part>> {
+pub fn parts(kernel: &Lowering, v: ValueId, c: &Conv, machine: &Hardware, joined: usize) -> Option<Vec<Part>> {
     // Weights of zero are multiplied by inputs that may not be finite, and batches of other sizes would choose another
     // form.
-    let strict = of.rounding == Rounding::PerOp || machine.contract.batch_invariant;
+    let strict = kernel.rounding == Rounding::PerOp || machine.contract.batch_invariant;
     let applies = c.transposed && machine.arch.is_gpu() && !(joined > 0 && strict);
     let parts = transposed::parts(c, joined).filter(|_| applies)?;
     let sums = |p: &Part| p.window_points() > 0;
     let placed = |p: &Part| {
         let (conv, lattice) = (p.conv(c), p.lattice(c));
-        let fits = |m: &matmul::Matmul| Ok(matmul::is_fused(of, m));
-        by_patches(of, v, (&conv, &lattice), (machine, Images::All), &fits).unwrap_or(false)
+        let fits = |m: &matmul::Matmul| Ok(matmul::is_fused(kernel, m));
+        by_patches(kernel, v, (&conv, &lattice), (machine, Images::All), &fits).unwrap_or(false)
     };
     let whole = parts.len() == 1 && sums(&parts[0]);
     (whole || sums(&parts[0]) && parts.iter().all(placed)).then_some(parts)
@@ -234,8 +236,8 @@ pub fn parts(of: &Lowering, v: ValueId, c: &Conv, machine: &Hardware, joined: us
 
 /// The parts of a transposed convolution on the host. They multiply weights by zeros around the input, so kernels that
 /// round as the graph does are computed by columns.
-fn on_host(of: &Lowering, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
-    let applies = !machine.arch.is_gpu() && of.rounding == Rounding::AtStores;
+fn on_host(kernel: &Lowering, c: &Conv, machine: &Hardware) -> Option<Vec<Part>> {
+    let applies = !machine.arch.is_gpu() && kernel.rounding == Rounding::AtStores;
     transposed::parts(c, 0).filter(|_| applies)
 }
 
@@ -246,27 +248,27 @@ pub fn is_shared(p: &TiledMatmul) -> bool {
 
 /// A transposed convolution by the schedule of a matmul, part by part.
 fn in_parts(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     (c, parts): (&Conv, &[Part]),
     machine: &Hardware,
     asked: &TiledMatmul,
 ) -> Result<Emitted, LowerError> {
     if let [part] = parts {
-        return gpu(of, v, (&part.conv(c), &part.lattice(c)), machine, asked);
+        return gpu(kernel, v, (&part.conv(c), &part.lattice(c)), machine, asked);
     }
     if !is_shared(asked) {
-        return Err(of.unsupported(
+        return Err(kernel.unsupported(
             "parts of a transposed convolution do not share sums, or copies of operands other than an implicit GEMM's",
         ));
     }
     let mut out = Emitted::default();
     for (n, part) in parts.iter().enumerate() {
-        let name = format!("{}_part{n}", of.name);
-        let of = &of.with_body(Body { name: if n == 0 { of.name } else { &name }, ..of.body });
+        let name = format!("{}_part{n}", kernel.name);
+        let kernel = &kernel.with_body(Body { name: if n == 0 { kernel.name } else { &name }, ..kernel.body });
         let (conv, lattice) = (part.conv(c), part.lattice(c));
         if part.window_points() == 0 {
-            out = out.then(without_sums(of, v, &lattice)?);
+            out = out.then(without_sums(kernel, v, &lattice)?);
             continue;
         }
         // The number of resident blocks is that of the largest part, where it is given.
@@ -276,9 +278,9 @@ fn in_parts(
         let before = std::mem::take(&mut out);
         let made = before.matmul_schedule;
         let images = (machine, Images::All);
-        out = by_patches(of, v, (&conv, &lattice), images, &|p| match asked.form.implicit {
-            true => implicit_gemm::part(of, &conv, p, machine, asked, before.clone()),
-            false => matmul::with_operands(of, p, machine, asked, before.clone()),
+        out = by_patches(kernel, v, (&conv, &lattice), images, &|p| match asked.form.implicit {
+            true => implicit_gemm::part(kernel, &conv, p, machine, asked, before.clone()),
+            false => matmul::with_operands(kernel, p, machine, asked, before.clone()),
         })?;
         out.matmul_schedule = made.or(out.matmul_schedule);
     }
@@ -286,17 +288,17 @@ fn in_parts(
 }
 
 /// Results of residues that no point of the window reaches: the epilogue of zero.
-pub fn without_sums(of: &Lowering, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
+pub fn without_sums(kernel: &Lowering, v: ValueId, lattice: &[Lattice]) -> Result<Emitted, LowerError> {
     let (node, zero) = (
-        Body { matmul: Some((v, MatmulSource::Node)), ..of.body },
-        Body { matmul: Some((v, MatmulSource::Zero)), ..of.body },
+        Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body },
+        Body { matmul: Some((v, MatmulSource::Zero)), ..kernel.body },
     );
     let mut all = Emitted::default();
-    for (i, &out) in of.graph.outputs.iter().enumerate() {
-        let shape = of.graph.shape(out).to_vec();
+    for (i, &out) in kernel.graph.outputs.iter().enumerate() {
+        let shape = kernel.graph.shape(out).to_vec();
         let mut space = Space::new(&shape, &vec![false; shape.len()]);
         let left = epilogue_map::on_lattice(&node, out, &mut space, lattice)
-            .ok_or_else(|| of.unsupported("an output that is not elementwise in the transposed convolution"))?;
+            .ok_or_else(|| kernel.unsupported("an output that is not elementwise in the transposed convolution"))?;
         let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
             let find = |id| space.coords.iter().position(|c| c.id == id).map(|n| axes[n].clone());
@@ -305,10 +307,10 @@ pub fn without_sums(of: &Lowering, v: ValueId, lattice: &[Lattice]) -> Result<Em
                 left.iter().map(|&a| Guard { expr: ix[a].clone(), lo: 0, hi: shape[a] as i64 }).collect();
             let mut r = zero.resolver();
             let value = r.at(out, &ix, &guards)?;
-            let store = Store::new(Slot::Output(i as u32), of.graph.dtype(out), linear(&ix, &shape), value);
+            let store = Store::new(Slot::Output(i as u32), kernel.graph.dtype(out), linear(&ix, &shape), value);
             Ok(Scene { dag: r.dag, stores: vec![store.within(guards)] })
         };
-        all = all.then(launch::points(of, &format!("without{i}"), &extents, &scene)?);
+        all = all.then(launch::points(kernel, &format!("without{i}"), &extents, &scene)?);
     }
     Ok(all)
 }
@@ -324,7 +326,7 @@ pub enum Images {
 
 /// The matmul of the weight with patches of the input, by address.
 pub fn by_patches<T>(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     (machine, images): (&Hardware, Images),
@@ -332,7 +334,7 @@ pub fn by_patches<T>(
 ) -> Result<T, LowerError> {
     let all = images == Images::All;
     let (count, points) = (c.x_shape[0], c.points as i64);
-    let bytes = of.graph.dtype(v).bytes();
+    let bytes = kernel.graph.dtype(v).bytes();
     // Of what follows, a part computes that of its own results.
     let share = epilogue_map::share(lattice);
     let matmul = matmul::Matmul {
@@ -345,7 +347,7 @@ pub fn by_patches<T>(
         run: None,
         dual: None,
         machine,
-        precision: matmul::precision(of, v),
+        precision: matmul::precision(kernel, v),
         nearest: true,
         rounded: false,
         transposed: false,
@@ -354,8 +356,8 @@ pub fn by_patches<T>(
         sectors: epilogue_map::sectors(lattice, c.out.len() - 1, bytes),
         terms: Terms::Products,
         row: None,
-        epilogue_ops: matmul::after(of, v) * share,
-        epilogue_bytes: matmul::beside(of.graph, of.bytes, v) as f64 * share,
+        epilogue_ops: matmul::after(kernel, v) * share,
+        epilogue_bytes: matmul::beside(kernel.graph, kernel.bytes, v) as f64 * share,
         a: &|r, at| c.weight_at(r, &at[usize::from(!all)..]),
         b: &|r, at| match all {
             true => {
@@ -387,27 +389,27 @@ pub fn images(c: &Conv) -> Images {
 
 /// A transposed convolution as a matmul with an epilogue that sums overlapping windows.
 pub fn by_columns<T>(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     then: &mut dyn FnMut(&Lowering) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
-    let graph = of.graph.rebuild(|new, u, args| match u == v {
-        true => transposed_conv(new, of.graph.op(v), args).map(Some),
+    let graph = kernel.graph.rebuild(|new, u, args| match u == v {
+        true => transposed_conv(new, kernel.graph.op(v), args).map(Some),
         false => Ok(None),
     });
     let graph = graph.map_err(|e| LowerError::Invariant {
-        kernel: of.name.to_string(),
+        kernel: kernel.name.to_string(),
         what: format!("a transposed convolution cannot be written as a matmul: {e}"),
     })?;
-    let decomposed = Decomposed::of(of.name, &graph)?;
-    then(&of.with_body(Body { graph: &graph, decomposed: &decomposed, ..of.body }))
+    let decomposed = Decomposed::of(kernel.name, &graph)?;
+    then(&kernel.with_body(Body { graph: &graph, decomposed: &decomposed, ..kernel.body }))
 }
 
 /// The nests of a convolution that is not computed as a matmul of large tiles.
-pub fn visit_nests(of: &Lowering, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let (v, c) = find(of)?;
+pub fn visit_nests(kernel: &Lowering, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let (v, c) = find(kernel)?;
     match c.transposed && !is_small(&c) {
-        true => by_columns(of, v, &mut |of| reduction::visit_nests(of, machine, f)),
-        false => reduction::visit_nests(of, machine, f),
+        true => by_columns(kernel, v, &mut |kernel| reduction::visit_nests(kernel, machine, f)),
+        false => reduction::visit_nests(kernel, machine, f),
     }
 }

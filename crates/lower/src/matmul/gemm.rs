@@ -31,44 +31,45 @@ use kiln_graph::{DType, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
 
-pub fn lower(of: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let g = of.graph;
-    let Found { v, dual, d } = find(of, machine)?;
+pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerError> {
+    let g = kernel.graph;
+    let Found { v, dual, d } = find(kernel, machine)?;
     // GPUs have no instructions for matmuls of integers; the host's library does them in blocks.
     let taken = if machine.arch.is_gpu() { g.dtype(v).is_float() } else { g.dtype(v) != DType::Bool };
     if !taken || d.k == 0 || g.ty(v).count() == 0 {
-        return launch::body(of, 0);
+        return launch::body(kernel, 0);
     }
-    match (machine.arch.is_gpu(), of.multiply) {
-        (_, None) if of.schedule.is_some() => launch::body(of, 0),
-        (_, Some(MatmulSchedule::Attention(_))) => Err(of.unsupported("the schedule is one of attention")),
-        (false, Some(MatmulSchedule::Matmul(_))) => Err(of.unsupported(ON_HOST)),
-        (false, _) => by_library(of, v, &d),
+    match (machine.arch.is_gpu(), kernel.multiply) {
+        (_, None) if kernel.schedule.is_some() => launch::body(kernel, 0),
+        (_, Some(MatmulSchedule::Attention(_))) => Err(kernel.unsupported("the schedule is one of attention")),
+        (false, Some(MatmulSchedule::Matmul(_))) => Err(kernel.unsupported(ON_HOST)),
+        (false, _) => by_library(kernel, v, &d),
         (true, Some(MatmulSchedule::Library)) => match dual {
-            Some(Second::Other(_)) => Err(of.unsupported("the library takes one matmul")),
-            _ => library::lower(of, v, &whole(&d, dual)),
+            Some(Second::Other(_)) => Err(kernel.unsupported("the library takes one matmul")),
+            _ => library::lower(kernel, v, &whole(&d, dual)),
         },
-        (true, None) => launch::body(of, 0),
+        (true, None) => launch::body(kernel, 0),
         (true, Some(MatmulSchedule::Matmul(asked))) => match dual {
-            Some(Second::Half(_)) if !asked.form.dual => in_form(of, machine, (v, None), &whole(&d, dual), &asked),
+            Some(Second::Half(_)) if !asked.form.dual => in_form(kernel, machine, (v, None), &whole(&d, dual), &asked),
             None if asked.form.dual => {
-                Err(of.unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result"))
+                Err(kernel
+                    .unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result"))
             }
-            _ => in_form(of, machine, (v, dual), &d, &asked),
+            _ => in_form(kernel, machine, (v, dual), &d, &asked),
         },
     }
 }
 
 /// The matmul on a GPU by a schedule.
 fn in_form(
-    of: &Lowering,
+    kernel: &Lowering,
     machine: &Hardware,
     (v, dual): (ValueId, Option<Second>),
     d: &Dims,
     asked: &TiledMatmul,
 ) -> Result<Emitted, LowerError> {
     let swap = dual.is_none() && asked.form.swap;
-    let out = on_gpu(of, (v, dual, swap), d, |p| matmul::lower(of, p, machine, asked))?;
+    let out = on_gpu(kernel, (v, dual, swap), d, |p| matmul::lower(kernel, p, machine, asked))?;
     let halves = matches!(dual, Some(Second::Half(_)));
     Ok(out.in_form(|form| (form.swap, form.dual) = (swap, halves)))
 }
@@ -95,10 +96,10 @@ pub struct Found {
     pub d: Dims,
 }
 
-pub fn find(of: &Lowering, machine: &Hardware) -> Result<Found, LowerError> {
-    let g = of.graph;
+pub fn find(kernel: &Lowering, machine: &Hardware) -> Result<Found, LowerError> {
+    let g = kernel.graph;
     let is = |v: ValueId| matches!(g.op(v), Op::Dot | Op::Linear);
-    let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matmul"));
+    let sizes = |v| dims(g, v).ok_or_else(|| kernel.unsupported("not a matmul"));
     if let (true, [v, other]) = (machine.arch.is_gpu(), &g.values().filter(|v| is(*v)).collect::<Vec<_>>()[..])
         && g.op(*v) == g.op(*other)
         && g.ty(*v) == g.ty(*other)
@@ -106,36 +107,36 @@ pub fn find(of: &Lowering, machine: &Hardware) -> Result<Found, LowerError> {
     {
         return Ok(Found { v: *v, dual: Some(Second::Other(*other)), d: sizes(*v)? });
     }
-    let v = only_matmul(of, is)?;
+    let v = only_matmul(kernel, is)?;
     let mut d = sizes(v)?;
     let half = d.n / 2;
-    let halves = machine.arch.is_gpu() && d.n == 2 * half && epilogue_map::reads_halves(of, v, half);
+    let halves = machine.arch.is_gpu() && d.n == 2 * half && epilogue_map::reads_halves(kernel, v, half);
     d.n = if halves { half } else { d.n };
     Ok(Found { v, dual: halves.then_some(Second::Half(half)), d })
 }
 
 pub fn on_gpu<T>(
-    of: &Lowering,
+    kernel: &Lowering,
     (v, dual, swap): (ValueId, Option<Second>, bool),
     d: &Dims,
     then: impl FnOnce(&matmul::Matmul) -> T,
 ) -> T {
-    let g = of.graph;
+    let g = kernel.graph;
     let args = g.args(v);
     let other = |r: &mut Resolver, at: &[Expr]| {
-        let (mut at, of) = (at.to_vec(), if let Some(Second::Other(v)) = dual { v } else { v });
+        let (mut at, kernel) = (at.to_vec(), if let Some(Second::Other(v)) = dual { v } else { v });
         if let (Some(Second::Half(n)), Some(column)) = (dual, at.last_mut()) {
             *column = column.clone().shift(n as i64);
         }
-        r.at(g.args(of)[1], &operand_index(g, of, 1, &at), &[])
+        r.at(g.args(kernel)[1], &operand_index(g, kernel, 1, &at), &[])
     };
     let own = |t| if let Second::Other(v) = t { Some(v) } else { None };
     let left = |r: &mut Resolver, at: &[Expr]| r.at(args[0], &operand_index(g, v, 0, at), &[]);
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
     let place = |ix: &[Expr]| place(g, v, ix);
-    let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
-    let beside = matmul::beside(of.graph, of.bytes, v) as f64;
-    let row = if dual.is_none() { reduced(of, v) } else { None };
+    let (precision, after) = (matmul::precision(kernel, v), matmul::after(kernel, v));
+    let beside = matmul::beside(kernel.graph, kernel.bytes, v) as f64;
+    let row = if dual.is_none() { reduced(kernel, v) } else { None };
     let matmul = matmul::Matmul {
         v,
         batch: d.batch.clone(),
@@ -144,7 +145,7 @@ pub fn on_gpu<T>(
         k: d.k,
         full_k: None,
         run: None,
-        machine: of.machine,
+        machine: kernel.machine,
         precision,
         nearest: false,
         rounded: false,
@@ -165,7 +166,7 @@ pub fn on_gpu<T>(
 }
 
 /// Length of the rows that the epilogue reduces.
-fn reduced(of: &Lowering, v: ValueId) -> Option<usize> {
-    let rest = Body { matmul: Some((v, resolve::MatmulSource::Node)), ..of.body };
+fn reduced(kernel: &Lowering, v: ValueId) -> Option<usize> {
+    let rest = Body { matmul: Some((v, resolve::MatmulSource::Node)), ..kernel.body };
     reduction::row_len(&rest).ok().flatten()
 }

@@ -168,12 +168,12 @@ impl<'a> Host<'a> {
 }
 
 /// The one value of a body that `is` a matmul.
-pub fn only_matmul(of: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
-    let mut found = of.graph.values().filter(|&v| is(v));
+pub fn only_matmul(kernel: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
+    let mut found = kernel.graph.values().filter(|&v| is(v));
     match (found.next(), found.next()) {
         (Some(v), None) => Ok(v),
-        (None, _) => Err(of.unsupported("no matmul in the body")),
-        _ => Err(of.unsupported("two matmuls in the body")),
+        (None, _) => Err(kernel.unsupported("no matmul in the body")),
+        _ => Err(kernel.unsupported("two matmuls in the body")),
     }
 }
 
@@ -181,19 +181,19 @@ pub fn only_matmul(of: &Lowering, is: impl Fn(ValueId) -> bool) -> Result<ValueI
 pub const ON_HOST: &str = "the host multiplies by its library: `call library`";
 
 /// The matmul by the target's library, with programs that prepare its operands and compute its epilogue.
-pub fn by_library(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
-    let (mut h, [a, b]) = for_library(of, v, d)?;
+pub fn by_library(kernel: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
+    let (mut h, [a, b]) = for_library(kernel, v, d)?;
     let place = h.destination(v)?;
     let shape = [&d.batch[..], &[d.m, d.n]].concat();
     let strides = kiln_graph::Type::new(place.1, shape.clone()).strides();
     let c = Operand { slot: place.0, offset: 0, strides };
-    h.gemm(of.graph.dtype(v), place.1, &shape, d.k, [a, b, c.matrix([d.m, d.n])]);
+    h.gemm(kernel.graph.dtype(v), place.1, &shape, d.k, [a, b, c.matrix([d.m, d.n])]);
     h.finish(v, place)
 }
 
 /// Operands as matrices, with the steps that copy them where they cannot be read in place.
-pub fn for_library<'a>(of: &Lowering<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
-    let (g, mut h) = (of.graph, Host::new(*of));
+pub fn for_library<'a>(kernel: &Lowering<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
+    let (g, mut h) = (kernel.graph, Host::new(*kernel));
     let args = g.args(v);
     let shape = |r: usize, c: usize| [&d.batch[..], &[r, c]].concat();
     let a = h.operand(args[0], &shape(d.m, d.k), "a", |at| operand_index(g, v, 0, at))?;

@@ -25,27 +25,29 @@ const WORKSPACE: usize = 32 << 20;
 const MAX_SIZE: usize = 1 << 31;
 
 /// The matmul `v` by the library. Refused unless operands and result are strided matrices with a single pitch.
-pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
-    let takes = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
+pub fn lower(kernel: &Lowering, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
+    let takes = matches!(kernel.graph.dtype(v), DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
     if !takes || [d.m, d.n, d.k].iter().any(|n| *n >= MAX_SIZE) {
-        return Err(of.unsupported("the library takes matmuls of floats, of fewer than 2^31 rows, columns and terms"));
+        return Err(
+            kernel.unsupported("the library takes matmuls of floats, of fewer than 2^31 rows, columns and terms")
+        );
     }
-    if precision(of, v) == Precision::Tf32x3 {
-        return Err(of.unsupported("the library has no 3xTF32 matmul"));
+    if precision(kernel, v) == Precision::Tf32x3 {
+        return Err(kernel.unsupported("the library has no 3xTF32 matmul"));
     }
-    let mut out = match epilogue::lower(of, v, d) {
+    let mut out = match epilogue::lower(kernel, v, d) {
         Some(whole) => whole,
-        None => host::by_library(of, v, d)?,
+        None => host::by_library(kernel, v, d)?,
     };
     let workspace = Slot::Scratch(out.scratch.len() as u32);
     for step in &mut out.steps {
         if let Work::Gemm(call) = step {
             if call.strided().is_none() {
-                return Err(
-                    of.unsupported("the library takes strided matrices only: rows or columns must be one pitch apart")
-                );
+                return Err(kernel
+                    .unsupported("the library takes strided matrices only: rows or columns must be one pitch apart"));
             }
-            *call = GemmCall { tf32: precision(of, v) == Precision::Tf32, workspace: Some(workspace), ..call.clone() };
+            *call =
+                GemmCall { tf32: precision(kernel, v) == Precision::Tf32, workspace: Some(workspace), ..call.clone() };
         }
     }
     out.scratch.push(Type::new(DType::U8, [WORKSPACE]));

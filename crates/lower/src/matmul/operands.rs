@@ -77,13 +77,13 @@ pub struct Read {
 }
 
 /// Resolves operand `which` (0: left) at a point.
-pub fn read(of: &Lowering, p: &Matmul, which: usize) -> Result<Read, LowerError> {
+pub fn read(kernel: &Lowering, p: &Matmul, which: usize) -> Result<Read, LowerError> {
     let n = p.batch.len() as CoordId;
     let batch: Vec<Expr> = p.batch.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let outer = if which == 0 { (n, p.m) } else { (n + 1, p.n) };
     let depth = (n + 2, p.k);
     let (o, d) = (Expr::coord(outer.0, outer.1), Expr::coord(depth.0, depth.1));
-    let mut r = of.resolver();
+    let mut r = kernel.resolver();
     let node = match which {
         0 => (p.a)(&mut r, &[batch, vec![o, d]].concat())?,
         _ => (p.b)(&mut r, &[batch, vec![d, o]].concat())?,
@@ -129,13 +129,13 @@ pub enum CopyLaunch {
 }
 
 /// The ways for tiles in shared memory to get the operands of a matmul.
-pub fn ways(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, LowerError> {
-    let dtype = crate::matmul::operand_dtype(of, p.v);
+pub fn ways(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, LowerError> {
+    let dtype = crate::matmul::operand_dtype(kernel, p.v);
     let mut all = vec![];
     if !wgmma::takes(dtype, machine) {
         return Ok(all);
     }
-    if let Some(parts) = split_3xtf32(of, p, machine)? {
+    if let Some(parts) = split_3xtf32(kernel, p, machine)? {
         let elements = parts.iter().map(Copied::count).sum();
         let sides = parts.map(|copy| copy.side());
         let launches = vec![CopyLaunch::Split3xTf32 { elements }];
@@ -144,13 +144,13 @@ pub fn ways(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<Way>, L
     let precision = one_matmul(p.precision);
     let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
     if p.dual.is_some() {
-        let sides = crate::matmul::sides(of, p, machine)?;
+        let sides = crate::matmul::sides(kernel, p, machine)?;
         all.extend(sides.map(|sides| Way { copies: [false; 2], precision, rounded: false, sides, launches: vec![] }));
         return Ok(all);
     }
     let rounds = rounds(p, machine);
     let options = |which: usize| -> Result<Vec<(Side, Option<CopyLaunch>)>, LowerError> {
-        let read = read(of, p, which)?;
+        let read = read(kernel, p, which)?;
         let side = read.strided(p).map(|s| s.side(dtype.bytes()));
         // The left operand may be rounded on its way through registers.
         let in_place = side.filter(|_| !rounds || which == 0).map(|side| (side, None));
@@ -184,7 +184,7 @@ fn rounds(p: &Matmul, machine: &Hardware) -> bool {
 
 /// Calls `then` with the matmul, its operands replaced by the copies that its schedule asks for, and the steps that make these.
 pub fn prepared<T>(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &TiledMatmul,
@@ -192,14 +192,14 @@ pub fn prepared<T>(
 ) -> Result<T, LowerError> {
     let mut out = Emitted::default();
     if asked.tile.engine == Engine::Wgmma3xTf32 {
-        let Some(mut parts) = split_3xtf32(of, p, machine)? else {
+        let Some(mut parts) = split_3xtf32(kernel, p, machine)? else {
             let name = Engine::Wgmma3xTf32.name();
-            return Err(of.unsupported(format!(
+            return Err(kernel.unsupported(format!(
                 "`{name}` is for f32 where the contract has `splits`, from sm_90 on, without `dual-gemm`"
             )));
         };
         for (which, copy) in parts.iter_mut().enumerate() {
-            copy.put(of, p, which, &mut out)?;
+            copy.put(kernel, p, which, &mut out)?;
         }
         let at = |which: usize, part: usize| {
             let copy = &parts[which];
@@ -210,10 +210,10 @@ pub fn prepared<T>(
         return then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
     }
     let p = &Matmul { batch: p.batch.clone(), precision: one_matmul(p.precision), ..*p };
-    let mut copies = copied(of, p, machine, asked)?;
+    let mut copies = copied(kernel, p, machine, asked)?;
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
-            copy.put(of, p, which, &mut out)?;
+            copy.put(kernel, p, which, &mut out)?;
         }
     }
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
@@ -222,34 +222,34 @@ pub fn prepared<T>(
 }
 
 /// Layouts of the operands split in two for 3xTF32, where that applies.
-fn split_3xtf32(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Copied; 2]>, LowerError> {
+fn split_3xtf32(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Option<[Copied; 2]>, LowerError> {
     let by_warpgroups = wgmma::takes(DType::F32, machine) && p.dual.is_none();
     if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
         return Ok(None);
     }
-    let layout = |which: usize| Ok(read(of, p, which)?.layout(p, DType::F32, which));
+    let layout = |which: usize| Ok(read(kernel, p, which)?.layout(p, DType::F32, which));
     let parts = layout(0)?.zip(layout(1)?);
     Ok(parts.map(|(a, b)| [a, b].map(|c| Copied { parts: 2, ..c })))
 }
 
 /// The copies that a schedule asks for.
 fn copied(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     machine: &Hardware,
     asked: &TiledMatmul,
 ) -> Result<[Option<Copied>; 2], LowerError> {
-    let (dtype, mut copies) = (crate::matmul::operand_dtype(of, p.v), [None, None]);
+    let (dtype, mut copies) = (crate::matmul::operand_dtype(kernel, p.v), [None, None]);
     for (which, operand) in [Operand::A, Operand::B].into_iter().enumerate().filter(|w| asked.form.copies[w.0]) {
-        let layout = read(of, p, which)?.layout(p, dtype, which).filter(|_| p.dual.is_none());
+        let layout = read(kernel, p, which)?.layout(p, dtype, which).filter(|_| p.dual.is_none());
         let step = Step::Copy(vec![operand]);
         copies[which] = Some(layout.ok_or_else(|| {
-            of.unsupported(format!("`{step}` does not fit: the operand is too large, or one of two"))
+            kernel.unsupported(format!("`{step}` does not fit: the operand is too large, or one of two"))
         })?);
     }
     if rounds(p, machine) && asked.tile.engine == Engine::Wgmma && copies[1].is_none() {
         let step = Step::Copy(vec![Operand::B]);
-        return Err(of.unsupported(format!("a right operand is rounded to tf32 when it is copied: `{step}`")));
+        return Err(kernel.unsupported(format!("a right operand is rounded to tf32 when it is copied: `{step}`")));
     }
     Ok(copies)
 }
@@ -266,9 +266,9 @@ pub enum Rows {
 }
 
 /// Where the operands lie.
-pub fn rows(of: &Lowering, p: &Matmul) -> Result<[Rows; 2], LowerError> {
+pub fn rows(kernel: &Lowering, p: &Matmul) -> Result<[Rows; 2], LowerError> {
     let one = |which: usize| {
-        let r = read(of, p, which)?;
+        let r = read(kernel, p, which)?;
         Ok(match &r.scene.dag.node(r.node).op {
             _ if r.strided(p).is_some() => Rows::Aligned,
             NodeOp::Load { guards, .. } if guards.is_empty() => Rows::Unaligned,
@@ -304,14 +304,14 @@ impl Read {
 
 impl Copied {
     /// Adds a scratch buffer for the copy, and the step that fills it.
-    fn put(&mut self, of: &Lowering, p: &Matmul, which: usize, out: &mut Emitted) -> Result<(), LowerError> {
+    fn put(&mut self, kernel: &Lowering, p: &Matmul, which: usize, out: &mut Emitted) -> Result<(), LowerError> {
         self.slot = Slot::Scratch(out.scratch.len() as u32);
-        *out = std::mem::take(out).then(self.step(of, p, which)?);
+        *out = std::mem::take(out).then(self.step(kernel, p, which)?);
         out.scratch.push(Type::new(self.dtype, [self.parts * self.count()]));
         Ok(())
     }
     /// The launch that makes the copy.
-    fn step(&self, of: &Lowering, p: &Matmul, which: usize) -> Result<Emitted, LowerError> {
+    fn step(&self, kernel: &Lowering, p: &Matmul, which: usize) -> Result<Emitted, LowerError> {
         // Batch axes that the copy does not have stay at 0.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
@@ -321,7 +321,7 @@ impl Copied {
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
             // In the operand's own order: (m, k) on the left, (k, n) on the right.
             let at = if self.deep == (which == 0) { axes.to_vec() } else { swapped(axes.to_vec()) };
-            let mut r = of.resolver();
+            let mut r = kernel.resolver();
             let inside = axes.last().filter(|_| space.last() != Some(&row)).map(|e| Guard {
                 expr: e.clone(),
                 lo: 0,
@@ -350,7 +350,7 @@ impl Copied {
             let stores = (0..self.parts).map(&mut store).collect();
             Ok(Scene { dag: r.dag, stores })
         };
-        launch::points(of, ["left", "right"][which], &space, &scene)
+        launch::points(kernel, ["left", "right"][which], &space, &scene)
     }
 }
 

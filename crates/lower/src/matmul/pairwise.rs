@@ -32,20 +32,24 @@ struct Found {
 }
 
 /// Whether pairs of rows are tiled as a matmul.
-pub fn applies(of: &Lowering, machine: &Hardware) -> bool {
-    machine.arch.is_gpu() && of.schedule.is_none() && !machine.contract.batch_invariant && find(of.graph).is_some()
+pub fn applies(kernel: &Lowering, machine: &Hardware) -> bool {
+    machine.arch.is_gpu()
+        && kernel.schedule.is_none()
+        && !machine.contract.batch_invariant
+        && find(kernel.graph).is_some()
 }
 
 /// By the schedule of a matmul.
-pub fn lower(of: &Lowering, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
-    with(of, machine, |p| matmul::lower(of, p, machine, asked))?
+pub fn lower(kernel: &Lowering, machine: &Hardware, asked: &TiledMatmul) -> Result<Emitted, LowerError> {
+    with(kernel, machine, |p| matmul::lower(kernel, p, machine, asked))?
 }
 
 /// Calls `then` with the pairs as a matmul.
-pub fn with<T>(of: &Lowering, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Result<T, LowerError> {
-    let found = find(of.graph).filter(|_| applies(of, machine));
-    let found = found.ok_or_else(|| of.unsupported("it has the schedule of a kernel that multiplies, and does not"))?;
-    let (g, p) = (of.graph, &found.pairs);
+pub fn with<T>(kernel: &Lowering, machine: &Hardware, then: impl FnOnce(&Matmul) -> T) -> Result<T, LowerError> {
+    let found = find(kernel.graph).filter(|_| applies(kernel, machine));
+    let found =
+        found.ok_or_else(|| kernel.unsupported("it has the schedule of a kernel that multiplies, and does not"))?;
+    let (g, p) = (kernel.graph, &found.pairs);
     // An index along each axis of the pairs, from the axes that an operand has.
     let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {
         let mut ix = vec![Expr::default(); found.shape.len()];

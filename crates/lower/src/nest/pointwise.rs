@@ -11,8 +11,8 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with a nest for each number of elements that outputs of a body have.
-pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let (name, body) = (of.name, of.graph);
+pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let (name, body) = (source.name, source.graph);
     let mut left: Vec<usize> = (0..body.outputs.len()).collect();
     let mut nests = 0;
     while let Some(&first) = left.first() {
@@ -26,16 +26,16 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
         let name = if nests == 0 { name.to_string() } else { format!("{name}_{nests}") };
         nests += 1;
         let shape = body.shape(body.outputs[first]).to_vec();
-        let at = |s: &Space| outputs(of, &group, &s.axes, &shape);
+        let at = |s: &Space| outputs(source, &group, &s.axes, &shape);
         let nest = Nest::new(&name, Space::new(&shape, &vec![false; shape.len()]), &at, machine)?;
-        f(&nest.of_body(of.graph))?;
+        f(&nest.of_body(source.graph))?;
     }
     Ok(())
 }
 
 /// The outputs `group` of a body at a point of `shape`, stored there.
-fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result<Scene, LowerError> {
-    let (mut r, body) = (of.resolver(), of.graph);
+fn outputs(source: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result<Scene, LowerError> {
+    let (mut r, body) = (source.resolver(), source.graph);
     let mut stores = vec![];
     let position = linear(axes, shape);
     for &i in group {

@@ -16,13 +16,14 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
-pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let (name, body) = (of.name, of.graph);
-    let Some(len) = row_len(of)? else { return pointwise::visit_nests(of, machine, f) };
+pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let (name, body) = (source.name, source.graph);
+    let Some(len) = row_len(source)? else { return pointwise::visit_nests(source, machine, f) };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
     // The first of the largest outputs, preferring one that depends on a reduction.
-    let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(of, *v) == Some(len));
+    let reduces =
+        |i: usize| reached(source, vec![body.outputs[i]]).iter().any(|v| reduced_len(source, *v) == Some(len));
     let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
         return Ok(());
     };
@@ -33,7 +34,7 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
     let extents = [&shape[..], &[len]].concat();
     let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
     let mut space = Space::new(&extents, &row_axes);
-    let alone = |s: &Space| driver_scene(of, driver, s, len);
+    let alone = |s: &Space| driver_scene(source, driver, s, len);
     let scene = space.refine(&alone)?;
     let row = space.row_ids();
     let deps = scene.dag.depends(&row);
@@ -62,15 +63,15 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
     let across_shape: Vec<usize> = across.iter().map(|c| c.extent).collect();
     let driver_axes = |axes: &[Expr]| -> Vec<Expr> {
         let parts = delinear_unbounded(&axes[kept.len()], &across_shape);
-        let of = |id: CoordId| {
+        let source = |id: CoordId| {
             let in_kept = kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
             in_kept.or_else(|| across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
         };
-        old_axes.iter().map(|e| e.substitute(&of)).collect()
+        old_axes.iter().map(|e| e.substitute(&source)).collect()
     };
     let kept_shape = extents[..kept.len()].to_vec();
     let all = |s: &Space| -> Result<Scene, LowerError> {
-        let mut r = of.resolver();
+        let mut r = source.resolver();
         r.row = Some(Row::of(s, &s.axes[kept.len()], len));
         let axes = driver_axes(&s.axes);
         let whole = linear(&axes, &shape);
@@ -85,7 +86,7 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
             } else if full && count(i) == rows {
                 &row_sized
             } else {
-                return Err(of.unsupported(format!(
+                return Err(source.unsupported(format!(
                     "outputs of {} and {} elements over rows of {len}",
                     count(driver),
                     count(i)
@@ -102,14 +103,14 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
         Ok(Scene { dag: r.dag, stores })
     };
     let space = Space::new(&extents, &row_axes);
-    f(&Nest::new(name, space, &all, machine)?.of_body(of.graph))
+    f(&Nest::new(name, space, &all, machine)?.of_body(source.graph))
 }
 
-fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {
-    let body = of.graph;
+fn driver_scene(source: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {
+    let body = source.graph;
     let v = body.outputs[driver];
     let Some((row, ix)) = space.axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
-    let mut r = of.resolver();
+    let mut r = source.resolver();
     r.row = Some(Row::of(space, row, len));
     let value = r.at(v, ix, &[])?;
     let at = linear(ix, body.shape(v));
@@ -119,38 +120,38 @@ fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<S
 
 /// The row length that all reductions of the body share. `None` if nothing is reduced (rows of one element do not
 /// count).
-pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
+pub fn row_len(body: &Body) -> Result<Option<usize>, LowerError> {
     let mut found: Option<usize> = None;
-    for v in needed(of) {
-        let Some(len) = reduced_len(of, v).filter(|&n| n > 1) else { continue };
+    for v in needed(body) {
+        let Some(len) = reduced_len(body, v).filter(|&n| n > 1) else { continue };
         if *found.get_or_insert(len) != len {
             let why = format!("reductions over rows of {len} and of {} elements", found.unwrap_or(0));
-            return Err(of.unsupported(why));
+            return Err(body.unsupported(why));
         }
     }
     Ok(found)
 }
 
 /// Values that the outputs depend on, not looking below the matmul.
-pub fn needed(of: &Body) -> Vec<ValueId> {
-    reached(of, of.graph.outputs.clone())
+pub fn needed(body: &Body) -> Vec<ValueId> {
+    reached(body, body.graph.outputs.clone())
 }
 /// Values that these depend on.
-fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
-    let mut seen = vec![false; of.graph.len()];
+fn reached(body: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
+    let mut seen = vec![false; body.graph.len()];
     while let Some(v) = open.pop() {
-        if of.is_matmul(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
+        if body.is_matmul(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
             continue;
         }
-        open.extend(of.graph.args(v));
+        open.extend(body.graph.args(v));
     }
-    of.graph.values().filter(|v| seen[v.0 as usize]).collect()
+    body.graph.values().filter(|v| seen[v.0 as usize]).collect()
 }
 
 /// Elements that one element of a value is reduced from, if it is a reduction.
-fn reduced_len(of: &Body, v: ValueId) -> Option<usize> {
-    let body = of.graph;
-    if let Some(part) = of.decomposed.get(v) {
+fn reduced_len(source: &Body, v: ValueId) -> Option<usize> {
+    let body = source.graph;
+    if let Some(part) = source.decomposed.get(v) {
         return part.values().find_map(|r| reduced_axes(part, r));
     }
     let args = body.args(v);

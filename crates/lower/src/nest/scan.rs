@@ -14,41 +14,41 @@ use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Calls `f` with the nests of a body with scans: one, unless they are over rows of one element.
-pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let body = of.graph;
+pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let body = source.graph;
     let mut lengths = body.values().filter_map(|v| match body.op(v) {
         Op::Scan { axis, .. } => Some(body.shape(v)[*axis]),
         _ => None,
     });
     let Some(len) = lengths.next() else {
-        return pointwise::visit_nests(of, machine, f);
+        return pointwise::visit_nests(source, machine, f);
     };
     if lengths.any(|l| l != len) {
-        return Err(of.unsupported("scans of different lengths"));
+        return Err(source.unsupported("scans of different lengths"));
     }
     let shape = body.outputs.first().map(|&v| body.shape(v).to_vec()).unwrap_or_default();
     let count: usize = shape.iter().product();
     if body.outputs.iter().any(|&v| body.ty(v).count() != count) {
-        return Err(of.unsupported("a scan with outputs of different sizes"));
+        return Err(source.unsupported("a scan with outputs of different sizes"));
     }
 
     // The index at which the first output reads the scan defines the row.
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
     let apart = || Some(Row::alone(Expr::coord(u32::MAX - 1, len), len));
-    let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, apart())?.0);
+    let first = |s: &Space| Ok(outputs(source, &s.axes, &shape, apart())?.0);
     space.refine(&first)?;
-    let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
+    let (_, positions) = outputs(source, &space.axes, &shape, apart())?;
     if len == 1 {
-        return pointwise::visit_nests(of, machine, f);
+        return pointwise::visit_nests(source, machine, f);
     }
     let at = positions.first().cloned().unwrap_or_default();
     if positions.iter().any(|p| *p != at) {
-        return Err(of.unsupported("scans in different directions or along different axes"));
+        return Err(source.unsupported("scans in different directions or along different axes"));
     }
     let row_id = u32::MAX;
     let whole = |i: &Inverse| i.guard.lo == 0 && i.guard.hi == len as i64 && i.gaps.is_empty();
     let Some(inverse) = invert(&at, &Expr::coord(row_id, len)).filter(whole) else {
-        return Err(of.unsupported("an output that needs only a part of a scan"));
+        return Err(source.unsupported("an output that needs only a part of a scan"));
     };
     let kept: Vec<_> = space.coords.iter().filter(|c| !inverse.coords.iter().any(|i| i.0 == c.id)).copied().collect();
     let old = space.axes.clone();
@@ -63,25 +63,25 @@ pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), L
             in_kept.or_else(|| inverse.coords.iter().find(|c| c.0 == id).map(|c| c.1.substitute(&of_row)))
         };
         let axes: Vec<Expr> = old.iter().map(|e| e.substitute(&coord)).collect();
-        let (scene, positions) = outputs(of, &axes, &shape, Some(Row::of(s, row, len)))?;
+        let (scene, positions) = outputs(source, &axes, &shape, Some(Row::of(s, row, len)))?;
         match positions.iter().all(|p| p == row) {
             true => Ok(scene),
-            false => Err(of.unsupported("a scan along an axis that views split")),
+            false => Err(source.unsupported("a scan along an axis that views split")),
         }
     };
-    f(&Nest::new(of.name, Space::new(&extents, &row_axes), &scene, machine)?.of_body(of.graph))
+    f(&Nest::new(source.name, Space::new(&extents, &row_axes), &scene, machine)?.of_body(source.graph))
 }
 
-fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {
-    let mut r = of.resolver();
+fn outputs(body: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {
+    let mut r = body.resolver();
     r.row = row;
     let position = linear(axes, shape);
     let mut stores = vec![];
-    for (i, &v) in of.graph.outputs.iter().enumerate() {
-        let ix = delinear(&position, of.graph.shape(v));
+    for (i, &v) in body.graph.outputs.iter().enumerate() {
+        let ix = delinear(&position, body.graph.shape(v));
         let value = r.at(v, &ix, &[])?;
-        let at = linear(&ix, of.graph.shape(v));
-        stores.push(Store::new(Slot::Output(i as u32), of.graph.dtype(v), at, value));
+        let at = linear(&ix, body.graph.shape(v));
+        stores.push(Store::new(Slot::Output(i as u32), body.graph.dtype(v), at, value));
     }
     Ok((Scene { dag: r.dag, stores }, r.scan_at))
 }

@@ -42,8 +42,8 @@ pub enum Target {
 }
 
 /// Calls `f` with the nests of a scatter that writes all elements at once.
-pub fn visit_nests(of: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let s = Scatter::of(of)?;
+pub fn visit_nests(body: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
+    let s = Scatter::of(body)?;
     match s.at_once(machine) {
         Some(target) if !s.walked.contains(&0) => s.nests(target, machine, f),
         _ => Ok(()),

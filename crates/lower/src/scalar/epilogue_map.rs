@@ -72,23 +72,23 @@ fn stand_in(i: usize, extent: usize) -> Expr {
 /// radix), or reads several of its elements. The two elements of a dual GEMM are solved for the first.
 /// `row`: length of the rows that the epilogue reduces. An output along the row is solved for its own element; an
 /// output with one value per row is stored once for all columns.
-pub fn outputs(of: &Body, dims: &[usize], positions: Positions, row: Option<usize>) -> Option<Vec<Placed>> {
-    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, positions, row)).collect()
+pub fn outputs(body: &Body, dims: &[usize], positions: Positions, row: Option<usize>) -> Option<Vec<Placed>> {
+    (0..body.graph.outputs.len()).map(|i| output(body, i, dims, positions, row)).collect()
 }
 
 /// [`outputs`] for one output.
 pub fn output(
-    of: &Body,
+    body: &Body,
     i: usize,
     dims: &[usize],
     Positions { place, lattice }: Positions,
     row: Option<usize>,
 ) -> Option<Placed> {
-    let g = of.graph;
+    let g = body.graph;
     let out = g.outputs[i];
     let rank = g.shape(out).len();
     let resolve = |s: &Space| -> Result<Scene, LowerError> {
-        let mut r = of.resolver();
+        let mut r = body.resolver();
         r.row = row.zip(s.axes.get(rank)).map(|(len, along)| Row::of(s, along, len));
         let value = r.at(out, &s.axes[..rank], &[])?;
         // The dimensions are part of the scene, so that the space is split for them too.
@@ -102,7 +102,7 @@ pub fn output(
     };
     let extents: Vec<usize> = g.shape(out).iter().copied().chain(row).collect();
     let mut space = Space::new(&extents, &(0..extents.len()).map(|axis| axis == rank).collect::<Vec<_>>());
-    let left = on_lattice(of, out, &mut space, lattice)?;
+    let left = on_lattice(body, out, &mut space, lattice)?;
     let scene = space.refine(&resolve).ok()?;
     let value = scene.stores.first()?.value;
     let all = anchors(&scene.dag, &[value]);
@@ -143,11 +143,11 @@ pub fn output(
 
 /// Restricts a space of the output's axes to those positions of the matmul that a lattice has; gives the axes on which some of them
 /// are out of bounds. `None` if a position of the output is not one of the matmul, up to a constant.
-pub fn on_lattice(of: &Body, out: ValueId, space: &mut Space, lattice: &[Lattice]) -> Option<Vec<usize>> {
+pub fn on_lattice(body: &Body, out: ValueId, space: &mut Space, lattice: &[Lattice]) -> Option<Vec<usize>> {
     if lattice.is_empty() {
         return Some(vec![]);
     }
-    let mut r = of.resolver();
+    let mut r = body.resolver();
     let value = r.at(out, &space.axes, &[]).ok()?;
     let [at] = &anchors(&r.dag, &[value])[..] else { return None };
     lattice.iter().map(|l| l.restrict(space, at.get(l.axis)?)).collect()
@@ -190,12 +190,12 @@ impl Placed {
 }
 
 /// Whether every output reads the matmul `v` at two elements that lie `half` columns apart.
-pub fn reads_halves(of: &Body, v: ValueId, half: usize) -> bool {
-    let g = of.graph;
-    let of = Body { matmul: Some((v, MatmulSource::Node)), ..*of };
+pub fn reads_halves(body: &Body, v: ValueId, half: usize) -> bool {
+    let g = body.graph;
+    let body = Body { matmul: Some((v, MatmulSource::Node)), ..*body };
     g.outputs.iter().all(|&out| {
         let space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
-        let mut r = of.resolver();
+        let mut r = body.resolver();
         let Ok(value) = r.at(out, &space.axes, &[]) else { return false };
         matches!(&anchors(&r.dag, &[value])[..], [a, b] if first_of_pair(a, b, half).is_some())
     })

@@ -17,9 +17,9 @@ pub struct Sizes {
     pub e: usize,
 }
 
-pub fn sizes(of: &Body, v: ValueId) -> Sizes {
-    let args = of.graph.args(v);
-    let (q, k, w) = (of.graph.shape(args[0]), of.graph.shape(args[1]), of.graph.shape(args[2]));
+pub fn sizes(body: &Body, v: ValueId) -> Sizes {
+    let args = body.graph.args(v);
+    let (q, k, w) = (body.graph.shape(args[0]), body.graph.shape(args[1]), body.graph.shape(args[2]));
     let n = q.len();
     Sizes {
         batch: q[..n - 3].to_vec(),

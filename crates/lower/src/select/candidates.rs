@@ -53,8 +53,8 @@ pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> 
             return Ok(Chosen { schedule: Some(schedule), us });
         }
     }
-    let first = |of: &Lowering, nest: &Nest| Ok((of.launch(nest.name), propose::cheapest(nest)?));
-    let nests = each_nest(kernel, machine, &first)?;
+    let cheapest = |lowering: &Lowering, nest: &Nest| Ok((lowering.launch(nest.name), propose::cheapest(nest)?));
+    let nests = each_nest(kernel, machine, &cheapest)?;
     let us = (machine.arch.is_gpu() && !nests.is_empty()).then(|| nests.iter().map(|n| n.1.1.us).sum());
     let schedule = match &nests[..] {
         [] => None,
@@ -146,7 +146,9 @@ fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price
 /// Whether a matmul has at most so many rows or columns.
 fn is_few(kernel: &Kernel, machine: &Machine, most: usize) -> Result<bool, LowerError> {
     let is_matmul = kernel.kind == KernelKind::Gemm && machine.arch.is_gpu();
-    let few = |of: &Lowering| Ok(unsupported_as_none(select::gemm::least(of, of.machine))?.is_some_and(|n| n <= most));
+    let few = |lowering: &Lowering| {
+        Ok(unsupported_as_none(select::gemm::least(lowering, lowering.machine))?.is_some_and(|n| n <= most))
+    };
     Ok(is_matmul && with(kernel, machine, few)?)
 }
 
@@ -156,11 +158,11 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     if multiplies(kernel, machine)? && lowered(kernel, machine)?.matmul_schedule.is_some() {
         return Ok(None);
     }
-    let of = |_: &Lowering, nest: &Nest| {
+    let schedules = |_: &Lowering, nest: &Nest| {
         let schedules = propose::schedules(nest)?;
         Ok(Scheduled { facts: features::NestFeatures::of(nest), schedules })
     };
-    only_nest(kernel, machine, &of)
+    only_nest(kernel, machine, &schedules)
 }
 
 /// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where there are none. Of a
@@ -172,10 +174,10 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
     all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     let Some(first) = made.map(|made| made.schedule()) else {
-        let of = |of: &Lowering, nest: &Nest| {
-            Ok(PricedLaunch { name: of.launch(nest.name), schedules: propose::schedules(nest)? })
+        let launch = |lowering: &Lowering, nest: &Nest| {
+            Ok(PricedLaunch { name: lowering.launch(nest.name), schedules: propose::schedules(nest)? })
         };
-        let mut nests = each_nest(kernel, machine, &of)?;
+        let mut nests = each_nest(kernel, machine, &launch)?;
         return Ok(match nests.len() {
             0 => vec![],
             1 => nests.swap_remove(0).schedules.into_iter().chain(all).collect(),
@@ -252,21 +254,21 @@ pub fn priced(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result
         let all = schedules(kernel, machine)?;
         // The number of resident blocks is that of the machine where it is not given.
         let resident = schedule.steps.iter().any(|s| matches!(s, Step::Persist(_)));
-        let key = |of: &Schedule| -> Schedule {
+        let key = |schedule: &Schedule| -> Schedule {
             let kept = |s: &&Step| resident || !matches!(s, Step::Persist(_));
-            unstaged(of).steps.iter().filter(kept).cloned().collect()
+            unstaged(schedule).steps.iter().filter(kept).cloned().collect()
         };
         let found = all.iter().find(|c| key(&c.0) == key(schedule)).map(|c| c.1);
         return Ok(found);
     }
     let kernel = &Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
-    let of = |of: &Lowering, nest: &Nest| match of.stated(nest) {
+    let price = |lowering: &Lowering, nest: &Nest| match lowering.stated(nest) {
         Some(Stated::Main(stated) | Stated::Launch(stated)) => {
             propose::price_of(nest, &features::NestFeatures::of(nest), &stated)
         }
         None => Ok(propose::cheapest(nest)?.1),
     };
-    Ok(each_nest(kernel, machine, &of)?.into_iter().reduce(|a, b| a + b))
+    Ok(each_nest(kernel, machine, &price)?.into_iter().reduce(|a, b| a + b))
 }
 
 /// A schedule without what its price does not depend on, or follows from memory that is left.

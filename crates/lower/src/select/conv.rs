@@ -15,22 +15,22 @@ use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, TiledMatmul};
 use kiln_plan::{Engine, Hardware, Precision};
 
 /// Schedules of a convolution on a GPU, with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
-    let (v, c) = find(of)?;
+pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    let (v, c) = find(kernel)?;
     if is_small(&c) {
         return Ok(vec![]);
     }
     let mut all = vec![];
     if !c.transposed {
-        all = products(of, v, (&c, &[]), machine)?;
+        all = products(kernel, v, (&c, &[]), machine)?;
     } else {
-        let ways = (0..=c.stride.len()).map(|joined| (joined, parts(of, v, &c, machine, joined)));
+        let ways = (0..=c.stride.len()).map(|joined| (joined, parts(kernel, v, &c, machine, joined)));
         let ways: Vec<(usize, Option<Vec<Part>>)> = ways.collect();
         if ways.iter().all(|w| w.1.is_none()) {
-            return by_columns(of, v, &mut |of| gemm_candidates(of, machine));
+            return by_columns(kernel, v, &mut |kernel| gemm_candidates(kernel, machine));
         }
         for (joined, parts) in ways.iter().filter_map(|(joined, parts)| Some((*joined, parts.as_ref()?))) {
-            let found = candidates_in_parts(of, v, (&c, parts), machine)?;
+            let found = candidates_in_parts(kernel, v, (&c, parts), machine)?;
             let one = |(p, us): (TiledMatmul, f64)| (TiledMatmul { form: MatmulForm { joined, ..p.form }, ..p }, us);
             // Only tensor cores have arithmetic to spare, and exact sums take no zeros.
             all.extend(found.into_iter().filter(|(p, _)| p.tile.engine == Engine::Wgmma || joined == 0).map(one));
@@ -41,54 +41,54 @@ pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedu
 
 /// Schedules of a convolution that is one launch; `lattice`: where its results are.
 fn products(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
     match images(c) {
-        Images::Each => by_patches(of, v, (c, lattice), (machine, Images::Each), &|p| {
-            let mut all = matmul_candidates(of, p, machine)?;
+        Images::Each => by_patches(kernel, v, (c, lattice), (machine, Images::Each), &|p| {
+            let mut all = matmul_candidates(kernel, p, machine)?;
             if p.precision == Precision::Tf32 && machine.arch.has_wgmma() {
-                all.extend(p.with_swapped(|p| swapped_candidates(of, p, machine))?);
+                all.extend(p.with_swapped(|p| swapped_candidates(kernel, p, machine))?);
             }
             Ok(all)
         }),
-        Images::All => window_products(of, v, (c, lattice), machine, Input::Read),
+        Images::All => window_products(kernel, v, (c, lattice), machine, Input::Read),
     }
 }
 
 /// The same, for the matmul with patches of all images.
 fn window_products(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     (c, lattice): (&Conv, &[Lattice]),
     machine: &Hardware,
     input: Input,
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-    by_patches(of, v, (c, lattice), (machine, Images::All), &|p| {
-        let mut all = implicit_gemm_products(of, c, p, machine, input)?;
-        all.extend(matmul_candidates(of, p, machine)?);
+    by_patches(kernel, v, (c, lattice), (machine, Images::All), &|p| {
+        let mut all = implicit_gemm_products(kernel, c, p, machine, input)?;
+        all.extend(matmul_candidates(kernel, p, machine)?);
         Ok(all)
     })
 }
 
 /// Schedules of a transposed convolution in parts: those of its largest part, at the sum of what all parts are predicted to take.
 fn candidates_in_parts(
-    of: &Lowering,
+    kernel: &Lowering,
     v: ValueId,
     (c, parts): (&Conv, &[Part]),
     machine: &Hardware,
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
     if let [whole] = parts {
-        return products(of, v, (&whole.conv(c), &whole.lattice(c)), machine);
+        return products(kernel, v, (&whole.conv(c), &whole.lattice(c)), machine);
     }
-    let of_part = |p: &Part, input| window_products(of, v, (&p.conv(c), &p.lattice(c)), machine, input);
+    let of_part = |p: &Part, input| window_products(kernel, v, (&p.conv(c), &p.lattice(c)), machine, input);
     let mut all = of_part(&parts[0], Input::Read)?;
     all.retain(|a| is_shared(&a.0));
     for part in &parts[1..] {
         if part.window_points() == 0 {
-            let us = without_sums_us(of, &part.conv(c), &part.lattice(c), machine);
+            let us = without_sums_us(kernel, &part.conv(c), &part.lattice(c), machine);
             all.iter_mut().for_each(|a| a.1 += us);
             continue;
         }
@@ -106,45 +106,45 @@ fn candidates_in_parts(
 }
 
 /// Predicted microseconds of [`crate::matmul::conv::without_sums`] for this part.
-fn without_sums_us(of: &Lowering, part: &Conv, lattice: &[Lattice], machine: &Hardware) -> f64 {
+fn without_sums_us(kernel: &Lowering, part: &Conv, lattice: &[Lattice], machine: &Hardware) -> f64 {
     let elements: usize = part.out.iter().product();
     let sent = |out: &ValueId| {
-        let bytes = of.graph.dtype(*out).bytes();
+        let bytes = kernel.graph.dtype(*out).bytes();
         (elements * bytes) as f64 * epilogue_map::sectors(lattice, part.out.len() - 1, bytes)
     };
-    let bytes: f64 = of.graph.outputs.iter().map(sent).sum();
+    let bytes: f64 = kernel.graph.outputs.iter().map(sent).sum();
     (machine.gemm.dependent_launch + bytes / machine.gemm.read) / machine.units.clock * 1e6
 }
 
 /// Schedules with the microseconds they are predicted to take, the copies included.
 fn implicit_gemm_products(
-    of: &Lowering,
+    kernel: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
     input: Input,
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
     let mut all = vec![];
-    for folded in folds(c, matmul::operand_dtype(of, by_patches.v)) {
-        all.extend(folded_candidates(of, c, by_patches, machine, (input, folded))?);
+    for folded in folds(c, matmul::operand_dtype(kernel, by_patches.v)) {
+        all.extend(folded_candidates(kernel, c, by_patches, machine, (input, folded))?);
     }
     Ok(all)
 }
 
 fn folded_candidates(
-    of: &Lowering,
+    kernel: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
     (input, folded): (Input, usize),
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-    let found = implicit_gemm::with(of, c, by_patches, (machine, Slot::Scratch(1), folded), &|w, matmul| {
+    let found = implicit_gemm::with(kernel, c, by_patches, (machine, Slot::Scratch(1), folded), &|w, matmul| {
         let (precision, launches) = (matmul.precision, w.copies(input));
         let way = Way { copies: [false; 2], precision, rounded: false, sides: [DEEP; 2], launches };
         let one = |(p, us): (TiledMatmul, f64)| {
             (TiledMatmul { form: MatmulForm { implicit: true, folded, ..p.form }, ..p }, us)
         };
-        Ok(staged(of, matmul, &way, &epilogues(of, matmul)?).into_iter().map(one).collect())
+        Ok(staged(kernel, matmul, &way, &epilogues(kernel, matmul)?).into_iter().map(one).collect())
     });
     Ok(found?.unwrap_or_default())
 }

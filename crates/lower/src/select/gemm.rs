@@ -13,22 +13,22 @@ use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
 use kiln_plan::{Hardware, Precision};
 
 /// The number of rows or that of columns, whichever is less; under a batch-invariant contract that of columns.
-pub fn least(of: &Lowering, machine: &Hardware) -> Result<usize, LowerError> {
-    let Found { d, .. } = find(of, machine)?;
+pub fn least(kernel: &Lowering, machine: &Hardware) -> Result<usize, LowerError> {
+    let Found { d, .. } = find(kernel, machine)?;
     Ok(if machine.contract.batch_invariant { d.n } else { d.m.min(d.n) })
 }
 
 /// Schedules of the kernel's matmul on a GPU, with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
-    let g = of.graph;
-    let Found { v, dual, d } = find(of, machine)?;
+pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    let g = kernel.graph;
+    let Found { v, dual, d } = find(kernel, machine)?;
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
     let all_of = |(dual, swap): (Option<Second>, bool), d: &Dims| -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-        let mut all = on_gpu(of, (v, dual, swap), d, |p| match swap {
-            true => swapped_candidates(of, p, machine),
-            false => matmul_candidates(of, p, machine),
+        let mut all = on_gpu(kernel, (v, dual, swap), d, |p| match swap {
+            true => swapped_candidates(kernel, p, machine),
+            false => matmul_candidates(kernel, p, machine),
         })?;
         let halves = matches!(dual, Some(Second::Half(_)));
         all.iter_mut().for_each(|c| (c.0.form.swap, c.0.form.dual) = (swap, halves));
@@ -38,7 +38,7 @@ pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedu
     if let Some(Second::Half(_)) = dual {
         all.extend(all_of((None, false), &whole(&d, dual))?);
     }
-    if dual.is_none() && may_swap(of, v, &d) {
+    if dual.is_none() && may_swap(kernel, v, &d) {
         all.extend(all_of((None, true), &d)?);
     }
     let mut all: Vec<(MatmulSchedule, f64)> = all.into_iter().map(|(p, us)| (MatmulSchedule::Matmul(p), us)).collect();
@@ -46,10 +46,10 @@ pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedu
     // Operands that are not both K-major.
     let other =
         |m: &MatmulSchedule| matches!(m, MatmulSchedule::Matmul(p) if p.form.copies.contains(&true) || p.form.swap);
-    let share = library::share(of, v, &whole(&d, dual), other(&best.0));
+    let share = library::share(kernel, v, &whole(&d, dual), other(&best.0));
     // It was measured beside warpgroups.
     let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
-    let of_library = Lowering { multiply: Some(MatmulSchedule::Library), ..*of };
+    let of_library = Lowering { multiply: Some(MatmulSchedule::Library), ..*kernel };
     if let Some(steps) = unsupported_as_none(lower(&of_library, machine))? {
         all.push((MatmulSchedule::Library, library::us(&of_library, &whole(&d, dual), &steps, best.1 * share)));
     }
@@ -57,8 +57,8 @@ pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedu
 }
 
 /// Whether the operands may be swapped: those of a skinny GEMM, so that its few rows are columns, or in tf32.
-fn may_swap(of: &Lowering, v: ValueId, d: &Dims) -> bool {
-    let skinny = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= MAX_SKINNY_ROWS;
-    let applies = skinny || matmul::precision(of, v) == Precision::Tf32;
-    applies && !of.machine.contract.batch_invariant && of.machine.arch.has_wgmma()
+fn may_swap(kernel: &Lowering, v: ValueId, d: &Dims) -> bool {
+    let skinny = matches!(kernel.graph.dtype(v), DType::Bf16 | DType::F16) && d.m <= MAX_SKINNY_ROWS;
+    let applies = skinny || matmul::precision(kernel, v) == Precision::Tf32;
+    applies && !kernel.machine.contract.batch_invariant && kernel.machine.arch.has_wgmma()
 }

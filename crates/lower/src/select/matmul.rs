@@ -28,36 +28,36 @@ pub struct Epilogue {
 }
 
 /// The places where a matmul's epilogue can be computed.
-pub fn epilogues(of: &Lowering, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
-    let in_tiles = fused(of, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
+pub fn epilogues(kernel: &Lowering, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
+    let in_tiles = fused(kernel, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
     // The halves of one matmul are no values that can be stored.
     let is_stored = p.values().count() == p.sums();
     let apart = is_stored && (p.row.is_some() || in_tiles.is_none());
-    let stored = Through { stored: vec![of.graph.dtype(p.v).compute().bytes()], prefetched: false };
+    let stored = Through { stored: vec![kernel.graph.dtype(p.v).compute().bytes()], prefetched: false };
     let apart = apart.then_some(Epilogue { row: None, apart: true, through: stored });
     Ok(in_tiles.into_iter().chain(apart).collect())
 }
 
 /// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
-fn fused(of: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
-    let Some(placed) = fitting(of, p) else { return Ok(None) };
+fn fused(kernel: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
+    let Some(placed) = fitting(kernel, p) else { return Ok(None) };
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let rows = p.batch.len() as CoordId;
-    let Some((dag, stores)) = unsupported_as_none(epilogue(of, p, &placed, &axes))? else { return Ok(None) };
+    let Some((dag, stores)) = unsupported_as_none(epilogue(kernel, p, &placed, &axes))? else { return Ok(None) };
     let scene = Scene { dag, stores };
     let sums = accumulators(&scene, p.sums());
     Ok(sums.map(|_| through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
 }
 
 /// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
-pub fn candidates(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-    let (dtype, epilogues) = (operand_dtype(of, p.v), epilogues(of, p)?);
+pub fn candidates(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
+    let (dtype, epilogues) = (operand_dtype(kernel, p.v), epilogues(kernel, p)?);
     let mut all = vec![];
-    for way in matmul_operands::ways(of, p, machine)? {
-        all.extend(staged(of, p, &way, &epilogues));
+    for way in matmul_operands::ways(kernel, p, machine)? {
+        all.extend(staged(kernel, p, &way, &epilogues));
     }
-    let rows = matmul_operands::rows(of, p)?;
+    let rows = matmul_operands::rows(kernel, p)?;
     for e in &epilogues {
         let p = &Matmul { batch: p.batch.clone(), row: e.row, ..*p };
         let after = if e.apart { separate(p) } else { 0.0 };
@@ -73,21 +73,21 @@ pub fn candidates(of: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(
 /// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are
 /// as narrow as the matmul is. In tf32 that is for left operands which tensor cores take from registers.
 pub fn swapped_candidates(
-    of: &Lowering,
+    kernel: &Lowering,
     p: &Matmul,
     machine: &Hardware,
 ) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-    let epilogues = epilogues(of, p)?;
+    let epilogues = epilogues(kernel, p)?;
     let tf32 = p.precision == Precision::Tf32;
-    let mut ways = matmul_operands::ways(of, p, machine)?;
+    let mut ways = matmul_operands::ways(kernel, p, machine)?;
     ways.retain(|way| !tf32 || way.rounded || majors(way.sides) == [Major::Outer, Major::Depth]);
-    let mut all: Vec<(TiledMatmul, f64)> = ways.iter().flat_map(|way| staged(of, p, way, &epilogues)).collect();
+    let mut all: Vec<(TiledMatmul, f64)> = ways.iter().flat_map(|way| staged(kernel, p, way, &epilogues)).collect();
     all.iter_mut().for_each(|c| c.0.form.swap = true);
     Ok(all)
 }
 
 /// The same in tiles whose operands are staged in shared memory, which get them in this way.
-pub fn staged(of: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(TiledMatmul, f64)> {
+pub fn staged(kernel: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> Vec<(TiledMatmul, f64)> {
     let mut all = vec![];
     for e in epilogues {
         let &Way { precision, rounded, .. } = way;
@@ -95,7 +95,7 @@ pub fn staged(of: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) -> V
         let p = &Matmul { batch: p.batch.clone(), precision, rounded, row: e.row, ..*p };
         // The launch that sums slices computes the epilogue wherever it is.
         let most = if e.apart && epilogues.len() > 1 { 1 } else { SLICES };
-        for (slices, tile, cycles) in wgmma_tiles(p, operand_dtype(of, p.v), way.sides, &e.through, most) {
+        for (slices, tile, cycles) in wgmma_tiles(p, operand_dtype(kernel, p.v), way.sides, &e.through, most) {
             let apart = e.apart && slices == 1;
             let form = MatmulForm { copies: way.copies, slices, separate_epilogue: apart, ..MatmulForm::default() };
             let after = if apart { separate(p) } else { 0.0 };

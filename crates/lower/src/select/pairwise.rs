@@ -7,7 +7,7 @@ use kiln_plan::Hardware;
 use kiln_plan::matmul_schedule::MatmulSchedule;
 
 /// Schedules with the microseconds they are predicted to take. Not all of them fit.
-pub fn candidates(of: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
-    let all = pairwise::with(of, machine, |p| matmul_candidates(of, p, machine))??;
+pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    let all = pairwise::with(kernel, machine, |p| matmul_candidates(kernel, p, machine))??;
     Ok(all.into_iter().map(|(p, us)| (MatmulSchedule::Matmul(p), us)).collect())
 }

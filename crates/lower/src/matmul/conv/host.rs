@@ -55,9 +55,9 @@ impl Conv {
     }
 }
 
-pub fn lower(of: &Lowering, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
+pub fn lower(kernel: &Lowering, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let (n, dims) = (c.x_shape[0], 0..c.stride.len());
-    let mut h = Host::new(*of);
+    let mut h = Host::new(*kernel);
     let weight = c.weight(&mut h)?;
     let reach = |d: usize| (c.out[d + 2].max(1) - 1) * c.stride[d] + (c.w_shape[d + 2] - 1) * c.dilation[d] + 1;
     let x = match c.padding.iter().any(|&p| p > 0) {
@@ -76,16 +76,16 @@ pub fn lower(of: &Lowering, v: ValueId, c: &Conv) -> Result<Emitted, LowerError>
         batch_strides: vec![image, c.cout * c.points],
     };
     let (batch, wide) = if together.is_some() { (1, n * c.points) } else { (n, c.points) };
-    h.gemm(of.graph.dtype(v), place.1, &[batch, c.groups, c.cout, wide], c.k, [weight, patches, result]);
+    h.gemm(kernel.graph.dtype(v), place.1, &[batch, c.groups, c.cout, wide], c.k, [weight, patches, result]);
     h.finish(v, place)
 }
 
 /// A transposed convolution in parts, all of which read one copy of the input.
-pub fn transposed(of: &Lowering, v: ValueId, c: &Conv, parts: &[Part]) -> Result<Emitted, LowerError> {
+pub fn transposed(kernel: &Lowering, v: ValueId, c: &Conv, parts: &[Part]) -> Result<Emitted, LowerError> {
     let parts: Vec<Part> = parts.iter().flat_map(|p| p.within_ranges(c)).collect();
-    let names: Vec<String> = (0..parts.len()).map(|n| format!("{}_part{n}", of.name)).collect();
-    let mut h = Host::new(*of);
-    let Some(first) = parts.first() else { return Err(of.unsupported("a transposed convolution without results")) };
+    let names: Vec<String> = (0..parts.len()).map(|n| format!("{}_part{n}", kernel.name)).collect();
+    let mut h = Host::new(*kernel);
+    let Some(first) = parts.first() else { return Err(kernel.unsupported("a transposed convolution without results")) };
     let positions: Vec<usize> = (0..c.stride.len()).map(|d| first.extent(c, d) + first.reach[d]).collect();
     let x = c.padded(&mut h, &first.front, &positions)?;
     let place = h.destination(v)?;
@@ -101,7 +101,7 @@ pub fn transposed(of: &Lowering, v: ValueId, c: &Conv, parts: &[Part]) -> Result
             _ => with_terms(&mut h, (v, c), part, &ranges, (&x, place))?,
         }
     }
-    h.of.body.name = of.name;
+    h.of.body.name = kernel.name;
     h.finish(v, place)
 }
 

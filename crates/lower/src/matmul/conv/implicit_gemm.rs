@@ -77,18 +77,18 @@ pub struct Windows<'a> {
 
 /// The implicit GEMM of a convolution (`by_patches`: as an im2col matmul), by a schedule.
 pub fn lower(
-    of: &Lowering,
+    kernel: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
     asked: &TiledMatmul,
 ) -> Result<Emitted, LowerError> {
-    part(of, c, by_patches, machine, asked, Emitted::default())
+    part(kernel, c, by_patches, machine, asked, Emitted::default())
 }
 
 /// One of several parts of a transposed convolution, after the others in `before`.
 pub fn part(
-    of: &Lowering,
+    kernel: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     machine: &Hardware,
@@ -97,20 +97,20 @@ pub fn part(
 ) -> Result<Emitted, LowerError> {
     let weight = Slot::Scratch(before.scratch.len().max(1) as u32);
     let folded = asked.form.folded;
-    let lowered = with(of, c, by_patches, (machine, weight, folded), &|w, matmul| {
+    let lowered = with(kernel, c, by_patches, (machine, weight, folded), &|w, matmul| {
         let [input, weight] = w.scratch();
         let mut out = before.clone();
         if out.scratch.is_empty() {
-            out = w.copy_input(of)?;
+            out = w.copy_input(kernel)?;
             out.scratch.push(input);
         }
-        out = out.then(w.copy_weight(of)?);
+        out = out.then(w.copy_weight(kernel)?);
         out.scratch.push(weight);
-        matmul::with_operands(of, matmul, machine, asked, out)
+        matmul::with_operands(kernel, matmul, machine, asked, out)
     })?;
     let Some(out) = lowered else {
-        let ways = folds(c, matmul::operand_dtype(of, by_patches.v));
-        return Err(of.unsupported(match ways.contains(&folded) {
+        let ways = folds(c, matmul::operand_dtype(kernel, by_patches.v));
+        return Err(kernel.unsupported(match ways.contains(&folded) {
             true => format!("`{}` does not fit: {NEEDS}", Step::ImplicitGemm),
             false => {
                 let counts: Vec<String> = ways.into_iter().skip(1).map(|n| n.to_string()).collect();
@@ -145,13 +145,13 @@ type Then<'a, T> = &'a dyn Fn(&Windows, &Matmul) -> Result<T, LowerError>;
 
 /// Calls `then` with the implicit GEMM, where there is one.
 pub fn with<T>(
-    of: &Lowering,
+    kernel: &Lowering,
     c: &Conv,
     by_patches: &Matmul,
     (machine, weight, folded): (&Hardware, Slot, usize),
     then: Then<T>,
 ) -> Result<Option<T>, LowerError> {
-    let dtype = matmul::operand_dtype(of, by_patches.v);
+    let dtype = matmul::operand_dtype(kernel, by_patches.v);
     // Exact f32 wants M-major and N-major operands, in which tiles cannot be shifted by a point: their starts are
     // multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
@@ -270,7 +270,7 @@ impl<'a> Windows<'a> {
     fn images(&self) -> Vec<usize> {
         [&self.c.x_shape[..1], &self.padded[..]].concat()
     }
-    fn copy_input(&self, of: &Lowering) -> Result<Emitted, LowerError> {
+    fn copy_input(&self, kernel: &Lowering) -> Result<Emitted, LowerError> {
         let (c, (inner, outer)) = (self.c, self.inner_and_outer_phases());
         let last = outer.len();
         // Positions along the innermost axis are one axis, in the order of the input.
@@ -296,11 +296,11 @@ impl<'a> Windows<'a> {
                 bounds.push((position.clone(), 0, c.x_shape[d + 2] as i64));
                 ix.push(position);
             }
-            self.copy(of, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
+            self.copy(kernel, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
         };
-        launch::points(of, "input", &space, &scene)
+        launch::points(kernel, "input", &space, &scene)
     }
-    fn copy_weight(&self, of: &Lowering) -> Result<Emitted, LowerError> {
+    fn copy_weight(&self, kernel: &Lowering) -> Result<Emitted, LowerError> {
         let c = self.c;
         let space = [&[c.groups, c.cout], &self.window[..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -311,21 +311,21 @@ impl<'a> Windows<'a> {
             }
             let ix = c.weight_element([&axes[0], &axes[1], &channel], &point);
             let bounds = [vec![there], c.weight_bounds(&ix)].concat();
-            self.copy(of, c.w, (&ix, bounds), (self.weight, linear(axes, &space)))
+            self.copy(kernel, c.w, (&ix, bounds), (self.weight, linear(axes, &space)))
         };
-        launch::points(of, "weight", &space, &scene)
+        launch::points(kernel, "weight", &space, &scene)
     }
     /// Stores what a value is at an index, or zero where that is out of bounds.
     fn copy(
         &self,
-        of: &Lowering,
+        kernel: &Lowering,
         v: ValueId,
         (ix, bounds): (&[Expr], Vec<(Expr, i64, i64)>),
         (slot, at): (Slot, Expr),
     ) -> Result<Scene, LowerError> {
-        let mut r = of.resolver();
+        let mut r = kernel.resolver();
         let mut value = or_zero(&mut r, v, ix, bounds)?;
-        if matmul::precision(of, self.v) == Precision::Tf32 {
+        if matmul::precision(kernel, self.v) == Precision::Tf32 {
             value = r.dag.add(NodeOp::Tf32 { of: value, part: Tf32::Nearest }, self.dtype);
         }
         Ok(Scene { dag: r.dag, stores: vec![Store::new(slot, self.dtype, at, value)] })

@@ -16,12 +16,12 @@ use kiln_graph::{BinaryOp, DType, UnaryOp, ValueId};
 use kiln_plan::exec::{Activation, Epilogue, GemmCall, Work};
 
 /// The whole body as one call of the library; `None` where it has no such epilogue.
-pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
-    let (g, dtype) = (of.graph, of.graph.dtype(v));
+pub fn lower(kernel: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
+    let (g, dtype) = (kernel.graph, kernel.graph.dtype(v));
     if !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) {
         return None;
     }
-    let body = Body { matmul: Some((v, MatmulSource::Node)), ..of.body };
+    let body = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body };
     let dims = [&d.batch[..], &[d.m, d.n]].concat();
     let all = outputs(&body, &dims, Positions { place: &|ix| place(g, v, ix), lattice: &[] }, None)?;
     let [only] = &all[..] else { return None };
@@ -40,7 +40,7 @@ pub fn lower(of: &Lowering, v: ValueId, d: &Dims) -> Option<Emitted> {
         _ => store.value,
     };
     let epilogue = Reader { dag: &scene.dag, anchor, dtype, axes: &axes, sizes }.epilogue(value)?;
-    let (mut h, [a, b]) = for_library(of, v, d).ok()?;
+    let (mut h, [a, b]) = for_library(kernel, v, d).ok()?;
     h.gemm(dtype, dtype, &dims, d.k, [a, b, c.matrix(sizes)]);
     if let Some(Work::Gemm(call)) = h.out.steps.last_mut() {
         *call = GemmCall { epilogue: Box::new(epilogue), ..call.clone() };
