@@ -1,5 +1,6 @@
-//! A digest of the sources that decide what code is made of a program: part of the keys of the cache ([`crate::cache`]), so that entries of
-//! another version are never found. It is the same wherever these sources are built.
+//! A digest of the sources that decide what code is made of a program: part of the keys of the cache
+//! ([`crate::cache`]), so that entries of another version are never found. It is the same wherever these sources are
+//! built.
 use std::{
     fs,
     path::{Path, PathBuf},

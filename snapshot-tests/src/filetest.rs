@@ -10,11 +10,12 @@
 //! …
 //! ```
 //!
-//! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of instructions, with a
-//! count where one repeats), `plan MACHINE`. `schedule` is that of the kernel of the graph's first result, for a mechanism that a cost model would
-//! choose today and not tomorrow. `only` keeps the lines that contain one of its words (`tma_*`: any word that begins so) and
-//! the blocks that enclose them; values are then renumbered, so that changes in other lines do not show. The text below `gives` is what
-//! [`FileTest::difference`] compares and [`FileTest::blessed`] writes.
+//! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of
+//! instructions, with a count where one repeats), `plan MACHINE`. `schedule` is that of the kernel of the graph's first
+//! result, for a mechanism that a cost model would choose today and not tomorrow. `only` keeps the lines that contain
+//! one of its words (`tma_*`: any word that begins so) and the blocks that enclose them; values are then renumbered, so
+//! that changes in other lines do not show. The text below `gives` is what [`FileTest::difference`] compares and
+//! [`FileTest::blessed`] writes.
 mod text;
 
 use kiln::constraints::{Constraints, ScheduleText};

@@ -1,4 +1,5 @@
-//! Runs `filetests/`, one mechanism per file. `KILN_BLESS=1` updates the expected text in the files; read the difference before committing.
+//! Runs `filetests/`, one mechanism per file. `KILN_BLESS=1` updates the expected text in the files; read the
+//! difference before committing.
 use kiln_snapshot_tests::filetest::FileTest;
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Schedules of the same kernels on different GPUs: what a description of a machine changes. Their PTX assembles for the machine's target.
+//! Schedules of the same kernels on different GPUs: what a description of a machine changes. Their PTX assembles for
+//! the machine's target.
 use kiln::{CompileOptions, Machine, Model, Target, compile, compile::CompiledCode};
 use std::path::PathBuf;
 use std::process::Command;

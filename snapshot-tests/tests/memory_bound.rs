@@ -1,4 +1,5 @@
-//! Snapshot of the kernels of the memory-bound benches: numbers of kernels and launches, launch shapes, and widths of loads and stores.
+//! Snapshot of the kernels of the memory-bound benches: numbers of kernels and launches, launch shapes, and widths of
+//! loads and stores.
 use kiln::{CompileOptions, Model, Target, compile, compile::CompiledCode, facts};
 use std::fmt::Write as _;
 

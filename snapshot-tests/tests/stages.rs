@@ -1,4 +1,5 @@
-//! Snapshots of every sample graph: graph, plan, and facts about its PTX. Block programs are covered by file tests, one mechanism each.
+//! Snapshots of every sample graph: graph, plan, and facts about its PTX. Block programs are covered by file tests, one
+//! mechanism each.
 use kiln::{CompileOptions, Model, Target, compile, compile::CompiledCode, snapshot};
 use kiln_snapshot_tests::ptx_facts;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Sizes as expressions over symbols, in the form of sympy's `srepr`: `Mul(Integer(64), Symbol('s53', positive=True, integer=True))`.
+//! Sizes as expressions over symbols, in the form of sympy's `srepr`: `Mul(Integer(64), Symbol('s53', positive=True,
+//! integer=True))`.
 //!
 //! A condition is an expression whose value is 0 or 1.
 use serde::{Deserialize, Deserializer};

@@ -1,7 +1,9 @@
-//! Conditions on the sizes of a program's inputs, as torch.export writes them: Python such as `(L['x'].size()[0] % 2) == 0`.
+//! Conditions on the sizes of a program's inputs, as torch.export writes them: Python such as `(L['x'].size()[0] % 2)
+//! == 0`.
 //!
-//! Takes the text and the inputs' dimensions. Gives an expression over symbols whose value is 1 where the program holds. What is not
-//! arithmetic of sizes is an error; the caller then knows only that the program holds for the sizes it was exported at.
+//! Takes the text and the inputs' dimensions. Gives an expression over symbols whose value is 1 where the program
+//! holds. What is not arithmetic of sizes is an error; the caller then knows only that the program holds for the sizes
+//! it was exported at.
 use crate::extent::Extent;
 
 /// The dimensions of an input by its name in Python, as `x` or `states[0]`.

@@ -1,14 +1,17 @@
 //! Rewrites in-place operators into functional form, so that no call changes a value.
 //!
-//! Takes: a program as it ran, [`Raw`]. Gives: the same program without in-place operators, and which inputs and constants it writes.
+//! Takes: a program as it ran, [`Raw`]. Gives: the same program without in-place operators, and which inputs and
+//! constants it writes.
 //!
-//! An in-place operator becomes the operator that returns a new tensor. If the written tensor is a view, the new elements are scattered
-//! into its base, and so on up to the root of the memory; other views of that memory are computed again at their next use, unless they
-//! share no element with the written one. What shares memory follows from the names of operators ([`mod@views`]).
+//! An in-place operator becomes the operator that returns a new tensor. If the written tensor is a view, the new
+//! elements are scattered into its base, and so on up to the root of the memory; other views of that memory are
+//! computed again at their next use, unless they share no element with the written one. What shares memory follows from
+//! the names of operators ([`mod@views`]).
 //!
-//! A program has no strides, so it is not always known whether a tensor is a view or a copy (`reshape`, `contiguous`). Such tensors are
-//! in the same family, but in other groups: a group has certain views only. A write changes its own group; tensors of other groups that
-//! may have changed are lost, and a later use of one is a problem. A value is never guessed.
+//! A program has no strides, so it is not always known whether a tensor is a view or a copy (`reshape`, `contiguous`).
+//! Such tensors are in the same family, but in other groups: a group has certain views only. A write changes its own
+//! group; tensors of other groups that may have changed are lost, and a later use of one is a problem. A value is never
+//! guessed.
 mod operators;
 #[cfg(test)]
 mod random;
@@ -34,9 +37,9 @@ use views::{View, views};
 
 const COPY: &str = "work on a copy (clone()), or save `program.run_decompositions()`, which has no in-place operators";
 
-/// A change that outlives a run: after it the input or constant `target` (a value id) holds `value`, which has the same type. Nothing else
-/// need use `value`, so whoever converts the program lists it among the outputs. A constant that is written is state: a run starts with
-/// what the last one left.
+/// A change that outlives a run: after it the input or constant `target` (a value id) holds `value`, which has the same
+/// type. Nothing else need use `value`, so whoever converts the program lists it among the outputs. A constant that is
+/// written is state: a run starts with what the last one left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 pub struct Write {
     /// The id of an input's or constant's value.
@@ -45,7 +48,8 @@ pub struct Write {
     pub value: usize,
 }
 
-/// Rewrites in-place operators; a program without any is returned as it is. Value ids keep their meaning, and new ones are added.
+/// Rewrites in-place operators; a program without any is returned as it is. Value ids keep their meaning, and new ones
+/// are added.
 ///
 /// # Errors
 /// Every write that cannot be followed, with its line in the model's source; and those of [`Raw::check`].

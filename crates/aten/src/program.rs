@@ -1,8 +1,8 @@
 //! A program with symbolic sizes, as a door reads it once: operator calls on values whose dimensions are expressions.
 //!
-//! `.pt2` archives are read into it; a traced graph of torch.compile is handed over as its JSON form. [`Program::bind`] finds the sizes of
-//! the symbols from the types of inputs, and checks ranges and guards. [`Program::at`] gives the calls for these sizes ([`Raw`]), which
-//! [`crate::convert`] turns into a graph: behind the door every size is known.
+//! `.pt2` archives are read into it; a traced graph of torch.compile is handed over as its JSON form. [`Program::bind`]
+//! finds the sizes of the symbols from the types of inputs, and checks ranges and guards. [`Program::at`] gives the
+//! calls for these sizes ([`Raw`]), which [`crate::convert`] turns into a graph: behind the door every size is known.
 use crate::{
     convert::context::part_type,
     error::{ImportErrors, Problem},
@@ -116,7 +116,8 @@ pub enum Output {
 }
 
 impl Value {
-    /// The value as a caller passes it, and as the data of a parameter is: a complex tensor has its parts along one more axis.
+    /// The value as a caller passes it, and as the data of a parameter is: a complex tensor has its parts along one
+    /// more axis.
     pub fn in_memory(&self) -> Cow<'_, Value> {
         match part_type(&self.dtype) {
             None => Cow::Borrowed(self),
@@ -185,11 +186,13 @@ impl Program {
         self.symbols.iter().filter_map(|(name, s)| Some((name.clone(), s.hint?))).collect()
     }
 
-    /// The sizes of all symbols. `wanted` has some by a symbol's name (`s53`), or by input and axis (`x.0`), whose size may follow from one
-    /// (`2*s53`); `inputs` are the types of the tensor inputs, or empty; the rest are sizes of tracing.
+    /// The sizes of all symbols. `wanted` has some by a symbol's name (`s53`), or by input and axis (`x.0`), whose size
+    /// may follow from one (`2*s53`); `inputs` are the types of the tensor inputs, or empty; the rest are sizes of
+    /// tracing.
     ///
     /// # Errors
-    /// If a name is unknown, no symbol gives an axis the size that is wanted, or [`Program::bind`] or [`Program::holds`] fails.
+    /// If a name is unknown, no symbol gives an axis the size that is wanted, or [`Program::bind`] or
+    /// [`Program::holds`] fails.
     pub fn sizes(&self, wanted: &Sizes, inputs: &[Type]) -> Result<Sizes, Problem> {
         let mut sizes = if inputs.is_empty() { Sizes::new() } else { self.bind(inputs, &[])? };
         let mut dimensions = vec![];
@@ -265,8 +268,8 @@ impl Program {
         })
     }
 
-    /// The sizes of the symbols for tensor inputs of these types. `numbers` are the inputs that are sizes, in order; those that are left
-    /// out are not checked.
+    /// The sizes of the symbols for tensor inputs of these types. `numbers` are the inputs that are sizes, in order;
+    /// those that are left out are not checked.
     ///
     /// # Errors
     /// If the number of inputs, a dtype, a rank, a dimension or a number does not fit.
@@ -308,7 +311,8 @@ impl Program {
         Ok(sizes)
     }
 
-    /// Fails unless sizes are within their ranges and every guard holds. Guards that Kiln cannot evaluate hold at the sizes of tracing.
+    /// Fails unless sizes are within their ranges and every guard holds. Guards that Kiln cannot evaluate hold at the
+    /// sizes of tracing.
     pub fn holds(&self, sizes: &Sizes) -> Result<(), Problem> {
         for (name, size) in sizes {
             let Some(Symbol { min, max, hint }) = self.symbols.get(name) else { continue };
@@ -342,8 +346,8 @@ impl Program {
         Ok(())
     }
 
-    /// The calls for these sizes of the symbols. `outputs` of the result are the tensors that the program gives, then the values that it
-    /// writes.
+    /// The calls for these sizes of the symbols. `outputs` of the result are the tensors that the program gives, then
+    /// the values that it writes.
     ///
     /// # Errors
     /// If a size depends on data, is negative, or is beyond 64 bits.
@@ -419,7 +423,8 @@ fn same_kind(name: &str, value: &Value, ty: &Type) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Makes a dimension `n`: binds its symbol if it is the only one that is not known. Fails with what the dimension has to be.
+/// Makes a dimension `n`: binds its symbol if it is the only one that is not known. Fails with what the dimension has
+/// to be.
 fn fit(e: &Extent, n: i64, sizes: &mut Sizes) -> Result<(), String> {
     let unknown: Vec<String> =
         e.symbols().into_iter().filter(|s| !sizes.contains_key(*s)).map(str::to_string).collect();

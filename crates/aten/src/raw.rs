@@ -1,5 +1,5 @@
-//! A specialised model: a flat list of operator calls on typed values, in execution order. The TorchScript plugin writes it as JSON
-//! (`crates/torchscript/cpp/dump.cpp`).
+//! A specialised model: a flat list of operator calls on typed values, in execution order. The TorchScript plugin
+//! writes it as JSON (`crates/torchscript/cpp/dump.cpp`).
 use crate::{error::Problem, extent::Extent};
 use kiln_graph::{DType, Type, infer::check_type};
 use serde::Deserialize;
@@ -16,8 +16,8 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Fails if a value is named that does not exist, or if a shape is beyond the limits of a graph's tensors. What reads a program may then
-    /// index by the ids in it, and count elements.
+    /// Fails if a value is named that does not exist, or if a shape is beyond the limits of a graph's tensors. What
+    /// reads a program may then index by the ids in it, and count elements.
     pub fn check(&self) -> Result<(), Problem> {
         let mut used: Vec<usize> = self.inputs.iter().filter_map(|i| i.value).chain(self.outputs.clone()).collect();
         for call in &self.calls {
@@ -80,8 +80,8 @@ pub struct Call {
     pub source: String,
     #[serde(default)]
     pub module: String,
-    /// Whether the process that traced the call runs it itself if it has no conversion, and vouches that it does nothing but compute its
-    /// results from its operands ([`kiln_graph::FallbackOp::vouched`]). Archives cannot say so.
+    /// Whether the process that traced the call runs it itself if it has no conversion, and vouches that it does
+    /// nothing but compute its results from its operands ([`kiln_graph::FallbackOp::vouched`]). Archives cannot say so.
     #[serde(default)]
     pub vouched: bool,
 }

@@ -1,8 +1,10 @@
-//! Shapes that torch traces wrongly, or for other sizes than those of a call, mended together with those of all values that are computed from them.
+//! Shapes that torch traces wrongly, or for other sizes than those of a call, mended together with those of all values
+//! that are computed from them.
 //!
-//! torch's shape functions of some operators (up to 2.11) give a result another shape than the operator does, and tracing computes all later
-//! shapes from it. A `squeeze` keeps a dimension that was traced with a symbol, also where its size is one. Takes the values and calls of a program at known sizes; changes shapes alone. Never guesses: a call that reads a mended
-//! value, and whose result has no rule here, is a [`Problem`].
+//! torch's shape functions of some operators (up to 2.11) give a result another shape than the operator does, and
+//! tracing computes all later shapes from it. A `squeeze` keeps a dimension that was traced with a symbol, also where
+//! its size is one. Takes the values and calls of a program at known sizes; changes shapes alone. Never guesses: a call
+//! that reads a mended value, and whose result has no rule here, is a [`Problem`].
 use crate::{
     arguments::{axes, axis, int, int_or, place},
     convert::{is_pointwise, names::canonical},
@@ -53,8 +55,8 @@ fn unknown(call: &Call) -> Problem {
     }
 }
 
-/// The shapes of the results of an operator that torch traces wrongly, as it computes them; none of an operator that it traces right for all
-/// sizes.
+/// The shapes of the results of an operator that torch traces wrongly, as it computes them; none of an operator that it
+/// traces right for all sizes.
 fn computed(call: &Call, values: &[RawInfo]) -> Option<Vec<Shape>> {
     let traced = || call.outs.iter().map(|id| values[*id].shape.clone());
     match call.name.as_str() {
@@ -390,7 +392,8 @@ mod tests {
         }
     }
 
-    /// What the shape of a result becomes, of an operator that reads LSTM states `[4, 1, 3, 40]`, with the arguments after the states.
+    /// What the shape of a result becomes, of an operator that reads LSTM states `[4, 1, 3, 40]`, with the arguments
+    /// after the states.
     fn after(name: &str, overload: &str, rest: &[Arg], results: usize) -> Result<Vec<Shape>, String> {
         let mut values = vec![info(&[5, 3, 20]), info(&[5, 3, 80]), info(&[4, 1, 3, 40]), info(&[4, 1, 3, 40])];
         values.extend((0..results).map(|_| info(&[7, 7, 7])));

@@ -1,9 +1,9 @@
 //! Chooses the source line that is shown for an operator, and shortens its path.
 //!
-//! Takes the stack frames of a call, innermost first, one `file:line` per line. Shows the innermost frame outside of torch: a line of
-//! the user's model, or of the library that defines it. Frames outside of the traced call (the script that exported the model) are a
-//! last resort. Paths are relative to the common folder of the model's own files, or to `site-packages`, so that they are the same on
-//! every machine and never contain a path of the exporting one.
+//! Takes the stack frames of a call, innermost first, one `file:line` per line. Shows the innermost frame outside of
+//! torch: a line of the user's model, or of the library that defines it. Frames outside of the traced call (the script
+//! that exported the model) are a last resort. Paths are relative to the common folder of the model's own files, or to
+//! `site-packages`, so that they are the same on every machine and never contain a path of the exporting one.
 use crate::{
     error::{ImportErrors, Problem},
     raw::Raw,

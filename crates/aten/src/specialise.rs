@@ -13,8 +13,8 @@ use kiln_graph::Graph;
 
 /// A program for given sizes.
 ///
-/// Parameters that a run changes are state: they are inputs of the graph, after the program's tensor inputs. What a run leaves in an input
-/// is an output of the graph, after the program's tensor outputs.
+/// Parameters that a run changes are state: they are inputs of the graph, after the program's tensor inputs. What a run
+/// leaves in an input is an output of the graph, after the program's tensor outputs.
 #[derive(Debug)]
 pub struct Specialised {
     /// The verified graph.
@@ -47,7 +47,8 @@ impl Program {
     /// The graph for these sizes ([`Program::sizes`]).
     ///
     /// # Errors
-    /// All problems of the program: sizes that depend on data, writes that cannot be followed, operators that neither Kiln nor libtorch runs.
+    /// All problems of the program: sizes that depend on data, writes that cannot be followed, operators that neither
+    /// Kiln nor libtorch runs.
     pub fn specialise(&self, sizes: &Sizes) -> Result<Specialised, ImportErrors> {
         let Prepared { raw, states, writes } = self.prepare(sizes)?;
         let mut converted = convert(&raw, &self.name)?;
@@ -62,10 +63,12 @@ impl Program {
         Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })
     }
 
-    /// The calls that cannot be in a graph of these sizes. Without them, and with their results as inputs, the program can be specialised.
+    /// The calls that cannot be in a graph of these sizes. Without them, and with their results as inputs, the program
+    /// can be specialised.
     ///
     /// # Errors
-    /// Problems that are not of one call: sizes that depend on data, writes that cannot be followed, inputs of other dtypes.
+    /// Problems that are not of one call: sizes that depend on data, writes that cannot be followed, inputs of other
+    /// dtypes.
     pub fn refusals(&self, sizes: &Sizes) -> Result<Vec<Refusal>, ImportErrors> {
         refusals(&self.prepare(sizes)?.raw)
     }

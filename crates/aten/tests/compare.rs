@@ -12,8 +12,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// The first difference beyond the tolerance, if any. NaN equals NaN; infinities must be equal. `bounds` are added to the tolerance of a
-/// result; those that are left out are 0.
+/// The first difference beyond the tolerance, if any. NaN equals NaN; infinities must be equal. `bounds` are added to
+/// the tolerance of a result; those that are left out are 0.
 pub fn difference_beyond(got: &[Tensor], want: &[Tensor], bounds: &[f64]) -> Option<String> {
     if got.len() != want.len() {
         return Some(format!("{} results, torch has {}", got.len(), want.len()));

@@ -1,4 +1,5 @@
-//! Programs that lie: the calls of `operators.py` with random edits are converted or refused, and never panic. `KILN_CASES=1000000` runs long.
+//! Programs that lie: the calls of `operators.py` with random edits are converted or refused, and never panic.
+//! `KILN_CASES=1000000` runs long.
 use crate::{
     mutate::{Words, cases, mutate, recording},
     operators::CALLS,

@@ -1,4 +1,5 @@
-//! Converted operators compute what PyTorch's eager operators compute. `operators.py` makes the calls, runs them and stores the results.
+//! Converted operators compute what PyTorch's eager operators compute. `operators.py` makes the calls, runs them and
+//! stores the results.
 use crate::compare::difference_beyond;
 use kiln_aten::{ImportErrors, ParamData, Raw, convert::convert};
 use kiln_graph::{DType, Op, Tensor, Type, verify::verify};

@@ -1,4 +1,5 @@
-//! A kernel: flat arenas of values and instructions, regions by id. Entities are u32 newtypes; `Display` is the text syntax.
+//! A kernel: flat arenas of values and instructions, regions by id. Entities are u32 newtypes; `Display` is the text
+//! syntax.
 use crate::{AtomicOp, Elem, Layout, Op, Type};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -109,7 +110,8 @@ pub struct BlockProgram {
     pub blocks: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
-    /// Most registers of a thread: values that need more are kept in memory, so that blocks of several instances fit a multiprocessor.
+    /// Most registers of a thread: values that need more are kept in memory, so that blocks of several instances fit a
+    /// multiprocessor.
     #[serde(default)]
     pub registers: Option<usize>,
     /// Neighbours along the contiguous axis of its accesses that a thread holds at least; by their alignment otherwise.
@@ -118,7 +120,8 @@ pub struct BlockProgram {
     /// Lanes of a warp along that axis, at most; the others have elements of another axis.
     #[serde(default)]
     pub lanes: Option<usize>,
-    /// Launched before the kernel ahead of it in the stream has ended, for whose end it then waits (programmatic dependent launch).
+    /// Launched before the kernel ahead of it in the stream has ended, for whose end it then waits (programmatic
+    /// dependent launch).
     #[serde(default)]
     pub dependent: bool,
     #[serde(default)]

@@ -136,7 +136,8 @@ pub enum LoadMode {
     Vectors,
     /// In aligned vectors or one by one: where most threads read nothing, as in the parts of a concatenation.
     Apart,
-    /// In aligned vectors that other loads of the buffer read as well, or one by one: for windows. The layout pass finds them.
+    /// In aligned vectors that other loads of the buffer read as well, or one by one: for windows. The layout pass
+    /// finds them.
     Window,
 }
 
@@ -244,8 +245,8 @@ pub enum Op {
     Load(LoadMode),
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
-    /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes between. Elements and
-    /// instances may overlap; their order is open.
+    /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes
+    /// between. Elements and instances may overlap; their order is open.
     Atomic(AtomicOp),
     /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask
     /// hold, the index is out of range, and [`crate::ops::fault`] of the site and the index is written to the pointer.
@@ -253,12 +254,13 @@ pub enum Op {
     Check {
         site: u32,
     },
-    /// Pointers to i64, values of 4 or 8 bytes, then mask: stores a value with the mark that it is there. One store writes both, so that no
-    /// fence comes between them. Each 4 bytes of a value take a word: their bits, and bit 32 as the mark; an 8-byte value has its low half at
-    /// the pointer, and its high half in the word after it.
+    /// Pointers to i64, values of 4 or 8 bytes, then mask: stores a value with the mark that it is there. One store
+    /// writes both, so that no fence comes between them. Each 4 bytes of a value take a word: their bits, and bit 32 as
+    /// the mark; an 8-byte value has its low half at the pointer, and its high half in the word after it.
     Publish,
-    /// Pointers to i64, then mask: waits until the values there are published, and gives them; 0 where the mask is not set. Only for words
-    /// that were 0 when the kernel started, and for what instances with lower numbers publish, which run or have run.
+    /// Pointers to i64, then mask: waits until the values there are published, and gives them; 0 where the mask is not
+    /// set. Only for words that were 0 when the kernel started, and for what instances with lower numbers publish,
+    /// which run or have run.
     Await,
     /// Pointer to an i32 (a scalar), limit (i32): the number that is there, which becomes the next one, or 0 from the
     /// limit on. No two instances get the number of one increment.
@@ -278,8 +280,9 @@ pub enum Op {
         precision: DotPrecision,
         terms: Terms,
     },
-    /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region: its
-    /// parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last ones.
+    /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region:
+    /// its parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last
+    /// ones.
     For,
     /// Initial values of the carried scalars (i32). One region, whose parameters are the carried scalars; it ends in
     /// `yield` of a condition and their next values, and runs again as long as the condition holds. No results.
@@ -340,8 +343,9 @@ pub enum Op {
     BarrierWait,
     /// Shared tile, stage, descriptor, barrier, its stage, starts…: tensor-map load, completing on the barrier.
     /// `multicast`: every block of the cluster executes it; each reads its slice of the tile (of the descriptor's size,
-    /// along the first axis) and multicasts it, so that all get the whole tile. Otherwise a descriptor of fewer rows fills the
-    /// first rows of the tile; those after them are not defined. Leading axes of size 1 of the descriptor are dropped.
+    /// along the first axis) and multicasts it, so that all get the whole tile. Otherwise a descriptor of fewer rows
+    /// fills the first rows of the tile; those after them are not defined. Leading axes of size 1 of the descriptor are
+    /// dropped.
     TmaLoad {
         multicast: bool,
     },
@@ -351,9 +355,9 @@ pub enum Op {
     TmaStoreWait {
         pending: u8,
     },
-    /// Orders a role's accesses to shared memory before tensor-map copies and `wgmma`: writes become visible to them, and
-    /// a copy that an arrival lets start does not overtake reads. Stages that are read by `SharedLoad` are released after
-    /// it.
+    /// Orders a role's accesses to shared memory before tensor-map copies and `wgmma`: writes become visible to them,
+    /// and a copy that an arrival lets start does not overtake reads. Stages that are read by `SharedLoad` are released
+    /// after it.
     FenceAsync,
     /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or
     /// `[K,M]` with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. If b has fewer columns than the token,

@@ -26,7 +26,8 @@ pub const PASSES: &[Pass] =
 /// A pass for a machine, which refuses programs of another form.
 pub type Step = (&'static str, fn(&BlockProgram, &Machine) -> Result<BlockProgram, warpgroup::Refusal>);
 
-/// `split` is for loops with masks. Then the passes toward warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
+/// `split` is for loops with masks. Then the passes toward warpgroups, in their order; `warpgroups` is all of them.
+/// `persistent-rows` is for row programs.
 pub const STEPS: &[Step] = &[
     ("split", |k, _| Ok(split::run(k))),
     ("tensor_maps", |k, _| warpgroup::maps::run(k)),
@@ -112,7 +113,8 @@ fn is_pure(op: &Op) -> bool {
     )
 }
 
-/// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that is.
+/// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that
+/// is.
 fn runs(k: &BlockProgram, facts: &Analysis, data: &InstData) -> bool {
     let [lo, hi, ..] = data.args[..] else { return false };
     let above = |v: Value| {

@@ -153,7 +153,8 @@ pub enum Type {
     Desc { elem: Elem, shape: Vec<usize>, swizzle: Swizzle },
     /// `count` barriers in shared memory, each completed by `arrivals`: `barrier<4, 1>`.
     Barrier { count: usize, arrivals: usize },
-    /// An asynchronous matmul in flight, standing for its accumulator: readable only after its wait. `token<f32[64,256]>`.
+    /// An asynchronous matmul in flight, standing for its accumulator: readable only after its wait.
+    /// `token<f32[64,256]>`.
     Token { elem: Elem, shape: Vec<usize> },
 }
 impl Type {

@@ -4,19 +4,20 @@
 //! BlockProgram:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
 //! - the array of a descriptor has its rank, contiguous rows, and an offset and strides that are multiples of 16 bytes;
-//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without roles,
-//!   with roles the sum of theirs; a cluster is a power of two up to 16 that divides the grid's first axis.
+//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without
+//!   roles, with roles the sum of theirs; a cluster is a power of two up to 16 that divides the grid's first axis.
 //!
 //! Values and regions:
-//! - every value is defined once, by a parameter, a region's parameter or an instruction, before its uses and in a region
-//!   around them; every instruction occurs once; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
+//! - every value is defined once, by a parameter, a region's parameter or an instruction, before its uses and in a
+//!   region around them; every instruction occurs once; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
 //! - regions inside ops end in `yield`, which occurs nowhere else; what it yields has the types of the op's results;
-//! - sizes of axes are powers of two, at most 6 axes and 2^24 elements; tiles have stages, barriers a count and arrivals;
+//! - sizes of axes are powers of two, at most 6 axes and 2^24 elements; tiles have stages, barriers a count and
+//!   arrivals;
 //! - a layout has one basis coordinate per axis, inside the block, and five lane bits.
 //!
 //! Ops of the upper level:
-//! - operands and results have the types of the op's description; operands of pointwise ops have one shape, masks the shape
-//!   of what they mask, axes and permutations exist; a constant is of its type;
+//! - operands and results have the types of the op's description; operands of pointwise ops have one shape, masks the
+//!   shape of what they mask, axes and permutations exist; a constant is of its type;
 //! - arithmetic is on floats except 8-bit ones (which are only moved, converted and multiplied by `dot`), and on
 //!   integers where the op's description says so; bool has and, or, xor, not and comparisons;
 //! - nothing is stored through a `readonly` parameter; a loop's constant step is positive.
@@ -26,9 +27,9 @@
 //!   branches;
 //! - an asynchronous matmul (token) is read by `wgmma_wait` only, is used by at most one op, and is waited for after
 //!   its `wgmma_commit`; its rows are a multiple of 64;
-//! - reads (`shared_load`) of a tile that tensor maps are copied into are followed by `fence_async` in their region, before
-//!   the next arrival at a barrier: an arrival hands the stage back, and without the fence the next copy may overtake the
-//!   reads;
+//! - reads (`shared_load`) of a tile that tensor maps are copied into are followed by `fence_async` in their region,
+//!   before the next arrival at a barrier: an arrival hands the stage back, and without the fence the next copy may
+//!   overtake the reads;
 //! - `roles` occurs once, in the kernel's own list; a role contains no cluster barrier; multicast needs a cluster.
 //!
 //! Addresses, by [`offsets`]: no access takes an integer that may have wrapped.

@@ -1,4 +1,5 @@
-//! The command line's grammar (clap), on which scripts rely. Doc comments of commands and options are the `--help` texts and man pages.
+//! The command line's grammar (clap), on which scripts rely. Doc comments of commands and options are the `--help`
+//! texts and man pages.
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -42,8 +43,8 @@ pub enum Command {
     Plan(PlanCommand),
     /// Compare two plans. Exit status: 0 if they are the same, 1 if they differ, 2 on error.
     Diff(Diff),
-    /// Compare the plans of a folder's models with stored snapshots, or update these. Exit status: 0 if they are the same, 1 if they
-    /// differ, 2 on error.
+    /// Compare the plans of a folder's models with stored snapshots, or update these. Exit status: 0 if they are the
+    /// same, 1 if they differ, 2 on error.
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
     /// Print any compilation stage as text.
@@ -52,7 +53,8 @@ pub enum Command {
     Ptx(PtxArgs),
     /// Run passes on a block program.
     Opt(Opt),
-    /// List, trim, pack or install what earlier compilations have kept on disk (KILN_CACHE names the folder, or is `off`).
+    /// List, trim, pack or install what earlier compilations have kept on disk (KILN_CACHE names the folder, or is
+    /// `off`).
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Report what Kiln can use on this machine, what is missing, and how to install it.
@@ -98,13 +100,16 @@ pub enum CacheCommand {
 pub struct ModelArgs {
     /// A program of torch.export (.pt2), a TorchScript archive (.pt), a text graph or an artifact (.kiln).
     pub model: PathBuf,
-    /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments, or named as these.
+    /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments, or named as
+    /// these.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
-    /// Type of a random input: 'f32[8,128]', or 'i64[2,32]<30522' for integers below 30522. Repeat once per input, in order.
+    /// Type of a random input: 'f32[8,128]', or 'i64[2,32]<30522' for integers below 30522. Repeat once per input, in
+    /// order.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
-    /// Size of a symbolic dimension of a .pt2 program: s53=128 by its symbol, or x.0=128 by input and axis. May be repeated.
+    /// Size of a symbolic dimension of a .pt2 program: s53=128 by its symbol, or x.0=128 by input and axis. May be
+    /// repeated.
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dimension)]
     pub dim: Vec<(String, i64)>,
     #[command(flatten)]
@@ -142,7 +147,8 @@ pub struct ContractArgs {
     /// How results may differ from the graph as written [default: what an artifact was compiled with, else torch].
     #[arg(long, value_enum)]
     pub numerics: Option<Numerics>,
-    /// On GPUs, allow large f32 matmuls and f32 attention as 3xTF32: as accurate as f32 for operands from 2^-100 to 2^126.
+    /// On GPUs, allow large f32 matmuls and f32 attention as 3xTF32: as accurate as f32 for operands from 2^-100 to
+    /// 2^126.
     #[arg(long)]
     pub splits: bool,
     /// Do not round operands of f32 convolutions to tf32 on GPUs, as with `torch.backends.cudnn.allow_tf32 = False`.
@@ -194,8 +200,8 @@ pub struct ConstraintArgs {
     /// Store written by `kiln tune`: kernels measured there have the fastest schedule found.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
-    /// Machine description to plan for in place of the target's default: a file written by `kiln doctor --calibrate`, or the name of
-    /// a built-in description (h100, l40s, …).
+    /// Machine description to plan for in place of the target's default: a file written by `kiln doctor --calibrate`,
+    /// or the name of a built-in description (h100, l40s, …).
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
 }
@@ -245,8 +251,9 @@ pub struct Compile {
     /// Artifact to write.
     #[arg(short, long, value_name = "OUT.kiln")]
     pub output: PathBuf,
-    /// Also write these stages next to the artifact, as OUT.STAGE: graph, plan, block, llvm, ptx, asm. `cubin` adds machine code to the
-    /// artifact itself, which ptxas makes; `kiln run --trust-machine-code` then loads it without compiling PTX.
+    /// Also write these stages next to the artifact, as OUT.STAGE: graph, plan, block, llvm, ptx, asm. `cubin` adds
+    /// machine code to the artifact itself, which ptxas makes; `kiln run --trust-machine-code` then loads it without
+    /// compiling PTX.
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub emit: Vec<String>,
     /// Write the stages of --emit (default: all) to this folder instead, one file per kernel, named as in the report.
@@ -273,15 +280,17 @@ pub struct Explain {
     /// Show one kernel in detail.
     #[arg(long, value_name = "NAME", group = "question")]
     pub kernel: Option<String>,
-    /// Show which rules lead from the graph as it was written to a kernel's body, step by step. Without NAME: of all kernels, checked by
-    /// a checker that shares no code with the rewriter; --json writes the certificate that it reads.
+    /// Show which rules lead from the graph as it was written to a kernel's body, step by step. Without NAME: of all
+    /// kernels, checked by a checker that shares no code with the rewriter; --json writes the certificate that it
+    /// reads.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "", group = "question")]
     pub proof: Option<String>,
-    /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME or a kernel.
+    /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME
+    /// or a kernel.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why: Vec<String>,
-    /// Explain why A and B do not share a kernel, and what the plan would cost if they did; or, of a kernel and a schedule, why the kernel
-    /// does not have it.
+    /// Explain why A and B do not share a kernel, and what the plan would cost if they did; or, of a kernel and a
+    /// schedule, why the kernel does not have it.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why_not: Vec<String>,
     /// List every kernel, one line each.
@@ -306,7 +315,8 @@ pub struct Bench {
     /// Also time these, for comparison: unfused, torch.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub against: Vec<String>,
-    /// TorchScript archive for PyTorch to run in comparisons, if the model is an artifact. An archive contains code that will be run.
+    /// TorchScript archive for PyTorch to run in comparisons, if the model is an artifact. An archive contains code
+    /// that will be run.
     #[arg(long, value_name = "FILE.pt", conflicts_with = "sweep")]
     pub archive: Option<PathBuf>,
     /// Seconds to spend measuring each of fused, unfused and torch.
@@ -419,7 +429,8 @@ pub enum SnapshotCommand {
 pub struct SnapshotCheck {
     #[command(flatten)]
     pub snapshot: Snapshot,
-    /// Check that each plan computes its graph too: by a certificate, and a checker that shares no code with the rewriter.
+    /// Check that each plan computes its graph too: by a certificate, and a checker that shares no code with the
+    /// rewriter.
     #[arg(long)]
     pub proofs: bool,
 }

@@ -1,4 +1,5 @@
-//! What each command does: resolves options, calls the `kiln` library, prints or writes the result. Gives an exit status or an error.
+//! What each command does: resolves options, calls the `kiln` library, prints or writes the result. Gives an exit
+//! status or an error.
 mod cache;
 mod measure;
 mod plans;
@@ -89,8 +90,8 @@ fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptio
     }
     Ok(o)
 }
-/// The same for a run on this device: plans are made for its machine, unless they come from an artifact, and measurements taken on other
-/// devices are ignored.
+/// The same for a run on this device: plans are made for its machine, unless they come from an artifact, and
+/// measurements taken on other devices are ignored.
 fn options_on(place: &Place, m: &ModelArgs, fuse: bool, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
     let mut o = options(m, Some(place.target), fuse)?;
     if FileKind::of(&m.model)? != FileKind::Artifact {
@@ -280,8 +281,8 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
     }
 }
 
-/// Reads the report from a report file or an artifact if it has one that fits, else compiles the model. An HTML page needs the compiled
-/// model as well.
+/// Reads the report from a report file or an artifact if it has one that fits, else compiles the model. An HTML page
+/// needs the compiled model as well.
 fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
     let path = &a.model.model;
     let as_compiled = a.target.is_none() && a.model.contract.is_empty() && !a.unfused && a.constraints.is_empty();

@@ -1,5 +1,5 @@
-//! Terminal output: errors with the model's source line where it can be found, a progress display, and writes to standard output that
-//! tolerate a closed pipe.
+//! Terminal output: errors with the model's source line where it can be found, a progress display, and writes to
+//! standard output that tolerate a closed pipe.
 use kiln::{Error, error::Problem};
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource, Report, Severity};
 use std::io::{IsTerminal, Write};

@@ -1,5 +1,5 @@
-//! Files that users pass in place of a TorchScript archive: the error must say what each file is, and the lines of Python in its help must
-//! produce an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
+//! Files that users pass in place of a TorchScript archive: the error must say what each file is, and the lines of
+//! Python in its help must produce an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
 use kiln_number::Random;
 use std::{
     path::{Path, PathBuf},

@@ -1,4 +1,5 @@
-//! `KILN_CPU`: generated code and the runtime's matmuls use the instruction set it names; an unknown one is refused with a message.
+//! `KILN_CPU`: generated code and the runtime's matmuls use the instruction set it names; an unknown one is refused
+//! with a message.
 use serde_json::Value;
 use std::process::{Command, Output};
 

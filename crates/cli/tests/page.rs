@@ -27,8 +27,8 @@ fn kernels(file: &Path) -> usize {
     data["report"]["kernels"].as_array().expect("kernels").len()
 }
 
-/// Opens the page in Chromium and checks it. `kernels`: how many it must show once all repeats are unfolded. `measured`: whether it has
-/// measured times.
+/// Opens the page in Chromium and checks it. `kernels`: how many it must show once all repeats are unfolded.
+/// `measured`: whether it has measured times.
 fn look(file: &Path, kernels: usize, repeats: bool, measured: bool) {
     let python = root().join(".deps/browser/bin/python");
     assert!(python.exists(), "{} is missing: run scripts/setup --browser", python.display());

@@ -1,4 +1,5 @@
-//! Untrusted files: whatever they request beyond computing is refused with one message and within the limits on time and memory.
+//! Untrusted files: whatever they request beyond computing is refused with one message and within the limits on time
+//! and memory.
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},

@@ -94,7 +94,8 @@ fn time(k: &BlockProgram, args: &[*mut u8], threads: u64) -> f64 {
                     let a = addresses.clone();
                     s.spawn(move || {
                         let a: Vec<*mut u8> = a.iter().map(|p| *p as *mut u8).collect();
-                        // SAFETY: the buffers are as large as the kernels' shapes say, and instances write disjoint elements.
+                        // SAFETY: the buffers are as large as the kernels' shapes say, and instances write disjoint
+                        // elements.
                         unsafe { f(a.as_ptr(), n * i / threads, n * (i + 1) / threads) }
                     });
                 }

@@ -79,7 +79,8 @@ pub struct Object {
     pub kernels: usize,
 }
 
-/// What the code of an [`Object`] depends on besides its kernels: the processor, its features that are used, the version of LLVM.
+/// What the code of an [`Object`] depends on besides its kernels: the processor, its features that are used, the
+/// version of LLVM.
 pub fn processor() -> String {
     let m = jit::machine();
     format!("{} {} {} lanes, LLVM {}", m.cpu, m.features, m.lanes, jit::version())
@@ -177,7 +178,8 @@ impl HostModule {
     }
 }
 
-/// At least `bytes` of this thread's scratch memory, aligned to 64; generated code calls it once per range of instances.
+/// At least `bytes` of this thread's scratch memory, aligned to 64; generated code calls it once per range of
+/// instances.
 extern "C" fn scratch(bytes: u64) -> *mut u8 {
     thread_local!(static MEMORY: RefCell<Vec<[u64; 8]>> = const { RefCell::new(vec![]) });
     MEMORY.with_borrow_mut(|m| {

@@ -1,7 +1,7 @@
 //! Code generation: block IR to LLVM, and from there to PTX or to host machine code. The only user of LLVM.
 //!
-//! Takes: verified block programs. Gives: PTX text with its launch shape ([`nvptx`]), or functions in memory ([`host`]).
-//! Never: tensors, plans, devices; nothing is launched here.
+//! Takes: verified block programs. Gives: PTX text with its launch shape ([`nvptx`]), or functions in memory
+//! ([`host`]). Never: tensors, plans, devices; nothing is launched here.
 pub mod host;
 pub mod nvptx;
 

@@ -541,8 +541,8 @@ fn waits_for_kernels_before() {
     assert_eq!((count(&many, "griddepcontrol.wait"), count(&many, "ld.global.nc.v4")), (0, 4), "{}", many.text);
 }
 
-/// A thread of several elements waits for all that its mask names; those that it leaves out are never loaded, and must not stay unset. A value
-/// of 8 bytes takes two words, each with its mark.
+/// A thread of several elements waits for all that its mask names; those that it leaves out are never loaded, and must
+/// not stay unset. A value of 8 bytes takes two words, each with its mark.
 #[test]
 fn values_that_others_wait_for() {
     for (elem, zero, words) in [("f32", "0.0", 1), ("i32", "0", 1), ("f64", "0.0", 2), ("i64", "0", 2)] {
@@ -577,7 +577,8 @@ fn values_that_others_wait_for() {
     }
 }
 
-/// Vectors of f32 where the target has them; other types one element at a time. A value that several threads hold is added once.
+/// Vectors of f32 where the target has them; other types one element at a time. A value that several threads hold is
+/// added once.
 #[test]
 fn atomic_updates() {
     let updates = |elem: Elem, op: AtomicOp, n: usize| {

@@ -92,7 +92,8 @@ fn published_values() {
     }
 }
 
-/// Quotients, remainders and comparisons of quotients: a thread's neighbours share divisions, and quotients are compared as their dividends.
+/// Quotients, remainders and comparisons of quotients: a thread's neighbours share divisions, and quotients are
+/// compared as their dividends.
 #[test]
 fn divisions_of_neighbours() {
     const N: usize = 512;

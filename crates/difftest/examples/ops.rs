@@ -1,4 +1,5 @@
-//! Tests every op on every type that it takes, and chains under exact numerics, on a device against stored results of libtorch.
+//! Tests every op on every type that it takes, and chains under exact numerics, on a device against stored results of
+//! libtorch.
 //!
 //!     cargo run --release -p kiln-difftest --example ops -- write FILE                       needs libtorch
 //!     cargo run --release -p kiln-difftest --example ops -- check FILE [cpu|cuda:0]          on any machine

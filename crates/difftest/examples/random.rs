@@ -1,12 +1,14 @@
-//! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs, shrunk.
+//! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs,
+//! shrunk.
 //!
 //!     cargo run --release -p kiln-difftest --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
 //!         [--seconds S] [--unfused N] [--family NAME] [--schedules N] [--print]
 //!
-//! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N` also runs one case in
-//! N without fusion (default: every case). `--family NAME` skips seeds of other families. `--schedules N` runs each
-//! graph N times with schedules drawn at random instead. `--print` writes the graphs and runs nothing. A
-//! fault that leaves the GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
+//! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N`
+//! also runs one case in N without fusion (default: every case). `--family NAME` skips seeds of other families.
+//! `--schedules N` runs each graph N times with schedules drawn at random instead. `--print` writes the graphs and runs
+//! nothing. A fault that leaves the GPU unusable ends the process with status 3 and prints the seeds that were running:
+//! try each of them alone.
 use kiln::{CompileOptions, Device, Target, compile::DeviceKind, compile::open_device};
 use kiln_graphgen::{Scale, case, case_inputs, shrink};
 use std::{

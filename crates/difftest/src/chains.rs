@@ -1,8 +1,8 @@
-//! Random chains of the operations that IEEE 754 defines, on every float type, and of integer and bool operations: under exact numerics
-//! their results must equal PyTorch's bit by bit, however they are fused.
+//! Random chains of the operations that IEEE 754 defines, on every float type, and of integer and bool operations:
+//! under exact numerics their results must equal PyTorch's bit by bit, however they are fused.
 //!
-//! The chains have no sums over several elements, whose order is unspecified, and no elementary functions, which libraries round
-//! differently.
+//! The chains have no sums over several elements, whose order is unspecified, and no elementary functions, which
+//! libraries round differently.
 use kiln::{DType, Graph, Tensor, Type};
 use kiln_graph::{BinaryOp, CompareOp, GraphError, Random, Scalar, UnaryOp, ValueId};
 
@@ -72,13 +72,15 @@ impl Chain {
                 2 | 3 => {
                     let list = [U::Neg, U::Abs, U::Sign, U::Sqrt, U::Reciprocal, U::Floor, U::Ceil, U::Round, U::Trunc];
                     let op = self.draw.choose(&list);
-                    // PyTorch takes square roots in f32 and f64 from Intel's library, which sometimes rounds the other way.
+                    // PyTorch takes square roots in f32 and f64 from Intel's library, which sometimes rounds the other
+                    // way.
                     let inexact = op == U::Sqrt && matches!(d, DType::F32 | DType::F64);
                     let op = if inexact { U::Abs } else { op };
                     self.g.unary(op, x)?
                 }
                 4 => {
-                    // The sign of PyTorch's zero as a maximum or minimum depends on the element's position; adding zero makes it positive.
+                    // The sign of PyTorch's zero as a maximum or minimum depends on the element's position; adding zero
+                    // makes it positive.
                     let (op, y) = (self.draw.choose(&[B::Max, B::Min]), self.same_type(x));
                     let m = self.g.binary(op, x, y)?;
                     self.g.binary_scalar(B::Add, m, 0.0)?

@@ -1,5 +1,5 @@
-//! Checks batch invariance: a row's result must not depend on the number of other rows or on its position among them. Runs models at
-//! several batch sizes and with reversed rows, and compares the results byte for byte.
+//! Checks batch invariance: a row's result must not depend on the number of other rows or on its position among them.
+//! Runs models at several batch sizes and with reversed rows, and compares the results byte for byte.
 use kiln::{CompileOptions, Contract, Device, Graph, Model, Target, Tensor, compile};
 use kiln_graph::{Type, random_tensor};
 
@@ -16,8 +16,8 @@ pub struct Case {
 
 const FLOATS: &[&str] = &["f32", "bf16", "f16"];
 
-/// The models: multilayer perceptrons, transformer layers with composites and in primitives, a small convolutional network, rows of many
-/// lengths.
+/// The models: multilayer perceptrons, transformer layers with composites and in primitives, a small convolutional
+/// network, rows of many lengths.
 pub const CASES: &[Case] = &[
     Case {
         name: "mlp",
@@ -104,8 +104,8 @@ impl Case {
     }
 }
 
-/// Compiles and runs each case for each batch size and type under `contract`, and compares the rows that two batches have in common.
-/// Gives the number of comparisons; the error lists all differences.
+/// Compiles and runs each case for each batch size and type under `contract`, and compares the rows that two batches
+/// have in common. Gives the number of comparisons; the error lists all differences.
 pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usize]) -> Result<usize, String> {
     let (mut wrong, mut compared) = (vec![], 0);
     for case in CASES {

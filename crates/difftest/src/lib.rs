@@ -1,13 +1,15 @@
-//! Differential testing of a graph on a device against the interpreter; shared by tests on random graphs and `examples/random`.
+//! Differential testing of a graph on a device against the interpreter; shared by tests on random graphs and
+//! `examples/random`.
 //!
-//! The reference is the interpreter in f64, compared element by element. The tolerance is measured, not fixed: the interpreter runs the
-//! graph as a framework does, op by op in the graph's dtypes, and several times more with its roundings perturbed at random. Where these
-//! runs disagree on whether a value is NaN or infinite, or on an integer, the result depends on rounding, and any result is accepted.
+//! The reference is the interpreter in f64, compared element by element. The tolerance is measured, not fixed: the
+//! interpreter runs the graph as a framework does, op by op in the graph's dtypes, and several times more with its
+//! roundings perturbed at random. Where these runs disagree on whether a value is NaN or infinite, or on an integer,
+//! the result depends on rounding, and any result is accepted.
 //!
-//! The random graphs come from `kiln-graphgen`, a crate of its own: it depends on graphs alone, so the tests of interp, rewrite and lower, which
-//! this crate depends on, use it without a cycle and without building the compiler. This crate compiles and runs, and so depends on all
-//! stages; the tests that need it are here, in `tests`, and no crate that ships depends on it. Tests run a thousand graphs on the host;
-//! `examples/random` runs any number on a GPU.
+//! The random graphs come from `kiln-graphgen`, a crate of its own: it depends on graphs alone, so the tests of interp,
+//! rewrite and lower, which this crate depends on, use it without a cycle and without building the compiler. This crate
+//! compiles and runs, and so depends on all stages; the tests that need it are here, in `tests`, and no crate that
+//! ships depends on it. Tests run a thousand graphs on the host; `examples/random` runs any number on a GPU.
 pub mod chains;
 pub mod invariance;
 pub mod near;
@@ -23,8 +25,8 @@ use std::ops::Range;
 
 /// Runs of the interpreter with perturbed roundings.
 const SAMPLES: u64 = 3;
-/// Additional runs before a graph is reported as wrong: where one rounding decides between two sets of values, few samples may all give the
-/// same one.
+/// Additional runs before a graph is reported as wrong: where one rounding decides between two sets of values, few
+/// samples may all give the same one.
 const MORE_SAMPLES: u64 = 29;
 /// Factor by which an error may exceed the spread of the samples, since these are few.
 const SLACK: f64 = 8.0;
@@ -146,7 +148,8 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
     let size = |i: usize| Some(want.get_f64(i).abs()).filter(|w| w.is_finite()).unwrap_or(0.0);
     // Samples are few, so some elements hardly move by chance; they are allowed the median spread of all elements.
     let usual = median(spreads.iter().copied());
-    // A clamp to zero hides the spread of the elements below it, which may be most: zeros are allowed the median of the nonzero spreads.
+    // A clamp to zero hides the spread of the elements below it, which may be most: zeros are allowed the median of the
+    // nonzero spreads.
     let of_zeros = usual.max(median(spreads.iter().copied().filter(|s| *s > 0.0)));
     let usual = |i: usize| if want.get_f64(i) == 0.0 { of_zeros } else { usual };
     let share = median((0..n).filter(|i| size(*i) > 0.0).map(|i| spreads[i] / size(i)));
@@ -165,8 +168,9 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Compiles the model in each of these ways, runs each twice on the device, and compares with the expected results. The second run, which
-/// may replay a recorded graph, must give the same bytes, unless it sums floats by index on a GPU, in any order.
+/// Compiles the model in each of these ways, runs each twice on the device, and compares with the expected results. The
+/// second run, which may replay a recorded graph, must give the same bytes, unless it sums floats by index on a GPU, in
+/// any order.
 pub fn attempt(
     model: &Model,
     inputs: &[Tensor],
@@ -275,7 +279,8 @@ mod tests {
     use super::*;
     use kiln_graph::Type;
 
-    /// Values that a clamp holds at zero get the tolerance of those it lets through; where no sample moves, zero has to be zero.
+    /// Values that a clamp holds at zero get the tolerance of those it lets through; where no sample moves, zero has to
+    /// be zero.
     #[test]
     fn clamps_hide_how_far_a_value_moves() {
         let of = |v: &[f64]| Tensor::from_f64(Type::new(DType::Bf16, [v.len()]), v.iter().copied());

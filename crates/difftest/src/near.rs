@@ -7,17 +7,18 @@ use serde::{Deserialize, Serialize};
 pub enum Near {
     /// The same bits; all NaNs are equal.
     Bits,
-    /// The same numbers: zeros of either sign are equal. For maxima and minima, where PyTorch's sign of zero depends on the element's
-    /// position in the tensor.
+    /// The same numbers: zeros of either sign are equal. For maxima and minima, where PyTorch's sign of zero depends on
+    /// the element's position in the tensor.
     Numbers,
     /// As `Bits`, but in f32 and f64 an adjacent number is accepted as well.
     AlmostBits,
     /// On half types within one unit in the last place of PyTorch's result in f64; else as `Bits`.
     BitsInF64,
-    /// Within `ulps` units in the last place of the reference, or of `scale` if that is larger, plus twice PyTorch's own error.
+    /// Within `ulps` units in the last place of the reference, or of `scale` if that is larger, plus twice PyTorch's
+    /// own error.
     Ulps { ulps: f64, scale: f64 },
-    /// For functions that are computed in f64: narrower types within two units in the last place, f64 within four units of `terms`, the
-    /// size of the terms that cancel.
+    /// For functions that are computed in f64: narrower types within two units in the last place, f64 within four units
+    /// of `terms`, the size of the terms that cancel.
     Wide { terms: f64 },
 }
 
@@ -30,11 +31,12 @@ pub struct Wanted {
     pub precise: Tensor,
 }
 
-/// Below this, GPU code may give zero for an elementary function on bf16: the hardware instructions for powers of two and reciprocals flush
-/// subnormal f32 numbers to zero, and `x * sigmoid(x)` multiplies them by up to 89.
+/// Below this, GPU code may give zero for an elementary function on bf16: the hardware instructions for powers of two
+/// and reciprocals flush subnormal f32 numbers to zero, and `x * sigmoid(x)` multiplies them by up to 89.
 pub const FLUSHED: f64 = 7.6e-37;
 
-/// Fails with the first element that is not near enough. `flushes`: on bf16, zero is accepted for numbers below [`FLUSHED`].
+/// Fails with the first element that is not near enough. `flushes`: on bf16, zero is accepted for numbers below
+/// [`FLUSHED`].
 pub fn check(near: Near, got: &Tensor, want: &Wanted, flushes: bool) -> Result<(), String> {
     if got.ty != want.torch.ty {
         return Err(format!("the result is {}, should be {}", got.ty, want.torch.ty));

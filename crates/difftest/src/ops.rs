@@ -1,11 +1,12 @@
-//! Test cases for every graph op on every element type that it takes, with inputs that contain special values: zeros of both signs,
-//! infinities, NaN, subnormal numbers, the extremes of integers.
+//! Test cases for every graph op on every element type that it takes, with inputs that contain special values: zeros of
+//! both signs, infinities, NaN, subnormal numbers, the extremes of integers.
 //!
 //! The interpreter, host code and the block programs that PTX is generated from must give libtorch's bits (computed by
-//! [`kiln::eager`]), or stay within a few units in the last place, as each row says; `examples/ops` packs the cases for a GPU.
+//! [`kiln::eager`]), or stay within a few units in the last place, as each row says; `examples/ops` packs the cases for
+//! a GPU.
 //!
-//! `ROWS` is the table. The types that an op takes come from the graph's inference, not from the table, so a type that is added is
-//! tested as well. An op without a row is listed by [`missing`] and fails a test.
+//! `ROWS` is the table. The types that an op takes come from the graph's inference, not from the table, so a type that
+//! is added is tested as well. An op without a row is listed by [`missing`] and fails a test.
 use crate::near::{self, Near, round};
 use kiln::{DType, Graph, Tensor, Type};
 use kiln_graph::{Format, Op};
@@ -25,8 +26,8 @@ enum Holds {
     Dividend,
     /// As `Right`, without the integer zero, by which PyTorch refuses to divide.
     Divisor,
-    /// As `Divisor`, without pairs of finite floats whose quotient is infinite: their remainder is a number, but PyTorch's vector code
-    /// gives NaN.
+    /// As `Divisor`, without pairs of finite floats whose quotient is infinite: their remainder is a number, but
+    /// PyTorch's vector code gives NaN.
     Quotient,
     /// Special values that truncate to a number of type E; others are undefined in C.
     Within,
@@ -49,8 +50,8 @@ enum Holds {
 }
 use Holds::*;
 
-/// One op in a graph. In the text `D` stands for the type under test, `E` for each other type, and `N` for the number of values of the
-/// first input.
+/// One op in a graph. In the text `D` stands for the type under test, `E` for each other type, and `N` for the number
+/// of values of the first input.
 struct Row {
     op: &'static str,
     text: &'static str,
@@ -526,8 +527,8 @@ fn paired(d: DType, inputs: &[Holds]) -> (Vec<Number>, Vec<Number>) {
     pairs.filter(|(l, r)| !overflows(l, r)).unzip()
 }
 
-/// Additional values for casts of `d` to `e` where one of them is an f8 type: every number of an f8 source, and for an f8 destination
-/// values at and next to the midpoints between its numbers.
+/// Additional values for casts of `d` to `e` where one of them is an f8 type: every number of an f8 source, and for an
+/// f8 destination values at and next to the midpoints between its numbers.
 fn converted(d: DType, e: DType) -> Vec<f64> {
     let mut all = vec![];
     if let Some(format) = d.kind().f8() {

@@ -1,4 +1,5 @@
-//! Packs test cases with libtorch's results into one file, so that a machine without libtorch can check its own results against them.
+//! Packs test cases with libtorch's results into one file, so that a machine without libtorch can check its own results
+//! against them.
 use crate::{
     chains::chain,
     near::{Near, Wanted},

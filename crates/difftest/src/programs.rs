@@ -1,4 +1,5 @@
-//! Runs the block programs of a compiled model with the block interpreter: tests the programs that PTX is generated from without a GPU.
+//! Runs the block programs of a compiled model with the block interpreter: tests the programs that PTX is generated
+//! from without a GPU.
 use kiln::{Compiled, Tensor, Type};
 use kiln_block::Elem;
 use kiln_graph::DType;

@@ -1,4 +1,5 @@
-//! Exact numerics: fused chains of the operations that IEEE 754 defines give the same bits as PyTorch's eager operators.
+//! Exact numerics: fused chains of the operations that IEEE 754 defines give the same bits as PyTorch's eager
+//! operators.
 use kiln::{CompileOptions, DType, Graph, Model, Numerics, Target, Tensor, Torch, eager};
 use kiln::{compile::CompiledCode, compile::DeviceKind, compile::open_device};
 use kiln_difftest::{chains::chain, programs};

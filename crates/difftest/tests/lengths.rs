@@ -1,5 +1,5 @@
-//! A decoding step's attention, compiled whole: keys beyond the position are not read, on the host and by GPU programs, and the report
-//! says so.
+//! A decoding step's attention, compiled whole: keys beyond the position are not read, on the host and by GPU programs,
+//! and the report says so.
 use kiln::{CompileOptions, Model, Report, Target, Tensor, bench::interpret, compile};
 use kiln_difftest::programs;
 use kiln_graph::Random;

@@ -1,4 +1,5 @@
-//! Every op on every element type against libtorch's eager operators: by the interpreter, host code, and the block programs for GPUs.
+//! Every op on every element type against libtorch's eager operators: by the interpreter, host code, and the block
+//! programs for GPUs.
 use kiln::{CompileOptions, DType, Model, Target, Tensor, Torch, compile::CompiledCode, compile::open_device};
 use kiln::{compile::DeviceKind, facts, ptxas};
 use kiln_difftest::near::{self, Wanted};

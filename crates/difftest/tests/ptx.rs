@@ -131,7 +131,8 @@ fn nests() {
     }
 }
 
-/// Positions of extremes among equal numbers, zeros of both signs, infinities and NaNs, in one thread, in several, and in several warps.
+/// Positions of extremes among equal numbers, zeros of both signs, infinities and NaNs, in one thread, in several, and
+/// in several warps.
 #[test]
 fn positions_of_extremes() {
     const SPECIAL: [f64; 9] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.5, -1.5, 1e-40, -3.0];

@@ -1,7 +1,7 @@
 //! Builder methods of [`Graph`], one per op, for tests, decompositions and importers.
 //!
-//! Each method infers and checks the result type, as [`Graph::add`] does. Methods that take numbers create constants of the operand's
-//! dtype.
+//! Each method infers and checks the result type, as [`Graph::add`] does. Methods that take numbers create constants of
+//! the operand's dtype.
 use crate::{
     BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId, infer, verify,
 };
@@ -9,7 +9,8 @@ use crate::{
 type Built = Result<ValueId, GraphError>;
 
 impl Graph {
-    /// Adds an op with its inferred result type. An error if an operand does not exist or the operand types do not fit the op.
+    /// Adds an op with its inferred result type. An error if an operand does not exist or the operand types do not fit
+    /// the op.
     pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
         match self.result_type(&op, args) {
             Ok(ty) => Ok(self.push(op, ty, args)),
@@ -107,7 +108,8 @@ impl Graph {
     pub fn dot(&mut self, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Dot, &[a, b])
     }
-    /// A leaf of this shape with the values `0, 1, 2, …` along `axis`. Unchecked: the verifier rejects an axis out of range.
+    /// A leaf of this shape with the values `0, 1, 2, …` along `axis`. Unchecked: the verifier rejects an axis out of
+    /// range.
     pub fn iota(&mut self, dtype: DType, shape: impl Into<Vec<usize>>, axis: usize) -> ValueId {
         self.push(Op::Iota { axis }, Type::new(dtype, shape), &[])
     }

@@ -1,9 +1,9 @@
 //! Decompositions: a composite op as a graph of primitives that computes the same.
 //!
-//! Takes an op and its operand types; gives a graph with the operands as inputs and one output. Numerics are PyTorch's: on f16 and bf16
-//! a composite computes in f32 and rounds once, so its decomposition casts up first and down last.
-//! Primitives are pointwise ops without a formula, views, movement, reductions and `Dot`. The decomposition of each op is next to its
-//! row ([`crate::ops`]).
+//! Takes an op and its operand types; gives a graph with the operands as inputs and one output. Numerics are PyTorch's:
+//! on f16 and bf16 a composite computes in f32 and rounds once, so its decomposition casts up first and down last.
+//! Primitives are pointwise ops without a formula, views, movement, reductions and `Dot`. The decomposition of each op
+//! is next to its row ([`crate::ops`]).
 use crate::{DType, Graph, GraphError, Op, Type, ValueId, infer, ops::Rounding};
 
 pub use crate::ops::window::transposed_conv;
@@ -62,8 +62,9 @@ pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, Gr
     })
 }
 
-/// The operands, cast to the precision in which the composite computes. Operands of a bare matmul (without a bias) keep their dtype,
-/// because `Dot` accumulates in f32 and rounds once itself; so do operands of a maximum, which never rounds.
+/// The operands, cast to the precision in which the composite computes. Operands of a bare matmul (without a bias) keep
+/// their dtype, because `Dot` accumulates in f32 and rounds once itself; so do operands of a maximum, which never
+/// rounds.
 fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
     let keeps_dtype = match op {
         Op::Linear if args.first().is_some_and(|a| g.dtype(*a).is_f8()) => true,

@@ -1,10 +1,11 @@
 //! Element types: one table row per dtype, which answers all questions about it.
 //!
-//! f8 is a storage and GEMM-operand format only. `f8e4m3` and `f8e5m2` tensors can be cast, moved, and multiplied as matrices, both
-//! operands of one f8 dtype; no other arithmetic is defined on them. The GEMM's result is f32, and scales, bias and the cast of the
-//! result are its epilogue (`aten::_scaled_mm`). Along K, accumulators are zero-initialised every 128 elements and the partial sums are
-//! added in f32, as with 3xTF32, because tensor cores truncate as they accumulate. A cast of a number beyond the largest one gives
-//! NaN, or infinity if the dtype has one, as in PyTorch. The host multiplies in f32; GPUs multiply in f16 if `wgmma` does not apply.
+//! f8 is a storage and GEMM-operand format only. `f8e4m3` and `f8e5m2` tensors can be cast, moved, and multiplied as
+//! matrices, both operands of one f8 dtype; no other arithmetic is defined on them. The GEMM's result is f32, and
+//! scales, bias and the cast of the result are its epilogue (`aten::_scaled_mm`). Along K, accumulators are
+//! zero-initialised every 128 elements and the partial sums are added in f32, as with 3xTF32, because tensor cores
+//! truncate as they accumulate. A cast of a number beyond the largest one gives NaN, or infinity if the dtype has one,
+//! as in PyTorch. The host multiplies in f32; GPUs multiply in f16 if `wgmma` does not apply.
 use kiln_number::{Format, Kind};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -124,7 +125,8 @@ impl DType {
     pub fn format(self) -> Option<Format> {
         self.kind().format()
     }
-    /// Whether it is an 8-bit float, which can be stored, moved, cast and used as a GEMM operand, but has no other arithmetic.
+    /// Whether it is an 8-bit float, which can be stored, moved, cast and used as a GEMM operand, but has no other
+    /// arithmetic.
     pub fn is_f8(self) -> bool {
         self.kind().f8().is_some()
     }
@@ -144,12 +146,13 @@ impl DType {
     pub fn matmul(self) -> DType {
         self.row().matmul
     }
-    /// A number below this masks a score of the dtype: added to a usual score it stays about what it is, and its weight in a softmax is zero
-    /// beside any of these. The least number of each float dtype that attention has is one.
+    /// A number below this masks a score of the dtype: added to a usual score it stays about what it is, and its weight
+    /// in a softmax is zero beside any of these. The least number of each float dtype that attention has is one.
     pub fn mask_limit(self) -> f64 {
         if self == DType::F16 { -6e4 } else { -1e30 }
     }
-    /// Dtype in which arithmetic on this dtype is done and reductions accumulate: f32 for narrower floats, else the same.
+    /// Dtype in which arithmetic on this dtype is done and reductions accumulate: f32 for narrower floats, else the
+    /// same.
     pub fn compute(self) -> DType {
         self.row().compute
     }

@@ -1,9 +1,11 @@
-//! The allowlist of operators that may fall back to libtorch, and the check of a call against its schema. Works without libtorch.
+//! The allowlist of operators that may fall back to libtorch, and the check of a call against its schema. Works without
+//! libtorch.
 //!
-//! Graphs come from files that anyone may have written, so a fallback operator must do nothing but compute its results from its
-//! operands. `fallback/operators.txt` lists the operators for which this holds, with their schemas, and says what is excluded and why;
-//! `scripts/fallback_operators.py` writes it. Collectives have a list and rules of their own ([`collective`]). Other operators are taken
-//! only from a process that runs them itself and vouches for them ([`FallbackOp::vouched`]); no file can.
+//! Graphs come from files that anyone may have written, so a fallback operator must do nothing but compute its results
+//! from its operands. `fallback/operators.txt` lists the operators for which this holds, with their schemas, and says
+//! what is excluded and why; `scripts/fallback_operators.py` writes it. Collectives have a list and rules of their own
+//! ([`collective`]). Other operators are taken only from a process that runs them itself and vouches for them
+//! ([`FallbackOp::vouched`]); no file can.
 pub mod collective;
 
 use crate::{DType, FallbackOp, Type};
@@ -59,8 +61,8 @@ enum Condition {
     Recurrent,
 }
 
-/// The parameters of an operator in order: names, and defaults as its schema writes them (`[1, 1]`, `None`, `1e-05`). `None` if the operator is
-/// not on the list. `name`: with its namespace, `aten::add`.
+/// The parameters of an operator in order: names, and defaults as its schema writes them (`[1, 1]`, `None`, `1e-05`).
+/// `None` if the operator is not on the list. `name`: with its namespace, `aten::add`.
 pub fn parameters(name: &str, overload: &str) -> Option<Vec<(&'static str, Option<&'static str>)>> {
     Some(listed(name, overload)?.arguments.iter().map(|a| (a.name, a.default)).collect())
 }
@@ -224,8 +226,8 @@ impl Argument {
     }
 }
 
-/// Checks that a graph may leave this call to libtorch: [`check_arguments`], and the number of declared results. The error is a
-/// sentence that says why not.
+/// Checks that a graph may leave this call to libtorch: [`check_arguments`], and the number of declared results. The
+/// error is a sentence that says why not.
 pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
     if op.vouched && listed(&op.name, &op.overload).is_none() {
         return check_vouched(op, operands);
@@ -239,7 +241,8 @@ pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
     }
 }
 
-/// Checks a call by its parts: the operator is on the allowlist, and its arguments (JSON, as in [`FallbackOp::args`]) fit its schema.
+/// Checks a call by its parts: the operator is on the allowlist, and its arguments (JSON, as in [`FallbackOp::args`])
+/// fit its schema.
 pub fn check_arguments(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Result<(), String> {
     check_call(name, overload, args, operands).map(|_| ())
 }
@@ -317,9 +320,10 @@ fn tensors(v: &Value) -> usize {
     }
 }
 
-/// Whether states and weights have the shapes that layers and directions require, and the input's float dtype: libtorch reads them
-/// unchecked. Per layer and direction the weights are `[gates·hidden, in]`, `[gates·hidden, hidden]`, two biases if `has_biases`, and
-/// `[projected, hidden]` if an LSTM projects its states; states are `[layers·directions, batch, hidden]`.
+/// Whether states and weights have the shapes that layers and directions require, and the input's float dtype: libtorch
+/// reads them unchecked. Per layer and direction the weights are `[gates·hidden, in]`, `[gates·hidden, hidden]`, two
+/// biases if `has_biases`, and `[projected, hidden]` if an LSTM projects its states; states are `[layers·directions,
+/// batch, hidden]`.
 fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> bool {
     let get = |name: &str| op.arguments.iter().position(|a| a.name == name).and_then(|i| given.get(i));
     let flag = |name: &str| get(name).and_then(Value::as_bool);

@@ -1,5 +1,5 @@
-//! The families of ops: pointwise functions of one operand and of two, comparisons, reductions, scans. What stages ask of each is its row
-//! in the registry, [`crate::ops`].
+//! The families of ops: pointwise functions of one operand and of two, comparisons, reductions, scans. What stages ask
+//! of each is its row in the registry, [`crate::ops`].
 use serde::{Deserialize, Serialize};
 
 /// Pointwise ops of one operand. The result has the operand's dtype, except for `IsNan` and `IsInf` (bool).
@@ -148,8 +148,8 @@ pub enum CompareOp {
     Ge,
 }
 
-/// Reductions. `Sum` and `Prod` do not take bool (cast to i64 first). `ArgMax` and `ArgMin` give i64, the first of equal elements; NaN
-/// wins over all numbers.
+/// Reductions. `Sum` and `Prod` do not take bool (cast to i64 first). `ArgMax` and `ArgMin` give i64, the first of
+/// equal elements; NaN wins over all numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceOp {

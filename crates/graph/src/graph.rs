@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub enum Init {
     /// Supplied alongside the graph, in the order of the parameters.
     External,
-    /// Normal(0, scale²) from a fixed generator seeded by the parameter's index and `seed` (integers: uniform in 0..scale).
+    /// Normal(0, scale²) from a fixed generator seeded by the parameter's index and `seed` (integers: uniform in
+    /// 0..scale).
     Random {
         /// Combined with the parameter's index.
         seed: u64,
@@ -110,8 +111,8 @@ impl Graph {
         self.params.push(ParamInfo { name: name.into(), ty: ty.clone(), init });
         self.push(Op::Param(id), ty, &[])
     }
-    /// Adds a scalar constant of rank 0. A value of another kind is converted if that is exact (`2` to a float, `2.0` to an integer, a
-    /// bool to either); otherwise it stays unconverted, and the verifier rejects it.
+    /// Adds a scalar constant of rank 0. A value of another kind is converted if that is exact (`2` to a float, `2.0`
+    /// to an integer, a bool to either); otherwise it stays unconverted, and the verifier rejects it.
     pub fn constant(&mut self, dtype: DType, value: Scalar) -> ValueId {
         self.push(Op::Const(value.for_dtype(dtype)), Type::new(dtype, []), &[])
     }

@@ -1,8 +1,8 @@
 //! Shape and dtype inference: the result type of an op on operands of given types, or why the operands do not fit.
 //!
-//! Domain any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the user.
-//! Never panics or overflows: all size arithmetic is checked. Leaves and [`Op::Result`] have no operand types to infer from; their
-//! rules are in `verify`.
+//! Domain any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the
+//! user. Never panics or overflows: all size arithmetic is checked. Leaves and [`Op::Result`] have no operand types to
+//! infer from; their rules are in `verify`.
 use crate::{BinaryOp, DType, Op, ReduceOp, Scalar, ScatterMode, Type, UnaryOp, count, plural};
 
 /// The dtypes on which a function is defined.
@@ -34,7 +34,8 @@ pub const MAX_BYTES: usize = 1 << 46;
 /// Largest rank of a tensor type.
 pub const MAX_RANK: usize = 32;
 
-/// Result type of `op` on operands of types `args`. The error is a clause for the user: what was given and what is expected.
+/// Result type of `op` on operands of types `args`. The error is a clause for the user: what was given and what is
+/// expected.
 pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     let (least, most) = op.arity();
     if args.len() < least || args.len() > most {
@@ -56,7 +57,8 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     Ok(ty)
 }
 
-/// An error if a type exceeds [`MAX_RANK`] or [`MAX_BYTES`]. Axes of size 0 count as 1, so that strides stay in range too.
+/// An error if a type exceeds [`MAX_RANK`] or [`MAX_BYTES`]. Axes of size 0 count as 1, so that strides stay in range
+/// too.
 pub fn check_type(ty: &Type) -> Result<(), String> {
     if ty.rank() > MAX_RANK {
         return Err(format!("{} axes, at most {MAX_RANK} are supported", ty.rank()));

@@ -1,8 +1,8 @@
 //! The tensor dataflow graph: what a model computes, and nothing about how.
 //!
-//! Takes: nodes added by hand ([`Graph::add`]), by the importer, or by [`text::parse`].
-//! Gives: typed values in topological order, a text form that parses back to an equal graph, and serde forms.
-//! Knows nothing of kernels, devices, costs or files. Only [`memory`] asks the operating system how much memory is free.
+//! Takes: nodes added by hand ([`Graph::add`]), by the importer, or by [`text::parse`]. Gives: typed values in
+//! topological order, a text form that parses back to an equal graph, and serde forms. Knows nothing of kernels,
+//! devices, costs or files. Only [`memory`] asks the operating system how much memory is free.
 #![warn(missing_docs)]
 
 mod build;

@@ -1,4 +1,5 @@
-//! Host memory: zeroed and aligned, or held by another owner; and checks that enough memory is free before it is allocated.
+//! Host memory: zeroed and aligned, or held by another owner; and checks that enough memory is free before it is
+//! allocated.
 //!
 //! Large blocks request huge pages: page faults on first touch of 4 KiB pages can cost more than the computation.
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -6,8 +7,9 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of fixed size. Either allocated here: zero-initialised, aligned to at least 64 bytes and freed on drop. Or foreign
-/// ([`Memory::foreign`]): held by another owner, aligned as it happens to be, never written, and copied before a write.
+/// Bytes of fixed size. Either allocated here: zero-initialised, aligned to at least 64 bytes and freed on drop. Or
+/// foreign ([`Memory::foreign`]): held by another owner, aligned as it happens to be, never written, and copied before
+/// a write.
 pub struct Memory {
     /// Start of the allocation.
     base: NonNull<u8>,
@@ -24,8 +26,8 @@ enum Held {
         _owner: Arc<dyn Any + Send + Sync>,
     },
 }
-// SAFETY: owned bytes are accessed through `&self` and `&mut self` like those of a vector; foreign bytes are only read, and whoever
-// called `foreign` vouches that nothing writes them meanwhile. Owners are `Send` and `Sync` themselves.
+// SAFETY: owned bytes are accessed through `&self` and `&mut self` like those of a vector; foreign bytes are only read,
+// and whoever called `foreign` vouches that nothing writes them meanwhile. Owners are `Send` and `Sync` themselves.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -47,8 +49,8 @@ pub struct NoMemory {
 /// Requests below this size skip the check for free memory.
 const SMALL: usize = 64 << 20;
 
-/// Bytes available without swapping: the smaller of the system's `MemAvailable` and what the cgroup's limit leaves. `usize::MAX` if
-/// unknown.
+/// Bytes available without swapping: the smaller of the system's `MemAvailable` and what the cgroup's limit leaves.
+/// `usize::MAX` if unknown.
 pub fn free() -> usize {
     #[cfg(target_os = "linux")]
     {
@@ -68,8 +70,8 @@ pub fn free() -> usize {
     usize::MAX
 }
 
-/// An error if fewer than `bytes` bytes are free; `what` names the consumer in the message. Without this check, an operating system that
-/// overcommits would kill the process when it touches the memory.
+/// An error if fewer than `bytes` bytes are free; `what` names the consumer in the message. Without this check, an
+/// operating system that overcommits would kill the process when it touches the memory.
 pub fn require(bytes: usize, what: &str) -> Result<(), NoMemory> {
     if bytes < SMALL {
         return Ok(());
@@ -105,13 +107,14 @@ impl Memory {
         }
         Some(memory)
     }
-    /// Memory that another owner holds, such as a tensor of another library or a mapped file. Nothing is copied; `owner` is dropped with
-    /// the memory. The address may have any alignment. A writer ([`Memory::as_mut_slice`]) gets a copy.
+    /// Memory that another owner holds, such as a tensor of another library or a mapped file. Nothing is copied;
+    /// `owner` is dropped with the memory. The address may have any alignment. A writer ([`Memory::as_mut_slice`]) gets
+    /// a copy.
     ///
     /// # Safety
-    /// While `owner` lives, `bytes` initialised bytes at `at` stay readable at this address, from any thread. Nothing writes them
-    /// while a slice of them is in use; between uses they may change, and readers then see the new values. `at` may be null if `bytes`
-    /// is 0.
+    /// While `owner` lives, `bytes` initialised bytes at `at` stay readable at this address, from any thread. Nothing
+    /// writes them while a slice of them is in use; between uses they may change, and readers then see the new values.
+    /// `at` may be null if `bytes` is 0.
     pub unsafe fn foreign(at: *const u8, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Memory {
         let base = NonNull::new(at.cast_mut()).unwrap_or(NonNull::dangling());
         Memory { base, start: 0, bytes, held: Held::Elsewhere { _owner: owner } }
@@ -120,8 +123,8 @@ impl Memory {
     pub fn is_foreign(&self) -> bool {
         matches!(self.held, Held::Elsewhere { .. })
     }
-    /// Pointer to the first byte. Memory allocated here is aligned to at least 64; to 2 MiB for blocks of 4 MiB and more. Foreign memory
-    /// must not be written through it.
+    /// Pointer to the first byte. Memory allocated here is aligned to at least 64; to 2 MiB for blocks of 4 MiB and
+    /// more. Foreign memory must not be written through it.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.start)
     }
@@ -135,8 +138,8 @@ impl Memory {
     }
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack); foreign bytes by the
-        // contract of `foreign`.
+        // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack);
+        // foreign bytes by the contract of `foreign`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
     /// The bytes, writable. Foreign memory is replaced by a copy first.

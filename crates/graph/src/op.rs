@@ -1,8 +1,8 @@
 //! The op set, small enough to reason about. Every op has one result; its doc gives the order of its operands.
 //!
-//! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0; reductions and scans
-//! keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
-//! The properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
+//! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0;
+//! reductions and scans keep their axes (a reduced axis has size 1); integer lists are compile-time constants. The
+//! properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
 use crate::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, ScoreStep, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
@@ -59,9 +59,9 @@ pub struct FallbackOp {
     pub results: Vec<Type>,
     /// Why the operator is not compiled.
     pub why: String,
-    /// Whether the process that made the graph runs the operator itself, and vouches that it does nothing but compute its results from its
-    /// operands: the operator then need not be on the list ([`mod@crate::fallback`]). No form that leaves the process has it, so no file
-    /// can claim it.
+    /// Whether the process that made the graph runs the operator itself, and vouches that it does nothing but compute
+    /// its results from its operands: the operator then need not be on the list ([`mod@crate::fallback`]). No form that
+    /// leaves the process has it, so no file can claim it.
     #[serde(skip)]
     pub vouched: bool,
 }
@@ -115,7 +115,8 @@ pub enum Op {
     },
     /// Reverses these axes.
     Flip(Vec<usize>),
-    /// Operands: input, padding value (rank 0). Adds `lo` and `hi` elements before and after each axis; negative numbers crop.
+    /// Operands: input, padding value (rank 0). Adds `lo` and `hi` elements before and after each axis; negative
+    /// numbers crop.
     Pad {
         /// Elements before each axis.
         lo: Vec<i64>,
@@ -127,20 +128,20 @@ pub enum Op {
         /// The concatenated axis; all other sizes are equal.
         axis: usize,
     },
-    /// Operands: x, index (integer, rank of x): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An index out of range,
-    /// including a negative one, is a runtime error.
+    /// Operands: x, index (integer, rank of x): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An
+    /// index out of range, including a negative one, is a runtime error.
     Gather {
         /// The indexed axis of x.
         axis: usize,
     },
-    /// Operands: table, index (integer, any rank). The table's `axis` is replaced by the index's shape (`index_select`, embedding).
-    /// Range of indices as for `Gather`.
+    /// Operands: table, index (integer, any rank). The table's `axis` is replaced by the index's shape (`index_select`,
+    /// embedding). Range of indices as for `Gather`.
     Take {
         /// The indexed axis of the table.
         axis: usize,
     },
-    /// Operands: x, index, source (shape of the index). The result is x after `x[.., index, ..] op= source` (`torch.scatter`). Range of
-    /// indices as for `Gather`.
+    /// Operands: x, index, source (shape of the index). The result is x after `x[.., index, ..] op= source`
+    /// (`torch.scatter`). Range of indices as for `Gather`.
     Scatter {
         /// The indexed axis of x.
         axis: usize,
@@ -163,13 +164,16 @@ pub enum Op {
         axis: usize,
     },
     // Matmuls and windows.
-    /// `[…, M, K] × […, K, N]`; leading axes broadcast. Accumulates in [`DType::compute`]; the result dtype is [`DType::matmul`].
+    /// `[…, M, K] × […, K, N]`; leading axes broadcast. Accumulates in [`DType::compute`]; the result dtype is
+    /// [`DType::matmul`].
     Dot,
-    /// Operands: input `[N, C, spatial…]`, weight `[O, C/groups, window…]` (`[C, O/groups, window…]` if transposed), optional bias `[O]`.
+    /// Operands: input `[N, C, spatial…]`, weight `[O, C/groups, window…]` (`[C, O/groups, window…]` if transposed),
+    /// optional bias `[O]`.
     Conv {
         /// Stride per spatial axis, at least 1.
         stride: Vec<usize>,
-        /// Zeros on both sides of each spatial axis of the input; a transposed convolution crops its result by them instead.
+        /// Zeros on both sides of each spatial axis of the input; a transposed convolution crops its result by them
+        /// instead.
         padding: Vec<usize>,
         /// Distance between window elements per spatial axis, at least 1.
         dilation: Vec<usize>,
@@ -177,7 +181,8 @@ pub enum Op {
         groups: usize,
         /// Whether it is a transposed convolution.
         transposed: bool,
-        /// Elements added at the end of each spatial axis of a transposed convolution's result; empty or zeros otherwise.
+        /// Elements added at the end of each spatial axis of a transposed convolution's result; empty or zeros
+        /// otherwise.
         output_padding: Vec<usize>,
     },
     /// Windowed reduction over the trailing `window.len()` axes.
@@ -206,7 +211,8 @@ pub enum Op {
         /// The normalised axis.
         axis: usize,
     },
-    /// Normalises over the last `axes` axes. Operands: input, then gain and bias (with the shape of these axes) if `affine`.
+    /// Normalises over the last `axes` axes. Operands: input, then gain and bias (with the shape of these axes) if
+    /// `affine`.
     LayerNorm {
         /// Number of normalised axes, counted from the last.
         axes: usize,
@@ -229,18 +235,19 @@ pub enum Op {
         /// Added to the variance.
         eps: Scalar,
     },
-    /// Batch norm in evaluation mode. Operands: input `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
+    /// Batch norm in evaluation mode. Operands: input `[N, C, …]`, gain, bias, running mean, running variance (all
+    /// `[C]`).
     BatchNorm {
         /// Added to the running variance.
         eps: Scalar,
     },
     /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
     Linear,
-    /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
-    /// those of the steps of `score`, the sink if there is one, and an optional mask (bool: false masks out; float: added to the scores);
-    /// what is added to scores or taken by their steps is q's type or the type that q's is computed in;
-    /// steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`. Result `[B.., Hq, S, E]`, or
-    /// `[B.., Hq, S, 1]` with `lse`.
+    /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a
+    /// multiple of Hk), those of the steps of `score`, the sink if there is one, and an optional mask (bool: false
+    /// masks out; float: added to the scores); what is added to scores or taken by their steps is q's type or the type
+    /// that q's is computed in; steps' operands and mask broadcast to `[B.., Hq, S, T]`, the sink to `[B.., Hq, S, 1]`.
+    /// Result `[B.., Hq, S, E]`, or `[B.., Hq, S, 1]` with `lse`.
     Attention {
         /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
@@ -252,12 +259,13 @@ pub enum Op {
         /// What is made of the scaled scores before they are masked.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         score: Vec<ScoreStep>,
-        /// Whether there is a sink: one more score of each query, neither scaled nor masked, whose key has the value zero. It is q's type,
-        /// or the type that q's is computed in.
+        /// Whether there is a sink: one more score of each query, neither scaled nor masked, whose key has the value
+        /// zero. It is q's type, or the type that q's is computed in.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         sink: bool,
-        /// Whether the result is not the values' mean but the logarithm of the sum that its weights were divided by: of the exponentials
-        /// of a query's scores, and of its sink. In the type that q's is computed in; minus infinity for a query that attends to no key.
+        /// Whether the result is not the values' mean but the logarithm of the sum that its weights were divided by: of
+        /// the exponentials of a query's scores, and of its sink. In the type that q's is computed in; minus infinity
+        /// for a query that attends to no key.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         lse: bool,
     },

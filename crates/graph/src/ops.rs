@@ -1,8 +1,9 @@
 //! The registry: one row per op, with the properties that most compiler stages use.
 //!
-//! A row gives the name in the text form, the arity, the class for the planner, the weight for the cost model, and how checks treat
-//! rounding. Pointwise functions also have their PyTorch names, reference and formula ([`unary`], [`binary`]); composites have their
-//! inference and decomposition (`softmax`, `norm`, `window`, …). A row never names a kernel, a device or a machine.
+//! A row gives the name in the text form, the arity, the class for the planner, the weight for the cost model, and how
+//! checks treat rounding. Pointwise functions also have their PyTorch names, reference and formula ([`unary`],
+//! [`binary`]); composites have their inference and decomposition (`softmax`, `norm`, `window`, …). A row never names a
+//! kernel, a device or a machine.
 pub mod attention;
 mod attributes;
 pub mod binary;
@@ -105,7 +106,8 @@ pub enum Operands {
 
 /// Infers a composite's result type from its operand types. The error is a clause for the user.
 pub type Infer = fn(&Op, &[&Type]) -> Result<Type, String>;
-/// Adds a composite's decomposition to a graph. Takes operands already cast to the type in which it computes, and the result type.
+/// Adds a composite's decomposition to a graph. Takes operands already cast to the type in which it computes, and the
+/// result type.
 pub type Decompose = fn(&mut Graph, &Op, &[ValueId], &Type) -> Result<ValueId, GraphError>;
 
 /// The properties of an op that most compiler stages use.
@@ -117,8 +119,9 @@ pub struct Row {
     pub operands: Operands,
     /// How a kernel can contain it.
     pub class: Class,
-    /// Arithmetic per element of the result, in simple operations; an elementary function counts as 8. A composite never costs more than
-    /// its primitives. The cost of summing (reductions, matmuls) is modelled separately and not included.
+    /// Arithmetic per element of the result, in simple operations; an elementary function counts as 8. A composite
+    /// never costs more than its primitives. The cost of summing (reductions, matmuls) is modelled separately and not
+    /// included.
     pub weight: f64,
     /// How rounding affects its result.
     pub rounding: Rounding,
@@ -164,8 +167,8 @@ impl Row {
     }
 }
 
-/// The row of every op: families, whose enums have the rows; then all others, each with its pattern and an op of the kind, whose
-/// attributes are the defaults of the text form.
+/// The row of every op: families, whose enums have the rows; then all others, each with its pattern and an op of the
+/// kind, whose attributes are the defaults of the text form.
 macro_rules! rows {
     (families { $($family:pat => $of:expr;)* } $($pattern:pat, $new:expr => $row:expr;)*) => {
         impl Op {
@@ -257,8 +260,8 @@ impl Op {
     pub fn is_pointwise(&self) -> bool {
         self.row().class == Pointwise && self.row().infer.is_none()
     }
-    /// Axes of an operand of this rank that are reduced, scanned or normalised together; of `group_norm` those of a channel. Row-wise ops
-    /// that do not say otherwise work along the last axis.
+    /// Axes of an operand of this rank that are reduced, scanned or normalised together; of `group_norm` those of a
+    /// channel. Row-wise ops that do not say otherwise work along the last axis.
     pub fn row_axes(&self, rank: usize) -> Vec<usize> {
         match self {
             Op::Reduce { axes, .. } => axes.clone(),

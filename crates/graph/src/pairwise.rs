@@ -1,7 +1,8 @@
-//! Recognises pairwise ops, such as pairwise distances: each operand has one axis that the other lacks, so that broadcasting combines
-//! every row of the left operand with every row of the right one.
+//! Recognises pairwise ops, such as pairwise distances: each operand has one axis that the other lacks, so that
+//! broadcasting combines every row of the left operand with every row of the right one.
 
-/// Roles of the axes of a pairwise pointwise op, which is then reduced over `along`. Axes count from the result's first axis.
+/// Roles of the axes of a pairwise pointwise op, which is then reduced over `along`. Axes count from the result's first
+/// axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pairwise {
     /// Axes that both operands have, except `along`.
@@ -14,8 +15,8 @@ pub struct Pairwise {
     pub along: usize,
 }
 
-/// The axis roles of operands with these shapes, whose result is reduced over the axis `along`; `None` unless each operand has exactly
-/// one axis of its own and all other axes are equal.
+/// The axis roles of operands with these shapes, whose result is reduced over the axis `along`; `None` unless each
+/// operand has exactly one axis of its own and all other axes are equal.
 pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairwise> {
     let rank = left.len().max(right.len());
     let (left, right) = (padded(left, rank), padded(right, rank));

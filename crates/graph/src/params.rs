@@ -10,13 +10,14 @@ pub fn require(g: &Graph) -> Result<(), NoMemory> {
     memory::require(bytes, &format!("the parameters of {}", g.name))
 }
 
-/// Data of all parameters, in order. `External` parameters, whose real data is elsewhere, get random data: Normal(0, 0.05²) for floats,
-/// 0 or 1 for integers, even odds for bool.
+/// Data of all parameters, in order. `External` parameters, whose real data is elsewhere, get random data: Normal(0,
+/// 0.05²) for floats, 0 or 1 for integers, even odds for bool.
 pub fn random_params(g: &Graph) -> Vec<Tensor> {
     g.params.iter().enumerate().map(|(i, p)| param_data(i, p)).collect()
 }
 
-/// A random tensor for tests and benchmarks: Normal(0, scale²) for floats, uniform in `0..scale` for integers, even odds for bool.
+/// A random tensor for tests and benchmarks: Normal(0, scale²) for floats, uniform in `0..scale` for integers, even
+/// odds for bool.
 pub fn random_tensor(ty: crate::Type, seed: u64, scale: f64) -> Tensor {
     let mut random = Random::new(seed);
     let count = ty.count();

@@ -2,9 +2,10 @@
 use crate::{Graph, GraphError, Op, Source, Type, ValueId};
 
 impl Graph {
-    /// Copies the graph node by node, in topological order. For every node, `replace` gets the new graph, the old value, and its operands
-    /// in the new graph. It returns the replacement value, or `None` to copy the node unchanged, with its type inferred again. Nodes that
-    /// `replace` adds get the old node's source. Inputs, outputs and parameters keep their order; inputs stay even if replaced.
+    /// Copies the graph node by node, in topological order. For every node, `replace` gets the new graph, the old
+    /// value, and its operands in the new graph. It returns the replacement value, or `None` to copy the node
+    /// unchanged, with its type inferred again. Nodes that `replace` adds get the old node's source. Inputs, outputs
+    /// and parameters keep their order; inputs stay even if replaced.
     pub fn rebuild(
         &self,
         mut replace: impl FnMut(&mut Graph, ValueId, &[ValueId]) -> Result<Option<ValueId>, GraphError>,
@@ -58,8 +59,8 @@ impl Graph {
         live
     }
 
-    /// A copy without dead nodes. All inputs stay, since they are the signature, and so does the list of parameters, since its order is
-    /// that of their data.
+    /// A copy without dead nodes. All inputs stay, since they are the signature, and so does the list of parameters,
+    /// since its order is that of their data.
     pub fn without_dead(&self) -> Graph {
         let live = self.live();
         let mut new = Graph::new(self.name.clone());
@@ -76,8 +77,8 @@ impl Graph {
         new
     }
 
-    /// Copies the nodes of `part` into this graph with `args` as its inputs; returns its outputs. An error if `part` has parameters, or if
-    /// `args` do not have the types of its inputs.
+    /// Copies the nodes of `part` into this graph with `args` as its inputs; returns its outputs. An error if `part`
+    /// has parameters, or if `args` do not have the types of its inputs.
     pub fn inline(&mut self, part: &Graph, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
         let invalid = |what: String| GraphError::Invalid { value: ValueId(0), what };
         if !part.params.is_empty() {

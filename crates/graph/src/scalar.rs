@@ -69,7 +69,8 @@ pub(crate) fn text(s: Scalar) -> String {
     }
 }
 
-/// Floats in JSON: a number, or one of the strings "inf", "-inf", "nan"; NaNs with other bits are "nan:7ff8000000000001".
+/// Floats in JSON: a number, or one of the strings "inf", "-inf", "nan"; NaNs with other bits are
+/// "nan:7ff8000000000001".
 pub(crate) mod float_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

@@ -1,5 +1,6 @@
-//! The score function of attention: what stands between the scaled product of a query and a key and the softmax's mask, as a chain of
-//! pointwise steps. Each step takes the score so far; some take an operand of the node too, which broadcasts to the scores.
+//! The score function of attention: what stands between the scaled product of a query and a key and the softmax's mask,
+//! as a chain of pointwise steps. Each step takes the score so far; some take an operand of the node too, which
+//! broadcasts to the scores.
 use crate::{BinaryOp, Scalar, UnaryOp, scalar};
 use serde::{Deserialize, Serialize};
 use std::fmt;

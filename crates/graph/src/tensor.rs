@@ -76,8 +76,8 @@ fn low(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// A dense row-major tensor in host memory. Cheap to clone: clones share data, copied on write. Its memory is its own and aligned to 64
-/// bytes, or foreign ([`Tensor::foreign`]) and aligned at least to the size of an element.
+/// A dense row-major tensor in host memory. Cheap to clone: clones share data, copied on write. Its memory is its own
+/// and aligned to 64 bytes, or foreign ([`Tensor::foreign`]) and aligned at least to the size of an element.
 #[derive(Clone)]
 pub struct Tensor {
     /// Element type and shape.
@@ -94,7 +94,8 @@ impl Tensor {
             Memory::zeroed(bytes).ok_or_else(|| NoMemory { what: what.into(), bytes, free: memory::free() })?;
         Ok(Tensor { ty, data: Arc::new(memory) })
     }
-    /// A tensor of zeros. Aborts the process if there is not enough memory: only for small tensors, or after [`memory::require`].
+    /// A tensor of zeros. Aborts the process if there is not enough memory: only for small tensors, or after
+    /// [`memory::require`].
     pub fn zeros(ty: Type) -> Tensor {
         let bytes = ty.bytes();
         let memory = Memory::zeroed(bytes).unwrap_or_else(|| {
@@ -102,9 +103,9 @@ impl Tensor {
         });
         Tensor { ty, data: Arc::new(memory) }
     }
-    /// A tensor in memory that another owner holds, such as a tensor of another library or a mapped file; `owner` is dropped with the last
-    /// clone. Nothing is copied, unless `at` is not a multiple of the element's size: then the values of now are copied, and later changes
-    /// are not seen ([`Tensor::is_foreign`] tells).
+    /// A tensor in memory that another owner holds, such as a tensor of another library or a mapped file; `owner` is
+    /// dropped with the last clone. Nothing is copied, unless `at` is not a multiple of the element's size: then the
+    /// values of now are copied, and later changes are not seen ([`Tensor::is_foreign`] tells).
     ///
     /// # Safety
     /// As [`Memory::foreign`], with `ty.bytes()` bytes, row-major and dense. Bools are 0 or 1.
@@ -131,8 +132,8 @@ impl Tensor {
         t.bytes_mut().copy_from_slice(bytes);
         Some(t)
     }
-    /// A tensor of the given row-major values, each converted as by [`Tensor::set_f64`]. Missing elements are zero; extra ones are
-    /// ignored.
+    /// A tensor of the given row-major values, each converted as by [`Tensor::set_f64`]. Missing elements are zero;
+    /// extra ones are ignored.
     pub fn from_f64(ty: Type, values: impl IntoIterator<Item = f64>) -> Tensor {
         let mut t = Tensor::zeros(ty);
         for (i, v) in values.into_iter().take(t.ty.count()).enumerate() {
@@ -150,14 +151,16 @@ impl Tensor {
     }
     /// The elements as a typed slice; `None` if the size of `T` differs from the dtype's.
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {
-        // Invariant: the data is aligned to the size of an element, or has no elements (a cast of nothing from any address).
+        // Invariant: the data is aligned to the size of an element, or has no elements (a cast of nothing from any
+        // address).
         match self.ty.bytes() {
             _ if size_of::<T>() != self.ty.dtype.bytes() => None,
             0 => Some(&[]),
             _ => Some(bytemuck::cast_slice(self.bytes())),
         }
     }
-    /// The elements as a writable typed slice; `None` if the size of `T` differs from the dtype's. Copies shared data first.
+    /// The elements as a writable typed slice; `None` if the size of `T` differs from the dtype's. Copies shared data
+    /// first.
     pub fn as_mut_slice<T: bytemuck::Pod>(&mut self) -> Option<&mut [T]> {
         (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice_mut(self.bytes_mut()))
     }
@@ -178,8 +181,8 @@ impl Tensor {
             _ => self.get_f64(i) as i64,
         }
     }
-    /// Sets element `i`, in row-major order. Floats round to nearest even. Integers truncate toward zero: i64 and i32 saturate, narrower
-    /// ones keep the low bits. Nonzero is true. Panics if `i` is out of bounds.
+    /// Sets element `i`, in row-major order. Floats round to nearest even. Integers truncate toward zero: i64 and i32
+    /// saturate, narrower ones keep the low bits. Nonzero is true. Panics if `i` is out of bounds.
     pub fn set_f64(&mut self, i: usize, v: f64) {
         let (dtype, size) = (self.ty.dtype, self.ty.dtype.bytes());
         let b = &mut self.bytes_mut()[i * size..(i + 1) * size];

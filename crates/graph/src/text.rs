@@ -10,9 +10,10 @@
 //! }
 //! ```
 //! - Names of values (`%x`) and parameters (`@b`) consist of letters, digits, `_` and `.`; the printer uses numbers.
-//! - A line is `%name = op operands attributes : type loc("module", "file:line")`. `loc` is optional, and so is the type, except for
-//!   `iota` and `input`. Operands are separated by commas; attributes are `key=value`, in any order.
-//! - An operand is a value, a parameter, or (not printed) a number, which becomes a constant of the other operands' dtype.
+//! - A line is `%name = op operands attributes : type loc("module", "file:line")`. `loc` is optional, and so is the
+//!   type, except for `iota` and `input`. Operands are separated by commas; attributes are `key=value`, in any order.
+//! - An operand is a value, a parameter, or (not printed) a number, which becomes a constant of the other operands'
+//!   dtype.
 //! - A parameter's data is `external` (the default), `random(seed=, scale=)`, `fill(value)` or a list `[1.0, 2.0]`.
 //!
 //! Never panics: text that does not parse, infer and verify is an error with line and column.

@@ -1,4 +1,5 @@
-//! The verifier: checks the invariants of every graph, however it was built. Later stages rely on them and do not check again.
+//! The verifier: checks the invariants of every graph, however it was built. Later stages rely on them and do not check
+//! again.
 //!
 //! Invariants:
 //! - operands come before their users, and operand positions are 0, 1, 2, … without gaps or repeats;
@@ -10,8 +11,8 @@
 //! - a fallback calls an operator of the allowlist with arguments that fit its schema ([`crate::fallback`]);
 //! - a collective has the one before it among its operands ([`crate::fallback::collective`]);
 //! - `Result(i)`, with `i` ≥ 1, reads a fallback that has more than `i` results, and has that result's type;
-//! - a parameter's literal data has as many elements as its type, and its random scale is finite (floats: at least 0, integers: at
-//!   least 1);
+//! - a parameter's literal data has as many elements as its type, and its random scale is finite (floats: at least 0,
+//!   integers: at least 1);
 //! - outputs are existing values; repeats and zero outputs are allowed.
 use crate::{
     DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count, fallback,

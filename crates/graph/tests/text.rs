@@ -1,4 +1,5 @@
-//! The text form: valid text parses, prints canonically and parses back to an equal graph; invalid text is an error with a position.
+//! The text form: valid text parses, prints canonically and parses back to an equal graph; invalid text is an error
+//! with a position.
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, FullyMasked, Graph, GraphError, Init, Op, PoolKind, ReduceOp, Scalar, ScatterMode,
     ScoreStep, Source, Type, UnaryOp, text,

@@ -1,7 +1,7 @@
 //! Random graphs similar to those of users, over the dtypes, lengths and access patterns on which kernels specialise.
 //!
-//! Each case belongs to a family (rows, matmuls, data movement, …) that determines its first inputs and the probabilities of its steps.
-//! Steps pick from all values so far, so families mix. Steps that do not fit are skipped.
+//! Each case belongs to a family (rows, matmuls, data movement, …) that determines its first inputs and the
+//! probabilities of its steps. Steps pick from all values so far, so families mix. Steps that do not fit are skipped.
 mod families;
 mod inputs;
 mod layers;
@@ -61,7 +61,8 @@ struct Maker {
 
 type Made = Result<ValueId, GraphError>;
 
-/// A random graph with several inputs, parameters and outputs. Valid by construction; depends only on its seed and scale.
+/// A random graph with several inputs, parameters and outputs. Valid by construction; depends only on its seed and
+/// scale.
 pub fn case(seed: u64, scale: Scale) -> Graph {
     let family = &FAMILIES[(seed % FAMILIES.len() as u64) as usize];
     let mut r = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -1,7 +1,7 @@
 //! Random graphs for differential tests, and shrinking of failing ones.
 //!
-//! A graph depends only on its seed and options, on every machine. Values stay moderate (functions with poles get safe arguments), so
-//! results can be compared with tolerances. Print the seed when a test fails.
+//! A graph depends only on its seed and options, on every machine. Values stay moderate (functions with poles get safe
+//! arguments), so results can be compared with tolerances. Print the seed when a test fails.
 #![warn(missing_docs)]
 mod cases;
 mod shrink;
@@ -76,7 +76,8 @@ pub fn graph(seed: u64, options: &Options) -> Graph {
     let (mut made, mut tries) = (0, 0);
     while made < options.ops && tries < options.ops * 20 {
         tries += 1;
-        // Skip steps that do not fit (shapes that do not broadcast, results that are too large); helper ops they leave are dead.
+        // Skip steps that do not fit (shapes that do not broadcast, results that are too large); helper ops they leave
+        // are dead.
         if let Ok(v) = step(&mut g, &mut r, &floats, options)
             && g.ty(v).count() <= 1 << 16
         {

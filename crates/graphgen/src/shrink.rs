@@ -1,8 +1,8 @@
 //! Shrinks a failing graph to a smaller one that still fails.
 use kiln_graph::{Graph, Op, ValueId};
 
-/// A smaller graph that still fails, found greedily: drops outputs, and replaces nodes by an operand or a new input. `fails` gets only
-/// verified graphs and is called at most 400 times.
+/// A smaller graph that still fails, found greedily: drops outputs, and replaces nodes by an operand or a new input.
+/// `fails` gets only verified graphs and is called at most 400 times.
 pub fn shrink(g: &Graph, mut fails: impl FnMut(&Graph) -> bool) -> Graph {
     let mut best = g.clone();
     let mut budget = 400;

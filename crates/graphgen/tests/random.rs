@@ -1,4 +1,5 @@
-//! Properties of random graphs: they verify, round-trip through text and JSON, and rebuild to equal graphs; shrinking shrinks them.
+//! Properties of random graphs: they verify, round-trip through text and JSON, and rebuild to equal graphs; shrinking
+//! shrinks them.
 use kiln_graph::{Graph, Op, UnaryOp, ValueId, decompose, text};
 
 #[test]

@@ -1,14 +1,15 @@
 //! Interpreter of block programs: runs the program instances one after the other, element by element, over plain bytes.
 //!
-//! Takes: a kernel, which it verifies, and one buffer per parameter. Gives: the buffers as the kernel leaves them, or its first error.
-//! Never optimises, and never gives an out-of-bounds access a meaning.
+//! Takes: a kernel, which it verifies, and one buffer per parameter. Gives: the buffers as the kernel leaves them, or
+//! its first error. Never optimises, and never gives an out-of-bounds access a meaning.
 //!
-//! Floats: each op is computed in f64 and rounded to f32 (f64 ops stay in f64), then to its own type; a reduction is rounded once, at
-//! its end. So results are as exact as the types allow, and generated code is compared with them within a tolerance.
+//! Floats: each op is computed in f64 and rounded to f32 (f64 ops stay in f64), then to its own type; a reduction is
+//! rounded once, at its end. So results are as exact as the types allow, and generated code is compared with them
+//! within a tolerance.
 //!
-//! Low-level ops are simulated per instance: an asynchronous copy becomes visible at its wait, shared memory starts as NaN, and warp
-//! roles run in turn, each until it blocks on a barrier. The blocks of a cluster are simulated one at a time: since all blocks send
-//! the same, what a block would receive from the others is what it sends itself.
+//! Low-level ops are simulated per instance: an asynchronous copy becomes visible at its wait, shared memory starts as
+//! NaN, and warp roles run in turn, each until it blocks on a barrier. The blocks of a cluster are simulated one at a
+//! time: since all blocks send the same, what a block would receive from the others is what it sends itself.
 mod machine;
 mod memory;
 mod scalar;
@@ -38,7 +39,8 @@ pub enum InterpError {
     Deadlock { kernel: String, instance: [usize; 3], waits: String },
 }
 
-/// Runs all program instances, axis 0 fastest. `buffers`: one per parameter, in order; the kernel's writes land in them.
+/// Runs all program instances, axis 0 fastest. `buffers`: one per parameter, in order; the kernel's writes land in
+/// them.
 pub fn run(kernel: &BlockProgram, buffers: &mut [Buffer]) -> Result<(), InterpError> {
     kiln_block::verify::verify(kernel)?;
     memory::check(kernel, buffers).map_err(|what| InterpError::Buffers { kernel: kernel.name.clone(), what })?;

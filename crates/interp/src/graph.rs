@@ -1,9 +1,9 @@
 //! Graph interpreter: implements every op in the plainest way that has PyTorch's semantics.
 //!
-//! Takes a verified graph with its inputs and parameters as host tensors; gives the outputs. It is the oracle of the differential
-//! tests, the f64 reference of error measurements, and the fallback for kernels that cannot be compiled.
-//! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op and its source
-//! location in the model. Never reorders or fuses: runs one op at a time, in the graph's order.
+//! Takes a verified graph with its inputs and parameters as host tensors; gives the outputs. It is the oracle of the
+//! differential tests, the f64 reference of error measurements, and the fallback for kernels that cannot be compiled.
+//! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op
+//! and its source location in the model. Never reorders or fuses: runs one op at a time, in the graph's order.
 mod composite;
 mod demand;
 mod matmul;
@@ -27,12 +27,13 @@ use value::{Data, Value};
 /// The precision in which floats are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Precision {
-    /// Each op computes in its dtype's `compute()` type and rounds once to its dtype, as PyTorch does. Long sums accumulate in f64, so
-    /// they are at least as exact as PyTorch's blocked sums.
+    /// Each op computes in its dtype's `compute()` type and rounds once to its dtype, as PyTorch does. Long sums
+    /// accumulate in f64, so they are at least as exact as PyTorch's blocked sums.
     Native,
     /// Every float op computes in f64 without rounding: the reference. Float outputs have dtype f64.
     F64,
-    /// As `Native`, with a random perturbation at every rounding. How far results move estimates the error that rounding can cause.
+    /// As `Native`, with a random perturbation at every rounding. How far results move estimates the error that
+    /// rounding can cause.
     Sampled {
         /// Seed of the perturbations.
         seed: u64,
@@ -79,8 +80,8 @@ pub fn run(
     run_with(g, inputs, params, Precision::Native, fallback)
 }
 
-/// Runs the graph in `precision`. With [`Precision::F64`] float outputs are f64 tensors, and float inputs and parameters may be
-/// given as f64 instead of their dtype. Ops that no output depends on are skipped.
+/// Runs the graph in `precision`. With [`Precision::F64`] float outputs are f64 tensors, and float inputs and
+/// parameters may be given as f64 instead of their dtype. Ops that no output depends on are skipped.
 pub fn run_with(
     g: &Graph,
     inputs: &[Tensor],
@@ -92,8 +93,8 @@ pub fn run_with(
     interpret(g, inputs, params, precision, fallback, None)
 }
 
-/// Runs the graph in [`Precision::F64`], only as far as the demanded parts of the outputs depend on it; gives these parts. A fault of
-/// the data that lies elsewhere is not found.
+/// Runs the graph in [`Precision::F64`], only as far as the demanded parts of the outputs depend on it; gives these
+/// parts. A fault of the data that lies elsewhere is not found.
 pub fn run_parts(
     g: &Graph,
     inputs: &[Tensor],

@@ -1,13 +1,14 @@
 //! Interpreter of PTX: runs the threads of a kernel, block after block, over plain bytes.
 //!
-//! Takes: a module with one entry, how it is launched, and the bytes behind each parameter. Gives: the bytes as the kernel leaves them, or
-//! its first error: an access out of bounds or unaligned, threads that wait for ever, an instruction that it does not know.
+//! Takes: a module with one entry, how it is launched, and the bytes behind each parameter. Gives: the bytes as the
+//! kernel leaves them, or its first error: an access out of bounds or unaligned, threads that wait for ever, an
+//! instruction that it does not know.
 //!
-//! The threads of a block advance together: of all positions in the program, those at the least one execute it, so that threads which took
-//! different branches meet again where these join. A thread at a barrier waits for the others, at an exchange for its warp.
-//! Approximate functions are computed in f64 and rounded, so results are compared with a tolerance.
-//! Blocks run one after the other, so one that waits for a later one does not end.
-//! Not covered: tensor cores of warpgroups, tensor maps, clusters.
+//! The threads of a block advance together: of all positions in the program, those at the least one execute it, so that
+//! threads which took different branches meet again where these join. A thread at a barrier waits for the others, at an
+//! exchange for its warp. Approximate functions are computed in f64 and rounded, so results are compared with a
+//! tolerance. Blocks run one after the other, so one that waits for a later one does not end. Not covered: tensor cores
+//! of warpgroups, tensor maps, clusters.
 mod number;
 mod parse;
 mod threads;

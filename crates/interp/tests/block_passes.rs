@@ -141,7 +141,8 @@ fn random_programs() {
     }
 }
 
-/// A persistent norm kernel that prefetches the next row: one row per block, one row more, several rows each, and a single block.
+/// A persistent norm kernel that prefetches the next row: one row per block, one row more, several rows each, and a
+/// single block.
 #[test]
 fn persistent_rows() {
     for (rows, blocks) in [(3, 3), (4, 3), (11, 3), (6, 1)] {
@@ -149,8 +150,8 @@ fn persistent_rows() {
     }
 }
 
-/// Rows that do not fill their lanes, with lengths that are multiples of a vector and others. The shared gain is copied once if all
-/// rows of a block have the same alignment.
+/// Rows that do not fill their lanes, with lengths that are multiples of a vector and others. The shared gain is copied
+/// once if all rows of a block have the same alignment.
 #[test]
 fn persistent_odd_rows() {
     for (rows, wide, blocks, once) in [

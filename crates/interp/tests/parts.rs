@@ -2,7 +2,8 @@
 use kiln_graph::{Graph, Random, Tensor, random_params, text};
 use kiln_interp::graph::{Demand, Positions, Precision, Region, no_fallback, part, run_parts, run_with};
 
-/// Fails with the first element of a part that differs. Elements are computed as in the whole, so they are equal to the bit.
+/// Fails with the first element of a part that differs. Elements are computed as in the whole, so they are equal to the
+/// bit.
 fn agree(g: &Graph, inputs: &[Tensor], demand: &Demand) -> Result<(), String> {
     let params: Vec<Tensor> = random_params(g);
     let all = run_with(g, inputs, &params, Precision::F64, &mut no_fallback).map_err(|e| e.to_string())?;
@@ -45,7 +46,8 @@ fn parts_of_random_graphs() {
         let g = kiln_graphgen::case(seed, kiln_graphgen::Scale::Small);
         let inputs = kiln_graphgen::case_inputs(&g, seed);
         let demand = demand(&g, seed);
-        // A case that the interpreter refuses as a whole, such as one that divides by zero, has nothing to compare with.
+        // A case that the interpreter refuses as a whole, such as one that divides by zero, has nothing to compare
+        // with.
         match agree(&g, &inputs, &demand) {
             Err(e) if e.contains("division by zero") => {}
             Err(e) => panic!("seed {seed}: {e}\n{g}\n{demand:?}"),

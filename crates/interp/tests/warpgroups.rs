@@ -1,5 +1,5 @@
-//! The passes that turn a plain matmul into a warp-specialised kernel change no bit: generated programs, interpreted before and after
-//! each pass.
+//! The passes that turn a plain matmul into a warp-specialised kernel change no bit: generated programs, interpreted
+//! before and after each pass.
 use kiln_block::passes::warpgroup::{Launch, Refusal, WarpRoles, maps, persistent, roles};
 use kiln_block::{
     Array, BinaryOp, BlockProgram, Builder, CmpOp, Const, DotPrecision, Elem, Op, Swizzle, Terms, Type, UnaryOp, Value,
@@ -315,7 +315,8 @@ fn every_step_keeps_every_bit() {
                 }
                 // With ping-pong a consumer owns a whole tile, so a thread has twice the accumulators.
                 Err(Refusal(why)) if crew.is_some() && why.contains("a thread would hold 256 sums") => {}
-                // Two consumers' tiles and a residual's may be more than shared memory has; lowering takes smaller ones.
+                // Two consumers' tiles and a residual's may be more than shared memory has; lowering takes smaller
+                // ones.
                 Err(Refusal(why)) if why.contains("do not fit shared memory") => too_large += 1,
                 Err(Refusal(why)) => panic!("{about}: {why}\n{}", text::print(&before)),
             }
@@ -327,9 +328,9 @@ fn every_step_keeps_every_bit() {
 }
 
 /// Two chained matmuls as in attention: queries by descriptor, keys in blocks, a mask of positions and a row maximum;
-/// and sizes of the queries and of the keys. `beside`: tiles of these types that scores are added to or masked by, each an
-/// array over queries and keys in rows of [`pitch`] elements; the first one only where the mask of positions holds, or where
-/// it does not.
+/// and sizes of the queries and of the keys. `beside`: tiles of these types that scores are added to or masked by, each
+/// an array over queries and keys in rows of [`pitch`] elements; the first one only where the mask of positions holds,
+/// or where it does not.
 fn chained(r: &mut Random, beside: &[Elem]) -> (BlockProgram, [usize; 2]) {
     let (m, keys, width) = (64 * (1 + r.next_below(2)), 64, 64);
     let (rows, columns) = (1 + r.next_below(200), 1 + r.next_below(300));

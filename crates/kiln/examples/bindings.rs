@@ -1,10 +1,12 @@
-//! What a new binding of a program costs, step by step, when others were compiled before it, and how much of its code is new.
+//! What a new binding of a program costs, step by step, when others were compiled before it, and how much of its code
+//! is new.
 //!
 //!     cargo run --release -p kiln --example bindings -- MODEL.pt2 [TARGET] SYMBOL=SIZE[,SYMBOL=SIZE] ...
 //!
-//! One row a binding, in order: seconds of import, plan, lowering and code generation; kernels, distinct block programs, how many of them no
-//! binding before had, and of these how many differ from one before in numbers alone: no more than these could be one
-//! program with extents as parameters. For a GPU also the seconds that `ptxas` takes for the new ones, on all cores.
+//! One row a binding, in order: seconds of import, plan, lowering and code generation; kernels, distinct block
+//! programs, how many of them no binding before had, and of these how many differ from one before in numbers alone: no
+//! more than these could be one program with extents as parameters. For a GPU also the seconds that `ptxas` takes for
+//! the new ones, on all cores.
 use kiln::{CompileOptions, Program, Target, compile::CompiledCode, cubin::Cubins, program::Sizes};
 use std::{collections::HashSet, path::Path, time::Instant};
 

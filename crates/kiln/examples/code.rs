@@ -1,11 +1,11 @@
-//! Writes what a corpus of graphs compiles to, so that two builds can be compared: a change that should leave code as it is leaves the
-//! folders equal.
+//! Writes what a corpus of graphs compiles to, so that two builds can be compared: a change that should leave code as
+//! it is leaves the folders equal.
 //!
 //!     cargo run --release -p kiln --example code -- OUT [--seeds FROM..TO] [--targets cpu,sm_80,sm_89,sm_90a] FOLDER…
 //!     diff -rq OUT BEFORE
 //!
-//! Takes every text graph below the folders, and one random graph for each seed (default: 0..200). Writes OUT/TARGET/NAME with the plan
-//! and the PTX or the assembly of its kernels, or why there is none.
+//! Takes every text graph below the folders, and one random graph for each seed (default: 0..200). Writes
+//! OUT/TARGET/NAME with the plan and the PTX or the assembly of its kernels, or why there is none.
 use kiln::{CompileOptions, Error, Model, Target, stages};
 use kiln_graphgen::{Scale, case};
 use std::ops::Range;

@@ -2,7 +2,8 @@
 //!
 //!     cargo run --release -p kiln --example embed -- [MODEL]        a text graph (default: graphs/softmax.kiln) or an artifact
 //!
-//! A TorchScript archive works as well, with inputs as the second argument of [`Model::open`] and the plugin next to the program.
+//! A TorchScript archive works as well, with inputs as the second argument of [`Model::open`] and the plugin next to
+//! the program.
 use kiln::{CompileOptions, Error, Model, compile, explain};
 use std::path::Path;
 

@@ -1,11 +1,13 @@
-//! Fits the figures of points, rows and scans in a machine's description ([`kiln_machine::Nests`]) to measured schedules.
+//! Fits the figures of points, rows and scans in a machine's description ([`kiln_machine::Nests`]) to measured
+//! schedules.
 //!
 //!     cargo run --release -p kiln --example fit -- MACHINE OUT.json [--moves N] [--listed N] [--only FIGURE,…] MEASURED…
 //!
-//! MACHINE is a built-in description or a file; MEASURED is what `--example schedules` wrote on that machine. A few figures at a time, drawn at
-//! random, are made larger or smaller where the loss falls: the relative errors of prices, and how much longer the cheapest schedule of a nest
-//! takes than the best measured one. `--only`: those of a memory, say, where another description has those of the chip. Every fourth nest is kept
-//! out of the fit. Writes the figures; prints the errors before and after.
+//! MACHINE is a built-in description or a file; MEASURED is what `--example schedules` wrote on that machine. A few
+//! figures at a time, drawn at random, are made larger or smaller where the loss falls: the relative errors of prices,
+//! and how much longer the cheapest schedule of a nest takes than the best measured one. `--only`: those of a memory,
+//! say, where another description has those of the chip. Every fourth nest is kept out of the fit. Writes the figures;
+//! prints the errors before and after.
 use kiln_graph::Random;
 use kiln_lower::facts::NestFeatures;
 use kiln_lower::price::TileFootprint;
@@ -30,7 +32,8 @@ struct Measured {
     samples: Vec<Sample>,
 }
 
-/// How much the time of a chosen schedule counts, relative to errors of prices; prices that are closer than that are as good as equal.
+/// How much the time of a chosen schedule counts, relative to errors of prices; prices that are closer than that are as
+/// good as equal.
 const CHOICE: f64 = 4.0;
 const CLOSE: f64 = 0.015;
 /// Short kernels are measured with outliers: none counts as so many times as slow as the best.

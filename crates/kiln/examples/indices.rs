@@ -1,4 +1,5 @@
-//! Tests indices out of range on a device: each run is refused with op, line, index and axis, and the session stays usable.
+//! Tests indices out of range on a device: each run is refused with op, line, index and axis, and the session stays
+//! usable.
 //!
 //!     cargo run --release -p kiln --example indices -- [cpu|cuda:0]
 use kiln::{CompileOptions, Model, Target, Tensor, compile, compile::DeviceKind, compile::cuda_capability};

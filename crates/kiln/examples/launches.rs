@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p kiln --example launches -- OUT.json GRAPH.kiln…
 //!
-//! Writes a list with one entry per graph: buffers (bytes), which of them are inputs and outputs, and the launches in order with
-//! their code, shape and arguments (indices of buffers; scratch buffers follow those of the plan).
+//! Writes a list with one entry per graph: buffers (bytes), which of them are inputs and outputs, and the launches in
+//! order with their code, shape and arguments (indices of buffers; scratch buffers follow those of the plan).
 use kiln::{CompileOptions, Compiled, Model, compile::CompiledCode};
 use kiln_plan::{BufferKind, Stage, exec::Slot, exec::Work};
 use serde_json::{Value, json};

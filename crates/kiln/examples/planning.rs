@@ -1,4 +1,5 @@
-//! Times planning: the kernels of a graph, then their schedules; and lowering of all kernels to block programs. Import is left out.
+//! Times planning: the kernels of a graph, then their schedules; and lowering of all kernels to block programs. Import
+//! is left out.
 //!
 //!     cargo run --release -p kiln --example planning -- MACHINE [--times N] GRAPH…
 //!

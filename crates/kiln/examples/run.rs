@@ -1,4 +1,5 @@
-//! Runs a `.pt2`, an artifact or a text graph on random inputs: `cargo run --release -p kiln --example run -- graphs/softmax.kiln cpu`.
+//! Runs a `.pt2`, an artifact or a text graph on random inputs: `cargo run --release -p kiln --example run --
+//! graphs/softmax.kiln cpu`.
 use kiln::{Engine, Error, Settings};
 
 fn main() -> Result<(), Error> {

@@ -1,9 +1,11 @@
-//! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost model is fitted to.
+//! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost
+//! model is fitted to.
 //!
 //!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…
 //!
-//! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops after S seconds.
-//! FILE has further schedules to measure, lines of `graph<tab>kernel<tab>schedule`. `--dry` writes predictions for a built-in description (h100, h200) and measures nothing.
+//! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops
+//! after S seconds. FILE has further schedules to measure, lines of `graph<tab>kernel<tab>schedule`. `--dry` writes
+//! predictions for a built-in description (h100, h200) and measures nothing.
 use kiln::tune::{Budget, Sampling, TuneOptions};
 use kiln::{CompileOptions, DeviceKind, Model, Target};
 use std::io::Write;

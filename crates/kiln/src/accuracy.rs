@@ -2,7 +2,8 @@
 use kiln_graph::Tensor;
 use serde::Serialize;
 
-/// Largest absolute and relative difference, and the relative one in the 2-norm. NaN agrees with NaN only, an infinity with itself.
+/// Largest absolute and relative difference, and the relative one in the 2-norm. NaN agrees with NaN only, an infinity
+/// with itself.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Difference {
     /// Largest absolute difference of an element.

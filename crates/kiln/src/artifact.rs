@@ -1,15 +1,16 @@
-//! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report), `meta.json`,
-//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people to read, and on request `cubin/NAME.cubin`, machine code.
-//! `digests.json` has the SHA-256 of every other part.
+//! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report),
+//! `meta.json`, parameters, and for GPU targets `ptx/NAME.ptx`, which are for people to read, and on request
+//! `cubin/NAME.cubin`, machine code. `digests.json` has the SHA-256 of every other part.
 //!
-//! Artifacts are not trusted. A part's digest is checked when the part is read. Whoever changes a part can also compute a new digest, so
-//! the plan is verified and checked against the graph as well, code is always generated again from the plan, and no part may be larger
-//! than the file. A file that an artifact names is never opened: the path of its archive is for messages alone, and `bench --archive`
-//! takes the path from the user.
+//! Artifacts are not trusted. A part's digest is checked when the part is read. Whoever changes a part can also compute
+//! a new digest, so the plan is verified and checked against the graph as well, code is always generated again from the
+//! plan, and no part may be larger than the file. A file that an artifact names is never opened: the path of its
+//! archive is for messages alone, and `bench --archive` takes the path from the user.
 //!
-//! Machine code is the exception: it cannot be checked, so it is used only on request ([`CompileOptions::machine_code`]), by those who trust
-//! the file. It is used for a program if the PTX that is generated again has the digest of the PTX it was made from, so machine code of
-//! another version of Kiln is left out; that protects from mistakes, not from whoever wrote the file.
+//! Machine code is the exception: it cannot be checked, so it is used only on request
+//! ([`CompileOptions::machine_code`]), by those who trust the file. It is used for a program if the PTX that is
+//! generated again has the digest of the PTX it was made from, so machine code of another version of Kiln is left out;
+//! that protects from mistakes, not from whoever wrote the file.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target,
     compile::{CodeCache, CompiledCode, compile_with, from_plan_with},
@@ -84,7 +85,8 @@ impl Opened {
     }
 }
 impl Made {
-    /// Compiles the model: with the plan it was compiled to if `options` are those it was written with, else with a new plan.
+    /// Compiles the model: with the plan it was compiled to if `options` are those it was written with, else with a new
+    /// plan.
     pub(crate) fn compile(
         &self,
         model: &Model,
@@ -372,8 +374,8 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     Ok(Opened { model, plan, options, cubins })
 }
 
-/// Checks that the plan takes the graph's inputs and parameters and gives its outputs, that guards refer to scalar inputs, and that state
-/// and what is written are inputs and outputs.
+/// Checks that the plan takes the graph's inputs and parameters and gives its outputs, that guards refer to scalar
+/// inputs, and that state and what is written are inputs and outputs.
 fn fits(graph: &Graph, plan: &kiln_plan::Plan, meta: &Meta) -> Result<(), String> {
     use kiln_plan::BufferKind;
     let Meta { guards, states, writes, .. } = meta;
@@ -407,7 +409,8 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, meta: &Meta) -> Result<(), String
     }
 }
 
-/// Opens an artifact and compiles it: with its own plan if `options` are those it was written with ([`options`]), else with a new plan.
+/// Opens an artifact and compiles it: with its own plan if `options` are those it was written with ([`options`]), else
+/// with a new plan.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
     let (model, made) = read(path)?.split();
     let compiled = made.compile(&model, options, &CodeCache::default())?;

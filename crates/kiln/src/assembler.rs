@@ -1,14 +1,16 @@
-//! What assembles the PTX of a compilation for the GPU that will run it: `ptxas`, one process for each program, or the driver.
+//! What assembles the PTX of a compilation for the GPU that will run it: `ptxas`, one process for each program, or the
+//! driver.
 //!
 //! Takes: PTX, as it is generated, from several threads. Gives: modules that the device has loaded. Never: fails;
 //! what `ptxas` or the loader refuses, the driver assembles, and a session reports what the driver refuses.
 //!
-//! The driver assembles one text at a time, however many threads ask it: a model of 76 programs takes it 3.2 s on 16 cores, where `ptxas`
-//! needs 2 s of one core. What `ptxas` makes is kept in the cache, where other processes find it. Without a cache the driver assembles few
-//! programs, and all of them on few cores: it keeps on disk what it has assembled, and that is worth more there.
+//! The driver assembles one text at a time, however many threads ask it: a model of 76 programs takes it 3.2 s on 16
+//! cores, where `ptxas` needs 2 s of one core. What `ptxas` makes is kept in the cache, where other processes find it.
+//! Without a cache the driver assembles few programs, and all of them on few cores: it keeps on disk what it has
+//! assembled, and that is worth more there.
 //!
-//! nvJitLink is no alternative: it assembles each text to be linked with others, as `ptxas --compile-only` does. `setmaxnreg` is then ignored,
-//! and divisions are calls, for which kernels hold more registers.
+//! nvJitLink is no alternative: it assembles each text to be linked with others, as `ptxas --compile-only` does.
+//! `setmaxnreg` is then ignored, and divisions are calls, for which kernels hold more registers.
 use crate::{
     cache::{Cache, Key, Kind},
     cores,
@@ -33,7 +35,8 @@ pub(crate) struct Assembler<'a> {
     target: Target,
     /// `None`: the driver assembles.
     ptxas: Option<PathBuf>,
-    /// `ptxas` refused a text, or the driver its machine code, as when `ptxas` is of a newer CUDA: it is not asked again.
+    /// `ptxas` refused a text, or the driver its machine code, as when `ptxas` is of a newer CUDA: it is not asked
+    /// again.
     refused: AtomicBool,
     /// Where machine code is kept.
     cache: Option<&'a Cache>,
@@ -76,7 +79,8 @@ impl<'a> Assembler<'a> {
     }
 }
 
-/// Whether processes of `ptxas` on this many cores are faster than the driver, which may have the programs in its cache.
+/// Whether processes of `ptxas` on this many cores are faster than the driver, which may have the programs in its
+/// cache.
 fn is_worth(cores: usize, programs: usize) -> bool {
     cores >= CORES && programs >= PROGRAMS
 }

@@ -1,5 +1,6 @@
-//! Benchmarks: times the fused plan, the unfused plan and PyTorch, interleaved in one process, and every kernel by itself, with its
-//! predicted time. Also compares the results with PyTorch's, or with a reference of bounded work ([`Reference`]).
+//! Benchmarks: times the fused plan, the unfused plan and PyTorch, interleaved in one process, and every kernel by
+//! itself, with its predicted time. Also compares the results with PyTorch's, or with a reference of bounded work
+//! ([`Reference`]).
 mod load;
 mod reference;
 mod table;
@@ -107,11 +108,13 @@ pub struct Spread {
 /// Above this ratio of p90 to p10, the median of the runs is unreliable.
 const NOISY: f64 = 2.0;
 
-/// Above this share of the processor taken by other processes, times are unreliable: a side's threads may have waited for each other.
+/// Above this share of the processor taken by other processes, times are unreliable: a side's threads may have waited
+/// for each other.
 const BUSY: f64 = 0.2;
 
 impl Bench {
-    /// Whether the ratio of this side's time to the fused time is unreliable: runs of either differed widely, or the machine was busy.
+    /// Whether the ratio of this side's time to the fused time is unreliable: runs of either differed widely, or the
+    /// machine was busy.
     pub fn doubtful(&self, s: &Spread) -> bool {
         s.noisy() || self.fused.noisy() || self.others > BUSY
     }
@@ -208,7 +211,8 @@ struct Peer {
     outputs: Option<Vec<Tensor>>,
 }
 impl Peer {
-    /// An archive may have been traced for the CPU only; then its results on the CPU are the reference, and nothing is timed.
+    /// An archive may have been traced for the CPU only; then its results on the CPU are the reference, and nothing is
+    /// timed.
     fn torch(
         model: &Model,
         inputs: &[Tensor],

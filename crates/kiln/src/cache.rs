@@ -1,20 +1,23 @@
 //! What was compiled, kept on disk, so that another process that compiles the same takes it from there.
 //!
-//! Takes: the bytes of a part (a plan, code, machine code) and a [`Key`] of all that they were made from: graphs without weights, the machine,
-//! contract and constraints, the sources of this Kiln. Gives: the same bytes for the same key. A folder of files, one an entry: written whole
-//! and renamed, so that any number of processes may share it; checked by digest when read. An entry that is broken or cannot be read is as
-//! none, and one that cannot be written is left out: the cache never fails a compilation, and says nothing of it. The least recently used
-//! entries go when it is larger than its limit.
+//! Takes: the bytes of a part (a plan, code, machine code) and a [`Key`] of all that they were made from: graphs
+//! without weights, the machine, contract and constraints, the sources of this Kiln. Gives: the same bytes for the same
+//! key. A folder of files, one an entry: written whole and renamed, so that any number of processes may share it;
+//! checked by digest when read. An entry that is broken or cannot be read is as none, and one that cannot be written is
+//! left out: the cache never fails a compilation, and says nothing of it. The least recently used entries go when it is
+//! larger than its limit.
 //!
-//! Entries hold machine code, which nothing can check: the folder is the user's own, and [`Cache::install`] is for packs from who is trusted.
+//! Entries hold machine code, which nothing can check: the folder is the user's own, and [`Cache::install`] is for
+//! packs from who is trusted.
 //!
-//! `KILN_CACHE` names the folder, or is `off`; without it `$XDG_CACHE_HOME/kiln` or `~/.cache/kiln`. `KILN_CACHE_BYTES` is the limit.
+//! `KILN_CACHE` names the folder, or is `off`; without it `$XDG_CACHE_HOME/kiln` or `~/.cache/kiln`. `KILN_CACHE_BYTES`
+//! is the limit.
 //!
-//! The trace of a module is not kept. Its key would have to cover all that `forward` may reach: its code and that of all it calls, closures,
-//! globals, attributes of objects, versions of extensions, flags of torch. No such key can be shown to be complete, a wrong entry is a wrong
-//! result, and a trace costs 0.02 to 0.4 s. What follows the trace is a function of data. The digest of Kiln's sources is part of every key
-//! (`build.rs`), so that a changed rule or price leaves no stale entry. Weights are in no key: they are not in graphs, and what conversion has
-//! read of small ones is.
+//! The trace of a module is not kept. Its key would have to cover all that `forward` may reach: its code and that of
+//! all it calls, closures, globals, attributes of objects, versions of extensions, flags of torch. No such key can be
+//! shown to be complete, a wrong entry is a wrong result, and a trace costs 0.02 to 0.4 s. What follows the trace is a
+//! function of data. The digest of Kiln's sources is part of every key (`build.rs`), so that a changed rule or price
+//! leaves no stale entry. Weights are in no key: they are not in graphs, and what conversion has read of small ones is.
 use crate::{Error, io};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -233,7 +236,8 @@ impl Cache {
         io::write_whole(path, &bytes)?;
         Ok(count)
     }
-    /// Takes the entries of a pack; gives how many. Their machine code runs as it is: install packs of those whom you trust alone.
+    /// Takes the entries of a pack; gives how many. Their machine code runs as it is: install packs of those whom you
+    /// trust alone.
     ///
     /// # Errors
     /// If the file is no pack, or an entry of it is broken; entries before it are kept.

@@ -1,8 +1,9 @@
-//! Calibration: fits a machine description to measurements. Times graphs whose work is known, and solves the roofline of the cost model
-//! for its rates.
+//! Calibration: fits a machine description to measurements. Times graphs whose work is known, and solves the roofline
+//! of the cost model for its rates.
 //!
-//! Fitted are the bandwidth, the cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the schedules
-//! (sizes of tiles and of rows, the price of a prologue) is copied from the description that the fit starts from.
+//! Fitted are the bandwidth, the cost of a launch, and the rates of matmuls and of other arithmetic. What follows from
+//! the schedules (sizes of tiles and of rows, the price of a prologue) is copied from the description that the fit
+//! starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{Graph, Tensor, Type, random_tensor};
 use kiln_machine::{Machine, MachineError};
@@ -37,7 +38,8 @@ pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) 
     let copy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 27 } else { 1 << 24 }, 0))?)?;
     m.rates.bandwidth = rate(copy.bytes, copy.seconds - m.rates.launch).unwrap_or(m.rates.bandwidth);
     let busy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 24 } else { 1 << 21 }, 48))?)?;
-    // The roofline is the slower of memory and arithmetic plus a tenth of the faster: the time of arithmetic where that is the slower.
+    // The roofline is the slower of memory and arithmetic plus a tenth of the faster: the time of arithmetic where that
+    // is the slower.
     let arithmetic = |s: &Seen, m: &Machine| s.seconds - m.rates.launch - 0.1 * s.bytes / m.rates.bandwidth;
     if arithmetic(&busy, &m) > busy.bytes / m.rates.bandwidth {
         m.rates.alu = rate(busy.other_flops, arithmetic(&busy, &m)).unwrap_or(m.rates.alu);
@@ -65,7 +67,8 @@ fn digits(v: f64) -> f64 {
 fn graph(text: &str) -> Result<Graph, Error> {
     text.parse().map_err(|e| Error::failed(format!("a calibration graph does not parse: {e}"), "report this"))
 }
-/// A pointwise kernel: a relu, then `rounds` times four ops, one of which is an exponential; about the mix of a softmax.
+/// A pointwise kernel: a relu, then `rounds` times four ops, one of which is an exponential; about the mix of a
+/// softmax.
 fn chain(n: usize, rounds: usize) -> String {
     let mut t = format!("graph chain(%x: f32[{n}]) {{\n  %y0 = relu %x\n");
     for i in 0..rounds {
@@ -136,8 +139,8 @@ pub fn table(base: &Machine, fitted: &Machine) -> String {
 /// Suffix of the names of calibrated descriptions.
 const CALIBRATED: &str = "-calibrated";
 
-/// What predictions are made for if the description was not measured on this device, with a remedy; `None` if it was. `device`: as
-/// [`compile::device_name`] gives it.
+/// What predictions are made for if the description was not measured on this device, with a remedy; `None` if it was.
+/// `device`: as [`compile::device_name`] gives it.
 pub fn unmeasured(m: &Machine, device: &str) -> Option<String> {
     let general = general_processor(&m.name, device == "cpu");
     let other_gpu = !m.device.is_empty() && !device.contains(&m.device);
@@ -148,7 +151,8 @@ pub fn unmeasured(m: &Machine, device: &str) -> Option<String> {
     }
 }
 
-/// The same for a plan of which only the machine's name is known: the built-in CPU description is of no particular processor.
+/// The same for a plan of which only the machine's name is known: the built-in CPU description is of no particular
+/// processor.
 pub(crate) fn general_processor(machine: &str, cpu: bool) -> Option<String> {
     (cpu && !machine.ends_with(CALIBRATED)).then(|| format!("for a generic processor, not for this one; {REMEDY}"))
 }

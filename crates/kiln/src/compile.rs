@@ -1,8 +1,9 @@
-//! The whole pipeline, in order: graph → plan → block programs → code → session. Takes a model and options, gives a [`Compiled`].
+//! The whole pipeline, in order: graph → plan → block programs → code → session. Takes a model and options, gives a
+//! [`Compiled`].
 //!
-//! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation. Plans and code are kept on
-//! disk for other processes ([`crate::cache`]). To keep a compiled model, write an artifact, which records what it was made from and so cannot
-//! become stale.
+//! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation.
+//! Plans and code are kept on disk for other processes ([`crate::cache`]). To keep a compiled model, write an artifact,
+//! which records what it was made from and so cannot become stale.
 mod codes;
 mod devices;
 mod planning;
@@ -73,8 +74,9 @@ pub struct CompileOptions {
     pub tuned: Option<Measurements>,
     /// The machine description that the cost model uses; `None`: the target's default.
     pub machine: Option<Machine>,
-    /// Whether machine code in an artifact is trusted. It then runs as it is, where it was made from the PTX that is generated here and for
-    /// the device's architecture. Nothing can tell whether it computes what that PTX says: trust those who wrote the file.
+    /// Whether machine code in an artifact is trusted. It then runs as it is, where it was made from the PTX that is
+    /// generated here and for the device's architecture. Nothing can tell whether it computes what that PTX says: trust
+    /// those who wrote the file.
     pub machine_code: bool,
     /// Whether plans and code are taken from the cache on disk, and kept there ([`Cache::standard`]).
     pub cache: bool,
@@ -88,8 +90,8 @@ impl CompileOptions {
     pub fn machine(&self) -> &Machine {
         self.machine.as_ref().unwrap_or_else(|| self.target.machine())
     }
-    /// These options for a device: its target, and the description of its machine. They stay as they are if they are for that target, as
-    /// those of an artifact may be.
+    /// These options for a device: its target, and the description of its machine. They stay as they are if they are
+    /// for that target, as those of an artifact may be.
     ///
     /// # Errors
     /// If the device cannot be opened, or is older than what Kiln compiles for.
@@ -136,7 +138,8 @@ pub struct Timings {
     pub rewrite_s: f64,
     /// Lowering kernels to block programs.
     pub lower_s: f64,
-    /// Generating code from block programs. For a GPU that is open already, also its driver's assembly of PTX, which goes on at the same time.
+    /// Generating code from block programs. For a GPU that is open already, also its driver's assembly of PTX, which
+    /// goes on at the same time.
     pub codegen_s: f64,
     /// Planning, lowering and code generation together.
     pub compile_s: f64,
@@ -197,7 +200,8 @@ pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Code
     Ok(compiled)
 }
 
-/// The error for a compiler bug found while lowering. The kernel is not interpreted instead, since the plan may be wrong too.
+/// The error for a compiler bug found while lowering. The kernel is not interpreted instead, since the plan may be
+/// wrong too.
 pub(crate) fn not_lowered(defect: LowerError) -> Error {
     Error::caused(defect.to_string(), "run with --unfused until it is fixed", defect)
 }
@@ -422,8 +426,8 @@ pub fn interpret(callbacks: &dyn Callbacks, body: &Graph, args: &[Tensor]) -> Re
     kiln_interp::graph::run(body, args, &[], &mut fallback).map_err(|e| refused(body, e))
 }
 
-/// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code. Collectives are refused: a process
-/// that runs an archive belongs to no process group.
+/// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code. Collectives are
+/// refused: a process that runs an archive belongs to no process group.
 pub struct Reference;
 impl Callbacks for Reference {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
@@ -458,8 +462,9 @@ impl Callbacks for Reference {
         let memory = |t: &DeviceTensor| Memory { ptr: t.address as *mut _, ty: t.ty.clone() };
         let (args, outs): (Vec<Memory>, Vec<Memory>) =
             (args.iter().map(memory).collect(), results.iter().map(memory).collect());
-        // SAFETY: these are the runtime's buffers, dense and of these types; results have buffers of their own, and operands are complete.
-        // If this call fails, the runtime tries again on copies, and that attempt reports the reason.
+        // SAFETY: these are the runtime's buffers, dense and of these types; results have buffers of their own, and
+        // operands are complete. If this call fails, the runtime tries again on copies, and that attempt reports the
+        // reason.
         unsafe { torch.run_fallback_on(op, &args, &outs, device) }.ok()
     }
 }

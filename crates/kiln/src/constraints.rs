@@ -1,4 +1,5 @@
-//! Constraints files (TOML): what must or must not be fused, which schedules kernels have; and a plan's kernels written as such a file.
+//! Constraints files (TOML): what must or must not be fused, which schedules kernels have; and a plan's kernels written
+//! as such a file.
 //!
 //! ```toml
 //! must_fuse = [["%67", "%68"]]                       # one kernel computes all of these
@@ -14,7 +15,8 @@
 //! at = "op:softmax"
 //! schedule = "split r 4096; bind warp 8"             # as `explain --kernel` names them
 //! ```
-//! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the constraints.
+//! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the
+//! constraints.
 use crate::{Error, select::select};
 use kiln_graph::Graph;
 use kiln_machine::Arch;
@@ -118,7 +120,8 @@ impl Constraints {
         }
         for u in &self.use_schedule {
             let schedule = schedule(&u.schedule)?;
-            // A kernel's name means that kernel, not others that compute its values too; these may be values that rules made.
+            // A kernel's name means that kernel, not others that compute its values too; these may be values that rules
+            // made.
             let named = plan.kernels.iter().any(|k| k.name == u.at);
             let wanted = if named { BTreeSet::new() } else { select(&u.at, graph, Some(plan))? };
             let names: Vec<String> = wanted.iter().map(|v| v.to_string()).collect();
@@ -210,7 +213,8 @@ fn multiplies(k: &Kernel) -> bool {
 
 impl KernelText {
     fn pinned(&self, graph: &Graph) -> Result<Pinned, Error> {
-        // Values of the graph are checked here, where similar names can be suggested; values made by rules are checked by the planner.
+        // Values of the graph are checked here, where similar names can be suggested; values made by rules are checked
+        // by the planner.
         for v in self.stores.iter().chain(&self.reads).filter(|n| n.starts_with('%')) {
             select(v, graph, None)?;
         }

@@ -1,7 +1,8 @@
 //! Machine code of GPU programs (cubins), so that loading an artifact does not wait for the driver's assembler.
 //!
-//! Takes: PTX. Gives: what `ptxas` makes of it, by the digest of the text: code that was generated again finds its machine code only if it is
-//! the same text. Never: decides whether machine code from a file is trusted; that is [`crate::CompileOptions::machine_code`].
+//! Takes: PTX. Gives: what `ptxas` makes of it, by the digest of the text: code that was generated again finds its
+//! machine code only if it is the same text. Never: decides whether machine code from a file is trusted; that is
+//! [`crate::CompileOptions::machine_code`].
 use crate::{Error, digest::digest, facts, ptxas, workers};
 use kiln_machine::Arch as Target;
 use kiln_runtime::Cubin;

@@ -1,7 +1,7 @@
 //! How two plans differ: kernels split, joined, changed, removed and new, with their predicted times before and after.
 //!
-//! Matches ops first: by name if both plans are of the same graph, else by kind and type in the order of the models, so that plans of a
-//! changed model can be compared. Then compares kernels by the ops they contain.
+//! Matches ops first: by name if both plans are of the same graph, else by kind and type in the order of the models, so
+//! that plans of a changed model can be compared. Then compares kernels by the ops they contain.
 use crate::{
     explain::{count, left_out, op_name, wrapped},
     parts,
@@ -102,7 +102,8 @@ fn run(p: &Plan) -> Vec<&Kernel> {
     p.kernels.iter().filter(|k| k.stage == Stage::Run).collect()
 }
 
-/// Ops of a plan's run in the order of the model. A value that a rule made is placed by the last graph value in its name.
+/// Ops of a plan's run in the order of the model. A value that a rule made is placed by the last graph value in its
+/// name.
 fn ops_of(kernels: &[&Kernel]) -> Vec<OpAt> {
     let mut ops: BTreeMap<(u32, String), OpAt> = BTreeMap::new();
     for (i, k) in kernels.iter().enumerate() {
@@ -203,7 +204,8 @@ fn by_sequence(a: &[OpAt], b: &[OpAt]) -> Vec<(usize, usize)> {
     matched
 }
 
-/// Matches ops that are the same value of one graph, whatever form rules gave them; `None` if the plans are of different graphs.
+/// Matches ops that are the same value of one graph, whatever form rules gave them; `None` if the plans are of
+/// different graphs.
 fn by_name(a: &[OpAt], b: &[OpAt]) -> Option<Vec<(usize, usize)>> {
     let places: BTreeMap<&str, usize> = b.iter().enumerate().map(|(j, o)| (o.order.1.as_str(), j)).collect();
     let pairs = a.iter().enumerate().filter_map(|(i, o)| Some((i, *places.get(o.order.1.as_str())?)));
@@ -213,7 +215,8 @@ fn by_name(a: &[OpAt], b: &[OpAt]) -> Option<Vec<(usize, usize)>> {
     (agree && 3 * pairs.len() >= a.len().min(b.len())).then_some(pairs)
 }
 
-/// For plans of one graph: moves kernels that only one of the plans has into the group that contains all of their readers.
+/// For plans of one graph: moves kernels that only one of the plans has into the group that contains all of their
+/// readers.
 fn absorbed(mut parts: Vec<Part>, a: &[&Kernel], b: &[&Kernel]) -> Vec<Part> {
     for (after, kernels) in [(false, a), (true, b)] {
         let mut home = vec![0; kernels.len()];

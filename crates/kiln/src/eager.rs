@@ -1,4 +1,5 @@
-//! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the interpreter.
+//! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the
+//! interpreter.
 //!
 //! Takes a graph, its inputs and parameters; gives the outputs, each value rounded by libtorch itself.
 mod sink;

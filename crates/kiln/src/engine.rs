@@ -1,9 +1,10 @@
 //! A program that is compiled for the sizes it is called with, as they come.
 //!
-//! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
-//! compiled and loaded. Bindings are kept, the least recently used go first. They share weights, also folded and packed ones (`names`), state,
-//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::compile_in_background`]), and serve smaller batches
-//! ([`Engine::rounded`]). Never: runs a kernel for sizes it was not compiled for.
+//! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program
+//! specialised to these sizes, compiled and loaded. Bindings are kept, the least recently used go first. They share
+//! weights, also folded and packed ones (`names`), state, code, and memory for intermediate results. A new binding may
+//! be compiled on another thread ([`Engine::compile_in_background`]), and serve smaller batches ([`Engine::rounded`]).
+//! Never: runs a kernel for sizes it was not compiled for.
 mod background;
 mod buckets;
 mod names;
@@ -52,7 +53,8 @@ pub struct Settings {
     pub device: DeviceKind,
     /// Threads on the CPU; `None`: as many as it has cores.
     pub threads: Option<usize>,
-    /// How results may differ from the program as written; `None`: what an artifact was compiled with, else the default.
+    /// How results may differ from the program as written; `None`: what an artifact was compiled with, else the
+    /// default.
     pub contract: Option<Contract>,
     /// Whether machine code in an artifact is trusted ([`CompileOptions::machine_code`]).
     pub machine_code: bool,
@@ -90,10 +92,11 @@ pub struct Binding {
     pub inputs: Vec<Type>,
     /// The program's parameters that are state; they follow the caller's inputs in a run.
     pub states: Vec<usize>,
-    /// The program's parameters whose values were folded or packed when it was loaded; [`Engine::refresh`] does that again. All others are
-    /// read in place.
+    /// The program's parameters whose values were folded or packed when it was loaded; [`Engine::refresh`] does that
+    /// again. All others are read in place.
     pub frozen: Vec<usize>,
-    /// Outputs of the session that the caller copies to inputs or state after a run. All other changes are made in place.
+    /// Outputs of the session that the caller copies to inputs or state after a run. All other changes are made in
+    /// place.
     pub copies: Vec<Written>,
     /// All that a run changes: inputs and outputs of the model as they were before changes were made in place.
     pub writes: Vec<Written>,
@@ -175,7 +178,8 @@ impl Engine {
             names: OnceLock::new(),
         }
     }
-    /// Opens a `.pt2` archive, an artifact, which keeps its plan, or a text graph. libtorch runs what Kiln does not compile, if it is here.
+    /// Opens a `.pt2` archive, an artifact, which keeps its plan, or a text graph. libtorch runs what Kiln does not
+    /// compile, if it is here.
     ///
     /// # Errors
     /// As [`Program::open`], and if the device cannot be used.
@@ -239,15 +243,16 @@ impl Engine {
         }
         Ok(made)
     }
-    /// The binding to let go, if there are too many. Not under the lock of bindings: sessions tell their bytes between runs.
+    /// The binding to let go, if there are too many. Not under the lock of bindings: sessions tell their bytes between
+    /// runs.
     fn over(&self) -> Option<Arc<Binding>> {
         let all = self.bindings();
         let too_many = all.len() > self.limits.bindings.max(1);
         let too_large = || self.limits.bytes < usize::MAX && self.bytes() > self.limits.bytes;
         (all.len() > 1 && (too_many || too_large())).then(|| all[0].clone())
     }
-    /// Bytes on the device that sessions hold: what they have in common once, and what each has of its own. The program's parameters are not
-    /// among them, where runs read them in place.
+    /// Bytes on the device that sessions hold: what they have in common once, and what each has of its own. The
+    /// program's parameters are not among them, where runs read them in place.
     pub fn bytes(&self) -> usize {
         let own = |b: &Arc<Binding>| b.session.bytes()[0];
         let own = self.bindings().iter().map(own).fold(0, usize::saturating_add);

@@ -1,4 +1,5 @@
-//! Errors as users read them: one sentence, the place in the model, what to do. Each keeps the typed error of the stage that caused it.
+//! Errors as users read them: one sentence, the place in the model, what to do. Each keeps the typed error of the stage
+//! that caused it.
 use std::path::Path;
 
 /// An error as a user reads it.

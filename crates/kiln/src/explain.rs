@@ -1,11 +1,13 @@
-//! The report: what was fused, why, at what predicted cost. Takes a compiled model, gives one struct, [`Report`], from which text, JSON and
-//! HTML page are made. It is stored in the artifact, so that explaining an artifact needs no compilation.
+//! The report: what was fused, why, at what predicted cost. Takes a compiled model, gives one struct, [`Report`], from
+//! which text, JSON and HTML page are made. It is stored in the artifact, so that explaining an artifact needs no
+//! compilation.
 //!
-//! What it says of a kernel comes from the plan: each value of a kernel's body keeps the names it has in the imported graph, or, where a
-//! rule made it, what it is computed from, and the rules.
+//! What it says of a kernel comes from the plan: each value of a kernel's body keeps the names it has in the imported
+//! graph, or, where a rule made it, what it is computed from, and the rules.
 //!
-//! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no measured times and
-//! depends on the graph, the machine description and the options alone. The fields are described in `docs/src/explain-json.md`.
+//! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no measured
+//! times and depends on the graph, the machine description and the options alone. The fields are described in
+//! `docs/src/explain-json.md`.
 mod build;
 mod kernel;
 mod summary;
@@ -56,7 +58,8 @@ pub struct Report {
     pub fallback: Vec<String>,
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
-    /// Microseconds that no plan can beat by the roofline: the time to move inputs, weights and results once, or of matmuls at peak rate.
+    /// Microseconds that no plan can beat by the roofline: the time to move inputs, weights and results once, or of
+    /// matmuls at peak rate.
     pub lower_bound_us: f64,
     /// Sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
@@ -127,17 +130,20 @@ pub struct KernelReport {
     pub lines: Vec<String>,
     /// Number of block programs and library calls that run it.
     pub launches: usize,
-    /// Buffers from which its programs read where a loop ends, as the length of a cache up to which attention goes over the keys.
+    /// Buffers from which its programs read where a loop ends, as the length of a cache up to which attention goes over
+    /// the keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loop_ends: Vec<String>,
-    /// How it is mapped onto the machine; absent for what libtorch runs, pools in strips, scatters in order, and empty results.
+    /// How it is mapped onto the machine; absent for what libtorch runs, pools in strips, scatters in order, and empty
+    /// results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
     /// On a GPU: its schedule and others that fit it, with predicted times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedules: Vec<ScheduleReport>,
-    /// Predicted cost of batch invariance in microseconds, for matmuls and attentions on a GPU, whose schedules otherwise depend on the
-    /// batch. Absent if the plan is not batch-invariant or the cost model has no time for the kernel.
+    /// Predicted cost of batch invariance in microseconds, for matmuls and attentions on a GPU, whose schedules
+    /// otherwise depend on the batch. Absent if the plan is not batch-invariant or the cost model has no time for the
+    /// kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invariance_us: Option<f64>,
     /// What a store of measurements says of it, if the plan was made with one.

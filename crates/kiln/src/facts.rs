@@ -1,4 +1,5 @@
-//! Facts about PTX: instruction counts and access widths read from its text, registers and spills as `ptxas` reports them.
+//! Facts about PTX: instruction counts and access widths read from its text, registers and spills as `ptxas` reports
+//! them.
 use crate::Error;
 use serde::Serialize;
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::Command};

@@ -1,5 +1,6 @@
-//! The report as one self-contained HTML page that loads nothing from a network: the kernels drawn in launch order with their data flow
-//! (repeated layers folded), a timeline, a sortable table, and for each kernel its reason, source lines, block program and PTX.
+//! The report as one self-contained HTML page that loads nothing from a network: the kernels drawn in launch order with
+//! their data flow (repeated layers folded), a timeline, a sortable table, and for each kernel its reason, source
+//! lines, block program and PTX.
 use crate::{
     Compiled,
     compile::CompiledCode,
@@ -113,7 +114,8 @@ fn edges<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> BTreeSet<(usize, usiz
 /// Longest period that is searched for: the kernels of one layer.
 const PERIOD: usize = 64;
 
-/// Repeating sequences of kernels, first to last: at each position the period that covers the most kernels, and among equals the shortest.
+/// Repeating sequences of kernels, first to last: at each position the period that covers the most kernels, and among
+/// equals the shortest.
 fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
     let (mut found, mut start) = (vec![], 0);
     while start < kernels.len() {

@@ -1,4 +1,5 @@
-//! Reads and writes tensors in safetensors files, named "0", "1", … in order, or by the names of inputs; makes random inputs; writes files whole or not at all.
+//! Reads and writes tensors in safetensors files, named "0", "1", … in order, or by the names of inputs; makes random
+//! inputs; writes files whole or not at all.
 use crate::Error;
 use kiln_graph::{DType, Random, Tensor, Type};
 use safetensors::{Dtype as StDtype, SafeTensorError, SafeTensors, tensor::TensorView};
@@ -22,7 +23,8 @@ pub fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     read_named(path, || Ok(vec![]))
 }
-/// Reads tensors "0", "1", …, or those of these names, which are asked for where none is named "0". Gives them in order.
+/// Reads tensors "0", "1", …, or those of these names, which are asked for where none is named "0". Gives them in
+/// order.
 ///
 /// # Errors
 /// If the file cannot be read, a name is missing, or a tensor has none of the names.
@@ -76,7 +78,8 @@ fn whole(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// Writes tensors "0", "1", … to a temporary file next to `path`, which is then renamed, so that no half-written file is left.
+/// Writes tensors "0", "1", … to a temporary file next to `path`, which is then renamed, so that no half-written file
+/// is left.
 pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
     let views: Result<Vec<(String, TensorView<'_>)>, _> =
         tensors.iter().enumerate().map(|(i, t)| view(t).map(|v| (i.to_string(), v))).collect();
@@ -111,7 +114,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A random input: normal for floats, uniform in `0..limit` for integers, even odds for bool. The same on every machine.
+/// A random input: normal for floats, uniform in `0..limit` for integers, even odds for bool. The same on every
+/// machine.
 pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
     /// Least number of elements for which a thread is started.
     const LEAST: usize = 1 << 16;

@@ -16,9 +16,9 @@
 //!
 //! [`Model`] and [`compile()`] are the same step by step: the graph, its plan, and a session.
 //!
-//! Each stage is a crate of its own; this one calls them in order and turns their results into reports. It also has artifacts,
-//! constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the `kiln` command and tests use are left out of this
-//! documentation and may change.
+//! Each stage is a crate of its own; this one calls them in order and turns their results into reports. It also has
+//! artifacts, constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the `kiln` command and tests use
+//! are left out of this documentation and may change.
 #![warn(missing_docs)]
 pub mod accuracy;
 pub mod artifact;

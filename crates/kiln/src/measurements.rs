@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub struct Measurements {
     /// All measurements, of all machines.
     pub store: Arc<Store>,
-    /// The GPU whose entries are used, by its driver's name; `None`: the device of the target's default machine description, or else the
-    /// first device in the store.
+    /// The GPU whose entries are used, by its driver's name; `None`: the device of the target's default machine
+    /// description, or else the first device in the store.
     pub device: Option<String>,
 }

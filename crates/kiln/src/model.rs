@@ -18,7 +18,8 @@ pub struct Model {
     pub archive: Option<PathBuf>,
     /// The archive that an artifact says it was compiled from: for messages only, never opened.
     pub compiled_from: Option<String>,
-    /// Scalar arguments that the graph was specialised on: index of the input, and the only value the graph is valid for.
+    /// Scalar arguments that the graph was specialised on: index of the input, and the only value the graph is valid
+    /// for.
     pub guards: Vec<(usize, Scalar)>,
     /// State: the graph's last inputs, which its runs change.
     pub states: Vec<State>,
@@ -47,7 +48,8 @@ pub struct Written {
 }
 
 impl Model {
-    /// A model from a graph. Parameters come from their initialisers, or are random (seeded) where the graph names external data.
+    /// A model from a graph. Parameters come from their initialisers, or are random (seeded) where the graph names
+    /// external data.
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
         kiln_graph::verify::verify(&graph).map_err(|e| {
             Error::caused(
@@ -88,8 +90,8 @@ impl Model {
     pub fn results(&self) -> usize {
         self.graph.outputs.len() - self.writes.len()
     }
-    /// Seeded random inputs of the graph's types, and the state before the first run. Integers that only select positions of an axis are below
-    /// its extent, so that what is measured reads a whole table; others are below 2.
+    /// Seeded random inputs of the graph's types, and the state before the first run. Integers that only select
+    /// positions of an axis are below its extent, so that what is measured reads a whole table; others are below 2.
     ///
     /// If they may be large, call [`Model::require_inputs`] first, which fails if there is not enough memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
@@ -100,8 +102,9 @@ impl Model {
         };
         self.with_states(self.input_types().iter().enumerate().map(one).collect())
     }
-    /// Exclusive bound of an input's random integers: the extent of the shortest axis whose positions they select, directly or through casts and
-    /// views, or that of the type. At most 2 where anything is computed from them, since that may select too.
+    /// Exclusive bound of an input's random integers: the extent of the shortest axis whose positions they select,
+    /// directly or through casts and views, or that of the type. At most 2 where anything is computed from them, since
+    /// that may select too.
     fn below(&self, input: usize) -> i64 {
         const OTHERS: i64 = 2;
         let g = &self.graph;
@@ -143,7 +146,8 @@ impl Model {
         let bytes = self.input_types().iter().fold(0usize, |sum, ty| sum.saturating_add(ty.bytes()));
         kiln_graph::memory::require(bytes, &format!("random inputs of {}", self.graph.name)).map_err(Error::memory)
     }
-    /// Fails if inputs are given that differ from the graph's in number or type, or from a value the graph was specialised on.
+    /// Fails if inputs are given that differ from the graph's in number or type, or from a value the graph was
+    /// specialised on.
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<(), Error> {
         let want = self.input_types();
         if inputs.is_empty() {

@@ -1,4 +1,5 @@
-//! Detects what a file contains, and opens models and programs: from torch.export or TorchScript, a text graph, or an artifact.
+//! Detects what a file contains, and opens models and programs: from torch.export or TorchScript, a text graph, or an
+//! artifact.
 use crate::{
     Error, Model, artifact,
     program::{Input, InputKind, Program, Sizes},
@@ -42,7 +43,8 @@ impl FileKind {
             FileKind::Report => "a report of `kiln explain --json`",
         }
     }
-    /// Reads a zip's directory, or a whole text. For a file of another known format the error names it and says how to make a model of it.
+    /// Reads a zip's directory, or a whole text. For a file of another known format the error names it and says how to
+    /// make a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
         use FileKind::{Artifact, GraphText, TorchScript};
         let reading = |e| Error::reading(path, e);
@@ -88,8 +90,9 @@ impl FileKind {
 }
 
 impl Program {
-    /// Opens a `.pt2` archive, an artifact or a text graph. The weights of a `.pt2` lie in its file, which is mapped: while the program or a
-    /// session of it lives, nothing may write into the file or cut it. Another file may be renamed to its place.
+    /// Opens a `.pt2` archive, an artifact or a text graph. The weights of a `.pt2` lie in its file, which is mapped:
+    /// while the program or a session of it lives, nothing may write into the file or cut it. Another file may be
+    /// renamed to its place.
     ///
     /// # Errors
     /// [`Error::Usage`] if the file holds something else, and others if it cannot be read, each with what to do.
@@ -110,8 +113,8 @@ impl Program {
     }
 }
 
-/// Names of the tensors that a program of torch.export or an archive of TorchScript takes, in order, as its module has them; none for other
-/// files, and for archives whose arguments are not tensors.
+/// Names of the tensors that a program of torch.export or an archive of TorchScript takes, in order, as its module has
+/// them; none for other files, and for archives whose arguments are not tensors.
 ///
 /// # Errors
 /// If the file cannot be read.

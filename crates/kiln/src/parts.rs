@@ -1,5 +1,5 @@
-//! Values that a rewrite rule joined: one kernel computes the whole (such as three projections as one matmul), and the kernels that read it
-//! slice out the parts, each of which is a value of the imported graph.
+//! Values that a rewrite rule joined: one kernel computes the whole (such as three projections as one matmul), and the
+//! kernels that read it slice out the parts, each of which is a value of the imported graph.
 use kiln_graph::{Op, ValueId};
 use kiln_plan::{BufferId, Kernel, Origin};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +39,8 @@ pub fn parts<'k>(kernels: &[&'k Kernel]) -> Vec<Part<'k>> {
     found
 }
 
-/// Values of the imported graph that each of these kernels computes, including views of them. A part counts for the kernel that computes
-/// the joined value.
+/// Values of the imported graph that each of these kernels computes, including views of them. A part counts for the
+/// kernel that computes the joined value.
 pub fn computed(kernels: &[&Kernel]) -> Vec<BTreeSet<ValueId>> {
     let names = |o: &Origin| -> Vec<ValueId> { o.names.iter().filter_map(|n| graph_value(n)).collect() };
     let all = |k: &&Kernel| k.reason.origins.iter().flat_map(names).collect::<BTreeSet<ValueId>>();

@@ -32,7 +32,8 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(80, 80, 80),
 ];
 
-/// Replacements of colours on a dark page: black and white are exchanged, and colours that would be too dark are lighter.
+/// Replacements of colours on a dark page: black and white are exchanged, and colours that would be too dark are
+/// lighter.
 const DARK: [(RGBColor, &str); 5] =
     [(WHITE, "#14171b"), (BLACK, "#e6e9ec"), (COLOURS[0], "#4da3e0"), (COLOURS[1], "#f08a4b"), (COLOURS[6], "#b4bac0")];
 

@@ -1,7 +1,8 @@
-//! Programs with symbolic sizes and their weights: what a `.pt2` archive holds, and what a traced graph of torch.compile is. A model whose
-//! sizes are fixed, as of an artifact, is a program without symbols.
+//! Programs with symbolic sizes and their weights: what a `.pt2` archive holds, and what a traced graph of
+//! torch.compile is. A model whose sizes are fixed, as of an artifact, is a program without symbols.
 //!
-//! Takes: an archive, a program's JSON form with its weights, or a model. Gives: a [`Model`] for each binding of its symbols.
+//! Takes: an archive, a program's JSON form with its weights, or a model. Gives: a [`Model`] for each binding of its
+//! symbols.
 use crate::{
     CompileOptions, Compiled, Error, Model,
     artifact::{Made, Opened},
@@ -182,11 +183,12 @@ impl Program {
         shapes.map_err(|what| Error::inputs(what, "give the sizes of all symbols"))
     }
 
-    /// The sizes of all symbols: of inputs of these types (which may be empty), those asked for by name (`s53`, or `x.0`: input and axis),
-    /// and for the rest those of tracing.
+    /// The sizes of all symbols: of inputs of these types (which may be empty), those asked for by name (`s53`, or
+    /// `x.0`: input and axis), and for the rest those of tracing.
     ///
     /// # Errors
-    /// [`Error::Inputs`] if a name is unknown, a dtype, rank or size does not fit, a size is outside of its range, or a guard does not hold.
+    /// [`Error::Inputs`] if a name is unknown, a dtype, rank or size does not fit, a size is outside of its range, or a
+    /// guard does not hold.
     pub fn sizes(&self, wanted: &Sizes, inputs: &[Type]) -> Result<Sizes, Error> {
         self.program.sizes(wanted, inputs).map_err(|p| Error::inputs(p.message, p.help))
     }
@@ -202,7 +204,8 @@ impl Program {
     /// The model for these sizes.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::Failed`] with all that cannot be compiled; [`Error::Usage`] if weights are in memory of a GPU.
+    /// [`Error::Model`] or [`Error::Failed`] with all that cannot be compiled; [`Error::Usage`] if weights are in
+    /// memory of a GPU.
     pub fn at(&self, sizes: &Sizes) -> Result<Model, Error> {
         let Specialised { model, params, states, .. } = self.specialise(sizes)?;
         let on_host = |p: &Param| match p {
@@ -282,8 +285,8 @@ impl Program {
     }
 }
 
-/// The calls of a program in its JSON form that Kiln refuses at the sizes of tracing. Without them, and with their results as inputs, it can
-/// be compiled.
+/// The calls of a program in its JSON form that Kiln refuses at the sizes of tracing. Without them, and with their
+/// results as inputs, it can be compiled.
 ///
 /// # Errors
 /// [`Error::Model`] or [`Error::Failed`]: the text is not a program, or has problems that are not of one call.

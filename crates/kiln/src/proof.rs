@@ -1,5 +1,5 @@
-//! How rules lead from a model's graph to a kernel's body (`kiln explain --proof`): each step says which form was matched and which equal
-//! form it gave.
+//! How rules lead from a model's graph to a kernel's body (`kiln explain --proof`): each step says which form was
+//! matched and which equal form it gave.
 use crate::{CompileOptions, Error, Model, compile, explain::wrapped};
 use kiln_graph::{Op, text};
 use kiln_plan::{BufferId, BufferKind};

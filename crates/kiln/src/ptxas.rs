@@ -13,8 +13,9 @@ pub fn find_ptxas() -> Option<PathBuf> {
 /// Where `scripts/setup` puts ptxas, in the root of the source tree.
 const PTXAS: &str = ".deps/ptxas/bin/ptxas";
 
-/// The ptxas in `.deps` of a parent folder of the program, in the Triton that is beside this process's PyTorch, or on the PATH. None is looked
-/// for near the current folder: compiling runs this one unasked, and that folder may be anybody's.
+/// The ptxas in `.deps` of a parent folder of the program, in the Triton that is beside this process's PyTorch, or on
+/// the PATH. None is looked for near the current folder: compiling runs this one unasked, and that folder may be
+/// anybody's.
 pub(crate) fn installed_ptxas() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok();
     let local = exe.iter().flat_map(|e| e.ancestors()).map(|f| f.join(PTXAS));

@@ -1,5 +1,6 @@
-//! Recognises files that users pass in place of a model, by content, never by name, and answers with the lines of Python that make an
-//! archive of them. Takes a path, gives an error. Reads only as much of the file as needed, and never runs code in it.
+//! Recognises files that users pass in place of a model, by content, never by name, and answers with the lines of
+//! Python that make an archive of them. Takes a path, gives an error. Reads only as much of the file as needed, and
+//! never runs code in it.
 mod pickle;
 
 use crate::Error;
@@ -139,7 +140,8 @@ fn pickled(path: &Path, bytes: &[u8], skip: usize) -> Error {
 /// Warning on a line that loads a pickle in full.
 const RUNS: &str = "  # runs code that the file names";
 
-/// The error for a file that is neither a zip nor one of Kiln's text forms; `start` is its beginning. `None`: not a known format.
+/// The error for a file that is neither a zip nor one of Kiln's text forms; `start` is its beginning. `None`: not a
+/// known format.
 pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
     let says = |what: &str, help: &str| Some(Error::failed(format!("{} {what}", path.display()), help));
     let text = String::from_utf8_lossy(start);
@@ -208,8 +210,8 @@ fn safetensors(path: &Path) -> Option<Vec<String>> {
     tensors.map(|(name, t)| t.get("data_offsets").map(|_| name.clone())).collect()
 }
 
-/// Whether the whole file is a protobuf message like ONNX's: field 1 (version) is a number, field 7 (graph) a message, and no field number
-/// is above 25. Skips contents by their lengths.
+/// Whether the whole file is a protobuf message like ONNX's: field 1 (version) is a number, field 7 (graph) a message,
+/// and no field number is above 25. Skips contents by their lengths.
 fn onnx(path: &Path) -> bool {
     let walk = || -> Option<bool> {
         let mut file = BufReader::new(File::open(path).ok()?);

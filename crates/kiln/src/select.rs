@@ -1,8 +1,10 @@
-//! Selectors, by which users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
+//! Selectors, by which users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of
+//! the plan.
 //!
-//! A selector is one or more words that must all match: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
-//! path selects everything beneath it; `*` stands for any part of a path's segment or of an op's name. An op's bare name is enough where
-//! no module has that name, and a path may omit its outer modules (such as a wrapper's `model.`) where nothing else matches.
+//! A selector is one or more words that must all match: `encoder.layer.*.attention op:linear` is every linear in every
+//! attention. A module path selects everything beneath it; `*` stands for any part of a path's segment or of an op's
+//! name. An op's bare name is enough where no module has that name, and a path may omit its outer modules (such as a
+//! wrapper's `model.`) where nothing else matches.
 use crate::{Error, op_names::op_name, parts};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{Kernel, Plan};

@@ -1,6 +1,7 @@
 //! Snapshots of plans: the text to compare, and the comparison for a folder of models.
 //!
-//! The text is the plan's text form, which for a given machine description is the same wherever it is made. In a test of your own:
+//! The text is the plan's text form, which for a given machine description is the same wherever it is made. In a test
+//! of your own:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), kiln::Error> {
@@ -82,8 +83,8 @@ pub struct Entry {
     pub path: PathBuf,
 }
 impl Entry {
-    /// Opens the model. An archive is specialised to the inputs in the file next to it; a `.pt2` program without such a file to the sizes
-    /// at export.
+    /// Opens the model. An archive is specialised to the inputs in the file next to it; a `.pt2` program without such a
+    /// file to the sizes at export.
     pub fn open(&self) -> Result<Model, Error> {
         let beside = self.path.with_extension("safetensors");
         let needed = has_extension(&self.path, "pt") || has_extension(&self.path, "pt2") && beside.exists();
@@ -95,8 +96,8 @@ fn has_extension(path: &Path, wanted: &str) -> bool {
     path.extension().is_some_and(|e| e == wanted)
 }
 
-/// Models in a folder, sorted by name: text graphs, programs of torch.export (`NAME.pt2`), and archives of TorchScript with their inputs
-/// (`NAME.pt` and `NAME.safetensors`).
+/// Models in a folder, sorted by name: text graphs, programs of torch.export (`NAME.pt2`), and archives of TorchScript
+/// with their inputs (`NAME.pt` and `NAME.safetensors`).
 pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
     Ok(found(folder)?.0)
 }
@@ -129,8 +130,8 @@ pub struct Proved {
     pub found: Result<kiln_proof_check::Checked, String>,
 }
 
-/// Whether the plan of each model of a folder is shown to compute its graph, by a checker that shares no code with the rewriter: what was checked,
-/// or why not.
+/// Whether the plan of each model of a folder is shown to compute its graph, by a checker that shares no code with the
+/// rewriter: what was checked, or why not.
 ///
 /// # Errors
 /// If there is no such machine, or no model in the folder.
@@ -145,8 +146,8 @@ pub fn proofs(folder: &Path, machine: &str) -> Result<Vec<Proved>, Error> {
     Ok(models(folder)?.iter().map(|entry| Proved { name: entry.name.clone(), found: one(entry) }).collect())
 }
 
-/// Compares the plans of a folder's models with the snapshots in `folder/plans`; updates these if `bless`. If a model cannot be planned,
-/// the others are still compared, and its snapshot stays.
+/// Compares the plans of a folder's models with the snapshots in `folder/plans`; updates these if `bless`. If a model
+/// cannot be planned, the others are still compared, and its snapshot stays.
 pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {
     options(machine)?;
     let plans = folder.join("plans");

@@ -77,8 +77,8 @@ pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
     Ok(plan)
 }
 
-/// Reads a file of any stage and prints it at `stage`, or as it is if the file is of a later stage. `kernel`: only this kernel of a model
-/// or plan. `inputs` and `sizes`: as [`Model::open_at`] takes them.
+/// Reads a file of any stage and prints it at `stage`, or as it is if the file is of a later stage. `kernel`: only this
+/// kernel of a model or plan. `inputs` and `sizes`: as [`Model::open_at`] takes them.
 pub fn print_file(
     path: &Path,
     inputs: &[kiln_graph::Tensor],

@@ -1,5 +1,5 @@
-//! Access to libtorch, which is loaded once per process when first needed; imports archives, in a child process if one is set; turns
-//! libtorch's errors into [`Error`].
+//! Access to libtorch, which is loaded once per process when first needed; imports archives, in a child process if one
+//! is set; turns libtorch's errors into [`Error`].
 use crate::Error;
 use kiln_graph::Tensor;
 use kiln_torch_host::{Imported, Limits, Torch, TorchError};
@@ -17,8 +17,8 @@ pub(crate) fn torch() -> Result<Torch, Error> {
 static CHILD: OnceLock<(PathBuf, Vec<String>, Limits)> = OnceLock::new();
 
 /// Makes all further imports of archives run in a child process, `program` with `arguments`, which must call
-/// [`kiln_torch_host::child::serve`]. A TorchScript archive is a program, which importing runs: without this it runs in the caller's
-/// process, without limits on time and memory. Only the first call has an effect.
+/// [`kiln_torch_host::child::serve`]. A TorchScript archive is a program, which importing runs: without this it runs in
+/// the caller's process, without limits on time and memory. Only the first call has an effect.
 pub fn import_in_child(program: PathBuf, arguments: Vec<String>, limits: Limits) {
     // A second call has no effect, as documented.
     let _ = CHILD.set((program, arguments, limits));
@@ -37,7 +37,8 @@ pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> 
     imported.map_err(failed)
 }
 
-/// Converts an error of libtorch: problems in a model keep their source lines, other errors become one sentence with a remedy.
+/// Converts an error of libtorch: problems in a model keep their source lines, other errors become one sentence with a
+/// remedy.
 pub(crate) fn failed(e: TorchError) -> Error {
     match e {
         TorchError::Model(e) => Error::model(e),

@@ -1,13 +1,15 @@
-//! Autotuning: finds the fastest schedules of a model's kernels by measuring, keeps them in a store, and applies a store to plans.
+//! Autotuning: finds the fastest schedules of a model's kernels by measuring, keeps them in a store, and applies a
+//! store to plans.
 //!
-//! Takes: a model, a GPU, a store. Gives: the store with an entry for every kernel that has a choice of schedules; and plans whose
-//! kernels have the schedules of such entries, so that a plan is determined by graph, target and store alone.
-//! Never: required. Without a store every kernel gets the schedule that the cost models prefer.
+//! Takes: a model, a GPU, a store. Gives: the store with an entry for every kernel that has a choice of schedules; and
+//! plans whose kernels have the schedules of such entries, so that a plan is determined by graph, target and store
+//! alone. Never: required. Without a store every kernel gets the schedule that the cost models prefer.
 //!
-//! An entry says which schedule was the fastest for exactly one kernel body, machine and version of the programs that schedules stand for
-//! (`kiln_lower::PROGRAMS`, which is raised when they change). A plan made with a store has the schedules, so it can be printed, pinned and
-//! compiled without the store. An entry that lowering refuses is ignored, and `explain` says why. The schedule that lowering chooses by
-//! default is always one of the candidates, and it is kept unless another is measurably faster.
+//! An entry says which schedule was the fastest for exactly one kernel body, machine and version of the programs that
+//! schedules stand for (`kiln_lower::PROGRAMS`, which is raised when they change). A plan made with a store has the
+//! schedules, so it can be printed, pinned and compiled without the store. An entry that lowering refuses is ignored,
+//! and `explain` says why. The schedule that lowering chooses by default is always one of the candidates, and it is
+//! kept unless another is measurably faster.
 mod measure;
 mod report;
 
@@ -66,7 +68,8 @@ fn takes(k: &Kernel, schedule: &Schedule, options: &CompileOptions) -> Result<()
 }
 
 impl Measurements {
-    /// Sets the schedule of every kernel that the store has a usable entry for, and records what was measured, or why an entry is not used.
+    /// Sets the schedule of every kernel that the store has a usable entry for, and records what was measured, or why
+    /// an entry is not used.
     pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
         let Some(machine) = self.machine(options.target) else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
@@ -119,7 +122,8 @@ pub struct Step<'a> {
     pub search: kiln_tune::Progress,
 }
 
-/// Tunes the kernels of a model's run. `save` is called with the store after every one, so that an interrupted run keeps its results.
+/// Tunes the kernels of a model's run. `save` is called with the store after every one, so that an interrupted run
+/// keeps its results.
 pub fn tune(
     model: &Model,
     options: &TuneOptions,
@@ -236,8 +240,8 @@ pub struct Sampling {
     pub dry: bool,
 }
 
-/// Measures schedules of each kernel; gives them beside the nest in numbers, or the body of what multiplies, as JSON: what the cost models are
-/// fitted to.
+/// Measures schedules of each kernel; gives them beside the nest in numbers, or the body of what multiplies, as JSON:
+/// what the cost models are fitted to.
 ///
 /// # Errors
 /// If the model cannot be planned, or the schedule of the plan does not run.

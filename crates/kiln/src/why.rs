@@ -1,5 +1,5 @@
-//! Answers why two parts of a model share a kernel or do not (`kiln explain --why`, `--why-not`): gives the legality rule that forbids it,
-//! or plans again with the opposite decision and gives that plan's cost.
+//! Answers why two parts of a model share a kernel or do not (`kiln explain --why`, `--why-not`): gives the legality
+//! rule that forbids it, or plans again with the opposite decision and gives that plan's cost.
 use crate::{
     CompileOptions, Error, Model, compile,
     constraints::Constraints,
@@ -116,7 +116,8 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
     })
 }
 
-/// Why no kernel of a run computes any of `values`: the reason for the last of them that is not a view, or for the last.
+/// Why no kernel of a run computes any of `values`: the reason for the last of them that is not a view, or for the
+/// last.
 fn absent(g: &Graph, plan: &Plan, homes: &Homes, values: &BTreeSet<ValueId>) -> String {
     let work = values.iter().rev().find(|v| !Class::of(g.op(**v)).is_free());
     let Some(&v) = work.or_else(|| values.last()) else { return "nothing has that name".into() };

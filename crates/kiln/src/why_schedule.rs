@@ -1,5 +1,5 @@
-//! Answers why a kernel does not have a schedule (`kiln explain --why-not KERNEL SCHEDULE`): the step that does not fit, or the prices of
-//! both, term by term, and what decides between them.
+//! Answers why a kernel does not have a schedule (`kiln explain --why-not KERNEL SCHEDULE`): the step that does not
+//! fit, or the prices of both, term by term, and what decides between them.
 use crate::explain::{ScheduleReport, wrapped};
 use crate::{CompileOptions, Error, Model, compile};
 use kiln_plan::Schedule;

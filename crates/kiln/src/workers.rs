@@ -1,18 +1,19 @@
 //! Work spread over the cores of this machine.
 //!
-//! Takes: items and a function of one item. Gives: the results in the items' order, whichever thread computed them. Never: keeps threads.
+//! Takes: items and a function of one item. Gives: the results in the items' order, whichever thread computed them.
+//! Never: keeps threads.
 use crate::cores::cores;
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread::{Builder, ScopedJoinHandle},
 };
 
-/// Bytes of stack of a thread, as many as a main thread has: lowering and LLVM recurse over expressions. Memory that is not used is not
-/// taken.
+/// Bytes of stack of a thread, as many as a main thread has: lowering and LLVM recurse over expressions. Memory that is
+/// not used is not taken.
 const STACK: usize = 8 << 20;
 
-/// Applies `f` to every item, on as many threads as there are cores; this thread is one of them. Each takes the next item when it is done
-/// with its last one, so items that take longest come first.
+/// Applies `f` to every item, on as many threads as there are cores; this thread is one of them. Each takes the next
+/// item when it is done with its last one, so items that take longest come first.
 pub(crate) fn map<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {

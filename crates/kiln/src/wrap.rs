@@ -1,7 +1,7 @@
 //! Wraps and shortens text to a terminal's width.
 
-/// `text` broken at spaces to `width` columns; the first line begins with `first`, the others are indented as far, or by 4 if that
-/// leaves no room.
+/// `text` broken at spaces to `width` columns; the first line begins with `first`, the others are indented as far, or
+/// by 4 if that leaves no room.
 pub fn wrapped(first: &str, text: &str, width: usize) -> String {
     let (mut indent, mut out, mut line, mut lead) =
         (first.chars().count(), String::new(), String::new(), first.to_string());

@@ -1,4 +1,5 @@
-//! Modified artifacts are refused: by digests, and, where the digests were recomputed, by checking the plan against the graph.
+//! Modified artifacts are refused: by digests, and, where the digests were recomputed, by checking the plan against the
+//! graph.
 use kiln::{CompileOptions, Error, Model, artifact, compile};
 use sha2::{Digest, Sha256};
 use std::{

@@ -1,4 +1,5 @@
-//! Row functions over many row lengths, compiled for the host, against the interpreter: tails, several schedules, NaN and infinity.
+//! Row functions over many row lengths, compiled for the host, against the interpreter: tails, several schedules, NaN
+//! and infinity.
 use kiln::{CompileOptions, DType, Model, Tensor, bench::interpret, compile};
 use kiln_graph::Random;
 
@@ -23,7 +24,8 @@ fn model(dtype: DType, rows: usize, n: usize) -> Model {
     Model::from_graph(text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))).unwrap()
 }
 
-/// Random rows. With `special`: among them a constant row, one with a NaN, one with each infinity, and one of only minus infinity.
+/// Random rows. With `special`: among them a constant row, one with a NaN, one with each infinity, and one of only
+/// minus infinity.
 fn inputs(model: &Model, seed: u64, special: bool) -> Vec<Tensor> {
     let mut all = kiln_graphgen::inputs(&model.graph, seed);
     let [rows, n] = all[0].ty.shape[..] else { panic!("rows") };

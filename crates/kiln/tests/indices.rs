@@ -1,4 +1,5 @@
-//! An index out of range is an error that names the op, its line, the index and the axis, fused or not; the session stays usable.
+//! An index out of range is an error that names the op, its line, the index and the axis, fused or not; the session
+//! stays usable.
 #[allow(dead_code)]
 #[path = "../examples/indices.rs"]
 mod example;
@@ -29,7 +30,8 @@ fn random_inputs_fit_a_table_of_one_row() {
     }
 }
 
-/// What only selects rows of a table selects all of them; an index that is computed is below 2, since the table may have one more row.
+/// What only selects rows of a table selects all of them; an index that is computed is below 2, since the table may
+/// have one more row.
 #[test]
 fn random_inputs_select_all_rows_of_a_table() {
     let of = |dtype: &str, index: &str| {

@@ -1,4 +1,5 @@
-//! Engines of artifacts and text graphs: the plan of an artifact is kept, state stays from run to run, and what cannot be run says why.
+//! Engines of artifacts and text graphs: the plan of an artifact is kept, state stays from run to run, and what cannot
+//! be run says why.
 use kiln::{
     CompileOptions, DType, Engine, Error, Model, Numerics, Program, Settings, Tensor, Type, artifact, compile,
     model::{State, Written},

@@ -1,4 +1,5 @@
-//! State of engines: steps that follow each other, and what the host reads and sets between them. On the CPU, and on a GPU if there is one.
+//! State of engines: steps that follow each other, and what the host reads and sets between them. On the CPU, and on a
+//! GPU if there is one.
 use kiln::{
     CompileOptions, DType, Device, DeviceKind, Engine, Param, Program, RuntimeError, Storage, Tensor, Type,
     compile::Reference, engine::Limits,

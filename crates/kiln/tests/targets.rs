@@ -91,8 +91,8 @@ fn descriptions_are_files_or_names() {
     assert!(old.to_string().contains("was written by an earlier version of Kiln"), "{old}");
 }
 
-/// Masks that bound the keys by what is read: positions in a cache, padding, documents, masks in memory. Programs by warpgroups draw their
-/// tiles; nothing is interpreted, and hardly a register is spilled.
+/// Masks that bound the keys by what is read: positions in a cache, padding, documents, masks in memory. Programs by
+/// warpgroups draw their tiles; nothing is interpreted, and hardly a register is spilled.
 #[test]
 fn attention_between_keys_that_are_read() {
     let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
@@ -133,8 +133,8 @@ fn attention_between_keys_that_are_read() {
     }
 }
 
-/// Attention of f32 at any width, exactly and by 3xTF32, with masks and score functions: no registers are spilled, and the plan says how it
-/// multiplies.
+/// Attention of f32 at any width, exactly and by 3xTF32, with masks and score functions: no registers are spilled, and
+/// the plan says how it multiplies.
 #[test]
 fn f32_attention_of_any_width_has_no_spills() {
     let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
@@ -175,8 +175,8 @@ fn f32_attention_of_any_width_has_no_spills() {
 }
 const SOFT_CAP: &str = " score=\"div 30.0, tanh, mul 30.0\"";
 
-/// Code generation does not convert layouts across the blocks of a cluster, as the cheapest schedule of these columns, of which one operand is
-/// transposed, would need: another schedule has code, and one that is asked for is an error.
+/// Code generation does not convert layouts across the blocks of a cluster, as the cheapest schedule of these columns,
+/// of which one operand is transposed, would need: another schedule has code, and one that is asked for is an error.
 #[test]
 fn a_schedule_without_code_is_replaced() {
     let text = "graph g(%x: f32[264,16384], %w: f32[16384,264]) {
@@ -205,7 +205,8 @@ fn a_schedule_without_code_is_replaced() {
 /// `use_schedule` takes a kernel's name, and means no other kernel that computes the same value.
 #[test]
 fn a_schedule_for_a_kernel_by_its_name() {
-    // Batch norm goes into the weight when weights are loaded: kernels of values that rules made, which no name of the graph means.
+    // Batch norm goes into the weight when weights are loaded: kernels of values that rules made, which no name of the
+    // graph means.
     let text = "graph g(%x: f32[512,768], %i: f32[2,16,9,9]) {
         @0 \"w\": f32[16,16,3,3] = random(seed=1, scale=0.02)
         @1 \"s\": f32[16] = random(seed=2, scale=0.5)

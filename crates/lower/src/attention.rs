@@ -1,6 +1,7 @@
-//! Attention: on GPUs by [`warps`] and [`warpgroups`]. On the host a call of its library, which keeps scores in the caches, masks them and skips keys that
-//! a causal query does not attend to. A mask that is not in memory is stored by a step; where it ends the keys at a number read from
-//! memory ([`crate::scalar::key_range`]), a step computes the end for each query, and the library stops there.
+//! Attention: on GPUs by [`warps`] and [`warpgroups`]. On the host a call of its library, which keeps scores in the
+//! caches, masks them and skips keys that a causal query does not attend to. A mask that is not in memory is stored by
+//! a step; where it ends the keys at a number read from memory ([`crate::scalar::key_range`]), a step computes the end
+//! for each query, and the library stops there.
 pub mod block_mask;
 pub mod program;
 pub mod schedule;
@@ -143,7 +144,8 @@ fn broadcast(mut x: Operand, shape: &[usize]) -> Operand {
     x
 }
 
-/// An operand over (batch.., key head, query of the group, query, column) as a matrix whose rows are the group's queries.
+/// An operand over (batch.., key head, query of the group, query, column) as a matrix whose rows are the group's
+/// queries.
 fn grouped(x: &Operand, z: &Sizes, cols: usize) -> Matrix {
     let n = z.batch.len() + 1;
     let along = |axis: usize| x.strides[axis];

@@ -95,7 +95,8 @@ impl Lowered {
     }
 }
 
-/// Lowers one kernel by its schedule. Without one a kernel does not multiply by tiles: its nests have their cheapest schedules.
+/// Lowers one kernel by its schedule. Without one a kernel does not multiply by tiles: its nests have their cheapest
+/// schedules.
 pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSchedules) -> Result<Lowered, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
@@ -159,7 +160,8 @@ fn is_dependent(code: &kiln_block::BlockProgram, machine: &Machine) -> bool {
     machine.arch.has_dependent_launch() && blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors
 }
 
-/// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.
+/// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct
+/// results. The interpreter runs other bodies, and calls libtorch for the fallback in them.
 fn library_call(body: &Graph) -> Option<LibraryCall> {
     let (call, op) = body.values().find_map(|v| match body.op(v) {
         Op::Fallback(f) => Some((v, (**f).clone())),

@@ -1,8 +1,7 @@
 //! Block programs of nests, by their schedules.
 //!
-//! [`launch`] executes a schedule on a nest; [`row_program`] writes the loops over rows, [`emitter`] the instructions of scalar programs, in a
-//! [`frame`] that has the coordinates of the tile.
-//! Never: chooses.
+//! [`launch`] executes a schedule on a nest; [`row_program`] writes the loops over rows, [`emitter`] the instructions
+//! of scalar programs, in a [`frame`] that has the coordinates of the tile. Never: chooses.
 
 pub mod emitter;
 pub mod frame;

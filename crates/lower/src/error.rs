@@ -2,7 +2,8 @@
 
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// The kernel is valid, but there is no program for it, or none by its schedule; the caller runs it with the interpreter.
+    /// The kernel is valid, but there is no program for it, or none by its schedule; the caller runs it with the
+    /// interpreter.
     #[error("kernel {kernel} cannot be lowered: {why}")]
     Unsupported { kernel: String, why: String },
     /// An invariant of lowering is broken.

@@ -1,15 +1,15 @@
 //! GPU matmuls: one tile of the result per program instance, a loop over K, the epilogue on the accumulators.
 //!
 //! Takes: a batched matmul, its operands as functions of an index, and the body around it. Gives: the steps. Warpgroups
-//! compute it where they apply ([`crate::matmul::wgmma`]), else tiles of masked pointer loads ([`mma`]). Operands may be
-//! copied first ([`operands`]), and K may be split ([`split_k`]). An epilogue that does not fit a tile is a step of its
-//! own.
+//! compute it where they apply ([`crate::matmul::wgmma`]), else tiles of masked pointer loads ([`mma`]). Operands may
+//! be copied first ([`operands`]), and K may be split ([`split_k`]). An epilogue that does not fit a tile is a step of
+//! its own.
 //!
 //! **Row reductions in the epilogue.** Softmax, norms and sums over the columns of a tensor-core matmul are computed in
 //! its tile where one tile has all columns (`tile` in a machine's description: 256 on an H200). A thread computes its
 //! part of a row once, combines it column by column, and the row is reduced in registers and across four lanes. Under
-//! split-K the step that sums the slices reduces. Rows that are heads, parts of the result's rows, are reduced in tiles as
-//! wide as a head.
+//! split-K the step that sums the slices reduces. Rows that are heads, parts of the result's rows, are reduced in tiles
+//! as wide as a head.
 pub mod conv;
 pub mod dims;
 pub mod gemm;
@@ -158,7 +158,8 @@ impl Matmul<'_> {
     }
 }
 
-/// An array of `rows` rows of `pitch` elements, in which `len` elements of K follow each other. Everything beyond the last row is zero.
+/// An array of `rows` rows of `pitch` elements, in which `len` elements of K follow each other. Everything beyond the
+/// last row is zero.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub len: usize,

@@ -1,8 +1,8 @@
 //! The loop nest of a kernel: what it computes, and over which axes, before anything is tiled.
 //!
-//! Takes: a space, and the scalar program at a point of a space. Gives: axes with names ([`Axis`]) and extents, and the program at the
-//! coordinates of a space in which some of them are fused.
-//! Never: tiles, grids, warps ([`crate::schedule`]).
+//! Takes: a space, and the scalar program at a point of a space. Gives: axes with names ([`Axis`]) and extents, and the
+//! program at the coordinates of a space in which some of them are fused. Never: tiles, grids, warps
+//! ([`crate::schedule`]).
 pub mod lowering;
 pub mod passes;
 pub mod pointwise;
@@ -45,8 +45,8 @@ pub struct Nest<'a> {
 }
 
 impl<'a> Nest<'a> {
-    /// The nest of a program over a space. A program with a row is resolved a second time with a row for each level of reductions, which
-    /// refuses bodies that depend on an enclosing row.
+    /// The nest of a program over a space. A program with a row is resolved a second time with a row for each level of
+    /// reductions, which refuses bodies that depend on an enclosing row.
     pub fn new(
         name: &'a str,
         mut space: Space,

@@ -1,8 +1,8 @@
-//! A body as one scalar program over a space: how one element of each output is computed, with every view folded into index expressions.
+//! A body as one scalar program over a space: how one element of each output is computed, with every view folded into
+//! index expressions.
 //!
-//! A value is resolved at a vector of index expressions ([`resolve`]), which makes nodes of a [`dag`]; the [`space`] is split and merged until
-//! the expressions ([`expr`]) are affine.
-//! Never: tiles, schedules, instructions.
+//! A value is resolved at a vector of index expressions ([`resolve`]), which makes nodes of a [`dag`]; the [`space`] is
+//! split and merged until the expressions ([`expr`]) are affine. Never: tiles, schedules, instructions.
 
 pub mod composite;
 pub mod dag;

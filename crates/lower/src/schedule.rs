@@ -1,8 +1,7 @@
 //! Steps of schedules, a file for each: what a step means and when it fits a nest.
 //!
-//! A refusal names the step and why it does not fit. [`tile`] has the steps that cut axes into tiles, [`apply`] puts the steps of a row
-//! program together.
-//! Never: emits a program, or compares schedules.
+//! A refusal names the step and why it does not fit. [`tile`] has the steps that cut axes into tiles, [`apply`] puts
+//! the steps of a row program together. Never: emits a program, or compares schedules.
 
 pub mod apply;
 pub mod look_back;

@@ -209,7 +209,8 @@ fn generated_attentions_by_warps() {
     assert!(found.iter().zip(least).all(|(n, least)| *n >= least), "{found:?} of 80 programs, not {least:?}");
 }
 
-/// Large and small scores, weights that add up: the error of 3xTF32 is that of f32, and not of tf32, which is a thousand times as large.
+/// Large and small scores, weights that add up: the error of 3xTF32 is that of f32, and not of tf32, which is a
+/// thousand times as large.
 #[test]
 fn attention_by_3xtf32_is_as_accurate_as_f32() {
     for (width, keys, scale) in [(64, 200, 0.2), (160, 300, 1.0), (96, 2000, 0.05)] {

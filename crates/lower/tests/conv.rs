@@ -108,8 +108,8 @@ fn convolutions_by_windows() {
     by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
 }
 
-/// Implicit GEMMs of few channels, with the channels of several points in a row: whole windows and parts of them, strides, dilation, groups,
-/// padding at both ends of a line, and transposed convolutions of stride 1.
+/// Implicit GEMMs of few channels, with the channels of several points in a row: whole windows and parts of them,
+/// strides, dilation, groups, padding at both ends of a line, and transposed convolutions of stride 1.
 #[test]
 fn windows_are_folded() {
     let cases = [
@@ -180,8 +180,9 @@ fn steps_of_other_convolutions_are_refused() {
     }
 }
 
-/// Transposed convolutions in parts, by patches and as implicit GEMMs: strides, windows shorter than the stride (residues without a
-/// point), padding beyond what the window reaches, dilation, groups, results of one position, and what follows.
+/// Transposed convolutions in parts, by patches and as implicit GEMMs: strides, windows shorter than the stride
+/// (residues without a point), padding beyond what the window reaches, dilation, groups, results of one position, and
+/// what follows.
 #[test]
 fn transposed_convolutions_in_parts() {
     let cases = [

@@ -1,5 +1,5 @@
-//! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits, which are those of the
-//! graph within rounding.
+//! Masks that depend on data, with and without the kernel that finds the blocks of keys they leave: the same bits,
+//! which are those of the graph within rounding.
 use crate::common::{difference, in_parallel, interpreted, kernel, least, run_steps, text};
 use kiln_graph::{Graph, Random, Tensor};
 use kiln_lower::lower_at;
@@ -8,8 +8,8 @@ use kiln_plan::KernelKind::Attention;
 use kiln_plan::exec::Work;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Of `S` queries and `T` keys: `%dq`, `%dk` are the documents of queries and keys, `%long` says which keys are not padding, `%whole` which
-/// keys a query sees, `%back` how far a head looks back, `%flag` which texts are there.
+/// Of `S` queries and `T` keys: `%dq`, `%dk` are the documents of queries and keys, `%long` says which keys are not
+/// padding, `%whole` which keys a query sees, `%back` how far a head looks back, `%flag` which texts are there.
 const MASKS: [&str; 22] = [
     "%m = eq %dq, %dk",
     "%a = eq %dq, %dk\n %c = le %t, %r\n %m = and %a, %c",
@@ -53,8 +53,8 @@ fn graph(mask: &str, [s, t, d]: [usize; 3], dtype: &str, call: &str) -> Graph {
     text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Texts of uneven lengths one after the other, queries being the last of the keys; padding from some key on; a mask in memory of which
-/// most blocks are empty or full.
+/// Texts of uneven lengths one after the other, queries being the last of the keys; padding from some key on; a mask in
+/// memory of which most blocks are empty or full.
 fn fill(inputs: &mut [Tensor], [s, t]: [usize; 2], r: &mut Random) {
     for text in 0..2 {
         let ends: Vec<usize> = (0..3).map(|_| r.next_below(t + 1)).collect();

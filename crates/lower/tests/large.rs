@@ -26,7 +26,8 @@ fn long_offsets() {
     }
 }
 
-/// Offsets that fit 32 bits in programs whose last group of tiles has fewer rows of them: positions are bounded by the tiles that there are.
+/// Offsets that fit 32 bits in programs whose last group of tiles has fewer rows of them: positions are bounded by the
+/// tiles that there are.
 #[test]
 fn short_offsets_of_ragged_groups() {
     let large = "(%x: bf16[128,6,7,112], %w: bf16[6,512,7,7], %b: bf16[1024]) { %y = conv %x, %w, %b stride=[3,3] padding=[3,3] transposed=true \
@@ -94,8 +95,9 @@ fn graph(args: &str, ops: &str) -> Graph {
     format!("graph k({args}) {{ {ops}\n return %y }}").parse().unwrap_or_else(|e| panic!("{ops}: {e}"))
 }
 
-/// Every family past 2^31 and past 2^32 elements: no program computes an offset in too few bits, or lowering is an error that names
-/// the instruction ([`kiln_block::verify::offsets`]). Windows among them, whose positions are quotients, with padding and without.
+/// Every family past 2^31 and past 2^32 elements: no program computes an offset in too few bits, or lowering is an
+/// error that names the instruction ([`kiln_block::verify::offsets`]). Windows among them, whose positions are
+/// quotients, with padding and without.
 #[test]
 fn no_offset_wraps() {
     for n in [2100, 4300] {

@@ -1,5 +1,5 @@
-//! Schedules of launches beside a matmul: copies of operands, sums of slices, epilogues of their own. They are part of the kernel's schedule,
-//! and followed.
+//! Schedules of launches beside a matmul: copies of operands, sums of slices, epilogues of their own. They are part of
+//! the kernel's schedule, and followed.
 use crate::common::{difference, kernel, run_steps};
 use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
@@ -94,7 +94,8 @@ fn launches_that_do_not_fit_are_refused() {
     }
 }
 
-/// Results of two sizes; a scatter that finds the last of several rows for one place; one whose sums are of a wider type.
+/// Results of two sizes; a scatter that finds the last of several rows for one place; one whose sums are of a wider
+/// type.
 const SEVERAL: [(KernelKind, &str, &[&str]); 3] = [
     (
         KernelKind::Pointwise,

@@ -1,5 +1,5 @@
-//! Attention under a mask that says from which or up to which key a query attends, by a number read from memory: the programs must
-//! give what the graph gives, and must read no other block of keys.
+//! Attention under a mask that says from which or up to which key a query attends, by a number read from memory: the
+//! programs must give what the graph gives, and must read no other block of keys.
 use crate::common::{difference, interpreted, lowered, ran};
 use kiln_graph::{Graph, Random, Tensor};
 use kiln_machine::Arch;
@@ -137,8 +137,8 @@ fn graph(mask: &Mask, [b, hq, hk, s, t, d]: Shape, dtype: &str, how: &str) -> Gr
     text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Inputs, and the same with NaN in the keys that no query attends to: on a GPU in all blocks of keys beyond the end, or before the first,
-/// of every query of a batch; on the host in all keys beyond the greatest end.
+/// Inputs, and the same with NaN in the keys that no query attends to: on a GPU in all blocks of keys beyond the end,
+/// or before the first, of every query of a batch; on the host in all keys beyond the greatest end.
 fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) -> [Vec<Tensor>; 2] {
     /// A multiple of the keys of every tile.
     const BLOCK: usize = 256;

@@ -1,11 +1,12 @@
-//! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give what the graph gives,
-//! also for queries that no key counts for.
+//! Attention whose mask is computed in its kernel, from indices and small vectors: programs and host steps must give
+//! what the graph gives, also for queries that no key counts for.
 use crate::common::{TARGETS, difference, interpreted, least, lowered, ran};
 use kiln_graph::{Graph, Random};
 use kiln_machine::Arch;
 use kiln_plan::KernelKind::Attention;
 
-/// Masks of `S` queries over `T` keys, with `%dq`, `%dk`: documents of queries and keys; `%prefix`: a length; `%slope`: of a head; `%bias`.
+/// Masks of `S` queries over `T` keys, with `%dq`, `%dk`: documents of queries and keys; `%prefix`: a length; `%slope`:
+/// of a head; `%bias`.
 const MASKS: [&str; 12] = [
     "%m = le %t, %r",
     "%c = le %t, %r\n %d = sub %r, %t\n %w = lt %d, 7\n %m = and %c, %w",
@@ -66,8 +67,8 @@ fn computed_masks() {
     }
 }
 
-/// Where every query sees a key, whatever tensors hold, the least number masks as minus infinity does: keys are skipped. Elsewhere a query
-/// may count all keys.
+/// Where every query sees a key, whatever tensors hold, the least number masks as minus infinity does: keys are
+/// skipped. Elsewhere a query may count all keys.
 #[test]
 fn the_least_number_bounds_keys_if_every_query_sees_one() {
     let mut r = Random::new(41);
@@ -152,7 +153,8 @@ fn score_functions() {
     }
 }
 
-/// A sink for each head, beside masks that leave some queries no key, with one key and with so many that they are split.
+/// A sink for each head, beside masks that leave some queries no key, with one key and with so many that they are
+/// split.
 #[test]
 fn sinks() {
     let mut r = Random::new(31);

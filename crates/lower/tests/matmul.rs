@@ -175,7 +175,8 @@ fn attention_split_along_keys() {
     );
 }
 
-/// Few queries of heads that share keys, whose rows a GPU puts into one tile: masks by query, by head and by batch; slices of the keys.
+/// Few queries of heads that share keys, whose rows a GPU puts into one tile: masks by query, by head and by batch;
+/// slices of the keys.
 #[test]
 fn attention_of_groups_with_few_queries() {
     for d in ["bf16", "f16", "f32"] {
@@ -200,7 +201,8 @@ fn attention_of_groups_with_few_queries() {
     }
 }
 
-/// Keys and values that a GPU dequantises as it reads them: by factors of a head, of a key, of a column; with an offset.
+/// Keys and values that a GPU dequantises as it reads them: by factors of a head, of a key, of a column; with an
+/// offset.
 #[test]
 fn attention_of_quantised_keys() {
     let dequantised = |x: &str, by: &str, to: &str| {

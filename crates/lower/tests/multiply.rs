@@ -1,5 +1,5 @@
-//! Schedules of kernels that multiply: each computes the same or is refused with the reason, and the first candidate is what lowering
-//! chooses by default.
+//! Schedules of kernels that multiply: each computes the same or is refused with the reason, and the first candidate is
+//! what lowering chooses by default.
 use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};

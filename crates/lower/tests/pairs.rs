@@ -1,5 +1,5 @@
-//! Pairs of reductions of which the second needs the first, accumulated in one pass over rows that do not fit a tile: maxima with sums of
-//! exponentials, means with squared deviations.
+//! Pairs of reductions of which the second needs the first, accumulated in one pass over rows that do not fit a tile:
+//! maxima with sums of exponentials, means with squared deviations.
 use crate::common::{compare_kernel, kernel};
 use kiln_graph::{Graph, Tensor};
 use kiln_lower::lower;
@@ -8,7 +8,8 @@ use kiln_plan::{Kernel, KernelKind};
 
 const GPU: Arch = Arch::Sm90a;
 
-/// Lowers by this schedule and compares on random inputs and on rows with infinities and NaN; gives the number of programs.
+/// Lowers by this schedule and compares on random inputs and on rows with infinities and NaN; gives the number of
+/// programs.
 fn computes(graph: &str, schedule: &str) -> usize {
     let body: Graph = graph.parse().unwrap_or_else(|e| panic!("{e}\n{graph}"));
     let k =
@@ -26,7 +27,8 @@ fn computes(graph: &str, schedule: &str) -> usize {
     steps.steps.len()
 }
 
-/// Rows (or columns) of minus infinity alone, from minus infinity to very small numbers, with infinity, NaN, and large numbers.
+/// Rows (or columns) of minus infinity alone, from minus infinity to very small numbers, with infinity, NaN, and large
+/// numbers.
 fn specials(x: &mut Tensor) {
     let [rows, n] = x.ty.shape[..] else { return };
     let across = rows > n;

@@ -48,8 +48,9 @@ fn movement() {
     );
 }
 
-/// A tensor whose regions are assigned one after the other, as in a window's mask: each assignment is a concatenation of the parts around
-/// it. What was assigned is read once for each region, not once for each way to go through the concatenations.
+/// A tensor whose regions are assigned one after the other, as in a window's mask: each assignment is a concatenation
+/// of the parts around it. What was assigned is read once for each region, not once for each way to go through the
+/// concatenations.
 #[test]
 fn assignments_to_slices() {
     let bounds = [(0, 5), (5, 9), (9, 12)];

@@ -143,9 +143,9 @@ fn unaligned_rows() {
     body("(%x: f32[5,3,4097]) { %v = slice %x axis=1 start=1 len=2\n %y = softmax %v axis=2\n return %y }");
 }
 
-/// The same in loops over chunks of a row, of which the first and the last are ragged: softmax in two passes, also with the second
-/// from the end, and parts of rows. A row of 2049 elements ends with its second chunk or begins a third, as it starts at one place or another;
-/// of 2045 the last part has none.
+/// The same in loops over chunks of a row, of which the first and the last are ragged: softmax in two passes, also with
+/// the second from the end, and parts of rows. A row of 2049 elements ends with its second chunk or begins a third, as
+/// it starts at one place or another; of 2045 the last part has none.
 #[test]
 fn peeled_loops() {
     for (d, vector) in [("f32", 4), ("bf16", 8), ("f16", 8)] {
@@ -179,7 +179,8 @@ fn peeled_loops() {
     assert!(lane.contains("the position that a tile of a whole row is reduced to is a lane's"), "{lane}");
 }
 
-/// Positions in loops over rows: of equal elements the first, NaN before all, and elements that are no better than none.
+/// Positions in loops over rows: of equal elements the first, NaN before all, and elements that are no better than
+/// none.
 #[test]
 fn positions_in_loops() {
     let pad = |d: &str, n: usize, what: &str| {
@@ -215,8 +216,8 @@ fn replicated_operands() {
     assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
 }
 
-/// Long rows in persistent kernels, also where they do not fill their tiles. For unaligned rows the number of clusters is such that all rows
-/// of a cluster have one alignment.
+/// Long rows in persistent kernels, also where they do not fill their tiles. For unaligned rows the number of clusters
+/// is such that all rows of a cluster have one alignment.
 #[test]
 fn persistent_rows() {
     let by = |d: &str, rows: usize, n: usize, schedule: &str| {
@@ -348,8 +349,8 @@ fn columns_are_normalized_in_wide_rows() {
     }
 }
 
-/// Norms whose last pass goes from the ends of rows to their starts: with parts of rows, in loops, in wide rows, and where the last chunk is
-/// not full.
+/// Norms whose last pass goes from the ends of rows to their starts: with parts of rows, in loops, in wide rows, and
+/// where the last chunk is not full.
 #[test]
 fn the_last_pass_of_a_norm_is_reversed() {
     for (graph, schedule) in [

@@ -47,8 +47,9 @@ fn writes_in_order() {
     }
 }
 
-/// Operands may be computed where they are needed: indices that lines share, sources that need arithmetic, or neither of both in memory. On a GPU
-/// all elements are then written at once, and in order where rounding must not depend on one.
+/// Operands may be computed where they are needed: indices that lines share, sources that need arithmetic, or neither
+/// of both in memory. On a GPU all elements are then written at once, and in order where rounding must not depend on
+/// one.
 #[test]
 fn operands_are_computed() {
     let rows = "\n  %b = broadcast %r shape=[60,70]\n  %y = scatter %x, %b, %d axis=0 mode=";

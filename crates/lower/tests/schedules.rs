@@ -55,7 +55,8 @@ fn every_proposed_schedule_computes_the_same() {
     }
 }
 
-/// What is proposed is lowered: of arrays too large to be interpreted, whose last passes are reversed and whose rows are wide.
+/// What is proposed is lowered: of arrays too large to be interpreted, whose last passes are reversed and whose rows
+/// are wide.
 #[test]
 fn every_schedule_proposed_for_large_arrays_is_lowered() {
     let log_sum_exp = |x: &str, axis: usize, kept: &str| {
@@ -122,7 +123,8 @@ fn scans_look_back_at_groups() {
     }
 }
 
-/// Chunks of a row as instances that wait for those before them: rows and columns, sums and products, ends of rows, several scans.
+/// Chunks of a row as instances that wait for those before them: rows and columns, sums and products, ends of rows,
+/// several scans.
 #[test]
 fn scans_look_back() {
     let graphs = [
@@ -302,7 +304,8 @@ fn bytes_within_bounds() {
     assert_eq!((facts.bytes, facts.accesses[0].share), (4 * 100 * (30 + 60), 0.5));
 }
 
-/// A row is reduced in the same order whatever the number of rows: under a batch-invariant contract all have one schedule.
+/// A row is reduced in the same order whatever the number of rows: under a batch-invariant contract all have one
+/// schedule.
 #[test]
 fn schedules_do_not_depend_on_the_batch() {
     for (d, n) in [("f32", 1000), ("bf16", 16384), ("f32", 20000), ("bf16", 50257), ("bf16", 65536), ("f32", 131072)] {
@@ -321,7 +324,8 @@ fn schedules_do_not_depend_on_the_batch() {
     }
 }
 
-/// The same of rows that are shorter than a warp, and of columns of them; tiles of several such rows depend on their number.
+/// The same of rows that are shorter than a warp, and of columns of them; tiles of several such rows depend on their
+/// number.
 #[test]
 fn schedules_of_short_rows_do_not_depend_on_the_batch() {
     let ops = ["softmax %x axis=1", "reduce.prod %x axes=[1]", "scan.sum %x axis=1", "reduce.argmax %x axes=[1]"];
@@ -348,7 +352,8 @@ fn schedules_of_short_rows_do_not_depend_on_the_batch() {
     }
 }
 
-/// A thread computes what depends on some coordinates once for elements that differ in others alone; a sum of products takes no more than they do.
+/// A thread computes what depends on some coordinates once for elements that differ in others alone; a sum of products
+/// takes no more than they do.
 #[test]
 fn instructions_by_the_coordinates_that_they_depend_on() {
     let graph = "graph k(%a: f32[8,64], %w: f32[64]) { %s = sigmoid %w\n %m = mul %a, %s\n %y = reduce.sum %m axes=[1]\n return %y }";

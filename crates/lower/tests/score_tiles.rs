@@ -1,5 +1,5 @@
-//! Operands of attention's scores by warpgroups: biases and masks of every broadcast, type and place in the score. Those
-//! that tensor maps describe come as tiles, others by address; results are what the graph gives.
+//! Operands of attention's scores by warpgroups: biases and masks of every broadcast, type and place in the score.
+//! Those that tensor maps describe come as tiles, others by address; results are what the graph gives.
 use crate::common::{by_step, compare_kernel, kernel, lowered_by};
 use kiln_graph::Graph;
 use kiln_graph::Random;

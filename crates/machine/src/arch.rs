@@ -1,15 +1,16 @@
 //! Targets of code generation (instruction sets), and which instructions each one has.
 //!
-//! A target is an instruction set; a machine ([`Machine`](crate::Machine)) is one GPU of that target. Stages ask an [`Arch`] what it
-//! can do (`has_wgmma`, `has_clusters`, …) and never compare targets by name. [`Arch::machine`] is the machine that stands for a target
-//! where none is named. `sm_89` is compiled like `sm_80` (no `wgmma`, TMA or clusters), with a machine description of its own.
+//! A target is an instruction set; a machine ([`Machine`](crate::Machine)) is one GPU of that target. Stages ask an
+//! [`Arch`] what it can do (`has_wgmma`, `has_clusters`, …) and never compare targets by name. [`Arch::machine`] is the
+//! machine that stands for a target where none is named. `sm_89` is compiled like `sm_80` (no `wgmma`, TMA or
+//! clusters), with a machine description of its own.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// The host CPU, or NVIDIA GPUs by the target name that ptxas uses.
 ///
-/// The features of each target are listed in the PTX ISA's target notes and in the table of compute capabilities of the CUDA C++
-/// programming guide.
+/// The features of each target are listed in the PTX ISA's target notes and in the table of compute capabilities of the
+/// CUDA C++ programming guide.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Arch {
     /// The CPU that Kiln runs on; `kiln-cpu` chooses among its instruction sets.
@@ -59,7 +60,8 @@ impl Arch {
     pub fn is_gpu(self) -> bool {
         self != Arch::Cpu
     }
-    /// Warpgroup matmuls with operands in shared memory (`wgmma`), and register reallocation between warpgroups (`setmaxnreg`).
+    /// Warpgroup matmuls with operands in shared memory (`wgmma`), and register reallocation between warpgroups
+    /// (`setmaxnreg`).
     pub fn has_wgmma(self) -> bool {
         self == Arch::Sm90a
     }
@@ -71,7 +73,8 @@ impl Arch {
     pub fn has_clusters(self) -> bool {
         self == Arch::Sm90a
     }
-    /// Programmatic dependent launch: a kernel starts before the previous one has ended and waits for it itself (`griddepcontrol`).
+    /// Programmatic dependent launch: a kernel starts before the previous one has ended and waits for it itself
+    /// (`griddepcontrol`).
     pub fn has_dependent_launch(self) -> bool {
         self == Arch::Sm90a
     }

@@ -1,7 +1,8 @@
 //! Cache blocking of host matmuls, and the prefetch distance of host code: constants, the same on every CPU.
 
-/// Block sizes of a host matmul, in bytes unless noted. They determine the order of summation, so they are the same on every CPU, and
-/// small enough for server CPUs: 32 KiB of L1 and 1 MiB of L2 per core (Intel Xeon Scalable; AMD EPYC from Zen 4 on), or more.
+/// Block sizes of a host matmul, in bytes unless noted. They determine the order of summation, so they are the same on
+/// every CPU, and small enough for server CPUs: 32 KiB of L1 and 1 MiB of L2 per core (Intel Xeon Scalable; AMD EPYC
+/// from Zen 4 on), or more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caches {
     /// The right operand's panels over one slice of K: they stay in L2 together with [`Caches::rows`].
@@ -16,10 +17,11 @@ pub struct Caches {
     pub ways: usize,
     /// Entries of the L1 TLB.
     pub pages: usize,
-    /// Up to this size of the right operand, each thread packs it for itself: reading panels that another core has just written is slow.
+    /// Up to this size of the right operand, each thread packs it for itself: reading panels that another core has just
+    /// written is slow.
     pub near: usize,
-    /// Largest distance from a program instance's data to the next one's at which the next one's lines are prefetched: further away
-    /// they would evict lines in use.
+    /// Largest distance from a program instance's data to the next one's at which the next one's lines are prefetched:
+    /// further away they would evict lines in use.
     pub reach: usize,
 }
 

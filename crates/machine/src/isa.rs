@@ -10,5 +10,6 @@ pub const BLOCK_WARPS: usize = 32;
 pub const GROUP_ROWS: usize = 64;
 /// Granularity of register allocation per thread (`setmaxnreg` takes multiples of it).
 pub const REGISTERS: usize = 8;
-/// Bytes of shared memory that a block may use without opting in to more (CUDA C++ programming guide, table of compute capabilities).
+/// Bytes of shared memory that a block may use without opting in to more (CUDA C++ programming guide, table of compute
+/// capabilities).
 pub const SHARED_UNASKED: usize = 48 << 10;

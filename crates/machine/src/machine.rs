@@ -3,8 +3,8 @@ use crate::{Arch, Attention, Gemm, Library, MachineError, Nests, Rows, Warpgroup
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything that stages need to know about the hardware they plan and generate code for. Plain data (`machines/*.json`); the
-/// description of a host omits the sections that only GPUs have.
+/// Everything that stages need to know about the hardware they plan and generate code for. Plain data
+/// (`machines/*.json`); the description of a host omits the sections that only GPUs have.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -83,15 +83,17 @@ pub struct Rates {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Templates {
-    /// Bytes of a row, including its intermediate values, that a kernel can hold: in one block, or in several on a GPU with clusters.
+    /// Bytes of a row, including its intermediate values, that a kernel can hold: in one block, or in several on a GPU
+    /// with clusters.
     pub on_chip: u64,
     /// Columns of a matmul tile: rows up to this width can be reduced in the epilogue.
     pub tile: usize,
-    /// Operand types for which there are dual GEMMs: one kernel for two matmuls that share their left operand, with two accumulator tiles.
+    /// Operand types for which there are dual GEMMs: one kernel for two matmuls that share their left operand, with two
+    /// accumulator tiles.
     #[serde(default)]
     pub dual_gemm: Vec<String>,
-    /// Blocks for each multiprocessor up to which a kernel is launched before the one ahead of it has ended; 0: none is. Long kernels gain
-    /// nothing, and a kernel that waits reads without the cache of constant data.
+    /// Blocks for each multiprocessor up to which a kernel is launched before the one ahead of it has ended; 0: none
+    /// is. Long kernels gain nothing, and a kernel that waits reads without the cache of constant data.
     #[serde(default)]
     pub dependent_blocks: usize,
 }
@@ -152,8 +154,8 @@ impl Limits {
 }
 
 impl Machine {
-    /// Reads a JSON description. An error if it cannot be read, has rates that are not positive, or lacks a section that its target
-    /// needs.
+    /// Reads a JSON description. An error if it cannot be read, has rates that are not positive, or lacks a section
+    /// that its target needs.
     pub fn parse(text: &str) -> Result<Machine, MachineError> {
         let json: serde_json::Value = serde_json::from_str(text)?;
         // Earlier versions had these fields at the top level, without sections.
@@ -170,7 +172,8 @@ impl Machine {
         let all = cycles.into_iter().chain([1e-6 * self.nests.launch, self.rates.launch]);
         all.filter(|s| *s > 0.0 && s.is_finite()).fold(f64::INFINITY, f64::min)
     }
-    /// Seconds in which no kernel moves fewer than these bytes: what fits the L2 cache may be there from the run before.
+    /// Seconds in which no kernel moves fewer than these bytes: what fits the L2 cache may be there from the run
+    /// before.
     pub fn least_transfer(&self, bytes: f64) -> f64 {
         (bytes - self.units.l2 as f64).max(0.0) / (self.rates.bandwidth * self.nests.bandwidth.max(1.0))
     }

@@ -1,13 +1,13 @@
-//! Parameters of the cost models that choose schedules: not facts of the hardware but fitted to measurements on it, one set
-//! per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
+//! Parameters of the cost models that choose schedules: not facts of the hardware but fitted to measurements on it, one
+//! set per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
 use serde::{Deserialize, Serialize};
 
 /// Kernels over rows, beside [`Nests`].
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
-    /// Bytes that are read between a program instance and the one whose rows it prefetches into L2: enough to cover memory latency at
-    /// full bandwidth, few enough that the rows are not evicted before they are used.
+    /// Bytes that are read between a program instance and the one whose rows it prefetches into L2: enough to cover
+    /// memory latency at full bandwidth, few enough that the rows are not evicted before they are used.
     pub prefetch_distance: usize,
 }
 
@@ -43,7 +43,8 @@ pub struct Nests {
     pub look_back: f64,
     /// Microseconds of a read of the totals of chunks long before.
     pub totals: f64,
-    /// How much slower memory is while the last wave of instances leaves multiprocessors idle, as a share of their idle time.
+    /// How much slower memory is while the last wave of instances leaves multiprocessors idle, as a share of their idle
+    /// time.
     pub wave: f64,
     /// How much less the kinds of work of a block overlap that is alone on its multiprocessor.
     pub lone_block_penalty: f64,
@@ -125,7 +126,8 @@ pub struct Warpgroups {
     pub crossing: f64,
     /// Bytes of rows outside of an operand, which a copy fills with zeros.
     pub outside: f64,
-    /// Bytes from L2 to all multiprocessors that none share: rows that an implicit GEMM reads for each point of its window.
+    /// Bytes from L2 to all multiprocessors that none share: rows that an implicit GEMM reads for each point of its
+    /// window.
     pub windows: f64,
     /// Bytes that the epilogue reads beside the accumulators, per multiprocessor.
     pub beside: f64,
@@ -215,7 +217,8 @@ pub struct Attention {
     /// Persistent blocks with half types by warpgroups; without these, zeros.
     #[serde(default)]
     pub warpgroups: WarpgroupAttention,
-    /// Fraction of [`Attention::single`] (or [`Attention::tf32x3`]) that a single block reaches with f32: with 1, 2, 4, … 128 queries.
+    /// Fraction of [`Attention::single`] (or [`Attention::tf32x3`]) that a single block reaches with f32: with 1, 2, 4,
+    /// … 128 queries.
     pub single_shares: [f64; 8],
     /// Number of large blocks that fills the GPU.
     pub enough: usize,
@@ -265,7 +268,8 @@ pub struct WarpgroupAttention {
     pub beside: Beside,
 }
 
-/// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the values of an H200.
+/// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the
+/// values of an H200.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Library {

@@ -60,7 +60,8 @@ pub struct RegisterFit {
 pub struct Registers {
     /// Points: words are loaded after their bounds are computed.
     pub points: RegisterFit,
-    /// Points of windows, with all registers that a thread may have: elements with places of their own are loaded first.
+    /// Points of windows, with all registers that a thread may have: elements with places of their own are loaded
+    /// first.
     pub windows: RegisterFit,
     /// A tile of whole rows.
     pub whole_rows: RegisterFit,

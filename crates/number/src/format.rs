@@ -3,16 +3,16 @@
 //! Takes and gives plain numbers and their bit patterns. Rounds to nearest, ties to even; overflow follows PyTorch.
 use half::{bf16, f16};
 
-/// A binary floating-point format: sign, exponent, fraction with an implied leading 1, and subnormals (IEEE 754; for eight bits
-/// the OCP 8-bit floating point specification, v1.0).
+/// A binary floating-point format: sign, exponent, fraction with an implied leading 1, and subnormals (IEEE 754; for
+/// eight bits the OCP 8-bit floating point specification, v1.0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Format {
     /// Exponent bits. The bias is `2^(exponent - 1) - 1`.
     pub exponent: u32,
     /// Stored fraction bits, without the implied 1.
     pub fraction: u32,
-    /// Whether the largest exponent is reserved for infinities and NaN. If not, there are no infinities, and NaN is the pattern with
-    /// all exponent and fraction bits set.
+    /// Whether the largest exponent is reserved for infinities and NaN. If not, there are no infinities, and NaN is the
+    /// pattern with all exponent and fraction bits set.
     pub infinities: bool,
 }
 
@@ -81,15 +81,16 @@ impl Format {
     pub fn beyond(self) -> u32 {
         self.infinity().unwrap_or(self.nan())
     }
-    /// The largest f32 that rounds to a finite number of this format (which is narrower than f32) and does not overflow.
+    /// The largest f32 that rounds to a finite number of this format (which is narrower than f32) and does not
+    /// overflow.
     pub fn last(self) -> f32 {
         let between = (self.largest() + self.epsilon() * 2f64.powi(self.largest().log2().floor() as i32) / 2.0) as f32;
         // A tie rounds to the even bit pattern.
         if self.beyond().is_multiple_of(2) { between.next_down() } else { between }
     }
 
-    /// Bits of the nearest number of a format narrower than f32, ties to even. Overflow gives infinity, or NaN if the format has no
-    /// infinity, as in PyTorch.
+    /// Bits of the nearest number of a format narrower than f32, ties to even. Overflow gives infinity, or NaN if the
+    /// format has no infinity, as in PyTorch.
     pub fn encode(self, x: f32) -> u32 {
         let sign = x.to_bits() >> 31 << (self.bits() - 1);
         let (size, dropped) = (x.abs(), 23 - self.fraction);

@@ -1,6 +1,8 @@
-//! The numeric kinds of elements: floats of a [`Format`], integers of a range, or bool. Graphs and block programs share them.
+//! The numeric kinds of elements: floats of a [`Format`], integers of a range, or bool. Graphs and block programs share
+//! them.
 //!
-//! Takes and gives plain numbers and bit patterns. [`Random`] draws numbers. Knows nothing of tensors, type names or memory.
+//! Takes and gives plain numbers and bit patterns. [`Random`] draws numbers. Knows nothing of tensors, type names or
+//! memory.
 mod format;
 pub mod random;
 
@@ -51,12 +53,13 @@ impl Kind {
             Kind::Bool => 8,
         }
     }
-    /// The format of an 8-bit float; `None` for all other kinds. f8 elements are stored, moved, cast and used as GEMM operands; no
-    /// other arithmetic is defined on them.
+    /// The format of an 8-bit float; `None` for all other kinds. f8 elements are stored, moved, cast and used as GEMM
+    /// operands; no other arithmetic is defined on them.
     pub fn f8(self) -> Option<Format> {
         self.format().filter(|f| f.bits() == 8)
     }
-    /// `x` as the element stores it: integers wrap to their width, bool is 1 unless `x` is 0. For floats, `x` unchanged.
+    /// `x` as the element stores it: integers wrap to their width, bool is 1 unless `x` is 0. For floats, `x`
+    /// unchanged.
     pub fn wrapped(self, x: i64) -> i64 {
         match self {
             Kind::Float(_) => x,

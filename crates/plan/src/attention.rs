@@ -1,13 +1,15 @@
-//! Tiling of fused attention on a GPU, and its predicted time. Tiles are chosen where they are priced: lowering follows this choice.
+//! Tiling of fused attention on a GPU, and its predicted time. Tiles are chosen where they are priced: lowering follows
+//! this choice.
 //!
-//! [`Sizes::tiles`] says how many queries and keys a block takes, and into how many slices the keys are split where there are few blocks.
-//! The planner compares the time of these blocks ([`Sizes::seconds`]) with that of two matmuls with a softmax in between. The figures are
-//! the machine's ([`kiln_machine::Attention`]).
+//! [`Sizes::tiles`] says how many queries and keys a block takes, and into how many slices the keys are split where
+//! there are few blocks. The planner compares the time of these blocks ([`Sizes::seconds`]) with that of two matmuls
+//! with a softmax in between. The figures are the machine's ([`kiln_machine::Attention`]).
 use crate::{Hardware, Precision};
 use kiln_graph::{DType, Op};
 use kiln_machine::Beside;
 
-/// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch combines them).
+/// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch
+/// combines them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
     /// Queries per block.
@@ -48,7 +50,8 @@ impl Warpgroups {
 /// How the fused program is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Blocks of warps that load their operands themselves, with matmuls by `mma`, or on the FMA engine for f32 that is multiplied exactly.
+    /// Blocks of warps that load their operands themselves, with matmuls by `mma`, or on the FMA engine for f32 that is
+    /// multiplied exactly.
     Warps(Tiles),
     /// Persistent blocks with a producer, and matmuls by `wgmma`.
     Warpgroups(Warpgroups),
@@ -63,7 +66,8 @@ pub struct Sizes {
     pub heads: usize,
     /// Rows of queries of such a head.
     pub queries: usize,
-    /// Query heads in the rows of one head: all that share their keys and values, so that these are loaded once. 1: not packed.
+    /// Query heads in the rows of one head: all that share their keys and values, so that these are loaded once. 1: not
+    /// packed.
     pub packed: usize,
     /// Keys per head.
     pub keys: usize,
@@ -79,7 +83,8 @@ pub struct Sizes {
 const WIDEST: usize = 256;
 /// Elements of a tile of keys for fewer than 64 queries, with half types.
 const NARROW: usize = 8192;
-/// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their own.
+/// Most rows of queries of a group of heads that share their keys, for which they are packed: more fill tiles of their
+/// own.
 const PACKED: usize = 64;
 /// Widest heads of f32 of which 128 queries and their sums fit in the registers of 8 warps.
 const WIDE: usize = 96;
@@ -87,12 +92,14 @@ const WIDE: usize = 96;
 const FEW: usize = 32;
 /// Most slices of keys per multiprocessor: the tiles that run one after the other.
 const ROUNDS: usize = 2;
-/// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
+/// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would
+/// be idle.
 const TWICE: usize = 2;
 
 /// Queries of a block of the kernel that looks for the keys that a mask leaves.
 pub const MASK_ROWS: usize = 32;
-/// Its operations for a pair of a query and a key, with those that wait for memory. An estimate, as those of a softmax are.
+/// Its operations for a pair of a query and a key, with those that wait for memory. An estimate, as those of a softmax
+/// are.
 const MASK_OPS: f64 = 20.;
 /// Most of an attention's time that this kernel may take.
 const LOOKING: f64 = 0.1;
@@ -102,8 +109,8 @@ const LEAST: usize = 16;
 /// Most parts of a head: each costs matmuls of its own.
 const PARTS: usize = 3;
 
-/// Powers of two, largest first, that cover the columns of a head: tiles have such sizes, and the next one above a width may have almost
-/// twice its columns.
+/// Powers of two, largest first, that cover the columns of a head: tiles have such sizes, and the next one above a
+/// width may have almost twice its columns.
 pub fn parts(width: usize) -> Vec<usize> {
     let whole = width.next_power_of_two().max(LEAST);
     let (mut all, mut left) = (vec![], width);
@@ -144,7 +151,8 @@ impl Sizes {
             causal,
             precision: Precision::Exact,
         };
-        // A causal mask ends a block's keys by its queries' positions, which rows of several heads do not have in order.
+        // A causal mask ends a block's keys by its queries' positions, which rows of several heads do not have in
+        // order.
         if sizes.is_half() && !causal && (2..=PACKED).contains(&(group * queries)) && group > 1 {
             sizes = Sizes { heads: heads / group, queries: group * queries, packed: group, ..sizes };
         }
@@ -157,8 +165,8 @@ impl Sizes {
     fn widest(&self) -> usize {
         self.widths[0].max(self.widths[1]).next_power_of_two()
     }
-    /// These sizes in the precision in which this machine multiplies them: f32 by 3xTF32 where the contract allows a matmul as much or
-    /// less, and that is predicted to be faster.
+    /// These sizes in the precision in which this machine multiplies them: f32 by 3xTF32 where the contract allows a
+    /// matmul as much or less, and that is predicted to be faster.
     pub fn settled(self, m: &Hardware) -> Sizes {
         let split = Sizes { precision: Precision::Tf32x3, ..self };
         // The prediction depends on the batch.
@@ -231,7 +239,8 @@ impl Sizes {
             _ => warps,
         }
     }
-    /// Ways to write the program: those of both kinds that their prices choose, in more slices of the keys and in fewer.
+    /// Ways to write the program: those of both kinds that their prices choose, in more slices of the keys and in
+    /// fewer.
     pub fn ways(&self, m: &Hardware) -> Vec<Way> {
         if m.contract.batch_invariant {
             let warps = Way::Warps(self.tiles(m));
@@ -273,8 +282,8 @@ impl Sizes {
             Way::Warpgroups(w) => self.seconds_by_warpgroups(w, m),
         }
     }
-    /// Tiles of the warp-specialised kernel, where the machine and the types have one. Keys are split into slices where tiles are few and
-    /// that is predicted to be faster.
+    /// Tiles of the warp-specialised kernel, where the machine and the types have one. Keys are split into slices where
+    /// tiles are few and that is predicted to be faster.
     pub fn warpgroups(&self, m: &Hardware) -> Option<Warpgroups> {
         // Fewer queries wait for memory, and tiles of 64 rows are mostly empty.
         let sizes = self.queries > FEW && self.keys > 0;
@@ -299,8 +308,8 @@ impl Sizes {
         let all = std::iter::once(whole).chain((1..=ROUNDS).map(cut));
         all.min_by(|a, b| z.seconds_by_warpgroups(a, m).total_cmp(&z.seconds_by_warpgroups(b, m)))
     }
-    /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many iterations; and of the launch
-    /// that combines slices.
+    /// Predicted seconds of the warp-specialised kernel, without its launch: rounds of tiles, each of so many
+    /// iterations; and of the launch that combines slices.
     fn seconds_by_warpgroups(&self, w: &Warpgroups, m: &Hardware) -> f64 {
         let (per, processors) = (w.rows(), m.units.multiprocessors);
         let width: usize = self.widths.iter().map(|n| n.next_multiple_of(16)).sum();
@@ -335,9 +344,9 @@ impl Sizes {
         let iterated = each * rounds.max(iterations(blocks.saturating_sub(1))) as f64;
         joined + (iterated + of.beside.tile * begun.max(1.)).max(bytes as f64 / m.rates.bandwidth)
     }
-    /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it evaluates
-    /// the mask for every pair of a query and a key, once for all heads that share it. What that saves depends on data.
-    /// `masks`: heads that have masks of their own.
+    /// Whether a kernel before the warp-specialised one may look for the blocks of keys that a mask leaves: it
+    /// evaluates the mask for every pair of a query and a key, once for all heads that share it. What that saves
+    /// depends on data. `masks`: heads that have masks of their own.
     pub fn finds_keys(&self, masks: usize, m: &Hardware) -> bool {
         let pairs = (masks * self.queries * self.seen()) as f64;
         let blocks = masks * self.queries.div_ceil(MASK_ROWS);
@@ -349,8 +358,8 @@ impl Sizes {
     pub fn predicted(&self, m: &Hardware) -> f64 {
         self.seconds_by(&self.way(m), m)
     }
-    /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
-    /// multiprocessors; and those of the launch that combines slices.
+    /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if
+    /// they share multiprocessors; and those of the launch that combines slices.
     pub fn seconds(&self, t: &Tiles, m: &Hardware) -> f64 {
         let a = &m.attention;
         let (of_block, of_processor) = if self.is_half() {

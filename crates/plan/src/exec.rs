@@ -1,8 +1,8 @@
-//! What a kernel is lowered to: steps that a runtime carries out in order. Generic over the code of a step, so that lowering gives
-//! steps of block programs and code generation turns them into steps of machine code.
+//! What a kernel is lowered to: steps that a runtime carries out in order. Generic over the code of a step, so that
+//! lowering gives steps of block programs and code generation turns them into steps of machine code.
 //!
-//! A kernel of the plan may take several steps: block programs, matmuls by a library, and on the host attention. So a GEMM with its epilogue is one kernel of the
-//! plan, however the device runs it.
+//! A kernel of the plan may take several steps: block programs, matmuls by a library, and on the host attention. So a
+//! GEMM with its epilogue is one kernel of the plan, however the device runs it.
 mod attention;
 
 pub use attention::{AttentionCall, Mask, Sink};
@@ -22,7 +22,8 @@ pub enum Slot {
     Scratch(u32),
     /// The kernel's record of an index out of range ([`crate::index::Fault`]): an i64, aligned as other buffers are.
     Faults,
-    /// A counter of the kernel's: an i32, aligned as other buffers are. It is 0 before every step, which leaves it at 0.
+    /// A counter of the kernel's: an i32, aligned as other buffers are. It is 0 before every step, which leaves it at
+    /// 0.
     Counter,
 }
 
@@ -35,8 +36,8 @@ pub struct Axis {
     pub stride: usize,
 }
 
-/// Normalises axes of these sizes and strides, outermost first: leaves out those of size 1, and merges neighbours that form one axis of
-/// constant stride.
+/// Normalises axes of these sizes and strides, outermost first: leaves out those of size 1, and merges neighbours that
+/// form one axis of constant stride.
 pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
     let mut out: Vec<Axis> = vec![];
     for (size, stride) in all.into_iter().filter(|a| a.0 != 1) {
@@ -48,8 +49,8 @@ pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
     out
 }
 
-/// A strided operand or result of a library's matmul. Rows are enumerated over one or more axes, outermost first, and so are columns: one
-/// axis in a plain matrix, several in the windows of a convolution.
+/// A strided operand or result of a library's matmul. Rows are enumerated over one or more axes, outermost first, and
+/// so are columns: one axis in a plain matrix, several in the windows of a convolution.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Matrix {
     /// The buffer that it is in.
@@ -64,7 +65,8 @@ pub struct Matrix {
     pub batch_strides: Vec<usize>,
 }
 
-/// `c = a × b` per batch by a library: Kiln's own on the host, cuBLASLt on a GPU, which takes what [`GemmCall::strided`] describes.
+/// `c = a × b` per batch by a library: Kiln's own on the host, cuBLASLt on a GPU, which takes what
+/// [`GemmCall::strided`] describes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GemmCall {
     /// Of a and b. Half types are accumulated in f32 and rounded once, unless `c_dtype` is f32.
@@ -163,7 +165,8 @@ impl GemmCall {
         let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0));
         [self.a.slot, self.b.slot, self.c.slot].into_iter().chain(more).collect()
     }
-    /// a, b, c and the residual as plain matrices, the last two row-major; `None` if one is not. Without a residual, the last is c.
+    /// a, b, c and the residual as plain matrices, the last two row-major; `None` if one is not. Without a residual,
+    /// the last is c.
     pub fn strided(&self) -> Option<[Strided; 4]> {
         let added = self.epilogue.residual.as_ref().map_or(&self.c, |r| &r.0);
         let (m, n) = (self.m, self.n);
@@ -271,11 +274,12 @@ pub struct Steps<K> {
     pub scratch: Vec<Type>,
     /// In the order in which they run.
     pub steps: Vec<Work<K>>,
-    /// Steps without library matmuls that compute the same, for a GPU whose library is missing or has no algorithm for one of them.
+    /// Steps without library matmuls that compute the same, for a GPU whose library is missing or has no algorithm for
+    /// one of them.
     #[serde(default)]
     pub otherwise: Option<Box<Steps<K>>>,
-    /// The first step only copies `Slot::Input` of this number to `Slot::Output(0)`, and no other step reads that input: where both are one
-    /// memory the step may be left out.
+    /// The first step only copies `Slot::Input` of this number to `Slot::Output(0)`, and no other step reads that
+    /// input: where both are one memory the step may be left out.
     #[serde(default)]
     pub copied: Option<u32>,
 }
@@ -285,7 +289,8 @@ impl<K> From<Vec<Work<K>>> for Steps<K> {
     }
 }
 impl<K> Steps<K> {
-    /// The same steps, with the code of each block step replaced by what `f` makes of it. The first error of `f` is the error.
+    /// The same steps, with the code of each block step replaced by what `f` makes of it. The first error of `f` is the
+    /// error.
     pub fn map<L, E>(self, mut f: impl FnMut(K) -> Result<L, E>) -> Result<Steps<L>, E> {
         self.map_with(&mut f)
     }

@@ -1,5 +1,5 @@
-//! The machine that a plan is made for together with the contract that it is made under: the basis of all choices of planning and
-//! lowering.
+//! The machine that a plan is made for together with the contract that it is made under: the basis of all choices of
+//! planning and lowering.
 use crate::{Contract, Precision};
 use kiln_graph::{DType, Op};
 use kiln_machine::Machine;
@@ -21,8 +21,8 @@ impl std::ops::Deref for Hardware<'_> {
 }
 
 impl Hardware<'_> {
-    /// The number to use where the order of a sum is chosen by a number of rows, or of blocks of rows: `rows` itself, but under a
-    /// batch-invariant contract a constant that is large enough to keep any machine busy.
+    /// The number to use where the order of a sum is chosen by a number of rows, or of blocks of rows: `rows` itself,
+    /// but under a batch-invariant contract a constant that is large enough to keep any machine busy.
     pub fn counted(&self, rows: usize) -> usize {
         const MANY: usize = 1 << 24;
         if self.contract.batch_invariant { MANY } else { rows }

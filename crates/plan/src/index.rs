@@ -1,8 +1,10 @@
-//! Out-of-range indices of gathers, takes and scatters: the record that a kernel's code writes, and the message for the user.
+//! Out-of-range indices of gathers, takes and scatters: the record that a kernel's code writes, and the message for the
+//! user.
 use crate::Kernel;
 use kiln_graph::{Op, ValueId};
 
-/// Low bits of a kernel's fault record that hold the index; the record is an i64, 0 as long as all indices were in range.
+/// Low bits of a kernel's fault record that hold the index; the record is an i64, 0 as long as all indices were in
+/// range.
 const INDEX_BITS: u32 = 44;
 
 /// An out-of-range index, as recorded by a kernel's code.
@@ -14,8 +16,8 @@ pub struct Fault {
     pub index: i64,
 }
 impl Fault {
-    /// Decodes a record as written by `check` in block programs: the index (signed) in the low 44 bits, and the site plus one above them.
-    /// `None` if all indices were in range.
+    /// Decodes a record as written by `check` in block programs: the index (signed) in the low 44 bits, and the site
+    /// plus one above them. `None` if all indices were in range.
     pub fn of(record: i64) -> Option<Fault> {
         let site = u32::try_from(record >> INDEX_BITS).ok()?.checked_sub(1)?;
         let spare = i64::BITS - INDEX_BITS;

@@ -1,10 +1,9 @@
 //! The plan: which kernels compute a graph, over which buffers, and the reason for each. Plain data.
 //!
-//! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
-//! interpreted, printed and compared with the graph crate alone.
-//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), the tiling of attention,
-//! which the planner prices before lowering applies it ([`attention`]), records of out-of-range indices ([`index`]).
-//! Never: block programs, launches, measurements.
+//! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan
+//! can be interpreted, printed and compared with the graph crate alone. Also holds what several later stages must agree
+//! on: steps of a kernel ([`exec`]), the tiling of attention, which the planner prices before lowering applies it
+//! ([`attention`]), records of out-of-range indices ([`index`]). Never: block programs, launches, measurements.
 #![warn(missing_docs)]
 
 pub mod attention;
@@ -112,8 +111,8 @@ pub struct Cost {
     pub other_flops: u64,
     /// Predicted microseconds, by the schedule that the kernel has; `None` if libtorch runs it, whose time is unknown.
     pub us: Option<f64>,
-    /// Microseconds by the roofline, which chose the kernel before any had a schedule: alternatives and stops compare with it. The same as
-    /// `us` where schedules have no prices.
+    /// Microseconds by the roofline, which chose the kernel before any had a schedule: alternatives and stops compare
+    /// with it. The same as `us` where schedules have no prices.
     #[serde(default)]
     pub roofline_us: Option<f64>,
 }
@@ -182,8 +181,8 @@ pub enum Tuning {
 pub struct Origin {
     /// In the body.
     pub value: ValueId,
-    /// Its names outside: the values of the imported graph that it equals (`%17`), or, if a rule made it, the expression that computes
-    /// it (`linear(%17,concat(%46,%50))`). The first is unique in the plan's program.
+    /// Its names outside: the values of the imported graph that it equals (`%17`), or, if a rule made it, the
+    /// expression that computes it (`linear(%17,concat(%46,%50))`). The first is unique in the plan's program.
     pub names: Vec<String>,
     /// Rules that gave it this form.
     pub rules: Vec<String>,
@@ -224,7 +223,8 @@ pub struct Kernel {
     pub kind: KernelKind,
     /// When it runs.
     pub stage: Stage,
-    /// What it computes. Inputs and outputs correspond to `inputs` and `outputs`; there are no parameters and no dead values.
+    /// What it computes. Inputs and outputs correspond to `inputs` and `outputs`; there are no parameters and no dead
+    /// values.
     pub body: Graph,
     /// Buffers read, in the order of the body's inputs.
     pub inputs: Vec<BufferId>,
@@ -240,7 +240,8 @@ pub struct Kernel {
     pub rounding: Rounding,
     /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
-    /// How it is mapped onto the machine: the steps of its nest or of its matmul, and of its other launches; see [`schedule`].
+    /// How it is mapped onto the machine: the steps of its nest or of its matmul, and of its other launches; see
+    /// [`schedule`].
     #[serde(default)]
     pub schedule: Option<Schedule>,
     /// Why the planner chose it.

@@ -1,7 +1,7 @@
 //! Schedules of matmuls, convolutions and attention, in numbers.
 //!
-//! Takes: the steps of a schedule. Gives: the form, tile and stages that they state, and the steps again. Lowering follows such a schedule to
-//! the letter or refuses it.
+//! Takes: the steps of a schedule. Gives: the form, tile and stages that they state, and the steps again. Lowering
+//! follows such a schedule to the letter or refuses it.
 use crate::schedule::{Axis, Engine, Operand, Schedule, Step};
 
 /// The schedule of a kernel that multiplies: a matmul, a convolution or attention.
@@ -68,7 +68,8 @@ pub struct MatmulTile {
     pub size: [usize; 3],
     /// Stages of the ring of operand tiles in shared memory; without one, operands are loaded to registers.
     pub stages: Option<usize>,
-    /// Buffers in shared memory through which the epilogue reads a tile that is copied while the matmul runs, and stores its result.
+    /// Buffers in shared memory through which the epilogue reads a tile that is copied while the matmul runs, and
+    /// stores its result.
     pub buffers: Option<usize>,
     /// Warps of a block; with stages they follow from the tile.
     pub warps: Option<usize>,

@@ -1,34 +1,37 @@
 //! The contract of a plan: how its results may differ from the graph as written.
 //!
-//! A plan states its [`Contract`]: a class (`exact`, `torch` or `fast`), and the options `splits`, `no_tf32` and `batch_invariant`. Planning and
-//! lowering choose by [`Hardware`](crate::Hardware), a machine under a contract.
+//! A plan states its [`Contract`]: a class (`exact`, `torch` or `fast`), and the options `splits`, `no_tf32` and
+//! `batch_invariant`. Planning and lowering choose by [`Hardware`](crate::Hardware), a machine under a contract.
 //!
-//! - **Half types** are f32 inside a kernel, rounded where they are stored and where the graph casts. Long rows that several blocks share
-//!   are kept between reductions as they were loaded, two elements per register, and what follows is recomputed
-//!   (`crates/block/src/passes/layout/narrow.rs`).
-//! - **Exact rounding** is a property of a kernel. Kernels of an exact plan have `rounding per-op` ([`Rounding`]): lowering rounds every
-//!   value of a half type (`Resolver::rounds`), block programs are `ieee`, and code generation neither contracts products and sums to FMAs
-//!   nor replaces quotients by products with reciprocals. Kernels are fused as usual; rules that round differently are left out. Chains
-//!   of IEEE 754 operations are compared bit by bit with libtorch's eager operators.
+//! - **Half types** are f32 inside a kernel, rounded where they are stored and where the graph casts. Long rows that
+//!   several blocks share are kept between reductions as they were loaded, two elements per register, and what follows
+//!   is recomputed (`crates/block/src/passes/layout/narrow.rs`).
+//! - **Exact rounding** is a property of a kernel. Kernels of an exact plan have `rounding per-op` ([`Rounding`]):
+//!   lowering rounds every value of a half type (`Resolver::rounds`), block programs are `ieee`, and code generation
+//!   neither contracts products and sums to FMAs nor replaces quotients by products with reciprocals. Kernels are fused
+//!   as usual; rules that round differently are left out. Chains of IEEE 754 operations are compared bit by bit with
+//!   libtorch's eager operators.
 //! - **tf32** is a property of a kernel, not a type: `precision tf32` ([`Precision`]). Convolutions of f32 use it
 //!   unless numerics are exact, matmuls under `fast`; tensors stay f32. `wgmma` reads K-major tf32 operands from
 //!   shared memory, and left ones from registers, which may lie either way: operands are swapped, or transposed by a
 //!   copy. Tensor cores truncate to tf32, which adds up over many layers: copies round to nearest, and so do reads to
 //!   registers. Of a convolution the right operand is always copied.
-//! - **3xTF32** (`precision tf32x3`, allowed by `splits`): a copy writes each operand as the sum of two tf32 numbers, and three tf32
-//!   products of these give a large matmul. Where the cost model finds that slower, and in dual GEMMs, matmuls stay exact. Tensor cores
-//!   truncate when they accumulate, so the accumulators of a stage are zero-initialised, and added to the others in f32. An infinity is
-//!   split into itself and 1, so that it stays infinite. Operands below 2^-100 lose accuracy; operands from 2^127 on, or products, may
-//!   become infinite. Attention of f32 splits its operands in registers, where a matmul may use 3xTF32 or tf32 and the cost model finds it
-//!   faster ([`attention::Sizes::settled`](crate::attention::Sizes::settled)); never in tf32.
-//! - **f8** is only stored and multiplied. Tensors of `f8e4m3` and `f8e5m2` are cast, moved and multiplied as matrices, both operands of
-//!   one type; the result is f32, and scales, bias and the cast of the result are an epilogue (`aten::_scaled_mm`). Accumulators are
-//!   zero-initialised every 128 elements of K, as with 3xTF32. Casts of numbers beyond the largest give NaN, or infinity if the type has
-//!   one, as in PyTorch. The host multiplies in f32, and GPUs in f16 where `wgmma` does not take the matmul.
-//! - **Batch invariance**: the order of sums may not depend on the number of rows, which decides what form, fusion and schedule is the
-//!   cheapest. So only rules that keep all bits apply, every op rounds to its type, K is not split, operands are not swapped, tiles hold
-//!   one row, and [`Hardware::counted`](crate::Hardware::counted) replaces the number of rows where the order of a sum is chosen.
-//!   `crates/difftest/src/invariance.rs` checks it.
+//! - **3xTF32** (`precision tf32x3`, allowed by `splits`): a copy writes each operand as the sum of two tf32 numbers,
+//!   and three tf32 products of these give a large matmul. Where the cost model finds that slower, and in dual GEMMs,
+//!   matmuls stay exact. Tensor cores truncate when they accumulate, so the accumulators of a stage are
+//!   zero-initialised, and added to the others in f32. An infinity is split into itself and 1, so that it stays
+//!   infinite. Operands below 2^-100 lose accuracy; operands from 2^127 on, or products, may become infinite. Attention
+//!   of f32 splits its operands in registers, where a matmul may use 3xTF32 or tf32 and the cost model finds it faster
+//!   ([`attention::Sizes::settled`](crate::attention::Sizes::settled)); never in tf32.
+//! - **f8** is only stored and multiplied. Tensors of `f8e4m3` and `f8e5m2` are cast, moved and multiplied as matrices,
+//!   both operands of one type; the result is f32, and scales, bias and the cast of the result are an epilogue
+//!   (`aten::_scaled_mm`). Accumulators are zero-initialised every 128 elements of K, as with 3xTF32. Casts of numbers
+//!   beyond the largest give NaN, or infinity if the type has one, as in PyTorch. The host multiplies in f32, and GPUs
+//!   in f16 where `wgmma` does not take the matmul.
+//! - **Batch invariance**: the order of sums may not depend on the number of rows, which decides what form, fusion and
+//!   schedule is the cheapest. So only rules that keep all bits apply, every op rounds to its type, K is not split,
+//!   operands are not swapped, tiles hold one row, and [`Hardware::counted`](crate::Hardware::counted) replaces the
+//!   number of rows where the order of a sum is chosen. `crates/difftest/src/invariance.rs` checks it.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -38,12 +41,13 @@ use std::{fmt, str::FromStr};
 pub enum Numerics {
     /// The graph's operations as written, each rounded to its type ([`Rounding::PerOp`]), nothing reassociated.
     Exact,
-    /// What PyTorch's defaults allow: sums are reassociated, half types are f32 within a kernel, and on GPUs convolutions of f32 round
-    /// their operands to tf32, as `torch.backends.cudnn.allow_tf32` is true by default. Matmuls of f32 are full f32, as
-    /// `torch.get_float32_matmul_precision()` is "highest".
+    /// What PyTorch's defaults allow: sums are reassociated, half types are f32 within a kernel, and on GPUs
+    /// convolutions of f32 round their operands to tf32, as `torch.backends.cudnn.allow_tf32` is true by default.
+    /// Matmuls of f32 are full f32, as `torch.get_float32_matmul_precision()` is "highest".
     #[default]
     Torch,
-    /// Approximations as well: matmuls of f32 in tf32 on GPUs, and attention by 3xTF32, as `torch.set_float32_matmul_precision("high")`.
+    /// Approximations as well: matmuls of f32 in tf32 on GPUs, and attention by 3xTF32, as
+    /// `torch.set_float32_matmul_precision("high")`.
     Fast,
 }
 
@@ -65,10 +69,11 @@ impl Numerics {
 pub struct Contract {
     /// Which deviations from the graph's arithmetic are allowed.
     pub numerics: Numerics,
-    /// Large f32 matmuls and f32 attention may use 3xTF32, which is as accurate except for operands near either end of the range
-    /// ([`Precision::Tf32x3`]).
+    /// Large f32 matmuls and f32 attention may use 3xTF32, which is as accurate except for operands near either end of
+    /// the range ([`Precision::Tf32x3`]).
     pub splits: bool,
-    /// f32 convolutions do not round their operands to tf32, as with `torch.backends.cudnn.allow_tf32 = False`, and no matmul does.
+    /// f32 convolutions do not round their operands to tf32, as with `torch.backends.cudnn.allow_tf32 = False`, and no
+    /// matmul does.
     #[serde(default)]
     pub no_tf32: bool,
     /// The bytes of a row of the result do not depend on how many other rows there are.
@@ -76,12 +81,13 @@ pub struct Contract {
 }
 
 impl Contract {
-    /// The class of the rewrite rules that may be applied. Which form is the cheapest depends on the batch, so all forms of a
-    /// batch-invariant plan must have the same bits.
+    /// The class of the rewrite rules that may be applied. Which form is the cheapest depends on the batch, so all
+    /// forms of a batch-invariant plan must have the same bits.
     pub fn rules(self) -> Numerics {
         if self.batch_invariant { Numerics::Exact } else { self.numerics }
     }
-    /// Where kernels round. Which values share a kernel depends on the batch, so a batch-invariant plan rounds after every op.
+    /// Where kernels round. Which values share a kernel depends on the batch, so a batch-invariant plan rounds after
+    /// every op.
     pub fn rounding(self) -> Rounding {
         if self.rules() == Numerics::Exact { Rounding::PerOp } else { Rounding::AtStores }
     }
@@ -145,8 +151,8 @@ impl FromStr for Contract {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
-    /// Values of half types are f32 inside the kernel, and rounded where they are stored or cast. A product and a sum after it may
-    /// be one FMA, and a quotient a product with a reciprocal.
+    /// Values of half types are f32 inside the kernel, and rounded where they are stored or cast. A product and a sum
+    /// after it may be one FMA, and a quotient a product with a reciprocal.
     #[default]
     AtStores,
     /// After each op of the body, to the op's type.
@@ -169,8 +175,8 @@ pub enum Precision {
     /// Full f32.
     #[default]
     Exact,
-    /// 3xTF32, where that is faster: operands are sums of two tf32 numbers. As accurate as f32 for operands from 2^-100 on (to 22 bits
-    /// where a sum is a single product), and finite if operands and products are below 2^127.
+    /// 3xTF32, where that is faster: operands are sums of two tf32 numbers. As accurate as f32 for operands from 2^-100
+    /// on (to 22 bits where a sum is a single product), and finite if operands and products are below 2^127.
     Tf32x3,
     /// Operands in tf32 (10 bits of mantissa), accumulated in f32.
     Tf32,

@@ -1,15 +1,17 @@
 //! Schedules: how the loop nest of a kernel is mapped onto a machine, as a list of small named steps.
 //!
-//! A schedule prints as `fuse i0,i1; split i0 8; split r 1024; bind warp 8; peel r 8`, parses back to the same value, and is part of the
-//! plan's text. Axes are those of the nest: `i0`, `i1`, … select a row (or a point, where nothing is reduced), `r` runs along it.
-//! An axis without a `split` has one position per program instance. A split axis is an axis of the instance's tile, in the order of the
-//! splits, outermost first; where it is longer than its block, a kept axis is spread over the grid, and a loop runs over the row.
+//! A schedule prints as `fuse i0,i1; split i0 8; split r 1024; bind warp 8; peel r 8`, parses back to the same value,
+//! and is part of the plan's text. Axes are those of the nest: `i0`, `i1`, … select a row (or a point, where nothing is
+//! reduced), `r` runs along it. An axis without a `split` has one position per program instance. A split axis is an
+//! axis of the instance's tile, in the order of the splits, outermost first; where it is longer than its block, a kept
+//! axis is spread over the grid, and a loop runs over the row.
 //!
-//! A matmul of `a` (m x k) and `b` (k x n) prints as `split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; persist 132`: what
-//! multiplies, in which tiles, how operands get there, and the forms that it is computed in (`swap a,b`, `dual-gemm`, `implicit-gemm`).
-//! Convolutions are matmuls of the weight with patches of the input. Attention has tiles of queries and keys
-//! (`tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2`). `call library` leaves it all to a library.
-//! Never: whether a schedule fits a nest or a machine (`kiln_lower::schedule` checks each step and refuses by name), or how long it takes.
+//! A matmul of `a` (m x k) and `b` (k x n) prints as `split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared
+//! 4; persist 132`: what multiplies, in which tiles, how operands get there, and the forms that it is computed in
+//! (`swap a,b`, `dual-gemm`, `implicit-gemm`). Convolutions are matmuls of the weight with patches of the input.
+//! Attention has tiles of queries and keys (`tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2`). `call
+//! library` leaves it all to a library. Never: whether a schedule fits a nest or a machine (`kiln_lower::schedule`
+//! checks each step and refuses by name), or how long it takes.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -119,11 +121,12 @@ impl Operand {
 pub enum Step {
     /// `fuse i0,i1`: the axes are one axis from here on, which has the name of the first.
     Fuse(Vec<Axis>),
-    /// `widen i0 32`: along the axis, 32 neighbouring rows of a matrix whose columns are reduced or normalized are one wide row, so that rows fill
-    /// vectors; a second launch combines the columns that belong together, and a third one of a norm stores.
+    /// `widen i0 32`: along the axis, 32 neighbouring rows of a matrix whose columns are reduced or normalized are one
+    /// wide row, so that rows fill vectors; a second launch combines the columns that belong together, and a third one
+    /// of a norm stores.
     Widen(Axis, usize),
-    /// `unroll i1 4`: a thread computes 4 neighbours along the axis for each element of its tile, and what they have in common once: elements that
-    /// windows share, and partial results.
+    /// `unroll i1 4`: a thread computes 4 neighbours along the axis for each element of its tile, and what they have in
+    /// common once: elements that windows share, and partial results.
     Unroll(Axis, usize),
     /// `split i0 8`: blocks of 8 positions, which are the tile's next axis.
     Split(Axis, usize),
@@ -131,32 +134,40 @@ pub enum Step {
     Warps(usize),
     /// `bind cluster 4`: blocks that share an instance.
     Cluster(usize),
-    /// `bind vector 8`: a thread holds 8 neighbours along the axis that is contiguous in memory, where alignment alone would give it fewer.
+    /// `bind vector 8`: a thread holds 8 neighbours along the axis that is contiguous in memory, where alignment alone
+    /// would give it fewer.
     Vector(usize),
-    /// `bind lane 8`: 8 lanes of a warp are along the axis that is contiguous in memory, the row of short rows, and the others have other rows
-    /// of the tile.
+    /// `bind lane 8`: 8 lanes of a warp are along the axis that is contiguous in memory, the row of short rows, and the
+    /// others have other rows of the tile.
     Lanes(usize),
-    /// `registers 64`: most registers of a thread, so that blocks of several instances are resident; what does not fit is kept in memory.
+    /// `registers 64`: most registers of a thread, so that blocks of several instances are resident; what does not fit
+    /// is kept in memory.
     Registers(usize),
     /// `split-reduce r 16`: so many instances share a row; a second launch combines their partial results.
     SplitReduce(Axis, usize),
-    /// `look-back r`: each chunk of a scanned row is an instance, which waits for the totals of those before it; the row is read once.
-    /// `look-back r 32`: sums of 32 chunks are published too, so that an instance waits for fewer; 1 is without them.
+    /// `look-back r`: each chunk of a scanned row is an instance, which waits for the totals of those before it; the
+    /// row is read once. `look-back r 32`: sums of 32 chunks are published too, so that an instance waits for fewer; 1
+    /// is without them.
     LookBack(Axis, usize),
-    /// `peel r 8`: lanes are counted from the multiple of 8 before an unaligned row, so that vectors of 8 elements are aligned.
+    /// `peel r 8`: lanes are counted from the multiple of 8 before an unaligned row, so that vectors of 8 elements are
+    /// aligned.
     Peel(Axis, usize),
-    /// `tail r 32`: the last elements of a row, a little longer than a power of two, are a tile of 32 lanes of their own.
+    /// `tail r 32`: the last elements of a row, a little longer than a power of two, are a tile of 32 lanes of their
+    /// own.
     Tail(Axis, usize),
-    /// `stage rows shared`: the rows of a tile, contiguous in memory, are loaded and stored as one run through shared memory.
+    /// `stage rows shared`: the rows of a tile, contiguous in memory, are loaded and stored as one run through shared
+    /// memory.
     StageRows,
-    /// `stage operands global`: an operand that unaligned rows share is copied once for each alignment before the kernel runs.
+    /// `stage operands global`: an operand that unaligned rows share is copied once for each alignment before the
+    /// kernel runs.
     StageOperands,
-    /// `persist 66`: so many instances stay resident and loop over the rows, or over the tiles of a matmul; what the next one needs is loaded
-    /// while one is computed.
+    /// `persist 66`: so many instances stay resident and loop over the rows, or over the tiles of a matmul; what the
+    /// next one needs is loaded while one is computed.
     Persist(usize),
     /// `prefetch 12`: an instance prefetches the rows of the one that is 12 after it to the L2 cache.
     Prefetch(usize),
-    /// `reverse r`: the pass that stores along rows goes from their ends to their starts, and begins with what is still in the L2 cache.
+    /// `reverse r`: the pass that stores along rows goes from their ends to their starts, and begins with what is still
+    /// in the L2 cache.
     Reverse(Axis),
     /// `swap a,b`: a matmul with its operands swapped and transposed, which gives the transpose of its result.
     Swap,
@@ -164,20 +175,21 @@ pub enum Step {
     DualGemm,
     /// `implicit-gemm`: a convolution reads its patches as shifted rows of a padded copy of its input.
     ImplicitGemm,
-    /// `fold-window 3`: a row of an implicit GEMM's copy holds the channels of so many neighbouring points of the window's innermost axis.
+    /// `fold-window 3`: a row of an implicit GEMM's copy holds the channels of so many neighbouring points of the
+    /// window's innermost axis.
     FoldWindow(usize),
     /// `join-residues 1`: a transposed convolution computes all residues of so many of its innermost axes by one
     /// launch, with weights of zero for points that the window lacks.
     JoinResidues(usize),
-    /// `tensor-core wgmma 128x256x64`: what multiplies, and the tile of the result and of the axis that is summed over. Attention has two
-    /// sizes: queries and keys.
+    /// `tensor-core wgmma 128x256x64`: what multiplies, and the tile of the result and of the axis that is summed over.
+    /// Attention has two sizes: queries and keys.
     Multiply(Engine, Vec<usize>),
-    /// `stage a,b shared 4`: tiles of the operands are copied into a ring of 4 stages in shared memory while earlier ones are multiplied.
-    /// `stage c shared 2`: the epilogue reads an array of the size and type of its only result through 2 buffers that are filled while the
-    /// matmul runs, and stores the result from them.
+    /// `stage a,b shared 4`: tiles of the operands are copied into a ring of 4 stages in shared memory while earlier
+    /// ones are multiplied. `stage c shared 2`: the epilogue reads an array of the size and type of its only result
+    /// through 2 buffers that are filled while the matmul runs, and stores the result from them.
     Stage(Vec<Operand>, usize),
-    /// `stage a global`: the operand is copied to rows that tiles can be copied from, by a launch before; `stage c global`: the result is
-    /// stored, and a launch of its own computes the epilogue.
+    /// `stage a global`: the operand is copied to rows that tiles can be copied from, by a launch before; `stage c
+    /// global`: the result is stored, and a launch of its own computes the epilogue.
     Copy(Vec<Operand>),
     /// `group m 16`: tiles are taken in groups of 16 rows of tiles, column by column.
     Group(usize),
@@ -187,8 +199,8 @@ pub enum Step {
     BlockMask,
     /// `call library`: cuBLASLt on a GPU, Kiln's packed matmuls on the host.
     Call,
-    /// `launch left (split i0 512; bind warp 4)`: the schedule of a launch beside the matmul, by the end of its program's name: a copy of an
-    /// operand, the sum of slices, an epilogue of its own.
+    /// `launch left (split i0 512; bind warp 4)`: the schedule of a launch beside the matmul, by the end of its
+    /// program's name: a copy of an operand, the sum of slices, an epilogue of its own.
     Launch(String, Schedule),
 }
 impl fmt::Display for Step {

@@ -1,10 +1,11 @@
 //! The plan's verifier. Invariants:
 //! 1. kernel names are unique;
 //! 2. a kernel's body is a verified graph without parameters, without dead values, and with at least one output;
-//! 3. body inputs and outputs correspond to the kernel's buffers in number and type; no buffer is written twice by one kernel;
+//! 3. body inputs and outputs correspond to the kernel's buffers in number and type; no buffer is written twice by one
+//!    kernel;
 //! 4. a buffer is written before it is read, by exactly one kernel; input and parameter buffers are never written;
-//! 5. kernels of the load stage come first, read parameters and frozen buffers, and write frozen buffers; kernels of the run stage
-//!    write temporaries;
+//! 5. kernels of the load stage come first, read parameters and frozen buffers, and write frozen buffers; kernels of
+//!    the run stage write temporaries;
 //! 6. outputs are defined buffers.
 use crate::{BufferId, BufferKind, Kernel, Plan, PlanError, Stage};
 use kiln_graph::{Op, ValueId, count};

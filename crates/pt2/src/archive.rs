@@ -1,11 +1,12 @@
 //! The zip: its entries as bytes and JSON, and tensors from their storages.
 //!
-//! All paths are below one folder, which holds `archive_format`. An entry of a tensor is its whole storage; size, strides and offset are in
-//! the program's payload, so several tensors may share an entry.
+//! All paths are below one folder, which holds `archive_format`. An entry of a tensor is its whole storage; size,
+//! strides and offset are in the program's payload, so several tensors may share an entry.
 //!
-//! The file is mapped into memory, and tensors lie in the map: PyTorch stores entries as they are, at multiples of 64 bytes. So pages are
-//! read when they are used, and processes share them. Tensors are copied if their elements are not dense or not aligned, if they are bools,
-//! which are checked, or if the file cannot be mapped. The zip's checksum is checked of entries that are read, not of mapped ones.
+//! The file is mapped into memory, and tensors lie in the map: PyTorch stores entries as they are, at multiples of 64
+//! bytes. So pages are read when they are used, and processes share them. Tensors are copied if their elements are not
+//! dense or not aligned, if they are bools, which are checked, or if the file cannot be mapped. The zip's checksum is
+//! checked of entries that are read, not of mapped ones.
 use crate::schema::{Payload, PayloadConfig};
 use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{DType, Tensor, Type, infer::check_type, memory};
@@ -43,9 +44,9 @@ impl Archive {
             Problem::new(format!("{path} is not a .pt2 archive: {what}"))
                 .help("write one with `torch.export.save(torch.export.export(model, inputs).run_decompositions({}), \"model.pt2\")`")
         };
-        // SAFETY: as with every mapped file, its bytes stay as they are while the map lives only if nothing writes into the file or cuts it;
-        // `Exported` and the guide say so. Nothing here depends on what the bytes are once they are checked: floats and integers have no
-        // invalid values, and bools are copied.
+        // SAFETY: as with every mapped file, its bytes stay as they are while the map lives only if nothing writes into
+        // the file or cuts it; `Exported` and the guide say so. Nothing here depends on what the bytes are once they
+        // are checked: floats and integers have no invalid values, and bools are copied.
         let map = unsafe { Mmap::map(&file) }.ok().map(Arc::new);
         let zip = ZipArchive::new(file).map_err(|e| not_one(&e.to_string()))?;
         let root = zip.file_names().find_map(|n| Some(n.strip_suffix("archive_format")?.to_string()));
@@ -122,7 +123,8 @@ impl Archive {
         let found = match place(storage.len(), stored).map_err(|what| wrong(&self.path, what))? {
             Some(place) if stored.ty.dtype != DType::Bool => {
                 let at = storage[place].as_ptr();
-                // SAFETY: the elements are dense in the map, which the tensor keeps; `Archive::open` says when it stays as it is.
+                // SAFETY: the elements are dense in the map, which the tensor keeps; `Archive::open` says when it stays
+                // as it is.
                 Ok(unsafe { Tensor::foreign(stored.ty.clone(), at, map.clone()) })
             }
             _ => dense(storage, stored),
@@ -166,7 +168,8 @@ pub fn complex(number: u32) -> Option<(&'static str, DType)> {
     }
 }
 
-/// Where in a storage of so many bytes the elements are, if they are dense and in row-major order. Fails if they are beyond it.
+/// Where in a storage of so many bytes the elements are, if they are dense and in row-major order. Fails if they are
+/// beyond it.
 fn place(storage: usize, stored: &Stored) -> Result<Option<Range<usize>>, String> {
     let (ty, width) = (&stored.ty, stored.ty.dtype.bytes());
     check_type(ty)?;

@@ -1,11 +1,11 @@
 //! Reads `.pt2` archives, as `torch.export.save` writes them, without libtorch.
 //!
-//! Takes: an archive of schema 8: training form, functional form (`program.run_decompositions({})`) or core ATen. Gives: the program with
-//! its symbols, ranges and guards, and the data of its parameters; or all problems of the program at once.
-//! Never: Python. Pickled objects are refused, not read.
+//! Takes: an archive of schema 8: training form, functional form (`program.run_decompositions({})`) or core ATen.
+//! Gives: the program with its symbols, ranges and guards, and the data of its parameters; or all problems of the
+//! program at once. Never: Python. Pickled objects are refused, not read.
 //!
-//! The archive is a zip ([`archive`]) with the program as JSON ([`schema`]). [`read`] makes it a [`kiln_aten::Program`], which gives a
-//! graph for each binding of its symbols.
+//! The archive is a zip ([`archive`]) with the program as JSON ([`schema`]). [`read`] makes it a
+//! [`kiln_aten::Program`], which gives a graph for each binding of its symbols.
 mod archive;
 mod read;
 mod schema;
@@ -14,8 +14,9 @@ use kiln_aten::{ImportErrors, Program};
 use kiln_graph::Tensor;
 use std::path::Path;
 
-/// A program with its data. Parameters lie in the mapped file where they can: while any of them lives, nothing may write into the file or cut
-/// it, or its values change and an access beyond its end ends the process. To replace the file, rename another one to its place.
+/// A program with its data. Parameters lie in the mapped file where they can: while any of them lives, nothing may
+/// write into the file or cut it, or its values change and an access beyond its end ends the process. To replace the
+/// file, rename another one to its place.
 #[derive(Debug)]
 pub struct Exported {
     /// What is computed, for all sizes within its ranges.

@@ -1,8 +1,9 @@
 //! The program of an archive as a list of operator calls on values with symbolic sizes.
 //!
-//! Inputs are the user's arguments, in order; parameters, buffers and constants are values with a name, whose data stays in the archive.
-//! Arguments at their default are not in the file: they come from the operator's schema ([`fallback::parameters`]). Nodes that compute
-//! sizes give expressions; assertions about tensors are dropped, since every type is known.
+//! Inputs are the user's arguments, in order; parameters, buffers and constants are values with a name, whose data
+//! stays in the archive. Arguments at their default are not in the file: they come from the operator's schema
+//! ([`fallback::parameters`]). Nodes that compute sizes give expressions; assertions about tensors are dropped, since
+//! every type is known.
 use crate::archive::{Archive, Stored, complex, dtype};
 use crate::schema::*;
 use kiln_aten::extent::Extent;
@@ -14,7 +15,8 @@ use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{Type, fallback};
 use std::collections::{BTreeMap, HashMap};
 
-/// Operators that are converted, but that a graph may not leave to libtorch: parameters with their defaults, as in torch's schemas.
+/// Operators that are converted, but that a graph may not leave to libtorch: parameters with their defaults, as in
+/// torch's schemas.
 const CONVERTED_ONLY: &str = "_batch_norm_no_update(input, weight, bias, running_mean, running_var, momentum, eps)
 _cdist_forward(x1, x2, p, compute_mode)
 _conj(self)
@@ -138,7 +140,8 @@ pub fn read(archive: &mut Archive) -> Result<Reading, ImportErrors> {
     Ok(Reading { program: r.program, stored: r.stored })
 }
 
-/// The conditions of a program on its sizes. Archives of early minor versions do not have them: then nothing is known of other sizes.
+/// The conditions of a program on its sizes. Archives of early minor versions do not have them: then nothing is known
+/// of other sizes.
 fn guards(program: &Program, code: Option<&[String]>) -> Vec<Guard> {
     let Some(code) = code else {
         let text =
@@ -366,7 +369,8 @@ impl<'a> Reader<'a> {
         }
         Ok(())
     }
-    /// All elements of a node's first operand in the order of its memory, where its export says that it starts its memory and is row-major.
+    /// All elements of a node's first operand in the order of its memory, where its export says that it starts its
+    /// memory and is row-major.
     fn memory(&mut self, node: &'a Node, operand: &Arg) -> Option<Arg> {
         let Argument::AsTensor(t) = &node.inputs.first()?.arg else { return None };
         let meta = self.scope.graph.tensor_values.get(&t.name)?;
@@ -535,8 +539,8 @@ fn default_value(text: &str) -> Arg {
     }
 }
 
-/// The region that a node calls and the region's operands, for a node that only changes what PyTorch does around the region: whether it records
-/// gradients, or casts operands by autocast where that is switched off.
+/// The region that a node calls and the region's operands, for a node that only changes what PyTorch does around the
+/// region: whether it records gradients, or casts operands by autocast where that is switched off.
 fn region(node: &Node) -> Result<Option<(&Graph, &[NamedArgument])>, Problem> {
     let args = &node.inputs[..];
     let found = match (node.target.strip_prefix("torch.ops.higher_order."), args) {
@@ -579,8 +583,8 @@ fn module(node: &Node) -> String {
     stack.rsplit(';').next().and_then(|entry| entry.split(',').nth(1)).unwrap_or_default().to_string()
 }
 
-/// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers are written in
-/// several ways.
+/// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers
+/// are written in several ways.
 const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the export; \
                        torch.compile and kiln.compile take the model as it is";
 

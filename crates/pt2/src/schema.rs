@@ -1,5 +1,5 @@
-//! The parts of torch.export's schema (major version 8, `torch/_export/serde/schema.py`) that are read. Unions are objects with one key,
-//! as serde writes enums; unknown fields are ignored, since minor versions add some.
+//! The parts of torch.export's schema (major version 8, `torch/_export/serde/schema.py`) that are read. Unions are
+//! objects with one key, as serde writes enums; unknown fields are ignored, since minor versions add some.
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

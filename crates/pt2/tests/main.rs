@@ -1,4 +1,5 @@
-//! Archives of torch.export in functional form and in core ATen: what they compute is what PyTorch computed; others are refused.
+//! Archives of torch.export in functional form and in core ATen: what they compute is what PyTorch computed; others are
+//! refused.
 mod files;
 
 use kiln_aten::{ParamData, Specialised};
@@ -120,7 +121,8 @@ fn programs_in_training_form_compute_what_pytorch_computes() {
     check("slices.pt2", "slices", &[]);
 }
 
-/// Parts under `torch.no_grad` and without autocast are regions that a node calls. Autocast's casts are not in an archive.
+/// Parts under `torch.no_grad` and without autocast are regions that a node calls. Autocast's casts are not in an
+/// archive.
 #[test]
 fn regions_are_part_of_the_program() {
     check("regions.pt2", "regions", &[]);

@@ -1,11 +1,13 @@
-//! Builds a kernel's body: its members as a graph, whose inputs are the values it reads and whose outputs are the values it stores.
+//! Builds a kernel's body: its members as a graph, whose inputs are the values it reads and whose outputs are the
+//! values it stores.
 use crate::dag::Dag;
 use crate::planner::Region;
 use crate::region::main_output;
 use kiln_graph::{BinaryOp, Graph, Op, Scalar, Source, Type, UnaryOp, ValueId};
 use std::collections::BTreeMap;
 
-/// A body with the values it stores, in the order of its outputs; its inputs are the values the kernel reads, in the kernel's order.
+/// A body with the values it stores, in the order of its outputs; its inputs are the values the kernel reads, in the
+/// kernel's order.
 pub struct Body {
     pub graph: Graph,
     pub stores: Vec<usize>,
@@ -43,7 +45,8 @@ pub fn body(dag: &Dag, k: &Region, name: &str) -> Body {
     Body { graph: g, stores, values }
 }
 
-/// Batch normalisation in primitives, computed in the accumulation type: `(x - mean) · rsqrt(variance + eps) · gain + bias`.
+/// Batch normalisation in primitives, computed in the accumulation type: `(x - mean) · rsqrt(variance + eps) · gain +
+/// bias`.
 fn batch_norm(g: &mut Graph, eps: Scalar, ty: &Type, args: &[ValueId]) -> ValueId {
     let wide = ty.dtype.compute();
     let mut channel = vec![1; ty.rank()];

@@ -1,7 +1,7 @@
 //! Adds values to the e-graph in normal form. Simplifications that are always better are made here and need no rule.
 //!
-//! Normalised: chains of views of one kind, views that change nothing, explicit broadcasts of operands that a pointwise op broadcasts
-//! itself, casts to a wider type and back. All of this is exact.
+//! Normalised: chains of views of one kind, views that change nothing, explicit broadcasts of operands that a pointwise
+//! op broadcasts itself, casts to a wider type and back. All of this is exact.
 use crate::certificate::Event;
 use crate::concat;
 use crate::constants::{self, Known};

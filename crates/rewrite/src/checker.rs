@@ -1,4 +1,5 @@
-//! A cache for `region::check`: regions of the same structure (repeated layers, or the same region again) are checked once.
+//! A cache for `region::check`: regions of the same structure (repeated layers, or the same region again) are checked
+//! once.
 use crate::Work;
 use crate::cost::Price;
 use crate::dag::Dag;
@@ -86,10 +87,11 @@ impl<'a> Checker<'a> {
             self.key.extend([kinds[m] | MEMBER, u32::from(outs.binary_search(&m).is_ok())]);
         }
     }
-    /// Replaces a long key by a hash, since keys of large regions would take too much memory. With 128 bits, the probability of a
-    /// collision among a billion regions is below 10^-20.
+    /// Replaces a long key by a hash, since keys of large regions would take too much memory. With 128 bits, the
+    /// probability of a collision among a billion regions is below 10^-20.
     fn shorten_key(&mut self) {
-        // No unhashed key begins with this word: its first word is a kind or a number with only some of the upper bits set.
+        // No unhashed key begins with this word: its first word is a kind or a number with only some of the upper bits
+        // set.
         const SHORT: u32 = u32::MAX;
         if self.key.len() <= LONG {
             return;

@@ -1,8 +1,9 @@
 //! Concatenations of many parts, built as a tree of smaller ones.
 //!
-//! A kernel selects the part that each element comes from, so its code grows with the number of parts, and so does the work of every
-//! check on it. With more than [`MOST`] parts, neighbouring parts are joined in groups first. Groups start at the first part, so that
-//! the concatenations of a densely connected network, each of which has the parts of the previous one and one more, share their groups.
+//! A kernel selects the part that each element comes from, so its code grows with the number of parts, and so does the
+//! work of every check on it. With more than [`MOST`] parts, neighbouring parts are joined in groups first. Groups
+//! start at the first part, so that the concatenations of a densely connected network, each of which has the parts of
+//! the previous one and one more, share their groups.
 
 use kiln_graph::Type;
 

@@ -1,8 +1,9 @@
-//! Constraints: values that the caller wants fused, kept apart or kept in memory; and their translation to the values of one program.
+//! Constraints: values that the caller wants fused, kept apart or kept in memory; and their translation to the values
+//! of one program.
 //!
-//! The planner meets constraints, not the e-graph: the search over forms runs as if there were none, then the programs that it tried
-//! are planned again under the constraints, cheapest first. So a plan whose own kernels are pinned is reproduced byte for byte, and the
-//! price of a forced fusion (`--why-not`) is that of a complete plan.
+//! The planner meets constraints, not the e-graph: the search over forms runs as if there were none, then the programs
+//! that it tried are planned again under the constraints, cheapest first. So a plan whose own kernels are pinned is
+//! reproduced byte for byte, and the price of a forced fusion (`--why-not`) is that of a complete plan.
 use crate::dag::{Dag, Program};
 use crate::impossible::Impossible;
 use crate::names::Names;
@@ -101,7 +102,8 @@ fn contradictions(c: &Constraints, limits: &Limits) -> Result<(), Impossible> {
     Ok(())
 }
 
-/// For every value of the graph, the values of the program that compute it: the value itself, or those that it became part of.
+/// For every value of the graph, the values of the program that compute it: the value itself, or those that it became
+/// part of.
 fn locate(g: &Graph, program: &Program) -> Vec<Vec<usize>> {
     let mut at: Vec<Vec<usize>> = vec![vec![]; g.len()];
     for (i, node) in program.nodes.iter().enumerate() {
@@ -116,7 +118,8 @@ fn locate(g: &Graph, program: &Program) -> Vec<Vec<usize>> {
     at
 }
 
-/// The value that a run computes for `v`: itself, or the value that it is a view of; `None` if it is in memory before a run.
+/// The value that a run computes for `v`: itself, or the value that it is a view of; `None` if it is in memory before a
+/// run.
 fn computed(dag: &Dag, mut v: usize) -> Option<usize> {
     while dag.class[v] == Class::View {
         v = *dag.args(v).first()?;

@@ -21,8 +21,8 @@ pub struct Price {
 }
 
 impl Price {
-    /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect, and with a pure
-    /// maximum all work below the roofline bound would be free, so that ties would be broken by chance.
+    /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect,
+    /// and with a pure maximum all work below the roofline bound would be free, so that ties would be broken by chance.
     pub fn timed(mut self, m: &Machine) -> Price {
         let memory = (self.read + self.written) / m.rates.bandwidth;
         let math = self.matrix_seconds + self.other / m.rates.alu;
@@ -41,7 +41,8 @@ impl Price {
     }
 }
 
-/// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; all zero where the time is unknown.
+/// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; all zero where the time is
+/// unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     let Some(us) = c.roofline_us else { return Terms::default() };
     let memory = c.bytes() as f64 / m.rates.bandwidth;
@@ -115,8 +116,8 @@ pub fn attention_sizes(dag: &Dag, v: usize, m: &Hardware) -> Option<attention::S
     }
 }
 
-/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys also where its mask
-/// ends them at a number that only a run knows: a cache that is full is the case that costs most.
+/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys
+/// also where its mask ends them at a number that only a run knows: a cache that is full is the case that costs most.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let Some(sizes) = attention_sizes(dag, v, m) {
         return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
@@ -130,9 +131,9 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
 /// Price of attention without a block program, in seconds: more than any alternative.
 pub const INTERPRETED: f64 = 1.0;
 
-/// A lower bound in seconds of the time of every plan of this program, by every schedule that the contract allows, the larger of two: moving
-/// inputs, parameters and results once (except lookup tables, and what may stay in the L2 cache); and a launch per matmul, each by the fastest
-/// unit that may compute it. Launches are the cheapest of the machine's.
+/// A lower bound in seconds of the time of every plan of this program, by every schedule that the contract allows, the
+/// larger of two: moving inputs, parameters and results once (except lookup tables, and what may stay in the L2 cache);
+/// and a launch per matmul, each by the fastest unit that may compute it. Launches are the cheapest of the machine's.
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     // The log-sum-exp of an attention may come from the kernel of its result.
     let computes = |v: &&usize| {

@@ -1,8 +1,8 @@
 //! The program that the planner works on: one form per value, operands before users, frozen values marked.
 //!
 //! Takes: a [`Graph`] as it is, or the forms chosen from the e-graph. Gives: nodes by index, in the same way for both.
-//! A frozen value (computed from parameters only) is a leaf of the run stage and a result of the load stage, so one [`Program`] has two
-//! [`Dag`]s, one per stage, over the same indices.
+//! A frozen value (computed from parameters only) is a leaf of the run stage and a result of the load stage, so one
+//! [`Program`] has two [`Dag`]s, one per stage, over the same indices.
 use crate::concat;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op, Source, Type, UnaryOp, ValueId};
@@ -69,13 +69,13 @@ pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
     !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
 }
 
-/// Most operations of a step from positions to a mask that is repeated for every score: a comparison, a sum, a choice. Functions cost more
-/// than loading their results.
+/// Most operations of a step from positions to a mask that is repeated for every score: a comparison, a sum, a choice.
+/// Functions cost more than loading their results.
 const CHEAP: f64 = 2.;
 
-/// For each value, whether kernels compute it rather than read it from memory, although it is known at load time: masks of attention and
-/// indices of takes, computed from positions and constants alone, element by element and cheaply; and bounds of an index, which make
-/// checks of it needless.
+/// For each value, whether kernels compute it rather than read it from memory, although it is known at load time: masks
+/// of attention and indices of takes, computed from positions and constants alone, element by element and cheaply; and
+/// bounds of an index, which make checks of it needless.
 fn of_positions(p: &Program, class: &[Class]) -> Vec<bool> {
     let plain = |c: Class| matches!(c, Class::Pointwise | Class::View | Class::Generator);
     let op = |v: usize| &p.nodes[v].value.op;
@@ -136,7 +136,8 @@ pub struct Dag {
 }
 
 impl Dag {
-    /// The run: frozen values are leaves, but views of them and constants are still read through, and masks and indices are computed from positions.
+    /// The run: frozen values are leaves, but views of them and constants are still read through, and masks and indices
+    /// are computed from positions.
     pub fn run(p: &Program) -> Dag {
         let mut class: Vec<Class> = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
         let indexed = of_positions(p, &class);

@@ -51,7 +51,8 @@ struct Emitter<'a> {
     members: Members,
 }
 
-/// The plan of the kernels of `run`, and of the load-time kernels that compute the frozen values they read; and what is in each.
+/// The plan of the kernels of `run`, and of the load-time kernels that compute the frozen values they read; and what is
+/// in each.
 pub fn emit(
     g: &Graph,
     program: &Program,
@@ -196,10 +197,12 @@ fn alternative(dag: &Dag, kinds: &[u32], k: &Region, check: &mut Checker) -> Opt
     (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
 }
 
-/// Neighbours that a kernel was not merged with, by kernel id: whether the neighbour reads from it, the neighbour's id, and why.
+/// Neighbours that a kernel was not merged with, by kernel id: whether the neighbour reads from it, the neighbour's id,
+/// and why.
 type Neighbours = FxHashMap<usize, Vec<(bool, usize, String)>>;
 
-/// Why a kernel was not merged with its neighbours: first those it reads from, then its readers, each in order of position.
+/// Why a kernel was not merged with its neighbours: first those it reads from, then its readers, each in order of
+/// position.
 fn stops(apart: &[(bool, usize, String)], names: &BTreeMap<usize, (usize, String)>) -> Vec<Stop> {
     let known = apart.iter().filter_map(|(reader, other, why)| {
         let (place, name) = names.get(other)?;

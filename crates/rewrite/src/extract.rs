@@ -1,8 +1,8 @@
 //! Extraction: chooses one form per value, together with the kernels that compute it.
 //!
-//! The starting point is a bottom-up choice by an additive estimate of time, which counts a shared value once per use. From there,
-//! hill climbing tries families of alternative forms (all values of a kind at once, so that repeated layers change together). Every
-//! choice is priced by planning its kernels.
+//! The starting point is a bottom-up choice by an additive estimate of time, which counts a shared value once per use.
+//! From there, hill climbing tries families of alternative forms (all values of a kind at once, so that repeated layers
+//! change together). Every choice is priced by planning its kernels.
 use crate::checker::Checker;
 use crate::cost;
 use crate::dag::{Dag, Node, Program, Value};
@@ -50,8 +50,8 @@ pub struct Best {
 }
 
 impl<'a> Extractor<'a> {
-    /// `values`: the class of each value of the graph; `written`: classes with the heads of the terms that the graph was
-    /// imported as.
+    /// `values`: the class of each value of the graph; `written`: classes with the heads of the terms that the graph
+    /// was imported as.
     pub fn new(s: &'a Saturated, roots: &[Id], values: &[Id], written: &[(Id, u32)]) -> Extractor<'a> {
         let g = &s.builder.g;
         let written = written.iter().map(|(id, h)| (g.find(*id), *h)).collect();
@@ -63,7 +63,8 @@ impl<'a> Extractor<'a> {
         Extractor { s, roots, written, of, values: HashMap::new(), tried: vec![] }
     }
 
-    /// Estimated seconds of a form by itself, before kernels are known: arithmetic, plus launches and stores of anchor ops.
+    /// Estimated seconds of a form by itself, before kernels are known: arithmetic, plus launches and stores of anchor
+    /// ops.
     fn own_seconds(&self, fact: &ClassData, t: &ENode, m: &Hardware) -> f64 {
         let g = &self.s.builder.g;
         // Invariant: a term has the operands of its op, of the ranks that inference asks for.
@@ -183,8 +184,9 @@ impl<'a> Extractor<'a> {
         Some((p, ids))
     }
 
-    /// Sets of classes that could change form together: all that have op A now and could have op B; those among them of one shape;
-    /// and, where parts of several shapes would be read from one value (slices of a joined matmul), all parts of that value.
+    /// Sets of classes that could change form together: all that have op A now and could have op B; those among them of
+    /// one shape; and, where parts of several shapes would be read from one value (slices of a joined matmul), all
+    /// parts of that value.
     fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Hardware) -> Families {
         let g = &self.s.builder.g;
         let mut out = Families::new();
@@ -265,8 +267,9 @@ impl<'a> Extractor<'a> {
 fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
-/// Could two matmuls with a softmax in between be faster than this attention? On a GPU if there is no fused program for it or rows of scores
-/// are multiples of 16 bytes (otherwise the matmuls are slower than predicted); on the host if its library has no such attention.
+/// Could two matmuls with a softmax in between be faster than this attention? On a GPU if there is no fused program for
+/// it or rows of scores are multiples of 16 bytes (otherwise the matmuls are slower than predicted); on the host if its
+/// library has no such attention.
 fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
     let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     if !m.arch.is_gpu() {

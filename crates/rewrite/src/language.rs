@@ -1,7 +1,7 @@
 //! The e-graph's language: tensor values only. Loads, stores and kernels are absent on purpose.
 //!
-//! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned ([`ValueAnalysis::keys`]), so e-nodes are
-//! small and ordered, and congruent nodes have equal types.
+//! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned
+//! ([`ValueAnalysis::keys`]), so e-nodes are small and ordered, and congruent nodes have equal types.
 use crate::dag::is_frozen;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, Type, UnaryOp};
@@ -37,7 +37,8 @@ impl Language for ENode {
     }
 }
 
-/// Analysis data of an e-class, which rules may test. Nothing in it is about kernels, since a class holds forms of many kernels.
+/// Analysis data of an e-class, which rules may test. Nothing in it is about kernels, since a class holds forms of many
+/// kernels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClassData {
     pub ty: Type,
@@ -107,7 +108,8 @@ pub fn round_to(v: f64, dtype: DType) -> f64 {
     dtype.round(v)
 }
 
-/// Constant folding: the number that every element of the result equals, if the operands determine it. Rounds as the op itself does.
+/// Constant folding: the number that every element of the result equals, if the operands determine it. Rounds as the op
+/// itself does.
 fn fold(op: &Op, ty: &Type, args: &[&ClassData]) -> Option<f64> {
     let arg = |i: usize| args.get(i).and_then(|a| a.number());
     let float = ty.dtype.is_float();

@@ -1,21 +1,24 @@
 //! The planner: rewrites a graph by equality saturation and partitions it into kernels.
 //!
-//! Takes: a verified [`Graph`], a [`Machine`], [`Options`]. Gives: a [`Plan`], byte for byte the same for the same input.
-//! Stages: import into an e-graph of tensor values (`build`), which the rules saturate (`rules`); one form per value, chosen together
-//! with the kernels that compute it (`extract`, `planner`), each of which is a legal region (`region`) priced by a roofline (`cost`);
-//! kernel bodies and reasons (`emit`).
-//! Never: kernels, loads or stores in the e-graph; decisions by wall-clock time; how a kernel is lowered.
+//! Takes: a verified [`Graph`], a [`Machine`], [`Options`]. Gives: a [`Plan`], byte for byte the same for the same
+//! input. Stages: import into an e-graph of tensor values (`build`), which the rules saturate (`rules`); one form per
+//! value, chosen together with the kernels that compute it (`extract`, `planner`), each of which is a legal region
+//! (`region`) priced by a roofline (`cost`); kernel bodies and reasons (`emit`). Never: kernels, loads or stores in the
+//! e-graph; decisions by wall-clock time; how a kernel is lowered.
 //!
-//! Fusion is an equality too, but only values saturate in the e-graph, not kernels: a kernel is a legal region of the chosen program.
-//! Composite ops (softmax, layer norm, attention, …) stay whole; if a rule recognises one, it is added next to the primitives it was
-//! written in.
+//! Fusion is an equality too, but only values saturate in the e-graph, not kernels: a kernel is a legal region of the
+//! chosen program. Composite ops (softmax, layer norm, attention, …) stay whole; if a rule recognises one, it is added
+//! next to the primitives it was written in.
 //!
-//! Planning work is proportional to the size of the graph, wide or deep (`benches/growth.py`; counted, not timed, in `tests/growth.rs`):
-//! - A concatenation of more than 32 parts is built in steps (`concat`), since each part is one more choice for every element.
+//! Planning work is proportional to the size of the graph, wide or deep (`benches/growth.py`; counted, not timed, in
+//! `tests/growth.rs`):
+//! - A concatenation of more than 32 parts is built in steps (`concat`), since each part is one more choice for every
+//!   element.
 //! - A kernel has at most 160 values and 256 buffers (`region`).
-//! - Of many readers of one value, a kernel is paired with the 16 created just before it and the 16 just after, and its own readers are
-//!   considered 32 at a time (`planner`).
-//! - The topological order of the kernels, which detects merges that would create a cycle, is updated incrementally (`planner/ways.rs`).
+//! - Of many readers of one value, a kernel is paired with the 16 created just before it and the 16 just after, and its
+//!   own readers are considered 32 at a time (`planner`).
+//! - The topological order of the kernels, which detects merges that would create a cycle, is updated incrementally
+//!   (`planner/ways.rs`).
 pub mod body;
 pub mod build;
 pub mod certificate;
@@ -86,8 +89,8 @@ pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, Rew
     plan_under(g, machine, options, &Constraints::default())
 }
 
-/// The kernels that compute `g` on `machine` under `constraints`: the cheapest that meet them all, among the programs that the search
-/// without constraints tries. An unfused plan ignores constraints.
+/// The kernels that compute `g` on `machine` under `constraints`: the cheapest that meet them all, among the programs
+/// that the search without constraints tries. An unfused plan ignores constraints.
 pub fn plan_under(
     g: &Graph,
     machine: &Machine,
@@ -121,7 +124,8 @@ pub fn plan_counted(
     Ok((plan, check.work))
 }
 
-/// How rules lead from the graph as it was written to the body of each kernel of [`plan_under`]. An unfused plan has no steps.
+/// How rules lead from the graph as it was written to the body of each kernel of [`plan_under`]. An unfused plan has no
+/// steps.
 pub fn proofs(
     g: &Graph,
     machine: &Machine,
@@ -225,8 +229,8 @@ fn search(
     Ok((plan, found))
 }
 
-/// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their price without
-/// constraints, which is a lower bound of their price under constraints.
+/// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their
+/// price without constraints, which is a lower bound of their price under constraints.
 fn within(
     g: &Graph,
     best: Best,

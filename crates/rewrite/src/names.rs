@@ -1,7 +1,8 @@
 //! Names of a program's values, for reports and constraints.
 //!
-//! A value that equals values of the graph has their names (`%17`). One that a rule made is named by the expression that computes it:
-//! `linear(%17,concat(%46,%50))`. The first name is unique in the program, and equal programs give equal names.
+//! A value that equals values of the graph has their names (`%17`). One that a rule made is named by the expression
+//! that computes it: `linear(%17,concat(%46,%50))`. The first name is unique in the program, and equal programs give
+//! equal names.
 use crate::dag::Program;
 use std::collections::BTreeMap;
 

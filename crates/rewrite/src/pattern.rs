@@ -1,9 +1,10 @@
 //! Patterns over values, matched in every order of commutative operands.
 //!
-//! `(mul ?x (sigmoid ?x))`: an op by its name in the text form, with operands in order; `?x` is any value, the same wherever it occurs;
-//! a number is a value all of whose elements are that number; `(reduce.max:a ?x)` binds the op itself as `a`, and where `a` occurs
-//! again, the axes must be equal. On the right side of a rule a pattern is built: `(:a ?x)` is the op bound as `a`, with its attributes. Operands of commutative ops match in both orders, so there is no rule of commutativity and
-//! saturation stays linear.
+//! `(mul ?x (sigmoid ?x))`: an op by its name in the text form, with operands in order; `?x` is any value, the same
+//! wherever it occurs; a number is a value all of whose elements are that number; `(reduce.max:a ?x)` binds the op
+//! itself as `a`, and where `a` occurs again, the axes must be equal. On the right side of a rule a pattern is built:
+//! `(:a ?x)` is the op bound as `a`, with its attributes. Operands of commutative ops match in both orders, so there is
+//! no rule of commutativity and saturation stays linear.
 use crate::build::Builder;
 use crate::language::{ClassData, ENode, Values, op};
 use egg::Id;
@@ -44,7 +45,8 @@ impl Pattern {
         let p = node(&mut words)?;
         words.next().is_none().then_some(p)
     }
-    /// The value that the pattern stands for, where its names are bound; `None` if an op is not defined on its operands.
+    /// The value that the pattern stands for, where its names are bound; `None` if an op is not defined on its
+    /// operands.
     pub fn build(&self, b: &mut Builder, m: &Bindings) -> Option<Id> {
         let (name, bind, args) = match self {
             Pattern::Var(name) => return m.var(name),
@@ -65,8 +67,8 @@ impl Pattern {
         };
         b.add(op, &built.into_iter().collect::<Option<Vec<Id>>>()?)
     }
-    /// Names of values and of ops that occur, those of ops after a colon; and ops by name that have attributes, of which a pattern says
-    /// nothing.
+    /// Names of values and of ops that occur, those of ops after a colon; and ops by name that have attributes, of
+    /// which a pattern says nothing.
     pub fn names(&self, found: &mut BTreeSet<String>) {
         match self {
             Pattern::Var(name) => {
@@ -196,8 +198,8 @@ fn commutes(op: &Op) -> bool {
     matches!(op, Op::Binary(b) if b.commutes())
 }
 
-/// Is every element the number `n`, up to the precision of the type? Short numbers like 0.5 must be equal; roots and fitted constants
-/// match within the rounding error of the type.
+/// Is every element the number `n`, up to the precision of the type? Short numbers like 0.5 must be equal; roots and
+/// fitted constants match within the rounding error of the type.
 pub fn is_number(f: &ClassData, n: f64) -> bool {
     let Some(v) = f.number() else { return false };
     let short = (n * 1024.).fract() == 0.;

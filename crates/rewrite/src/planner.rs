@@ -1,9 +1,10 @@
 //! Fusion: decides which values are stored and which kernels compute them, by local search on the program.
 //!
-//! There are four moves: merge two kernels, recompute a value in its readers instead of storing it, store a value that several kernels
-//! compute in one of them, and shift part of a kernel to one that feeds it. Every value satisfies `x = load(store x)`; this module decides where that identity is used. A kernel may store several
-//! values, and a value may be computed in several kernels instead of being stored. Ties are broken by number, so the same program gives
-//! the same kernels.
+//! There are four moves: merge two kernels, recompute a value in its readers instead of storing it, store a value that
+//! several kernels compute in one of them, and shift part of a kernel to one that feeds it. Every value satisfies `x =
+//! load(store x)`; this module decides where that identity is used. A kernel may store several values, and a value may
+//! be computed in several kernels instead of being stored. Ties are broken by number, so the same program gives the
+//! same kernels.
 use crate::checker::Checker;
 use crate::cost::Price;
 use crate::dag::Dag;
@@ -44,8 +45,8 @@ impl Regions {
     pub fn seconds(&self) -> f64 {
         self.by_id.values().map(|k| k.price.seconds).sum()
     }
-    /// Region ids in launch order: each after those whose results it reads, otherwise in the order of the program. `None` if there is a
-    /// cycle (never: merges check for it).
+    /// Region ids in launch order: each after those whose results it reads, otherwise in the order of the program.
+    /// `None` if there is a cycle (never: merges check for it).
     pub fn launches(&self) -> Option<Vec<usize>> {
         let mut home: BTreeMap<usize, usize> = BTreeMap::new();
         for (&id, k) in &self.by_id {
@@ -80,8 +81,8 @@ impl Regions {
 
 type Set = BTreeSet<usize>;
 
-/// A kernel may be merged with this many siblings (readers of the same value) created before it, and as many created after it. Readers of
-/// a graph input are siblings only if there are no more than this.
+/// A kernel may be merged with this many siblings (readers of the same value) created before it, and as many created
+/// after it. Readers of a graph input are siblings only if there are no more than this.
 const NEAR: usize = 16;
 /// Readers of a kernel that are considered at once.
 const FEW: usize = 32;
@@ -243,8 +244,8 @@ impl<'a, 'm> Planner<'a, 'm> {
         let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
         dag.live.iter().copied().filter(|v| computes(v) && (!dag.is_free(*v) || dag.is_root(*v))).collect()
     }
-    /// Views and what is computed from indices belong to the kernels that read them. Those that such a kernel cannot follow are stored too;
-    /// libtorch follows none.
+    /// Views and what is computed from indices belong to the kernels that read them. Those that such a kernel cannot
+    /// follow are stored too; libtorch follows none.
     fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
         let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
@@ -305,8 +306,8 @@ impl<'a, 'm> Planner<'a, 'm> {
         let Some(k) = self.plan.by_id.get(&id) else { return Set::new() };
         k.outs.iter().flat_map(|&o| self.readers[o].iter().copied()).filter(|&k| k != id).collect()
     }
-    /// `a` and `b` as one kernel, with the seconds saved, if that is legal and saves time. Values that only these two read are no longer
-    /// stored.
+    /// `a` and `b` as one kernel, with the seconds saved, if that is legal and saves time. Values that only these two
+    /// read are no longer stored.
     fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Region)> {
         if self.locked.contains(&a) || self.locked.contains(&b) {
             return None;
@@ -331,8 +332,9 @@ impl<'a, 'm> Planner<'a, 'm> {
         readers.truncate(FEW);
         readers
     }
-    /// Candidates for merging: `id` with the kernels it reads from, and with siblings that read the same computed value. Of many siblings,
-    /// only those created just before and after it: otherwise a value with n readers would have n² pairs.
+    /// Candidates for merging: `id` with the kernels it reads from, and with siblings that read the same computed
+    /// value. Of many siblings, only those created just before and after it: otherwise a value with n readers would
+    /// have n² pairs.
     fn pairs_of(&self, id: usize, out: &mut BTreeSet<(usize, usize)>) {
         let Some(k) = self.plan.by_id.get(&id) else { return };
         for &i in &k.reads {
@@ -354,8 +356,8 @@ impl<'a, 'm> Planner<'a, 'm> {
         // The best first; of equally good ones, those with the lowest numbers.
         let mut best: BinaryHeap<(Gain, Reverse<(usize, usize)>)> = BinaryHeap::new();
         let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
-        // Regions with more readers than were considered, and the last one considered. They are deferred until no other merge saves time:
-        // otherwise each growth step of a kernel with n readers would consider all of them.
+        // Regions with more readers than were considered, and the last one considered. They are deferred until no other
+        // merge saves time: otherwise each growth step of a kernel with n readers would consider all of them.
         let mut later: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
             let (mut pairs, mut readers_of) = (BTreeSet::new(), vec![]);

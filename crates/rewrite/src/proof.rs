@@ -1,5 +1,6 @@
-//! From the graph as it was written to a kernel's body: the rules that made its forms, in an order in which each matches what is there
-//! before it. Every step states that two forms of one class are equal; that all of them are is tested (`rules/sound.rs`).
+//! From the graph as it was written to a kernel's body: the rules that made its forms, in an order in which each
+//! matches what is there before it. Every step states that two forms of one class are equal; that all of them are is
+//! tested (`rules/sound.rs`).
 use crate::language::{ENode, op};
 use crate::pattern::Pattern;
 use crate::rules::{Application, Right, Saturated};
@@ -8,7 +9,8 @@ use kiln_graph::ValueId;
 use kiln_plan::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One application of a rule. Values are written as in the graph's text, `%12`; what has no number there is written out.
+/// One application of a rule. Values are written as in the graph's text, `%12`; what has no number there is written
+/// out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     pub rule: &'static str,

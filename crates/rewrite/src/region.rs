@@ -1,9 +1,9 @@
 //! Legality and price of a kernel: can one kernel compute a set of values (a region), and how long does it take?
 //!
-//! Legality is a property of the whole region, never of a pair. Going backward from the outputs, every value gets its access maps
-//! (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row and which run along it. An
-//! anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and once. This module alone knows what lowering
-//! can fuse; every refusal has a name ([`Reject`]).
+//! Legality is a property of the whole region, never of a pair. Going backward from the outputs, every value gets its
+//! access maps (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row
+//! and which run along it. An anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and
+//! once. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
@@ -155,7 +155,8 @@ struct CheckedRegion<'a> {
     levels: usize,
 }
 
-/// The output whose shape is the kernel's iteration space: among the largest, the last that depends on a reduction, or else the last.
+/// The output whose shape is the kernel's iteration space: among the largest, the last that depends on a reduction, or
+/// else the last.
 pub fn main_output(dag: &Dag, members: &[usize], outs: &[usize]) -> Option<usize> {
     let largest = outs.iter().map(|&o| dag.count(o)).fold(0., f64::max);
     let large = || outs.iter().copied().filter(|&o| dag.count(o) == largest);
@@ -331,8 +332,8 @@ impl CheckedRegion<'_> {
         Ok(())
     }
 
-    /// A stored value must be computed in full, in the order of the iteration space or of its rows. One that no other member reads
-    /// gets its map from the main output.
+    /// A stored value must be computed in full, in the order of the iteration space or of its rows. One that no other
+    /// member reads gets its map from the main output.
     fn store(&mut self, v: usize) -> Result<(), Reject> {
         self.price.written += self.dag.bytes(v);
         if v == self.main {
@@ -521,7 +522,8 @@ impl CheckedRegion<'_> {
         // Gains and biases are the same for every row: they need not be held on chip, as reading them again is cheap.
         let own = |v: usize, us: &[Use]| on_row(us) && self.dag.count(v) > self.space.extent(&row) as f64;
         let live = 1. + inputs.iter().filter(|(v, us)| own(*v, us)).count() as f64;
-        // A row that does not fit on chip is legal: it is read once per reduction, and once more for outputs as long as the row.
+        // A row that does not fit on chip is legal: it is read once per reduction, and once more for outputs as long as
+        // the row.
         let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.templates.on_chip as f64;
         let along = self.space.flat(&self.root);
         let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
@@ -540,8 +542,8 @@ impl CheckedRegion<'_> {
         self.price.timed(self.machine)
     }
 
-    /// Elements of `v` that are read: the sum over accessed parts (slices, shifted windows) that are not contained in another, at most all
-    /// elements.
+    /// Elements of `v` that are read: the sum over accessed parts (slices, shifted windows) that are not contained in
+    /// another, at most all elements.
     fn touched(&self, v: usize, uses: &[Use]) -> f64 {
         // Of an access that could not be followed, only the number of reads is known.
         if uses.iter().any(|u| u.map.len() > 1 && u.map.iter().all(|w| w.computed)) {

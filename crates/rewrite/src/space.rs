@@ -1,8 +1,8 @@
 //! Iteration spaces: which loop ranges index which axes of a value.
 //!
-//! An *atom* is a loop range. Going backward from a kernel's result, every value gets an access map: for each of its axes, the atoms
-//! that index it. Views only rewrite maps; a reshape splits an atom where it must. An index that cannot be expressed like this is
-//! `computed`: the value may be read element by element, but not as rows or tiles.
+//! An *atom* is a loop range. Going backward from a kernel's result, every value gets an access map: for each of its
+//! axes, the atoms that index it. Views only rewrite maps; a reshape splits an atom where it must. An index that cannot
+//! be expressed like this is `computed`: the value may be read element by element, but not as rows or tiles.
 
 pub type Atom = u32;
 
@@ -83,7 +83,8 @@ impl Space {
     pub fn flat(&self, m: &[AxisMap]) -> Vec<Atom> {
         m.iter().flat_map(|w| self.now(&w.atoms)).collect()
     }
-    /// Distributes atoms over axes of the given sizes, splitting an atom where a size ends inside it. `None` if sizes do not divide.
+    /// Distributes atoms over axes of the given sizes, splitting an atom where a size ends inside it. `None` if sizes
+    /// do not divide.
     pub fn deal(&mut self, atoms: &[Atom], sizes: &[usize]) -> Option<Vec<AxisMap>> {
         let mut rest: Vec<Atom> = self.now(atoms);
         rest.reverse();
@@ -115,8 +116,8 @@ impl Space {
         }
         rest.is_empty().then_some(out)
     }
-    /// The map of a reshape's operand (of shape `to`) from the map of its result (of shape `from`): axes are matched in groups of
-    /// equal product. `None` if the operand's axes are not indexed by whole atoms.
+    /// The map of a reshape's operand (of shape `to`) from the map of its result (of shape `from`): axes are matched in
+    /// groups of equal product. `None` if the operand's axes are not indexed by whole atoms.
     pub fn reshape(&mut self, m: &[AxisMap], from: &[usize], to: &[usize]) -> Option<Map> {
         let wide = |s: &[usize]| -> Vec<usize> { (0..s.len()).filter(|&i| s[i] != 1).collect() };
         let (f, t) = (wide(from), wide(to));

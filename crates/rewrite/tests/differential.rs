@@ -1,4 +1,5 @@
-//! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
+//! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on
+//! `graphs/`.
 use crate::common::{self, differential, graph};
 use kiln_graph::Random;
 use kiln_graph::{FallbackOp, Graph, Init, Op, Type, ValueId};

@@ -239,8 +239,8 @@ fn convolutions_are_in_tf32_unless_exact() {
     assert_eq!(["torch", "fast", "torch+batch_invariant"].map(|c| precision(c, "h200")), [Some("tf32"); 3]);
     assert_eq!((precision("exact", "h200"), precision("torch", "cpu")), (None, None));
 }
-/// Sums of squared pairwise differences, where a plan may approximate: one matmul with everything else in its epilogue, and a small
-/// kernel for the squares of each side.
+/// Sums of squared pairwise differences, where a plan may approximate: one matmul with everything else in its epilogue,
+/// and a small kernel for the squares of each side.
 #[test]
 fn distances_by_matmuls() {
     use kiln_plan::Numerics::{Fast, Torch};
@@ -326,7 +326,8 @@ fn attention_however_it_is_scaled_and_masked() {
         assert!(!kinds(&exact(&text)).contains(&Attention));
     }
 }
-/// As the core form of `scaled_dot_product_attention`: batches and heads in one axis, and zeros for queries without a key.
+/// As the core form of `scaled_dot_product_attention`: batches and heads in one axis, and zeros for queries without a
+/// key.
 #[test]
 fn attention_whose_masked_queries_are_zero() {
     for (mask, everything) in [
@@ -391,8 +392,8 @@ fn attention_with_softmax_in_f32_of_half() {
     let p = checked(&text);
     assert_eq!(kinds(&p), [Gemm, Attention, Gemm], "{p}");
 }
-/// Half types as PyTorch's operators multiply them by numbers that they do not have: in f32. Scores are f32 in the kernel, so roundings of
-/// half types between the matmul and the softmax are left out.
+/// Half types as PyTorch's operators multiply them by numbers that they do not have: in f32. Scores are f32 in the
+/// kernel, so roundings of half types between the matmul and the softmax are left out.
 #[test]
 fn attention_of_half_types_scaled_in_f32() {
     let wide = "%d32 = cast %d to=f32\n %e32 = mul %d32, 0.2041241452319315\n %e = cast %e32 to=T";
@@ -475,7 +476,8 @@ fn attention_of_score_functions() {
         }
     }
 }
-/// Windows of an image, as Swin computes them: a bias of each head, and a mask of each window, which a view of the scores has an axis for.
+/// Windows of an image, as Swin computes them: a bias of each head, and a mask of each window, which a view of the
+/// scores has an axis for.
 #[test]
 fn attention_of_windows() {
     for dtype in ["f32", "bf16"] {
@@ -566,7 +568,8 @@ fn cached(lines: &str, layers: usize) -> String {
         results.join(", ")
     )
 }
-/// A mask that ends the keys by a comparison belongs to the kernel of each attention that it masks, which reads the positions.
+/// A mask that ends the keys by a comparison belongs to the kernel of each attention that it masks, which reads the
+/// positions.
 #[test]
 fn attention_computes_a_mask_that_ends_the_keys() {
     for lines in [
@@ -650,7 +653,8 @@ fn attention_reads_masks_that_cost_more() {
     ));
     assert_eq!(kinds(&p), [Pointwise, Attention], "{p}");
 }
-/// Where two kernels would compute the mean, one stores it: the image is read once for mean and deviation, and once to be normalised.
+/// Where two kernels would compute the mean, one stores it: the image is read once for mean and deviation, and once to
+/// be normalised.
 #[test]
 fn values_that_several_kernels_compute_are_stored() {
     let p = fused(

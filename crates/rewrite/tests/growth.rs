@@ -145,8 +145,8 @@ fn work(text: &str, machine: &str) -> Work {
     plan_counted(&graph(text), machine, &Options::default(), &Constraints::default()).expect("plans").1
 }
 
-/// A graph of four times the size may take at most this many times the work: linear growth gives 4, quadratic growth 16. More than 4, as
-/// not all kernels of the smaller graph have the largest size.
+/// A graph of four times the size may take at most this many times the work: linear growth gives 4, quadratic growth
+/// 16. More than 4, as not all kernels of the smaller graph have the largest size.
 const MOST: f64 = 6.5;
 
 #[test]

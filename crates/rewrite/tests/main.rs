@@ -1,5 +1,5 @@
-//! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): with one program per
-//! file, the crate's dependencies (LLVM for some) would be linked once per file.
+//! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks):
+//! with one program per file, the crate's dependencies (LLVM for some) would be linked once per file.
 mod common;
 mod constraints;
 mod cross_entropy;

@@ -3,7 +3,8 @@ use crate::common::{agrees, graph, kinds, plan_with};
 use kiln_plan::KernelKind::{self, Attention, Pointwise};
 use kiln_rewrite::Options;
 
-/// The kernels of an attention of so many queries, over keys of the type `stored`; `how`: what is made of keys and values.
+/// The kernels of an attention of so many queries, over keys of the type `stored`; `how`: what is made of keys and
+/// values.
 fn kernels(queries: usize, stored: &str, how: &str) -> Vec<KernelKind> {
     let made = |x: &str| how.replace("%y", &format!("%{x}1")).replace("%x", &format!("%{x}"));
     let text = format!(

@@ -1,12 +1,13 @@
-//! Attention with a sink as programs write it: one kernel, which computes what the graph computes, also for queries without a key and for
-//! sinks that are not finite.
+//! Attention with a sink as programs write it: one kernel, which computes what the graph computes, also for queries
+//! without a key and for sinks that are not finite.
 use crate::common::{agrees, agrees_on, data, graph, kinds, plan_with};
 use kiln_graph::{Graph, Op, Tensor};
 use kiln_plan::KernelKind::{Attention, Pointwise};
 use kiln_plan::Plan;
 use kiln_rewrite::Options;
 
-/// Scores `%s` of two batches of four heads, `lines` that make `%y` of them, values `%v` and sinks `%sink`. Query 3 has no key in `masked`.
+/// Scores `%s` of two batches of four heads, `lines` that make `%y` of them, values `%v` and sinks `%sink`. Query 3 has
+/// no key in `masked`.
 fn text(masked: bool, lines: &str) -> String {
     let mask = if masked {
         "%i = iota axis=0 : i64[12,9]\n %j = iota axis=1 : i64[12,9]\n %le = le %j, %i\n %ne = ne %i, 3\n %seen = and %le, %ne

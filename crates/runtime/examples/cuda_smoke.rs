@@ -1,4 +1,5 @@
-//! Adds vectors on a GPU with hand-written PTX, checks the sums and measures the bandwidth: a smoke test for a new machine.
+//! Adds vectors on a GPU with hand-written PTX, checks the sums and measures the bandwidth: a smoke test for a new
+//! machine.
 use kiln_graph::{DType, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,

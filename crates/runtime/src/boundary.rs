@@ -1,6 +1,7 @@
 //! The boundary of a run: which buffers are the caller's tensors, and which outputs are copies.
 //!
-//! Takes: an executable and its memory plan. Gives: positions in lists of addresses. Never: knows an address of its own.
+//! Takes: an executable and its memory plan. Gives: positions in lists of addresses. Never: knows an address of its
+//! own.
 use crate::{
     Executable,
     memory::{MemoryPlan, Place},
@@ -11,7 +12,8 @@ use kiln_graph::DType;
 pub(crate) struct Boundary {
     /// Buffers of inputs, and those of outputs that kernels write.
     pub bound: Vec<Bound>,
-    /// Outputs that no kernel writes in place (inputs, parameters, frozen buffers, repeated ones): their number and the buffer to copy.
+    /// Outputs that no kernel writes in place (inputs, parameters, frozen buffers, repeated ones): their number and the
+    /// buffer to copy.
     pub copied: Vec<(usize, usize)>,
 }
 /// A buffer that is one of the caller's tensors.

@@ -1,6 +1,8 @@
-//! Work that the runtime delegates: ops that are not compiled run in libtorch, kernel bodies that are not lowered in the graph interpreter.
+//! Work that the runtime delegates: ops that are not compiled run in libtorch, kernel bodies that are not lowered in
+//! the graph interpreter.
 //!
-//! The caller of the runtime implements [`Callbacks`]; results are checked against the kernel's outputs before they are stored.
+//! The caller of the runtime implements [`Callbacks`]; results are checked against the kernel's outputs before they are
+//! stored.
 use crate::RuntimeError;
 use kiln_graph::{FallbackOp, Graph, Tensor, Type};
 use kiln_plan::exec::{LibraryCall, Work};
@@ -14,7 +16,8 @@ pub struct DeviceTensor {
     pub address: u64,
 }
 
-/// Runs a library call in place; false if the callbacks cannot. `inputs` and `outputs` are the kernel's; `cuda` is the device's number.
+/// Runs a library call in place; false if the callbacks cannot. `inputs` and `outputs` are the kernel's; `cuda` is the
+/// device's number.
 pub(crate) fn call_in_place(
     callbacks: &dyn Callbacks,
     call: &LibraryCall,
@@ -55,9 +58,10 @@ pub trait Callbacks: Send + Sync {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused>;
     /// Interprets a kernel's body on the host. `args`: the kernel's inputs. Returns its outputs.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused>;
-    /// Runs one op on the device that holds its operands (`cuda`: the device's number; `None`: the host). The operands are ready.
-    /// Writes each result in place, except those whose address is 0, and waits for the device, unless [`Callbacks::in_order`].
-    /// `None` if it cannot; the session then calls [`Callbacks::fallback`] with copies on the host.
+    /// Runs one op on the device that holds its operands (`cuda`: the device's number; `None`: the host). The operands
+    /// are ready. Writes each result in place, except those whose address is 0, and waits for the device, unless
+    /// [`Callbacks::in_order`]. `None` if it cannot; the session then calls [`Callbacks::fallback`] with copies on the
+    /// host.
     fn fallback_in_place(
         &self,
         op: &FallbackOp,
@@ -68,9 +72,10 @@ pub trait Callbacks: Send + Sync {
         let _ = (op, args, results, cuda);
         None
     }
-    /// Whether [`Callbacks::fallback_in_place`] enqueues its work on the stream that the caller of [`crate::Session::run_on`] passes, as
-    /// operators of a framework enqueue theirs on its current stream, and returns without waiting. `run_on` then does not wait before or
-    /// after the call either, and the call may be captured. Other runs wait for the whole device after it.
+    /// Whether [`Callbacks::fallback_in_place`] enqueues its work on the stream that the caller of
+    /// [`crate::Session::run_on`] passes, as operators of a framework enqueue theirs on its current stream, and returns
+    /// without waiting. `run_on` then does not wait before or after the call either, and the call may be captured.
+    /// Other runs wait for the whole device after it.
     fn in_order(&self) -> bool {
         false
     }
@@ -91,7 +96,8 @@ impl Callbacks for NoCallbacks {
     }
 }
 
-/// Runs a step through its callback and checks the results against the kernel's outputs. `of`: names of the model and of the kernel.
+/// Runs a step through its callback and checks the results against the kernel's outputs. `of`: names of the model and
+/// of the kernel.
 pub(crate) fn call<K>(
     callbacks: &dyn Callbacks,
     of: [&str; 2],
@@ -116,7 +122,8 @@ pub(crate) fn call<K>(
     }
 }
 
-/// For each output, the result with its number. Fails if there is no such result or it has another type than the output.
+/// For each output, the result with its number. Fails if there is no such result or it has another type than the
+/// output.
 fn check_results(
     [model, kernel]: [&str; 2],
     by: &str,

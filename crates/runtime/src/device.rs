@@ -15,7 +15,8 @@ impl Device {
     /// Opens a device by name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda` (the first GPU), `cuda:1`.
     ///
     /// # Errors
-    /// [`RuntimeError::Device`] if the name is unknown or the device cannot be used, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
+    /// [`RuntimeError::Device`] if the name is unknown or the device cannot be used, [`RuntimeError::Level`] if
+    /// `KILN_CPU` is wrong.
     pub fn open(name: &str) -> Result<Device, RuntimeError> {
         let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
         match (kind, number.parse()) {

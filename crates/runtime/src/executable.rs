@@ -1,11 +1,12 @@
-//! What a session runs: buffers, kernels and the code of each kernel. Plain data made by the compiler and checked before use.
+//! What a session runs: buffers, kernels and the code of each kernel. Plain data made by the compiler and checked
+//! before use.
 //!
-//! **An index out of range is an error.** Where a kernel reads an index from memory and nothing known of it (`Dag::range` in
-//! kiln-lower) keeps it in range, its block program has a `check`: a conditional store of the index and of the body's node to the
-//! kernel's record of 16 bytes ([`Slot::Faults`]). Loads and stores are masked as well, so nothing outside of a buffer is touched.
-//! The session reads the records after each kernel on the host, and after a whole run on a GPU, and turns the first one that is set
-//! into [`RuntimeError::Index`]. Only the importer knows indices that count from the end (`x[-1]`): a negative index in a graph is
-//! out of range.
+//! **An index out of range is an error.** Where a kernel reads an index from memory and nothing known of it
+//! (`Dag::range` in kiln-lower) keeps it in range, its block program has a `check`: a conditional store of the index
+//! and of the body's node to the kernel's record of 16 bytes ([`Slot::Faults`]). Loads and stores are masked as well,
+//! so nothing outside of a buffer is touched. The session reads the records after each kernel on the host, and after a
+//! whole run on a GPU, and turns the first one that is set into [`RuntimeError::Index`]. Only the importer knows
+//! indices that count from the end (`x[-1]`): a negative index in a graph is out of range.
 use crate::RuntimeError;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
@@ -20,7 +21,8 @@ use std::{
     sync::Arc,
 };
 
-/// Host code of a block program: runs the program instances `lo..hi` of the linearised grid. `args`: one address per parameter.
+/// Host code of a block program: runs the program instances `lo..hi` of the linearised grid. `args`: one address per
+/// parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 
 /// Machine code of one block step.
@@ -65,7 +67,8 @@ pub struct TensorMap {
     pub swizzle: usize,
 }
 
-/// Machine code that was assembled from PTX (a cubin). The driver runs it as it is: whoever sets it trusts where it comes from.
+/// Machine code that was assembled from PTX (a cubin). The driver runs it as it is: whoever sets it trusts where it
+/// comes from.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cubin {
     /// The compute capability (major, minor) that it runs on.
@@ -122,7 +125,8 @@ pub struct KernelCode {
 }
 
 impl KernelCode {
-    /// Whether no step uses this buffer as an input, so that the kernel may write it: the input's value was copied, and the copy is left out.
+    /// Whether no step uses this buffer as an input, so that the kernel may write it: the input's value was copied, and
+    /// the copy is left out.
     fn ignores(&self, buffer: BufferId) -> bool {
         let slots = self.inputs.iter().enumerate().filter(|(_, b)| **b == buffer).map(|(i, _)| Slot::Input(i as u32));
         let used = |slot: &Slot| {
@@ -174,14 +178,16 @@ pub struct Executable {
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<KernelCode>,
-    /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
+    /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be
+    /// outputs.
     pub outputs: Vec<BufferId>,
     /// Inputs that kernels write ([`Executable::write_in_place`]).
     pub written: Vec<u32>,
 }
 
 impl Executable {
-    /// Joins a plan with the code of its kernels. `inputs`: all inputs of the graph; `steps`: one for each kernel, in the plan's order.
+    /// Joins a plan with the code of its kernels. `inputs`: all inputs of the graph; `steps`: one for each kernel, in
+    /// the plan's order.
     pub fn new(plan: &Plan, inputs: Vec<InputSpec>, steps: Vec<Steps<Code>>) -> Executable {
         let kernels = plan.kernels.iter().zip(steps).map(|(k, steps)| KernelCode {
             name: k.name.clone(),
@@ -200,8 +206,8 @@ impl Executable {
             written: vec![],
         }
     }
-    /// Parameters whose values a session computes with when it is loaded, and not in each run: those that load-time kernels read, and
-    /// matrices of matmuls on the host, which it packs.
+    /// Parameters whose values a session computes with when it is loaded, and not in each run: those that load-time
+    /// kernels read, and matrices of matmuls on the host, which it packs.
     pub fn frozen_params(&self) -> BTreeSet<usize> {
         let param = |b: &BufferId| match self.buffers[b.0 as usize].kind {
             BufferKind::Param(p) => Some(p.0 as usize),
@@ -213,8 +219,8 @@ impl Executable {
         let packed = self.kernels.iter().filter(packs).flat_map(|k| &k.inputs).filter_map(param);
         folded.chain(packed).collect()
     }
-    /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without a library
-    /// (`Steps::otherwise`), if they have any.
+    /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without
+    /// a library (`Steps::otherwise`), if they have any.
     pub fn without_library(&self, takes: impl Fn(&KernelCode, &GemmCall) -> bool) -> Executable {
         let mut exe = self.clone();
         for k in &mut exe.kernels {
@@ -261,7 +267,8 @@ impl Executable {
         Some(RuntimeError::Index { model: self.name.clone(), kernel: k.name.clone(), what })
     }
 
-    /// Checks that all buffers and slots exist, that everything is written before it is read, and that matmuls stay within their buffers.
+    /// Checks that all buffers and slots exist, that everything is written before it is read, and that matmuls stay
+    /// within their buffers.
     ///
     /// # Errors
     /// [`RuntimeError::Invalid`] with the first contradiction.

@@ -1,17 +1,18 @@
 //! Runs that leave an output in an input: state, such as a cache.
 //!
-//! Takes: an executable and which outputs belong into which inputs. Gives: the executable whose kernels write these inputs where that is
-//! right; the caller copies the other outputs. A kernel that changes a few elements of an input ([`Steps::copied`]) then writes only these.
+//! Takes: an executable and which outputs belong into which inputs. Gives: the executable whose kernels write these
+//! inputs where that is right; the caller copies the other outputs. A kernel that changes a few elements of an input
+//! ([`Steps::copied`]) then writes only these.
 use crate::{Executable, KernelCode};
 use kiln_plan::{BufferId, BufferKind, Stage};
 
 impl Executable {
-    /// Lets kernels write outputs into inputs. `writes`: pairs of an input and an output of its type, which is left in the input after a run;
-    /// the outputs are the last ones. An output that is written in place is an output no more. Gives the pairs that are left, with the
-    /// numbers of their outputs: the caller copies them.
+    /// Lets kernels write outputs into inputs. `writes`: pairs of an input and an output of its type, which is left in
+    /// the input after a run; the outputs are the last ones. An output that is written in place is an output no more.
+    /// Gives the pairs that are left, with the numbers of their outputs: the caller copies them.
     ///
-    /// An output is written in place if nothing reads the input's old value in or behind the kernel that computes the output, but for that
-    /// kernel's own copy of it.
+    /// An output is written in place if nothing reads the input's old value in or behind the kernel that computes the
+    /// output, but for that kernel's own copy of it.
     pub fn write_in_place(&mut self, writes: &[(usize, usize)]) -> Vec<(usize, usize)> {
         let mut left = vec![];
         let mut gone = vec![];
@@ -47,7 +48,8 @@ impl Executable {
         let reads = |k: &KernelCode| k.inputs.iter().filter(|b| **b == into).count();
         let later = self.kernels[writer + 1..].iter().any(|k| reads(k) > 0);
         let copies = k.steps.copied.is_some_and(|s| k.inputs.get(s as usize) == Some(&into)) && k.outputs == [from];
-        // What a run gives must not change when a later run writes the input: the output's own buffer is one of the caller's.
+        // What a run gives must not change when a later run writes the input: the output's own buffer is one of the
+        // caller's.
         let given_twice = self.outputs.iter().filter(|b| **b == from || **b == into).count() > 1;
         let safe = k.stage == Stage::Run
             && !later

@@ -1,7 +1,8 @@
-//! Numbers everything in an executable that has an address: the buffers first, then each kernel's scratch, then the records of
-//! out-of-range indices, then counters.
+//! Numbers everything in an executable that has an address: the buffers first, then each kernel's scratch, then the
+//! records of out-of-range indices, then counters.
 //!
-//! Takes: an executable. Gives: positions in a session's table of addresses, and numbers of steps. Never: knows the addresses.
+//! Takes: an executable. Gives: positions in a session's table of addresses, and numbers of steps. Never: knows the
+//! addresses.
 use crate::{Executable, KernelCode};
 use kiln_plan::exec::{Slot, Work};
 

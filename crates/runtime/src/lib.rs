@@ -1,9 +1,10 @@
 //! Runs compiled models on a device: memory plan, launches, CUDA graphs, timing and traces.
 //!
-//! Takes: an [`Executable`] (what the plan says of buffers and kernels, with machine code for each kernel) and the model's parameters.
-//! Gives: a [`Session`] that runs it on a [`Device`], over tensors of its own ([`Session::run`]) or over memory, parameters and a stream
-//! that belong to its caller ([`Session::run_on`], [`Param`], [`cuda::Allocator`]).
-//! Never: plans, lowers or generates code. libtorch and the graph interpreter are called only through [`Callbacks`].
+//! Takes: an [`Executable`] (what the plan says of buffers and kernels, with machine code for each kernel) and the
+//! model's parameters. Gives: a [`Session`] that runs it on a [`Device`], over tensors of its own ([`Session::run`]) or
+//! over memory, parameters and a stream that belong to its caller ([`Session::run_on`], [`Param`],
+//! [`cuda::Allocator`]). Never: plans, lowers or generates code. libtorch and the graph interpreter are called only
+//! through [`Callbacks`].
 #![warn(missing_docs)]
 
 mod boundary;

@@ -1,4 +1,5 @@
-//! The memory plan: where each buffer lives. Temporaries and scratch share an arena by liveness; everything else has its own memory.
+//! The memory plan: where each buffer lives. Temporaries and scratch share an arena by liveness; everything else has
+//! its own memory.
 //!
 //! Takes: an executable. Gives: a place for every buffer and for every kernel's scratch, and the sizes of the arenas.
 //! Never: allocates anything, or knows a device. Two buffers that are alive during the same kernel never overlap.
@@ -8,7 +9,8 @@ use std::collections::HashSet;
 
 /// Alignment of every allocation in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
-/// Distance between the records of out-of-range indices, and between counters, in bytes: the alignment that kernels assume of their arguments.
+/// Distance between the records of out-of-range indices, and between counters, in bytes: the alignment that kernels
+/// assume of their arguments.
 pub(crate) const RECORD: usize = 16;
 
 /// An allocation and its lifetime, from time `first` to time `last`, both included.
@@ -38,7 +40,8 @@ pub struct Placement {
     pub live: usize,
 }
 
-/// Places allocations, largest first, each into the smallest gap that fits between those whose lifetimes overlap its own.
+/// Places allocations, largest first, each into the smallest gap that fits between those whose lifetimes overlap its
+/// own.
 pub fn place(intervals: &[Interval]) -> Placement {
     let size = |i: usize| intervals[i].bytes.next_multiple_of(ALIGN);
     let mut order: Vec<usize> = (0..intervals.len()).filter(|i| intervals[*i].bytes > 0).collect();

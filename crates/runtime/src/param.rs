@@ -1,15 +1,18 @@
 //! Parameters of a session: tensors on the host, or memory of the session's GPU that another owner holds.
 //!
-//! Takes: what the caller has. Gives: types, and which parameters a session keeps once it is loaded. Never: copies or frees them.
+//! Takes: what the caller has. Gives: types, and which parameters a session keeps once it is loaded. Never: copies or
+//! frees them.
 use crate::{Executable, KernelCode};
 use kiln_graph::{DType, Tensor, Type};
 use kiln_plan::{BufferKind, Stage};
 use std::{any::Any, fmt, sync::Arc};
 
-/// Alignment in bytes that is enough for any argument of host code, which reads and writes whole elements: each argument must be aligned to
-/// the size of its element ([`host_align`]), and no element is larger than this. Vectors are loaded and stored unaligned.
+/// Alignment in bytes that is enough for any argument of host code, which reads and writes whole elements: each
+/// argument must be aligned to the size of its element ([`host_align`]), and no element is larger than this. Vectors
+/// are loaded and stored unaligned.
 pub const HOST_ALIGN: usize = 8;
-/// Alignment in bytes that GPU code assumes of its arguments: that of the widest vector access, and of the addresses in tensor maps.
+/// Alignment in bytes that GPU code assumes of its arguments: that of the widest vector access, and of the addresses in
+/// tensor maps.
 pub const CUDA_ALIGN: usize = 16;
 
 /// Alignment in bytes that host code assumes of a buffer of this dtype: the size of an element.
@@ -20,7 +23,8 @@ pub fn host_align(dtype: DType) -> usize {
 /// The value of a parameter.
 #[derive(Clone, Debug)]
 pub enum Param {
-    /// A tensor on the host. One that is foreign ([`Tensor::foreign`]) is read again by [`crate::Session::refresh`]. A GPU gets a copy.
+    /// A tensor on the host. One that is foreign ([`Tensor::foreign`]) is read again by [`crate::Session::refresh`]. A
+    /// GPU gets a copy.
     Host(Tensor),
     /// Memory of the session's GPU ([`Param::device`]).
     Device(DeviceParam),
@@ -35,14 +39,15 @@ pub struct DeviceParam {
 }
 
 impl Param {
-    /// A dense row-major tensor in memory of the session's GPU. Runs read it in place, and the session keeps `owner`. If the address is
-    /// not a multiple of [`CUDA_ALIGN`], the session reads a copy of its own, made at load time and by [`crate::Session::refresh`].
+    /// A dense row-major tensor in memory of the session's GPU. Runs read it in place, and the session keeps `owner`.
+    /// If the address is not a multiple of [`CUDA_ALIGN`], the session reads a copy of its own, made at load time and
+    /// by [`crate::Session::refresh`].
     ///
     /// # Safety
-    /// While `owner` lives, the `ty.bytes()` bytes at `address` stay allocated on the device of every session that gets the parameter, and
-    /// so does the rest of the last 16 bytes that they reach into (any allocation of a GPU does). They are initialised when a session is
-    /// created or refreshed: work that writes them is complete. They may change later, in stream order with runs; values that were computed
-    /// from them at load time follow at the next refresh.
+    /// While `owner` lives, the `ty.bytes()` bytes at `address` stay allocated on the device of every session that gets
+    /// the parameter, and so does the rest of the last 16 bytes that they reach into (any allocation of a GPU does).
+    /// They are initialised when a session is created or refreshed: work that writes them is complete. They may change
+    /// later, in stream order with runs; values that were computed from them at load time follow at the next refresh.
     pub unsafe fn device(ty: Type, address: u64, owner: Arc<dyn Any + Send + Sync>) -> Param {
         Param::Device(DeviceParam { ty, address, _owner: owner })
     }

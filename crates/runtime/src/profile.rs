@@ -1,6 +1,7 @@
 //! Timing of whole runs and of single kernels, as medians with their spread.
 //!
-//! On the host by the clock; on a GPU by CUDA events, with the inputs already on the device. Never: reports a number without its spread.
+//! On the host by the clock; on a GPU by CUDA events, with the inputs already on the device. Never: reports a number
+//! without its spread.
 use crate::{
     RuntimeError, Session,
     session::{Backend, check_inputs},

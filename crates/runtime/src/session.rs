@@ -1,6 +1,7 @@
 //! A loaded model: code, parameters and memory on one device, ready to run any number of times.
 //!
-//! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
+//! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two
+//! calls at once.
 use crate::{
     Callbacks, Device, Executable, KernelCode, Param, RuntimeError,
     cuda::session::CudaSession,
@@ -38,11 +39,12 @@ pub(crate) enum Backend {
 }
 
 impl Session {
-    /// Checks the executable, places its buffers and runs its load-time kernels. `params`: the parameters of the graph, in its order.
+    /// Checks the executable, places its buffers and runs its load-time kernels. `params`: the parameters of the graph,
+    /// in its order.
     ///
     /// # Errors
-    /// If the executable is inconsistent or is not code for this device, parameters are missing or of other types, memory is short, or a
-    /// load-time kernel fails.
+    /// If the executable is inconsistent or is not code for this device, parameters are missing or of other types,
+    /// memory is short, or a load-time kernel fails.
     pub fn new(
         device: &Device,
         exe: impl Into<Arc<Executable>>,
@@ -52,8 +54,8 @@ impl Session {
         Session::with_params(device, exe, params.into_iter().map(Param::Host).collect(), callbacks)
     }
 
-    /// As [`Session::new`], with parameters that may lie in memory of the session's GPU. Such a parameter is neither copied nor uploaded:
-    /// kernels read it where it is, those that run at load time too.
+    /// As [`Session::new`], with parameters that may lie in memory of the session's GPU. Such a parameter is neither
+    /// copied nor uploaded: kernels read it where it is, those that run at load time too.
     ///
     /// # Errors
     /// Those of [`Session::new`], and if a parameter lies in memory of a GPU and the session runs on the host.
@@ -69,8 +71,8 @@ impl Session {
         Ok(Session { alone: true, ..session })
     }
 
-    /// As [`Session::with_params`], with what other sessions of `shared` have as well: values that were computed of its parameters, and memory
-    /// for intermediate results. `names` tell which values are equal.
+    /// As [`Session::with_params`], with what other sessions of `shared` have as well: values that were computed of its
+    /// parameters, and memory for intermediate results. `names` tell which values are equal.
     ///
     /// # Errors
     /// Those of [`Session::with_params`].
@@ -106,11 +108,12 @@ impl Session {
         Ok(Session { exe, memory, shared: shared.clone(), alone: false, backend: Mutex::new(backend) })
     }
 
-    /// Runs the model on its inputs and returns its outputs, both in the order of the graph. Concurrent calls wait for each other.
+    /// Runs the model on its inputs and returns its outputs, both in the order of the graph. Concurrent calls wait for
+    /// each other.
     ///
     /// # Errors
-    /// If the inputs are not of the number and types that the model was compiled for, an index is out of range, a callback refuses, or
-    /// the device fails. The session can be used again, unless the device failed.
+    /// If the inputs are not of the number and types that the model was compiled for, an index is out of range, a
+    /// callback refuses, or the device fails. The session can be used again, unless the device failed.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         check_inputs(&self.exe, inputs)?;
         if let Some(written) = self.exe.written.first() {
@@ -126,31 +129,34 @@ impl Session {
         }
     }
 
-    /// Runs the model on the caller's memory: reads its inputs and writes its outputs at these addresses, one for each, in the order of the
-    /// graph. Every output is written, also one that is an input, a parameter, or another output again.
+    /// Runs the model on the caller's memory: reads its inputs and writes its outputs at these addresses, one for each,
+    /// in the order of the graph. Every output is written, also one that is an input, a parameter, or another output
+    /// again.
     ///
-    /// On the host the run is over when this returns, and `stream` is ignored. On a GPU everything is enqueued on `stream` (a `CUstream`;
-    /// `None` and 0 are the default stream), and this returns without waiting, unless a step needs the host. Calls may come on different
-    /// streams: their work is ordered by the calls, because all runs of a session, and of those that share with it, use the same memory.
+    /// On the host the run is over when this returns, and `stream` is ignored. On a GPU everything is enqueued on
+    /// `stream` (a `CUstream`; `None` and 0 are the default stream), and this returns without waiting, unless a step
+    /// needs the host. Calls may come on different streams: their work is ordered by the calls, because all runs of a
+    /// session, and of those that share with it, use the same memory.
     ///
-    /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot order the captured
-    /// work: the caller orders a launch of the captured graph after other runs of this session and of those that share memory with it, and
-    /// keeps the session alive.
+    /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot
+    /// order the captured work: the caller orders a launch of the captured graph after other runs of this session and
+    /// of those that share memory with it, and keeps the session alive.
     ///
-    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy; inputs that the run
-    /// writes ([`Executable::write_in_place`]) have to be multiples of the latter.
+    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy;
+    /// inputs that the run writes ([`Executable::write_in_place`]) have to be multiples of the latter.
     ///
-    /// An index out of range is an error of this call on the host. On a GPU it is found later, as failing assertions of a device are: the
-    /// error is that of the first later call that finds the run complete, which then does not run, or of [`Session::check`].
+    /// An index out of range is an error of this call on the host. On a GPU it is found later, as failing assertions of
+    /// a device are: the error is that of the first later call that finds the run complete, which then does not run, or
+    /// of [`Session::check`].
     ///
     /// # Errors
     /// Those of [`Session::run`], and during a capture if a step needs the host. Outputs may then be written in part.
     ///
     /// # Safety
-    /// Each address is that of a dense row-major tensor on the session's device, of the type of the executable's input or output (any
-    /// address if the type has no elements). No output overlaps an input or another output. On a GPU, `stream` is a stream of the primary
-    /// context of the session's device, or 0, 1 or 2 for the driver's own; all of the memory stays allocated until the work is done, in
-    /// stream order.
+    /// Each address is that of a dense row-major tensor on the session's device, of the type of the executable's input
+    /// or output (any address if the type has no elements). No output overlaps an input or another output. On a GPU,
+    /// `stream` is a stream of the primary context of the session's device, or 0, 1 or 2 for the driver's own; all of
+    /// the memory stays allocated until the work is done, in stream order.
     pub unsafe fn run_on(&self, inputs: &[u64], outputs: &[u64], stream: Option<u64>) -> Result<(), RuntimeError> {
         check_input_count(&self.exe, inputs.len())?;
         if outputs.len() != self.exe.outputs.len() {
@@ -184,15 +190,16 @@ impl Session {
         }
     }
 
-    /// Bytes of memory on its device that the session holds: intermediate and precomputed values, packed weights, and its own copies of
-    /// parameters, inputs and outputs. Memory of other owners does not count. On the host, parameters that were passed as tensors count,
-    /// though the caller may share them.
+    /// Bytes of memory on its device that the session holds: intermediate and precomputed values, packed weights, and
+    /// its own copies of parameters, inputs and outputs. Memory of other owners does not count. On the host, parameters
+    /// that were passed as tensors count, though the caller may share them.
     pub fn bytes_held(&self) -> usize {
         let [own, shared] = self.bytes();
         own + shared
     }
-    /// Of [`Session::bytes_held`] those that no other session can have, and those that sessions of one [`Shared`] may have in common:
-    /// parameters, precomputed values, packed weights, and memory for intermediate results, as much as this session needs.
+    /// Of [`Session::bytes_held`] those that no other session can have, and those that sessions of one [`Shared`] may
+    /// have in common: parameters, precomputed values, packed weights, and memory for intermediate results, as much as
+    /// this session needs.
     pub fn bytes(&self) -> [usize; 2] {
         match &*lock(&self.backend) {
             Backend::Host(s) => s.bytes_held(),
@@ -200,13 +207,14 @@ impl Session {
         }
     }
 
-    /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
-    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters, or shares values and no change was
-    /// announced since ([`Shared::renew`]). Waits for runs that are in progress, and until it is done. Values that runs read in place need no
-    /// refresh.
+    /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels
+    /// again, and packs or copies again what was packed or copied. Does nothing if the session owns all of its
+    /// parameters, or shares values and no change was announced since ([`Shared::renew`]). Waits for runs that are in
+    /// progress, and until it is done. Values that runs read in place need no refresh.
     ///
     /// # Errors
-    /// If memory is short, a load-time kernel fails, or the device does. Runs may then use old and new values together: refresh again.
+    /// If memory is short, a load-time kernel fails, or the device does. Runs may then use old and new values together:
+    /// refresh again.
     pub fn refresh(&self) -> Result<(), RuntimeError> {
         if self.alone {
             self.shared.renew();
@@ -225,7 +233,8 @@ impl Session {
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
-    /// What runs the session, for this thread alone. On a GPU no other session that shares with this one enqueues work meanwhile.
+    /// What runs the session, for this thread alone. On a GPU no other session that shares with this one enqueues work
+    /// meanwhile.
     pub(crate) fn backend(&self) -> Turn<'_> {
         let backend = lock(&self.backend);
         let turn = if let Pool::Cuda(_, pool) = &self.shared.pool { Some(pool.turn()) } else { None };

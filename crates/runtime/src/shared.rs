@@ -1,11 +1,14 @@
-//! What sessions of one program have in common: folded and packed weights, copies of parameters, and memory for intermediate results.
+//! What sessions of one program have in common: folded and packed weights, copies of parameters, and memory for
+//! intermediate results.
 //!
-//! Takes: names of the sessions' parameters and of what their load-time kernels compute. Gives: each value that was computed before, while
-//! some session still has it. Never: keeps a value that no session uses. A session alone has a [`Shared`] of its own.
+//! Takes: names of the sessions' parameters and of what their load-time kernels compute. Gives: each value that was
+//! computed before, while some session still has it. Never: keeps a value that no session uses. A session alone has a
+//! [`Shared`] of its own.
 //!
-//! A value is named by how it came about: a parameter by its name, the result of a load-time kernel by the kernel's name and the values
-//! that it reads, a packed operand by the value and the form of its panels. Values that depend on memory of another owner have a
-//! generation: [`Shared::renew`] begins the next one, and sessions then compute them again, each value once.
+//! A value is named by how it came about: a parameter by its name, the result of a load-time kernel by the kernel's
+//! name and the values that it reads, a packed operand by the value and the form of its panels. Values that depend on
+//! memory of another owner have a generation: [`Shared::renew`] begins the next one, and sessions then compute them
+//! again, each value once.
 use crate::{
     CudaDevice, Device, Executable, HostDevice, Param, cuda::shared::CudaShared, error::RuntimeError,
     host::shared::HostShared, memory::Place,
@@ -32,12 +35,14 @@ pub(crate) enum Pool {
     Cuda(CudaDevice, Arc<CudaShared>),
 }
 
-/// Names of a session's values. Whoever gives two sessions of one [`Shared`] the same name vouches that the values are equal.
+/// Names of a session's values. Whoever gives two sessions of one [`Shared`] the same name vouches that the values are
+/// equal.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     /// One for each parameter: its value.
     pub params: Vec<String>,
-    /// One for each kernel of the executable: what it computes of its inputs, down to the last bit. Only load-time kernels need one.
+    /// One for each kernel of the executable: what it computes of its inputs, down to the last bit. Only load-time
+    /// kernels need one.
     pub kernels: Vec<String>,
 }
 impl Names {
@@ -60,15 +65,16 @@ impl Shared {
         };
         Ok(Arc::new(Shared { generation: AtomicU64::new(1), ids: Mutex::default(), pool }))
     }
-    /// Bytes on the device of all that sessions have in common, each value and arena once. Parameters that runs read in place are not among
-    /// them.
+    /// Bytes on the device of all that sessions have in common, each value and arena once. Parameters that runs read in
+    /// place are not among them.
     pub fn bytes(&self) -> usize {
         match &self.pool {
             Pool::Host(_, p) => p.bytes(),
             Pool::Cuda(_, p) => p.bytes(),
         }
     }
-    /// Says that parameters of another owner have changed: the next [`crate::Session::refresh`] of each session takes this up.
+    /// Says that parameters of another owner have changed: the next [`crate::Session::refresh`] of each session takes
+    /// this up.
     pub fn renew(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
@@ -95,8 +101,8 @@ impl Shared {
         };
         let mut all: Vec<Option<Constant>> = places.iter().map(param).collect();
         for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Load) {
-            // Invariant: load-time kernels read parameters and what earlier ones wrote (`Executable::check`); buffers without elements may
-            // be neither, and have no value.
+            // Invariant: load-time kernels read parameters and what earlier ones wrote (`Executable::check`); buffers
+            // without elements may be neither, and have no value.
             let read: Vec<Constant> = kernel.inputs.iter().filter_map(|b| all[b.0 as usize]).collect();
             let ids: Vec<u64> = read.iter().map(|c| c.id).collect();
             for (o, b) in kernel.outputs.iter().enumerate() {
@@ -130,7 +136,8 @@ impl Constants {
     }
 }
 
-/// Load-time kernels to run so that these buffers are computed, in launch order; `have`: buffers whose values are at hand.
+/// Load-time kernels to run so that these buffers are computed, in launch order; `have`: buffers whose values are at
+/// hand.
 pub(crate) fn kernels_for(exe: &Executable, wanted: &[bool], have: impl Fn(BufferId) -> bool) -> Vec<usize> {
     let mut wanted = wanted.to_vec();
     let mut all = vec![];

@@ -1,7 +1,8 @@
 //! Runs that follow each other without the host: each reads what the one before has left.
 //!
-//! Takes: the caller's memory, how often to run, and which outputs become inputs. Gives: all of it enqueued. What runs write in place
-//! ([`Executable::write_in_place`]) needs no copy; all else is copied on the device. Never: waits on a GPU, unless a step needs the host.
+//! Takes: the caller's memory, how often to run, and which outputs become inputs. Gives: all of it enqueued. What runs
+//! write in place ([`Executable::write_in_place`]) needs no copy; all else is copied on the device. Never: waits on a
+//! GPU, unless a step needs the host.
 use crate::{Executable, RuntimeError, Session, session::Backend};
 use kiln_graph::Type;
 
@@ -9,12 +10,13 @@ use kiln_graph::Type;
 pub type Feed = (usize, usize);
 
 impl Session {
-    /// [`Session::run_on`] `count` times over the same memory. After each run, the last one too, the inputs that `feeds` name hold the
-    /// outputs that it names: state that is not written in place, or a token that is the next step's. Without a stream, on the default
-    /// stream, as [`Session::run_on`].
+    /// [`Session::run_on`] `count` times over the same memory. After each run, the last one too, the inputs that
+    /// `feeds` name hold the outputs that it names: state that is not written in place, or a token that is the next
+    /// step's. Without a stream, on the default stream, as [`Session::run_on`].
     ///
     /// # Errors
-    /// Those of [`Session::run_on`]; [`RuntimeError::Feed`] if a feed's input and output do not exist or are of different types.
+    /// Those of [`Session::run_on`]; [`RuntimeError::Feed`] if a feed's input and output do not exist or are of
+    /// different types.
     ///
     /// # Safety
     /// As [`Session::run_on`]; the inputs that feeds name may be written, and overlap no other.

@@ -1,6 +1,8 @@
-//! Tensors in memory of a device, for what stays there between runs: state, and the inputs and outputs of runs that change it.
+//! Tensors in memory of a device, for what stays there between runs: state, and the inputs and outputs of runs that
+//! change it.
 //!
-//! Takes: a device and values of the host. Gives: an address for [`crate::Session::run_on`], and the values again. Never: moves them.
+//! Takes: a device and values of the host. Gives: an address for [`crate::Session::run_on`], and the values again.
+//! Never: moves them.
 use crate::{Device, Mismatch, RuntimeError, cuda::storage::CudaStorage};
 use kiln_graph::{Tensor, Type};
 

@@ -1,9 +1,9 @@
 //! Traced runs: when each kernel started and ended on its device, and what the host did during the run.
 //!
-//! On a GPU, CUDA events are recorded around every kernel. A trace replays what a run replays: where a run replays a CUDA graph, the
-//! events are nodes of that graph. Device and host clocks are matched once per run and agree to a few microseconds.
-//! Under a profiler a session launches kernels one by one instead, each in an NVTX range of its name (`cuda/nvtx.rs`).
-//! Never: measures runs without events, which are slightly faster; `profile` does.
+//! On a GPU, CUDA events are recorded around every kernel. A trace replays what a run replays: where a run replays a
+//! CUDA graph, the events are nodes of that graph. Device and host clocks are matched once per run and agree to a few
+//! microseconds. Under a profiler a session launches kernels one by one instead, each in an NVTX range of its name
+//! (`cuda/nvtx.rs`). Never: measures runs without events, which are slightly faster; `profile` does.
 use crate::{
     RuntimeError, Session,
     session::{Backend, check_inputs},

@@ -1,4 +1,5 @@
-//! Sessions on a GPU over memory and streams that belong to the test. Without a GPU there is nothing to run, and the tests say so.
+//! Sessions on a GPU over memory and streams that belong to the test. Without a GPU there is nothing to run, and the
+//! tests say so.
 use crate::host::{N, b, buffer, matmul, tensor, ty};
 use cudarc::driver::{
     result::{self, stream::StreamKind},
@@ -75,11 +76,12 @@ WAIT:
     ret;
 }";
 
-/// The first GPU, with its context current on this thread. Tests that need one are ignored, with that as the reason, where they are not asked
-/// for (`--include-ignored`).
+/// The first GPU, with its context current on this thread. Tests that need one are ignored, with that as the reason,
+/// where they are not asked for (`--include-ignored`).
 pub(crate) fn gpu() -> CudaDevice {
     let device = CudaDevice::open(0).unwrap_or_else(|e| panic!("this test needs a GPU: {e}"));
-    // SAFETY: the device retains its primary context, which stays alive until the process ends because it is retained here too.
+    // SAFETY: the device retains its primary context, which stays alive until the process ends because it is retained
+    // here too.
     unsafe {
         let context = result::primary_ctx::retain(result::device::get(0).unwrap()).unwrap();
         result::ctx::set_current(context).unwrap();
@@ -219,7 +221,8 @@ fn addresses_and_streams_may_change() {
     session.check().unwrap();
 }
 
-/// Threads without a context assemble code that sessions then use; what the driver refuses is told by the session that needs it.
+/// Threads without a context assemble code that sessions then use; what the driver refuses is told by the session that
+/// needs it.
 #[test]
 #[ignore = "needs a GPU"]
 fn code_is_assembled_ahead() {
@@ -266,7 +269,8 @@ fn runs_on_several_streams_are_ordered() {
     }
 }
 
-/// Parameters on the device are read in place if they are aligned, through a copy if not; folded values follow at a refresh.
+/// Parameters on the device are read in place if they are aligned, through a copy if not; folded values follow at a
+/// refresh.
 #[test]
 #[ignore = "needs a GPU"]
 fn parameters_on_the_device() {
@@ -422,7 +426,8 @@ impl Callbacks for Enqueues {
     }
 }
 
-/// A library that enqueues on the caller's stream is not waited for, and can be captured; other steps of the host cannot.
+/// A library that enqueues on the caller's stream is not waited for, and can be captured; other steps of the host
+/// cannot.
 #[test]
 #[ignore = "needs a GPU"]
 fn library_calls_on_the_callers_stream() {
@@ -520,8 +525,8 @@ fn sessions_allocate_from_the_callers_allocator() {
     assert_eq!(used.load(Ordering::Relaxed), 0);
 }
 
-/// Matmuls of the library follow the addresses of inputs and outputs, also to less aligned ones; where the library has no algorithm or is
-/// missing, the host computes on copies.
+/// Matmuls of the library follow the addresses of inputs and outputs, also to less aligned ones; where the library has
+/// no algorithm or is missing, the host computes on copies.
 #[test]
 #[ignore = "needs a GPU"]
 fn matmuls_move() {

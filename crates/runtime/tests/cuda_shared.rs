@@ -1,5 +1,5 @@
-//! Sessions on a GPU that share folded weights, copies of parameters and one arena. Without a GPU there is nothing to run, and the tests
-//! say so.
+//! Sessions on a GPU that share folded weights, copies of parameters and one arena. Without a GPU there is nothing to
+//! run, and the tests say so.
 use crate::{
     cuda_caller::{ADD, Array, capture, executable, finish, gpu, kernel, ptx, run_on, stream},
     host::{N, b, tensor},

@@ -1,4 +1,5 @@
-//! Sessions on the host over memory of another owner: parameters that change, and inputs and outputs at the caller's addresses.
+//! Sessions on the host over memory of another owner: parameters that change, and inputs and outputs at the caller's
+//! addresses.
 use crate::host::{N, Plus, add, buffer, chain, double, executable, host, kernel, matmul, tensor, ty, with_fallback};
 use kiln_graph::{DType, ParamId, Tensor, Type};
 use kiln_plan::{
@@ -72,7 +73,8 @@ pub(crate) fn panels() -> Executable {
     executable(1, kinds.into_iter().map(buffer).collect(), kernels, &outputs)
 }
 
-/// Packing drops the originals of weights that the session owns, and keeps foreign ones; refreshing packs again what may have changed.
+/// Packing drops the originals of weights that the session owns, and keeps foreign ones; refreshing packs again what
+/// may have changed.
 #[test]
 fn refreshing_packs_foreign_weights_again() {
     let (x, owned) = (tensor(|i| (i % 7) as f64), tensor(|i| (i % 3) as f64));
@@ -247,7 +249,8 @@ fn held_bytes_are_those_of_the_session() {
     assert_eq!([owned.bytes_held(), foreign.bytes_held()], [frozen + arena; 2]);
     let one = |params| Session::with_params(&host(1), panels(), params, Arc::new(NoCallbacks)).unwrap().bytes_held();
     let packed = one(vec![Param::Host(tensor(|_| 0.0)), Param::Host(tensor(|_| 0.0))]);
-    // Four packed weights, whose originals are dropped: each has 100 rows of at least 10 columns, rounded up to a whole panel of f32.
+    // Four packed weights, whose originals are dropped: each has 100 rows of at least 10 columns, rounded up to a whole
+    // panel of f32.
     assert!(packed >= 4 * 4 * N && packed.is_multiple_of(4 * 4 * 100), "{packed}");
     assert_eq!(one(vec![weight.param(), weight.param()]), packed);
 }
@@ -300,7 +303,8 @@ unsafe impl Send for Guarded {}
 #[cfg(target_os = "linux")]
 unsafe impl Sync for Guarded {}
 
-/// Matmuls touch nothing behind their operands, which end at the end of a page as a mapped file or a tensor of another library may.
+/// Matmuls touch nothing behind their operands, which end at the end of a page as a mapped file or a tensor of another
+/// library may.
 #[test]
 #[cfg(target_os = "linux")]
 fn matmuls_stay_within_the_callers_memory() {

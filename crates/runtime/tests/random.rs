@@ -22,7 +22,8 @@ unsafe extern "C" fn combine(args: *const *mut u8, lo: u64, hi: u64) {
     }
 }
 
-/// Kernels that read random earlier buffers, all of one length. Load-time kernels come first and read only parameters and frozen buffers.
+/// Kernels that read random earlier buffers, all of one length. Load-time kernels come first and read only parameters
+/// and frozen buffers.
 fn program(r: &mut Random, n: usize) -> Executable {
     let ty = Type::new(DType::F32, [n]);
     let (inputs, params) = (1 + r.next_below(3), 1 + r.next_below(3));

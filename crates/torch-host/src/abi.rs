@@ -1,4 +1,5 @@
-//! The plugin's C ABI as seen from the host: mirrors the `repr(C)` types and functions of `crates/torchscript/src/plugin.rs`.
+//! The plugin's C ABI as seen from the host: mirrors the `repr(C)` types and functions of
+//! `crates/torchscript/src/plugin.rs`.
 //!
 //! Resolves the plugin's symbols after checking its ABI version, and turns its JSON errors into [`TorchError`].
 use crate::error::{ImportErrors, Problem, TorchError};

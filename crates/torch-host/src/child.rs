@@ -1,8 +1,9 @@
-//! Import in a child process with limits on time and memory, because a TorchScript archive is a program and importing runs it.
+//! Import in a child process with limits on time and memory, because a TorchScript archive is a program and importing
+//! runs it.
 //!
-//! The `kiln` executable starts itself again as the child. The parent writes the request to the child's standard input and reads the
-//! graph and the weights from its standard output. Each message is an 8-byte little-endian length and JSON, followed by the bytes of
-//! the tensors in order. What the archive prints goes to standard error.
+//! The `kiln` executable starts itself again as the child. The parent writes the request to the child's standard input
+//! and reads the graph and the weights from its standard output. Each message is an 8-byte little-endian length and
+//! JSON, followed by the bytes of the tensors in order. What the archive prints goes to standard error.
 use crate::{Guard, Imported, Torch, TorchError};
 use kiln_graph::{Graph, Tensor, Type};
 use serde::{Deserialize, Serialize};
@@ -168,11 +169,11 @@ fn answer(from: &mut impl Read) -> io::Result<Result<Imported, TorchError>> {
     Ok(Ok(Imported { graph, params, guards: reply.guards, structure: reply.structure }))
 }
 
-/// The child's side: reads one request from standard input, writes one reply to standard output. Only a process started for this
-/// purpose may call it: it redirects standard output and limits the memory of the whole process.
+/// The child's side: reads one request from standard input, writes one reply to standard output. Only a process started
+/// for this purpose may call it: it redirects standard output and limits the memory of the whole process.
 pub fn serve() -> io::Result<()> {
-    // SAFETY: plain numbers. The child dies with its parent. Standard output is redirected to standard error, so that prints of
-    // libtorch or the model do not corrupt the reply.
+    // SAFETY: plain numbers. The child dies with its parent. Standard output is redirected to standard error, so that
+    // prints of libtorch or the model do not corrupt the reply.
     let mut out = unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         let out = libc::dup(libc::STDOUT_FILENO);
@@ -188,8 +189,8 @@ pub fn serve() -> io::Result<()> {
     let inputs = types.iter().map(|ty| tensor(&mut input, ty)).collect::<io::Result<Vec<_>>>()?;
     let limit = libc::rlimit { rlim_cur: request.memory, rlim_max: request.memory };
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: only reads the structs. The limit is on private memory, not on address space, of which libtorch's libraries reserve
-    // more than they use.
+    // SAFETY: only reads the structs. The limit is on private memory, not on address space, of which libtorch's
+    // libraries reserve more than they use.
     if unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) | libc::setrlimit(libc::RLIMIT_CORE, &no_core) } != 0 {
         return Err(io::Error::last_os_error());
     }

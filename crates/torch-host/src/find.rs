@@ -8,8 +8,8 @@ use std::{
 
 const PLUGIN: &str = "libkiln_torchscript.so";
 
-/// The folder that contains libtorch's `lib`. Tries in order: the environment variable `LIBTORCH`; `.deps/libtorch` in the current
-/// folder, the executable's folder and all their parents; the torch package of `python3`.
+/// The folder that contains libtorch's `lib`. Tries in order: the environment variable `LIBTORCH`; `.deps/libtorch` in
+/// the current folder, the executable's folder and all their parents; the torch package of `python3`.
 pub fn find_libtorch() -> Result<PathBuf, TorchError> {
     let mut looked_at = vec![];
     let mut good = |p: PathBuf, origin: &str| {
@@ -38,8 +38,9 @@ pub fn find_libtorch() -> Result<PathBuf, TorchError> {
     Err(TorchError::NoLibtorch { looked_at })
 }
 
-/// The plugin's file. Tries in order: the environment variable `KILN_TORCHSCRIPT_PLUGIN`; the executable's folder, its parent (for
-/// test binaries) and the parent's `lib`; the target folder of Cargo, then of a checkout that contains the current folder.
+/// The plugin's file. Tries in order: the environment variable `KILN_TORCHSCRIPT_PLUGIN`; the executable's folder, its
+/// parent (for test binaries) and the parent's `lib`; the target folder of Cargo, then of a checkout that contains the
+/// current folder.
 pub fn find_plugin() -> Result<PathBuf, TorchError> {
     let mut candidates: Vec<PathBuf> = env::var_os("KILN_TORCHSCRIPT_PLUGIN").map(PathBuf::from).into_iter().collect();
     if let Some(exe) = executable() {

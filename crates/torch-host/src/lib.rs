@@ -1,15 +1,15 @@
 //! Loads libtorch at run time, opens the TorchScript plugin, and wraps the plugin's C ABI in a safe API.
 //!
-//! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters, reference runs of
-//! whole modules, and runs of single fallback operators.
+//! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters,
+//! reference runs of whole modules, and runs of single fallback operators.
 //!
-//! libtorch is a plugin: Kiln never links it. This crate loads the libtorch that it finds, then `libkiln_torchscript.so`, which is
-//! linked against libtorch, so one binary works with and without libtorch. The plugin's interface is C: JSON and raw memory. Without
-//! libtorch, [`Torch::load`] says what is missing and how to install it. Libraries stay loaded for the life of the process, since
-//! libtorch cannot be unloaded safely.
+//! libtorch is a plugin: Kiln never links it. This crate loads the libtorch that it finds, then
+//! `libkiln_torchscript.so`, which is linked against libtorch, so one binary works with and without libtorch. The
+//! plugin's interface is C: JSON and raw memory. Without libtorch, [`Torch::load`] says what is missing and how to
+//! install it. Libraries stay loaded for the life of the process, since libtorch cannot be unloaded safely.
 //!
-//! Every call into libtorch runs on one dedicated thread ([`thread`]), whichever thread makes it. [`child`] imports in a separate
-//! process.
+//! Every call into libtorch runs on one dedicated thread ([`thread`]), whichever thread makes it. [`child`] imports in
+//! a separate process.
 mod abi;
 pub mod child;
 mod error;
@@ -123,13 +123,14 @@ impl Torch {
         self.symbols.json(text)
     }
 
-    /// Imports a TorchScript archive, specialised on example inputs, in this process. See [`child::import`] for untrusted archives.
+    /// Imports a TorchScript archive, specialised on example inputs, in this process. See [`child::import`] for
+    /// untrusted archives.
     pub fn import(&self, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
         thread::call(|| model::import(&self.symbols, path, inputs))
     }
 
-    /// Loads a module for repeated runs on these inputs. `threads` sets the number of libtorch threads for the whole process; 0 leaves
-    /// the choice to libtorch.
+    /// Loads a module for repeated runs on these inputs. `threads` sets the number of libtorch threads for the whole
+    /// process; 0 leaves the choice to libtorch.
     pub fn session(
         &self,
         path: &Path,
@@ -174,8 +175,8 @@ impl Torch {
     /// Runs a fallback op on memory of `device`, writes its first results to `outs`, and waits for the device.
     ///
     /// # Safety
-    /// Every `Memory` holds a dense tensor of its type on `device` that nothing else writes during the call, the work that produces
-    /// the operands has finished, and no result overlaps an operand.
+    /// Every `Memory` holds a dense tensor of its type on `device` that nothing else writes during the call, the work
+    /// that produces the operands has finished, and no result overlaps an operand.
     pub unsafe fn run_fallback_on(
         &self,
         op: &FallbackOp,

@@ -39,7 +39,8 @@ pub struct Imported {
     pub params: Vec<Tensor>,
     /// Scalar arguments that the graph depends on.
     pub guards: Vec<Guard>,
-    /// How the flat outputs nest: `{"tensor": i}`, `{"tuple": […]}`, `{"list": […]}`, `{"dict": [[key, …]]}`, `{"constant": …}`.
+    /// How the flat outputs nest: `{"tensor": i}`, `{"tuple": […]}`, `{"list": […]}`, `{"dict": [[key, …]]}`,
+    /// `{"constant": …}`.
     pub structure: serde_json::Value,
 }
 

@@ -1,8 +1,8 @@
 //! The one thread that calls libtorch. Callers hand it their work and sleep until it is done.
 //!
-//! libtorch parallelises with OpenMP, which keeps a thread pool ("team") for every thread that starts parallel work. Two teams have
-//! more threads than the machine has cores; each team then puts its threads to sleep after every loop and wakes them for the next,
-//! which makes a model of short operators many times slower.
+//! libtorch parallelises with OpenMP, which keeps a thread pool ("team") for every thread that starts parallel work.
+//! Two teams have more threads than the machine has cores; each team then puts its threads to sleep after every loop
+//! and wakes them for the next, which makes a model of short operators many times slower.
 use std::{
     any::Any,
     cell::Cell,
@@ -17,7 +17,8 @@ use std::{
 /// Work of a caller that blocks until the work has run.
 struct Job(Box<dyn FnOnce()>);
 
-// SAFETY: `call` does not return before its job has run or was dropped, and nothing else uses the job's borrows meanwhile.
+// SAFETY: `call` does not return before its job has run or was dropped, and nothing else uses the job's borrows
+// meanwhile.
 unsafe impl Send for Job {}
 
 thread_local! {
@@ -39,8 +40,8 @@ fn sender() -> Option<&'static Sender<Job>> {
     SENDER.get_or_init(start).as_ref()
 }
 
-/// Runs `f` on libtorch's thread and waits for it. A panic of `f` resumes in the caller. Nested calls, and calls when there is no such
-/// thread, run `f` on the current thread.
+/// Runs `f` on libtorch's thread and waits for it. A panic of `f` resumes in the caller. Nested calls, and calls when
+/// there is no such thread, run `f` on the current thread.
 pub fn call<R>(f: impl FnOnce() -> R) -> R {
     let Some(sender) = sender().filter(|_| !HERE.get()) else { return f() };
     let mut outcome: Option<Result<R, Box<dyn Any + Send>>> = None;

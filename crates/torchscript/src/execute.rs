@@ -1,5 +1,5 @@
-//! Execution by libtorch: whole modules as the reference, and single operators for fallback nodes. An operator is checked against the
-//! list of allowed ones ([`kiln_graph::fallback`]) before it runs.
+//! Execution by libtorch: whole modules as the reference, and single operators for fallback nodes. An operator is
+//! checked against the list of allowed ones ([`kiln_graph::fallback`]) before it runs.
 use crate::{
     ffi::{self, RawSession, RawValue, TorchTensor, c_string, checked, checked_count},
     import::borrow_all,
@@ -35,7 +35,8 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Loads a module. `device` is a CUDA device's number, or -1 for the host. `threads` sets libtorch's threads; 0 keeps its default.
+    /// Loads a module. `device` is a CUDA device's number, or -1 for the host. `threads` sets libtorch's threads; 0
+    /// keeps its default.
     pub fn open(path: &Path, inputs: &[Tensor], device: i32, threads: usize) -> Result<Session, ImportErrors> {
         if threads > 0 {
             // SAFETY: plain number.
@@ -124,8 +125,9 @@ impl Argument {
     }
 }
 
-/// Calls that have run once and returned the declared types. Such a call need not be checked again, and may use the operator's out=
-/// overload. (An out= overload casts to and resizes the given outputs, so it would hide a wrong result type.)
+/// Calls that have run once and returned the declared types. Such a call need not be checked again, and may use the
+/// operator's out= overload. (An out= overload casts to and resizes the given outputs, so it would hide a wrong result
+/// type.)
 struct Seen {
     calls: Mutex<HashSet<u64>>,
     hasher: RandomState,
@@ -146,8 +148,8 @@ impl Seen {
     }
 }
 
-/// Calls an allowed fallback operator and copies its first results to `outs`, which must have the results' types. Results whose
-/// `Memory` is null are skipped.
+/// Calls an allowed fallback operator and copies its first results to `outs`, which must have the results' types.
+/// Results whose `Memory` is null are skipped.
 ///
 /// # Safety
 /// Every `Memory` holds a dense tensor of its type on `device` (-1: host), and no result overlaps an operand.

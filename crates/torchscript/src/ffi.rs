@@ -1,6 +1,7 @@
 //! The C ABI of the shim in `cpp/`, and thin RAII owners of its handles.
 //!
-//! Every function that can fail takes `error`: on failure it receives a JSON text, `{"errors": […]}`, which the caller must free.
+//! Every function that can fail takes `error`: on failure it receives a JSON text, `{"errors": […]}`, which the caller
+//! must free.
 use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{DType, Tensor, Type};
 use std::{

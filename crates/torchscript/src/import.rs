@@ -32,7 +32,8 @@ pub struct Imported {
     /// In the order of `graph.params`.
     pub params: Vec<Tensor>,
     pub guards: Vec<Guard>,
-    /// How the flat outputs nest: `{"tensor": i}`, `{"tuple": […]}`, `{"list": […]}`, `{"dict": [[key, …]]}`, `{"constant": …}`.
+    /// How the flat outputs nest: `{"tensor": i}`, `{"tuple": […]}`, `{"list": […]}`, `{"dict": [[key, …]]}`,
+    /// `{"constant": …}`.
     pub structure: serde_json::Value,
 }
 

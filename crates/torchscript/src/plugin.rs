@@ -1,7 +1,9 @@
-//! The plugin's C ABI: JSON, raw memory and `repr(C)` structs, nothing with Rust's own layout. `kiln-torch-host` is the other side.
+//! The plugin's C ABI: JSON, raw memory and `repr(C)` structs, nothing with Rust's own layout. `kiln-torch-host` is the
+//! other side.
 //!
-//! Every function that can fail catches panics. A failure leaves a JSON text `{"errors": [{message, source, module, help}]}` in
-//! `*error`, which the caller frees with `kiln_torch_free_text`. Strings are UTF-8 with a length, not NUL-terminated.
+//! Every function that can fail catches panics. A failure leaves a JSON text `{"errors": [{message, source, module,
+//! help}]}` in `*error`, which the caller frees with `kiln_torch_free_text`. Strings are UTF-8 with a length, not
+//! NUL-terminated.
 use crate::{
     Imported, Session,
     execute::{self, Memory},
@@ -227,7 +229,8 @@ pub unsafe extern "C" fn kiln_torch_imported_json(model: *const ImportedModel) -
     Str { ptr: json.as_ptr(), len: json.len() }
 }
 
-/// Returns the number of parameters. If `bytes` is not null, writes the data of parameter `i`, whose type is in the graph.
+/// Returns the number of parameters. If `bytes` is not null, writes the data of parameter `i`, whose type is in the
+/// graph.
 ///
 /// # Safety
 /// `model` is alive; `bytes` is null or can be written.
@@ -251,7 +254,8 @@ pub unsafe extern "C" fn kiln_torch_imported_free(model: *mut ImportedModel) {
     drop(unsafe { Box::from_raw(model) });
 }
 
-/// Loads a module to run on these inputs. `device` -1 is the host; `threads` 0 keeps libtorch's default. Returns null on failure.
+/// Loads a module to run on these inputs. `device` -1 is the host; `threads` 0 keeps libtorch's default. Returns null
+/// on failure.
 ///
 /// # Safety
 /// The pointers are valid for the call.
@@ -284,7 +288,8 @@ pub unsafe extern "C" fn kiln_torch_session_run(module: *mut RunningModule, erro
     unsafe { guarded(error, 1, || (*module).session.run().map(|_| 0)) }
 }
 
-/// Copies the last run's outputs to the host and writes a JSON list of their types (`["f32[8,16]", …]`). Returns 0 on success.
+/// Copies the last run's outputs to the host and writes a JSON list of their types (`["f32[8,16]", …]`). Returns 0 on
+/// success.
 ///
 /// # Safety
 /// `module` is alive and used by one thread; `types` can be written.
@@ -327,7 +332,8 @@ pub unsafe extern "C" fn kiln_torch_session_free(module: *mut RunningModule) {
     drop(unsafe { Box::from_raw(module) });
 }
 
-/// Runs one operator with operands `ins` and results `outs`, all dense and on `device` (-1: host). Returns 0 on success.
+/// Runs one operator with operands `ins` and results `outs`, all dense and on `device` (-1: host). Returns 0 on
+/// success.
 ///
 /// # Safety
 /// The pointers are valid for the call, and no result overlaps an operand.

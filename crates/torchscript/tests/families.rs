@@ -1,5 +1,5 @@
-//! Programs drawn at random, as traces: `python/tests/families.py` writes them with what eager PyTorch computed. Results have the dtype, the
-//! shape and the values of eager.
+//! Programs drawn at random, as traces: `python/tests/families.py` writes them with what eager PyTorch computed.
+//! Results have the dtype, the shape and the values of eager.
 use crate::common::*;
 use std::{
     path::{Path, PathBuf},

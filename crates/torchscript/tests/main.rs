@@ -1,5 +1,5 @@
-//! All integration tests of this crate in one binary. A new file under `tests/` needs a line here (`kiln-xtask tests` checks). One
-//! binary per file would link the crate's dependencies (for some crates LLVM) once per file.
+//! All integration tests of this crate in one binary. A new file under `tests/` needs a line here (`kiln-xtask tests`
+//! checks). One binary per file would link the crate's dependencies (for some crates LLVM) once per file.
 mod common;
 mod families;
 mod models;

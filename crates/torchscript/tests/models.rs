@@ -197,7 +197,8 @@ fn matmuls() {
     ]);
 }
 
-/// An index out of range for its own axis is an error even if the combined position is inside the table, as in libtorch.
+/// An index out of range for its own axis is an error even if the combined position is inside the table, as in
+/// libtorch.
 #[test]
 fn indices_stay_in_their_own_axes() {
     let (path, example) = (archive("op_index_get"), inputs("op_index_get"));

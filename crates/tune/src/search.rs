@@ -1,6 +1,6 @@
-//! The search. It drops candidates whose predicted time is far above the best before anything is compiled, compiles the others in
-//! parallel, and samples them round-robin, so that a change of the GPU's clock affects all of them; candidates that are clearly slower
-//! are dropped early. Then it does the same for the neighbours of the best.
+//! The search. It drops candidates whose predicted time is far above the best before anything is compiled, compiles the
+//! others in parallel, and samples them round-robin, so that a change of the GPU's clock affects all of them;
+//! candidates that are clearly slower are dropped early. Then it does the same for the neighbours of the best.
 use kiln_plan::Schedule;
 use rayon::prelude::*;
 
@@ -105,8 +105,8 @@ pub fn search<B: Bench>(
     Ok(Outcome { best: schedule, us, default, default_us, candidates: candidates.len(), measured: medians })
 }
 
-/// The default and the candidates predicted to be close to the best; those of the library, which the model predicts least reliably, come
-/// first.
+/// The default and the candidates predicted to be close to the best; those of the library, which the model predicts
+/// least reliably, come first.
 fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Schedule> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
     // Invariant: `search` checked that there is a first candidate.

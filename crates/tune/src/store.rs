@@ -1,6 +1,8 @@
-//! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and compiler version.
+//! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and
+//! compiler version.
 //!
-//! Entries are not trusted: whoever uses one lowers the kernel by its schedule, and ignores the entry if lowering refuses.
+//! Entries are not trusted: whoever uses one lowers the kernel by its schedule, and ignores the entry if lowering
+//! refuses.
 use kiln_plan::Schedule;
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +88,8 @@ impl Store {
         file.entries.into_iter().for_each(|e| store.put(e));
         Ok(store)
     }
-    /// The text form, which [`Store::parse`] reads. The same entries give the same text, in whatever order they were added.
+    /// The text form, which [`Store::parse`] reads. The same entries give the same text, in whatever order they were
+    /// added.
     pub fn text(&self) -> String {
         let file = File { kiln_measurements: u64::from(VERSION), entries: &self.entries };
         // Invariant: only strings and finite numbers, which JSON can represent.
@@ -119,7 +122,8 @@ impl Store {
             None => Found::Nothing,
         }
     }
-    /// The machine of this target whose entries a compilation without a device uses: `usual` if the store has it, else the first by name.
+    /// The machine of this target whose entries a compilation without a device uses: `usual` if the store has it, else
+    /// the first by name.
     pub fn machine(&self, target: &str, usual: &str) -> Option<&Machine> {
         let mut all = self.entries.iter().map(|e| &e.key.machine).filter(|m| m.target == target);
         let first = all.clone().min();

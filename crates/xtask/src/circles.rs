@@ -1,7 +1,9 @@
-//! Checks for circular imports inside a crate: modules that use each other and can only be understood together, and folders whose modules do.
-//! A module and its submodules may use each other: a parent calls its children, and these use what the parent defines.
+//! Checks for circular imports inside a crate: modules that use each other and can only be understood together, and
+//! folders whose modules do. A module and its submodules may use each other: a parent calls its children, and these use
+//! what the parent defines.
 //!
-//! Imports are read from the source text: `use` items, and paths that begin with `crate` or `super`, resolved through `pub use`.
+//! Imports are read from the source text: `use` items, and paths that begin with `crate` or `super`, resolved through
+//! `pub use`.
 mod paths;
 
 use std::{
@@ -66,7 +68,8 @@ fn uses(files: &BTreeMap<String, String>) -> Uses {
         let into = all.entry(module.to_string()).or_default();
         for path in &paths.used {
             let Some((mut to, mut item)) = resolve(module, path, &known) else { continue };
-            // A name may be re-exported several times; the bound ends the loop if two modules re-export it from each other.
+            // A name may be re-exported several times; the bound ends the loop if two modules re-export it from each
+            // other.
             for _ in 0..files.len() {
                 let Some(next) = given.get(&(to.clone(), item.clone())).filter(|n| n.0 != to) else { break };
                 (to, item) = next.clone();
@@ -107,8 +110,8 @@ fn resolve(module: &str, path: &[String], known: &dyn Fn(&str) -> bool) -> Optio
     Some((at.join("::"), rest.next().unwrap_or_default().to_string()))
 }
 
-/// Groups of folders that use each other: at each level of a crate, modules count as their ancestor there, so that arrows between folders run
-/// one way.
+/// Groups of folders that use each other: at each level of a crate, modules count as their ancestor there, so that
+/// arrows between folders run one way.
 fn folder_circles(uses: &Uses) -> Vec<Vec<String>> {
     let parent = |m: &str| m.rsplit_once("::").map_or(String::new(), |(parent, _)| parent.to_string());
     let parents: BTreeSet<String> = uses.keys().filter(|m| !m.is_empty()).map(|m| parent(m)).collect();

@@ -1,8 +1,9 @@
-//! Checks that hardware constants occur in crates/machine alone, so that a plan for one GPU uses no constant of another.
+//! Checks that hardware constants occur in crates/machine alone, so that a plan for one GPU uses no constant of
+//! another.
 use std::path::{Path, PathBuf};
 
-/// Tokens that betray a constant of some GPU: the number of multiprocessors of an H100 or H200 and its multiples, the clock in MHz and Hz,
-/// a block's shared memory in bytes; and names of constants that held such values.
+/// Tokens that betray a constant of some GPU: the number of multiprocessors of an H100 or H200 and its multiples, the
+/// clock in MHz and Hz, a block's shared memory in bytes; and names of constants that held such values.
 const WORDS: [&str; 11] =
     ["132", "264", "528", "1056", "1755", "1755e6", "232448", "166912", "101376", "PROCESSORS", "CLOCK"];
 /// The same for constants written as expressions, without spaces.
@@ -84,7 +85,8 @@ fn fitted(code: &str) -> Option<f64> {
     })
 }
 
-/// Line numbers, from 1, and constants found, up to the file's test module (the only module with a body). Comments and strings are ignored.
+/// Line numbers, from 1, and constants found, up to the file's test module (the only module with a body). Comments and
+/// strings are ignored.
 fn found(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     lines(text).filter_map(|(n, code)| Some((n, figure(&code)?)))
 }

@@ -1,5 +1,6 @@
-//! Checks dependencies: licences against `licenses.allow` and `licenses.exceptions` of deny.toml, sources (registries only, as deny.toml says), and versions (none
-//! may be `*`). Reads only `cargo metadata`, so it needs no network and no other tool; security advisories are checked by `cargo deny`.
+//! Checks dependencies: licences against `licenses.allow` and `licenses.exceptions` of deny.toml, sources (registries
+//! only, as deny.toml says), and versions (none may be `*`). Reads only `cargo metadata`, so it needs no network and no
+//! other tool; security advisories are checked by `cargo deny`.
 use crate::metadata::Metadata;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! Repository checks. `cargo run -p kiln-xtask -- deps` compares `cargo metadata` with the table in ARCHITECTURE.md: which crate may depend
-//! on which, and which single crate may use tch, egg, inkwell and cudarc. Development dependencies are not restricted.
-//! `-- tests`: each crate's tests are one program, and hardware constants occur in crates/machine alone.
-//! `-- licences`: dependencies are under licences that deny.toml allows. `-- circles`: modules of a crate have no circular imports.
-//! `-- words`: that no text uses a private word where the field has one.
+//! Repository checks. `cargo run -p kiln-xtask -- deps` compares `cargo metadata` with the table in ARCHITECTURE.md:
+//! which crate may depend on which, and which single crate may use tch, egg, inkwell and cudarc. Development
+//! dependencies are not restricted. `-- tests`: each crate's tests are one program, and hardware constants occur in
+//! crates/machine alone. `-- licences`: dependencies are under licences that deny.toml allows. `-- circles`: modules of
+//! a crate have no circular imports. `-- words`: that no text uses a private word where the field has one.
 mod circles;
 mod figures;
 mod licences;

@@ -1,7 +1,8 @@
-//! Checks that each crate's integration tests are one program: `tests/main.rs` names every other file in `tests/` as a module.
+//! Checks that each crate's integration tests are one program: `tests/main.rs` names every other file in `tests/` as a
+//! module.
 //!
-//! Every test program links all of the crate's dependencies, 150 MB where LLVM is one of them, so one program per crate links LLVM once.
-//! A file that `main.rs` does not name would never run.
+//! Every test program links all of the crate's dependencies, 150 MB where LLVM is one of them, so one program per crate
+//! links LLVM once. A file that `main.rs` does not name would never run.
 use std::{collections::BTreeSet, path::Path};
 
 /// Number of test files, or the problems: files that `main.rs` does not name, crates with several test programs.

@@ -4,7 +4,8 @@ use std::{collections::HashMap, fmt::Write as _};
 /// A program's header that is longer than this is wrapped, one parameter per line.
 const WIDTH: usize = 140;
 
-/// Lines with one of the words (`tma_*`: any word that begins so), with the headers of programs and the blocks that enclose them.
+/// Lines with one of the words (`tma_*`: any word that begins so), with the headers of programs and the blocks that
+/// enclose them.
 pub fn only(text: &str, words: &[String]) -> String {
     // Lines that opened the current blocks, and how many of them are shown.
     let (mut open, mut shown) = (Vec::<&str>::new(), 0);

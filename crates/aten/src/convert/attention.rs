@@ -26,7 +26,8 @@ pub struct Places {
     scale: usize,
 }
 
-/// Scaled dot-product attention and the forms that torch chooses for a device, without `aten::`; `None` for all other operators.
+/// Scaled dot-product attention and the forms that torch chooses for a device, without `aten::`; `None` for all other
+/// operators.
 pub fn places(name: &str) -> Option<Places> {
     let (mask, dropout, causal, scale) = match name {
         // (mask?, dropout, causal, scale?, enable_gqa)
@@ -48,8 +49,8 @@ pub fn places(name: &str) -> Option<Places> {
     Some(Places { mask, dropout, causal, scale })
 }
 
-/// `(q, k, v, …)`, without dropout. The second result of the forms of a device is the log-sum-exp, but for the one in steps; further ones
-/// are of use in training alone.
+/// `(q, k, v, …)`, without dropout. The second result of the forms of a device is the log-sum-exp, but for the one in
+/// steps; further ones are of use in training alone.
 fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let places = call.name.strip_prefix("aten::").and_then(places).ok_or("arguments in an unknown order")?;
     if !matches!(call.overload.as_str(), "" | "default") {
@@ -101,7 +102,8 @@ struct Heads {
     hidden: Option<ValueId>,
 }
 
-/// Projection `i` (0 query, 1 key, 2 value) of `x`, as `[batch, heads, tokens, depth]`: sliced from the joined projection if there is one.
+/// Projection `i` (0 query, 1 key, 2 value) of `x`, as `[batch, heads, tokens, depth]`: sliced from the joined
+/// projection if there is one.
 fn project(c: &mut Ctx, x: ValueId, joined: Option<ValueId>, h: &Heads, i: usize) -> Res<ValueId> {
     let [batch, tokens, width] = c.shape(x)[..] else {
         return Err("multi-head attention of a rank other than 3".into());
@@ -118,8 +120,8 @@ fn project(c: &mut Ctx, x: ValueId, joined: Option<ValueId>, h: &Heads, i: usize
     c.permute(part, &[0, 2, 1, 3])
 }
 
-/// Input projections, attention and output projection of `[query, key, value]`, each `[batch, tokens, width]`. Also returns the
-/// probabilities `[batch, heads, queries, keys]` if `probabilities`.
+/// Input projections, attention and output projection of `[query, key, value]`, each `[batch, tokens, width]`. Also
+/// returns the probabilities `[batch, heads, queries, keys]` if `probabilities`.
 fn projected_attention(
     c: &mut Ctx,
     from: [ValueId; 3],
@@ -171,8 +173,8 @@ fn projected_attention(
     Ok((c.node(Op::Linear, &[r, h.weights[2], h.weights[3]])?, weights))
 }
 
-/// The mask argument at `at` in the form of [`Heads::hidden`]. Nonzero masks a key out. Its mask type, at `kind_at`, is 0 for
-/// `[queries, keys]`, 1 for `[batch, keys]`, 2 for all four axes.
+/// The mask argument at `at` in the form of [`Heads::hidden`]. Nonzero masks a key out. Its mask type, at `kind_at`, is
+/// 0 for `[queries, keys]`, 1 for `[batch, keys]`, 2 for all four axes.
 fn hidden(c: &mut Ctx, call: &Call, at: usize, kind_at: usize, batch: usize) -> Res<Option<ValueId>> {
     let Some(mask) = c.opt_tensor(call, at)? else { return Ok(None) };
     let hidden = c.cast(mask, DType::Bool)?;
@@ -193,8 +195,8 @@ fn heads(c: &Ctx, call: &Call, at: usize) -> Res<usize> {
     usize::try_from(c.int(call, at)?).map_err(|_| "a negative number of heads".to_string())
 }
 
-/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`. The second result, if it
-/// is used, is the probabilities, optionally averaged over the heads.
+/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`. The second
+/// result, if it is used, is the probabilities, optionally averaged over the heads.
 fn multi_head(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let from = [c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?];
     let batch = *c.shape(from[0]).first().ok_or("multi-head attention of rank 0")?;
@@ -210,8 +212,8 @@ fn multi_head(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![r, c.reshape(weights, &shape)?])
 }
 
-/// `(x, width, heads, qkv weight, bias, out weight, bias, gelu, norm_first, eps, norm 1 weight, bias, norm 2 weight, bias, first
-/// linear's weight, bias, second linear's weight, bias, mask?, mask_type?)`.
+/// `(x, width, heads, qkv weight, bias, out weight, bias, gelu, norm_first, eps, norm 1 weight, bias, norm 2 weight,
+/// bias, first linear's weight, bias, second linear's weight, bias, mask?, mask_type?)`.
 fn encoder_layer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let batch = *c.shape(x).first().ok_or("an encoder layer of rank 0")?;

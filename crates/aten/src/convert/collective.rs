@@ -1,5 +1,5 @@
-//! Waiting for collectives. The collectives themselves are fallbacks, whose results are complete before anything reads them: so waiting is
-//! the identity here.
+//! Waiting for collectives. The collectives themselves are fallbacks, whose results are complete before anything reads
+//! them: so waiting is the identity here.
 use super::{
     Table,
     context::{Ctx, Res},

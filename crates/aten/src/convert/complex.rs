@@ -1,9 +1,9 @@
 //! Complex values: a real and an imaginary part for each, inside of a conversion alone.
 //!
-//! A graph has no complex type. A complex value of the program is a pair of values here ([`Ctx::complex`]); as a constant it is a parameter
-//! with one more axis, of the two parts, which is how it lies in memory, and so it is as a result. What only moves elements, or is linear,
-//! runs once on the real parts and once on the imaginary ones; a few operators have formulas. All others are left to the doors, which have
-//! no form for complex values either.
+//! A graph has no complex type. A complex value of the program is a pair of values here ([`Ctx::complex`]); as a
+//! constant it is a parameter with one more axis, of the two parts, which is how it lies in memory, and so it is as a
+//! result. What only moves elements, or is linear, runs once on the real parts and once on the imaginary ones; a few
+//! operators have formulas. All others are left to the doors, which have no form for complex values either.
 use super::{
     Handler, check,
     context::{Ctx, Res, part_type},
@@ -110,7 +110,8 @@ const JOINING: &[&str] = &[
     "where",
 ];
 
-/// Converts a call with a complex operand or result, and binds its results. `None` if it has neither, or if there is no form for it.
+/// Converts a call with a complex operand or result, and binds its results. `None` if it has neither, or if there is no
+/// form for it.
 pub fn convert(c: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -> Option<Res<()>> {
     let mut operands = vec![];
     call.args.iter().for_each(|a| a.values(&mut operands));
@@ -196,8 +197,8 @@ pub fn is_complex(c: &Ctx, id: usize) -> bool {
     part_type(&c.info(id).dtype).is_some()
 }
 
-/// The type of a complex tensor where it is one value, as an input, a result or a parameter: its last axis has the parts. `None` if the dtype
-/// is not complex.
+/// The type of a complex tensor where it is one value, as an input, a result or a parameter: its last axis has the
+/// parts. `None` if the dtype is not complex.
 pub fn pair_type(dtype: &str, shape: &[usize]) -> Option<Type> {
     part_type(dtype).map(|part| Type::new(part, [shape, &[2]].concat()))
 }
@@ -439,8 +440,8 @@ fn quotient(c: &mut Ctx, call: &Call) -> Res<Pair> {
     }
 }
 
-/// `(a + b i) / (c + d i) = ((ac + bd) + (bc - ad) i) / (c² + d²)`, with c and d divided by the larger of them first, so that squares neither
-/// overflow nor vanish.
+/// `(a + b i) / (c + d i) = ((ac + bd) + (bc - ad) i) / (c² + d²)`, with c and d divided by the larger of them first,
+/// so that squares neither overflow nor vanish.
 fn divided(c: &mut Ctx, a: Term, [re, im]: Pair) -> Res<Pair> {
     let (abs_re, abs_im) = (c.unary(Abs, re)?, c.unary(Abs, im)?);
     let size = c.binary(Max, abs_re, abs_im)?;

@@ -1,12 +1,12 @@
 //! State of a conversion: the graph under construction, and typed access to the arguments of a call.
 //!
-//! Nodes are hash-consed: building the same node twice gives the same value. A conversion that fails half way leaves unused nodes
-//! behind, which `prune` drops at the end.
+//! Nodes are hash-consed: building the same node twice gives the same value. A conversion that fails half way leaves
+//! unused nodes behind, which `prune` drops at the end.
 //!
-//! A program may lie about its calls: about the types of results, ranks, axes, the lengths of lists. So nothing is indexed but through
-//! [`Ctx::size`], [`at`] and their like, which give an error; clippy holds the conversions to it. Shapes of the program are within the
-//! limits of [`kiln_graph::infer`] ([`crate::Raw::check`]), so that the elements of one tensor can be counted; numbers among the
-//! arguments may be any, so arithmetic on these must not overflow.
+//! A program may lie about its calls: about the types of results, ranks, axes, the lengths of lists. So nothing is
+//! indexed but through [`Ctx::size`], [`at`] and their like, which give an error; clippy holds the conversions to it.
+//! Shapes of the program are within the limits of [`kiln_graph::infer`] ([`crate::Raw::check`]), so that the elements
+//! of one tensor can be counted; numbers among the arguments may be any, so arithmetic on these must not overflow.
 use crate::raw::{Arg, Call, Raw, RawInfo};
 use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, Init, Op, ReduceOp, Scalar, Source, Tensor, Type, UnaryOp, ValueId,
@@ -39,7 +39,8 @@ pub struct Ctx<'a> {
     pub last_collective: Option<ValueId>,
     /// Raw value id → real and imaginary part of a complex value.
     pub complex: HashMap<usize, [ValueId; 2]>,
-    /// Whether complex values count as their parts: a conversion of real values runs on one of these ([`super::complex`]).
+    /// Whether complex values count as their parts: a conversion of real values runs on one of these
+    /// ([`super::complex`]).
     pub of_parts: bool,
 }
 
@@ -435,8 +436,8 @@ pub fn scalar_of(arg: &Arg) -> Option<Scalar> {
     }
 }
 
-/// `s` as a constant of `dtype`. Integers out of range wrap, as in torch where it accepts such a number; where torch rejects it, the
-/// example run has failed already.
+/// `s` as a constant of `dtype`. Integers out of range wrap, as in torch where it accepts such a number; where torch
+/// rejects it, the example run has failed already.
 pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
     let int = |v: i64| dtype.kind().wrapped(v);
     match (dtype, s) {

@@ -98,8 +98,9 @@ fn eye(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.cast(on, ty.dtype)?])
 }
 
-/// `(start, end, steps, base?, …)`: numbers at equal distances, counted from the nearer end; or powers of the base, with such exponents.
-/// torch computes narrower floats with a step that it has rounded, which f64 does not follow; ends that are integers are truncated.
+/// `(start, end, steps, base?, …)`: numbers at equal distances, counted from the nearer end; or powers of the base,
+/// with such exponents. torch computes narrower floats with a step that it has rounded, which f64 does not follow; ends
+/// that are integers are truncated.
 fn spaced(c: &mut Ctx, call: &Call, base_at: Option<usize>) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let (mut start, mut end) = (c.float(call, 0)?, c.float(call, 1)?);

@@ -1,6 +1,6 @@
-//! Calls without a conversion: they become fallback nodes, which libtorch runs. If all operands are constants, the folded results of
-//! the example run become parameters instead. Collectives are fallbacks that are never folded, and that keep their order
-//! ([`kiln_graph::fallback::collective`]).
+//! Calls without a conversion: they become fallback nodes, which libtorch runs. If all operands are constants, the
+//! folded results of the example run become parameters instead. Collectives are fallbacks that are never folded, and
+//! that keep their order ([`kiln_graph::fallback::collective`]).
 use super::context::Ctx;
 use crate::{
     error::Problem,

@@ -48,8 +48,8 @@ fn embedding(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Take { axis: 0 }, &[w, i])?)
 }
 
-/// `(gradient, indices, rows, padding index, by frequency)`: the sum of what arrives at each row of the table. Rows of the padding index get
-/// nothing.
+/// `(gradient, indices, rows, padding index, by frequency)`: the sum of what arrives at each row of the table. Rows of
+/// the padding index get nothing.
 fn embedding_gradient(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mut g, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     if c.bool(call, 4)? {
@@ -91,7 +91,8 @@ fn gather(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// `(x, indices, axis?)`: a gather after both are broadcast, except along the axis. Negative indices count from the end.
+/// `(x, indices, axis?)`: a gather after both are broadcast, except along the axis. Negative indices count from the
+/// end.
 fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     if *c.arg(call, 2) == Arg::None {
@@ -115,8 +116,8 @@ fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(index_as(c, call, indices)?)
 }
 
-/// Result of the call if its first argument is indexed along these axes: permutes the indexed axes next to each other, flattens them,
-/// combines their indices into one, and takes.
+/// Result of the call if its first argument is indexed along these axes: permutes the indexed axes next to each other,
+/// flattens them, combines their indices into one, and takes.
 fn index_as(c: &mut Ctx, call: &Call, indices: Vec<(usize, ValueId)>) -> Res<ValueId> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let place = Indexed::new(&indices, c.rank(x))?;
@@ -183,7 +184,8 @@ fn take(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Take { axis: 0 }, &[flat, i])?)
 }
 
-/// Row-major position from one index per axis; negative indices count from the end. If any index is out of range, so is the position.
+/// Row-major position from one index per axis; negative indices count from the end. If any index is out of range, so is
+/// the position.
 fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
     let ([first, rest @ ..], [size, more @ ..]) = (indices, sizes) else { return Err("no index".into()) };
     let mut at = wrapped(c, *first, *size)?;
@@ -259,7 +261,8 @@ fn scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
 }
 
-/// `(x, axis, index, source, reduce, include_self)`: sums; without x's own elements, those that are written to become zero before.
+/// `(x, axis, index, source, reduce, include_self)`: sums; without x's own elements, those that are written to become
+/// zero before.
 fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
     let axis = c.axis(call, 1, c.rank(x))?;
@@ -287,8 +290,8 @@ enum FromEnd {
     Refused,
 }
 
-/// `(x, axis, index, …)`: writes the slices of x along the axis that the index names. `source` receives the shape of the written slices
-/// and builds them. A rank-0 operand counts as one slice of one element.
+/// `(x, axis, index, …)`: writes the slices of x along the axis that the index names. `source` receives the shape of
+/// the written slices and builds them. A rank-0 operand counts as one slice of one element.
 fn write_rows(
     c: &mut Ctx,
     call: &Call,
@@ -336,8 +339,8 @@ fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })
 }
 
-/// `(x, indices, values, accumulate)`: a single bool mask with one value becomes a select; integer indices become a scatter of rows, with
-/// the indexed axes in front.
+/// `(x, indices, values, accumulate)`: a single bool mask with one value becomes a select; integer indices become a
+/// scatter of rows, with the indexed axes in front.
 fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, values, add) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.bool(call, 3)?);
     if let Arg::List(items) = c.arg(call, 1)

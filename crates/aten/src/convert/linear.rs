@@ -52,7 +52,8 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Linear, &args)?)
 }
 
-/// `a × b`; a vector is a row on the left and a column on the right. The result is reshaped to `shape`, which drops the added axes.
+/// `a × b`; a vector is a row on the left and a column on the right. The result is reshaped to `shape`, which drops the
+/// added axes.
 pub fn dot(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId> {
     let a = match c.shape(a)[..] {
         [k] => c.reshape(a, &[1, k])?,
@@ -104,8 +105,8 @@ fn add_matmul(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res<
     one(plus(c, add, r, c.scalar(call, beta_at)?, c.scalar(call, alpha_at)?)?)
 }
 
-/// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8 with f32 accumulation, times both scales
-/// (per tensor, or per row of a and per column of b), plus the bias.
+/// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8 with f32 accumulation,
+/// times both scales (per tensor, or per row of a and per column of b), plus the bias.
 fn scaled_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let types = [a, b].map(|v| c.dtype(v));
@@ -174,7 +175,8 @@ fn addr(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(plus(c, add, outer, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
 }
 
-/// `(a, b, w, bias?)`: `sum of a[i] w[o, i, j] b[j]`, as `a` times the matrix `[i, o j]`, then times b and summed over j.
+/// `(a, b, w, bias?)`: `sum of a[i] w[o, i, j] b[j]`, as `a` times the matrix `[i, o j]`, then times b and summed over
+/// j.
 fn bilinear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, w, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let [outs, n, m] = c.shape(w)[..] else { return Err("bilinear weights of a rank other than 3".into()) };

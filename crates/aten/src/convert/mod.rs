@@ -1,8 +1,9 @@
 //! Converts TorchScript operators to Kiln's ops: one small function per operator, in tables by family.
 //!
-//! Takes the specialised calls ([`Raw`]); gives a [`Graph`]. A conversion is used only if its result has the type of the example run.
-//! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
-//! dtype has no name in Kiln), it is a [`Problem`]. So is a call that draws random numbers ([`random`]).
+//! Takes the specialised calls ([`Raw`]); gives a [`Graph`]. A conversion is used only if its result has the type of
+//! the example run. A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for
+//! Kiln either (for example, its dtype has no name in Kiln), it is a [`Problem`]. So is a call that draws random
+//! numbers ([`random`]).
 #![warn(clippy::indexing_slicing)]
 mod attention;
 mod collective;
@@ -62,14 +63,16 @@ fn handlers() -> HashMap<&'static str, Handler> {
     TABLES.iter().copied().flatten().copied().collect()
 }
 
-/// The names of the operators that the tables convert, in alphabetical order; functions of one operand and second names are left out.
+/// The names of the operators that the tables convert, in alphabetical order; functions of one operand and second names
+/// are left out.
 pub fn operators() -> Vec<&'static str> {
     let mut names: Vec<&str> = handlers().into_keys().collect();
     names.sort_unstable();
     names
 }
 
-/// Whether an operator computes each element of its result from the elements of its tensors there, broadcast to one shape.
+/// Whether an operator computes each element of its result from the elements of its tensors there, broadcast to one
+/// shape.
 pub(crate) fn is_pointwise(name: &str) -> bool {
     let listed = pointwise::TABLE.iter().any(|(listed, _)| *listed == name);
     let function = name.strip_prefix("aten::").is_some_and(|n| UnaryOp::of_torch(n).is_some());
@@ -80,7 +83,8 @@ pub(crate) fn is_pointwise(name: &str) -> bool {
 /// A converted graph and the sources of its parameters' data.
 #[derive(Debug)]
 pub struct Converted {
-    /// The graph, without dead nodes. If it has collectives and the last one is none of the outputs, it is one more output at the end.
+    /// The graph, without dead nodes. If it has collectives and the last one is none of the outputs, it is one more
+    /// output at the end.
     pub graph: Graph,
     /// In the order of `graph.params`.
     pub params: Vec<ParamData>,
@@ -95,8 +99,8 @@ pub struct Refusal {
     pub problem: Problem,
 }
 
-/// Converts specialised calls to a graph called `name`. The error lists all problems found, but not those that follow from others; or it is that of
-/// [`Raw::check`].
+/// Converts specialised calls to a graph called `name`. The error lists all problems found, but not those that follow
+/// from others; or it is that of [`Raw::check`].
 pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     raw.check()?;
     let (ctx, problems, refused) = walk(raw, name);
@@ -117,8 +121,8 @@ pub fn refusals(raw: &Raw) -> Result<Vec<Refusal>, ImportErrors> {
     if errors.is_empty() { Ok(refused) } else { Err(ImportErrors { errors }) }
 }
 
-/// Converts calls as far as possible: the graph, problems that are not of one call, and refused calls. If there are any of these, the graph
-/// is of no use. The ids are valid ([`Raw::check`]).
+/// Converts calls as far as possible: the graph, problems that are not of one call, and refused calls. If there are any
+/// of these, the graph is of no use. The ids are valid ([`Raw::check`]).
 fn walk<'a>(raw: &'a Raw, name: &str) -> (Ctx<'a>, Vec<Problem>, Vec<Refusal>) {
     let handlers = handlers();
     let live = liveness(raw);

@@ -1,5 +1,6 @@
-//! Operators that are another one under a second name: aliases, functional forms of views (`view_copy`), and operators of libtorch whose
-//! arguments and results begin with those of a public one. They share its conversion; a fallback keeps the name of the call.
+//! Operators that are another one under a second name: aliases, functional forms of views (`view_copy`), and operators
+//! of libtorch whose arguments and results begin with those of a public one. They share its conversion; a fallback
+//! keeps the name of the call.
 
 /// Name, and the operator that it stands for.
 const SYNONYMS: &[(&str, &str)] = &[

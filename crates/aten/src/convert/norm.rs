@@ -70,8 +70,8 @@ fn grouped(c: &mut Ctx, call: &Call, x: ValueId, groups: usize, gain_at: usize, 
     Ok(vec![c.node(op, &with_affine(x, affine))?])
 }
 
-/// `(x, gain?, bias?, mean?, var?, training, momentum, eps, …)`. Training without running statistics means those of the batch, in
-/// evaluation too.
+/// `(x, gain?, bias?, mean?, var?, training, momentum, eps, …)`. Training without running statistics means those of the
+/// batch, in evaluation too.
 fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if c.bool(call, 5)? {
         return by_the_batch(c, call, 7);
@@ -115,15 +115,16 @@ fn by_the_batch(c: &mut Ctx, call: &Call, eps_at: usize) -> Res<Vec<ValueId>> {
     Ok(vec![normed])
 }
 
-/// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further results, are empty.
+/// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further
+/// results, are empty.
 fn batch_norm_functional(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (before, after) = call.args.split_at_checked(5).unwrap_or((&call.args, &[]));
     let args = [before, &[Arg::Bool(false)], after].concat();
     batch_norm(c, &Call { args, ..empty(call) })
 }
 
-/// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a batch norm if the
-/// running statistics are used.
+/// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a
+/// batch norm if the running statistics are used.
 fn instance_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if !c.bool(call, 5)? {
         let mut same = Call { args: call.args.clone(), ..empty(call) };

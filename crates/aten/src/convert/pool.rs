@@ -63,7 +63,8 @@ fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     })?])
 }
 
-/// Adaptive pooling: a reduction for output size 1, a plain pool if the input size is a multiple of the output size, else [`uneven`].
+/// Adaptive pooling: a reduction for output size 1, a plain pool if the input size is a multiple of the output size,
+/// else [`uneven`].
 fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let lead = c.rank(x).checked_sub(n).filter(|_| ty.rank() == c.rank(x)).ok_or("pooling of too few axes")?;
@@ -84,8 +85,9 @@ fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> 
     Ok(vec![c.node(op, &[x])?])
 }
 
-/// Windows of different sizes: window `i` of `want` begins at `⌊i·have / want⌋` and ends before `⌈(i+1)·have / want⌉`. All windows are
-/// gathered at the length of the longest; shorter ones repeat their last element, which a mean counts only once.
+/// Windows of different sizes: window `i` of `want` begins at `⌊i·have / want⌋` and ends before `⌈(i+1)·have / want⌉`.
+/// All windows are gathered at the length of the longest; shorter ones repeat their last element, which a mean counts
+/// only once.
 fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) -> Res<ValueId> {
     let shape = c.shape(x);
     let lead = shape.get(..shape.len().saturating_sub(have.len())).unwrap_or_default();

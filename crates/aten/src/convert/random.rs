@@ -1,7 +1,8 @@
-//! Refuses what draws random numbers: a compiled graph gives the same results for the same inputs, so that they can be checked.
+//! Refuses what draws random numbers: a compiled graph gives the same results for the same inputs, so that they can be
+//! checked.
 //!
-//! Dropout that is on shows a model in training mode; so does a batch norm that would update its running statistics. What is off (rate 0,
-//! or not training) passes.
+//! Dropout that is on shows a model in training mode; so does a batch norm that would update its running statistics.
+//! What is off (rate 0, or not training) passes.
 use super::{attention, context::scalar_of};
 use crate::{
     error::Problem,
@@ -40,8 +41,8 @@ fn number(call: &Call, at: usize) -> f64 {
     call.args.get(at).and_then(scalar_of).map_or(0.0, |s| s.as_f64())
 }
 
-/// Whether a call with the arguments of evaluation would have others: dropout with a rate, or statistics of the batch although there are
-/// running ones.
+/// Whether a call with the arguments of evaluation would have others: dropout with a rate, or statistics of the batch
+/// although there are running ones.
 fn trains(call: &Call, name: &str) -> bool {
     let dropout = |rate: usize, flag: usize| on(call, flag) && number(call, rate) != 0.0;
     // Dropout is between the layers of a recurrent network.

@@ -33,7 +33,8 @@ fn gates(c: &mut Ctx, call: &Call, at: usize, bias_at: usize) -> Res<ValueId> {
     }
 }
 
-/// Linear projections of input and hidden state, from the weights and biases at `at`: `(w of x, w of h, b of x?, b of h?)`.
+/// Linear projections of input and hidden state, from the weights and biases at `at`: `(w of x, w of h, b of x?, b of
+/// h?)`.
 fn projected(c: &mut Ctx, call: &Call, x: ValueId, h: ValueId, at: usize) -> Res<[ValueId; 2]> {
     let project = |c: &mut Ctx, x, i| {
         let mut args = vec![x, c.tensor(call, at + i)?];
@@ -103,7 +104,8 @@ fn gru_step(c: &mut Ctx, [x, h]: [ValueId; 2], state: ValueId) -> Res<Vec<ValueI
     Ok(vec![c.cast(r, dtype)?])
 }
 
-/// Gates of the input and of the hidden state, each (input, forget, cell, output) along the last axis. Results: hidden state and cell.
+/// Gates of the input and of the hidden state, each (input, forget, cell, output) along the last axis. Results: hidden
+/// state and cell.
 fn lstm_step(c: &mut Ctx, [x, h]: [ValueId; 2], cell: ValueId) -> Res<Vec<ValueId>> {
     let ([x, h, cell], dtype) = wide(c, [x, h, cell])?;
     let sum = c.binary(Add, x, h)?;

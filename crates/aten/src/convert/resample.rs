@@ -1,4 +1,5 @@
-//! Upsampling: takes rows and columns at positions that are computed from the output's, and blends them with constant weights.
+//! Upsampling: takes rows and columns at positions that are computed from the output's, and blends them with constant
+//! weights.
 use super::{
     Table,
     context::{Ctx, Res, along, at, table_fits, with_size},
@@ -53,7 +54,8 @@ struct Fraction {
 }
 
 impl Fraction {
-    /// Of the positions `(i + centre) * step - centre`, where the step is a fraction of small numbers. `half`: the centre is a half, else 0.
+    /// Of the positions `(i + centre) * step - centre`, where the step is a fraction of small numbers. `half`: the
+    /// centre is a half, else 0.
     fn centred(step: f64, half: bool) -> Option<Fraction> {
         let (p, q) = fraction(step)?;
         Some(match half {
@@ -135,11 +137,12 @@ enum Nearest {
     Centre,
 }
 
-/// Arithmetic in which eager PyTorch computes nearest positions of dense tensors on the host. The rounding counts: a position close to an
-/// integer selects one of two elements.
+/// Arithmetic in which eager PyTorch computes nearest positions of dense tensors on the host. The rounding counts: a
+/// position close to an integer selects one of two elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rounding {
-    /// Small images have a kernel of their own: positions in f32; an axis that keeps or doubles its size ignores the given factor.
+    /// Small images have a kernel of their own: positions in f32; an axis that keeps or doubles its size ignores the
+    /// given factor.
     Image,
     /// The general kernel: positions in the compute type of the elements, rounded to f32 before their floor.
     General(DType),
@@ -154,8 +157,8 @@ impl Rounding {
             _ => Rounding::General(DType::F32),
         }
     }
-    /// The input position that output position `i` reads, along an axis of `have` elements of which `want` are made by the factor `scale`, if
-    /// one is given.
+    /// The input position that output position `i` reads, along an axis of `have` elements of which `want` are made by
+    /// the factor `scale`, if one is given.
     fn position(self, nearest: Nearest, i: usize, have: usize, want: usize, scale: Option<f64>) -> usize {
         let step = ratio(scale, have, want);
         let (i32, step32) = (i as f32, step as f32);
@@ -279,7 +282,8 @@ fn cubic(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![r])
 }
 
-/// The cubic convolution of R. Keys (1981) with a = -3/4 at each position along `axis`; positions beyond an end count as the end's.
+/// The cubic convolution of R. Keys (1981) with a = -3/4 at each position along `axis`; positions beyond an end count
+/// as the end's.
 fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64], of: Option<Fraction>) -> Res<ValueId> {
     const A: f64 = -0.75;
     let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;

@@ -75,7 +75,8 @@ impl Weight {
     }
 }
 
-/// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher. `None` without operands.
+/// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher. `None`
+/// without operands.
 pub fn common_type(operands: impl IntoIterator<Item = (Weight, DType)>) -> Option<DType> {
     let (mut tensors, mut rank_0, mut numbers) = (None::<DType>, None, None);
     for (weight, dtype) in operands {
@@ -111,8 +112,8 @@ pub fn as_value(ctx: &mut Ctx, o: Operand, dtype: DType) -> Res<ValueId> {
     }
 }
 
-/// The dtype in which torch computes a pointwise operator with a result of `dtype`: a dtype narrower than f32 becomes f32 if a rank-0
-/// operand or a number would lose digits in it, since torch reads these unrounded.
+/// The dtype in which torch computes a pointwise operator with a result of `dtype`: a dtype narrower than f32 becomes
+/// f32 if a rank-0 operand or a number would lose digits in it, since torch reads these unrounded.
 fn working_type(ctx: &Ctx, operands: &[Operand], dtype: DType) -> DType {
     let loses = |o: &Operand| match o {
         Operand::Number(s) => !holds(dtype, s.as_f64()),

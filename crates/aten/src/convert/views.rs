@@ -1,4 +1,5 @@
-//! Shapes and data movement. Whether torch returns a view or a copy does not matter here, since graph values are immutable.
+//! Shapes and data movement. Whether torch returns a view or a copy does not matter here, since graph values are
+//! immutable.
 mod joins;
 mod moves;
 mod writes;
@@ -250,7 +251,8 @@ fn tensor_split(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
     }
 }
 
-/// The parts of `x` that begin at the start of `axis` and at each index, which may count from the end or exceed the axis.
+/// The parts of `x` that begin at the start of `axis` and at each index, which may count from the end or exceed the
+/// axis.
 fn split_at(c: &mut Ctx, call: &Call, x: ValueId, axis: usize, indices: &[i64]) -> Res<Vec<ValueId>> {
     let size = c.shape(x).get(axis).copied().ok_or("a split of rank 0")?;
     let starts = std::iter::once(0).chain(indices.iter().map(|i| normal_start(*i, size).min(size)));
@@ -302,7 +304,8 @@ fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.slice(x, lead.len(), start, len, columns + 1)?])
 }
 
-/// Start of a diagonal of `len` elements in a flattened matrix with `columns` columns. An empty diagonal may have any offset.
+/// Start of a diagonal of `len` elements in a flattened matrix with `columns` columns. An empty diagonal may have any
+/// offset.
 fn diagonal_start(offset: i64, columns: usize, len: usize) -> Res<usize> {
     let distance = usize::try_from(offset.unsigned_abs()).ok();
     match len {

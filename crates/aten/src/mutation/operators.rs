@@ -113,8 +113,8 @@ pub enum Change {
     Others,
 }
 
-/// The functional form of an in-place operator, with its overload: `aten::add_.Tensor` is `aten::add.Tensor`. It takes the same arguments.
-/// `None` if the operator is not in place.
+/// The functional form of an in-place operator, with its overload: `aten::add_.Tensor` is `aten::add.Tensor`. It takes
+/// the same arguments. `None` if the operator is not in place.
 pub fn functional_form(name: &str, overload: &str) -> Option<(String, String)> {
     let op = name.strip_prefix("aten::")?;
     if let Some(inner) = op.strip_prefix("__").and_then(|s| s.strip_suffix("__")) {

@@ -1,6 +1,6 @@
-//! Random programs of views and in-place operators. The oracle runs them on strided memory, where a view is a view: an offset and strides
-//! into a flat buffer. The functional program runs on separate dense arrays. Results, and what is left in inputs and constants, must be
-//! equal for every layout of memory that the inputs may have.
+//! Random programs of views and in-place operators. The oracle runs them on strided memory, where a view is a view: an
+//! offset and strides into a flat buffer. The functional program runs on separate dense arrays. Results, and what is
+//! left in inputs and constants, must be equal for every layout of memory that the inputs may have.
 mod dense;
 mod oracle;
 
@@ -47,13 +47,15 @@ fn initial(id: usize, count: usize) -> Vec<f64> {
 /// Which programs are made.
 #[derive(Clone, Copy, PartialEq)]
 enum Style {
-    /// Every view is certain, and no write goes through a view that shows elements several times: nothing may be refused.
+    /// Every view is certain, and no write goes through a view that shows elements several times: nothing may be
+    /// refused.
     Certain,
     /// Also `reshape`, `contiguous` and `to`, and writes through any view.
     Any,
 }
 
-/// Adds a random call, if there is one for the operand that was drawn. `wide`: tensors made through `expand` or `unfold`.
+/// Adds a random call, if there is one for the operand that was drawn. `wide`: tensors made through `expand` or
+/// `unfold`.
 fn extend(b: &mut Builder, r: &mut Random, style: Style, wide: &mut Vec<usize>) {
     let count = b.raw.values.len();
     // Later tensors more often.

@@ -36,7 +36,8 @@ impl Step {
             _ => false,
         }
     }
-    /// The view of value `of`, which has the base's shape, as a call; `None` if it is the value itself or [`Step::Opaque`].
+    /// The view of value `of`, which has the base's shape, as a call; `None` if it is the value itself or
+    /// [`Step::Opaque`].
     pub fn view(&self, of: usize, base: &[usize], shape: &[usize]) -> Option<Form> {
         let of = Arg::Value(of);
         Some(match self {
@@ -53,8 +54,8 @@ impl Step {
             Step::Opaque => return None,
         })
     }
-    /// `base` with the elements that the view shows replaced by `part`, as a call; `None` if that is `part` itself. The step is
-    /// writable; a step that covers its base does not read it.
+    /// `base` with the elements that the view shows replaced by `part`, as a call; `None` if that is `part` itself. The
+    /// step is writable; a step that covers its base does not read it.
     pub fn scatter(&self, base: usize, part: usize, base_shape: &[usize], shape: &[usize]) -> Option<Form> {
         let (base, part) = (Arg::Value(base), Arg::Value(part));
         Some(match self {

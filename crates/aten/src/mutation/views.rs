@@ -1,7 +1,7 @@
 //! Operators whose results share memory with an operand, by name: which elements of it they show.
 //!
-//! A program has no strides, so for some operators (`reshape`, `contiguous`, `to`) a result may be a view or a copy. It counts as a view
-//! that is not certain.
+//! A program has no strides, so for some operators (`reshape`, `contiguous`, `to`) a result may be a view or a copy. It
+//! counts as a view that is not certain.
 use super::{operators::keeps_all, step::Step};
 use crate::{
     arguments::{axes, axis, int, int_or, place},
@@ -202,8 +202,8 @@ const ROW_MAJOR: [&str; 10] = [
     "aten::one_hot",
 ];
 
-/// Whether a value is known to lie row-major in memory of its own, which holds nothing else. New tensors and inputs have no gaps, so of
-/// these all vectors do. Memory formats other than row-major exist for ranks 4 and 5.
+/// Whether a value is known to lie row-major in memory of its own, which holds nothing else. New tensors and inputs
+/// have no gaps, so of these all vectors do. Memory formats other than row-major exist for ranks 4 and 5.
 pub fn row_major(raw: &Raw, id: usize) -> bool {
     order(raw, id).is_some_and(|ordered| ordered)
 }

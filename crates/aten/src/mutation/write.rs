@@ -1,4 +1,5 @@
-//! One write: the functional operator, its result scattered back to the root, and what becomes of other tensors in the same memory.
+//! One write: the functional operator, its result scattered back to the root, and what becomes of other tensors in the
+//! same memory.
 use super::{Link, Program, Tensor, operators::result_dtype, problem, step::Step};
 use crate::{
     error::Problem,
@@ -92,12 +93,14 @@ impl Program {
         self.invalidate(root, group, &path, &write);
     }
 
-    /// Marks the views of changed tensors: those of the group as stale, others as lost. `path`: the written tensor and its bases.
+    /// Marks the views of changed tensors: those of the group as stale, others as lost. `path`: the written tensor and
+    /// its bases.
     fn invalidate(&mut self, root: usize, group: usize, path: &[usize], write: &Rc<Call>) {
         let mut changed: HashSet<usize> = path.iter().copied().collect();
         let family = self.families.entry(root).or_insert_with(|| vec![root]);
         for &other in family.iter() {
-            // The example run saw some state of this memory, but it is not known which; and a constant that is written is none.
+            // The example run saw some state of this memory, but it is not known which; and a constant that is written
+            // is none.
             (self.values[other].folded, self.values[other].scalar) = (false, None);
             let Some(link) = self.tensors[other].link.as_ref().filter(|_| !changed.contains(&other)) else { continue };
             let apart = |p: &usize| {

@@ -36,7 +36,8 @@ impl Affine {
     pub fn base(&self) -> Affine {
         Affine { coeffs: vec![], ..self.clone() }
     }
-    /// `self + k·other`; `None` if numbers overflow, ranks differ or both have roots. Equal roots cancel when subtracted.
+    /// `self + k·other`; `None` if numbers overflow, ranks differ or both have roots. Equal roots cancel when
+    /// subtracted.
     pub fn add_scaled(&self, other: &Affine, k: i64) -> Option<Affine> {
         let root = match (self.root, other.root, k) {
             (r, None, _) => r,

@@ -1,8 +1,8 @@
 //! Contiguity, constancy and divisibility along each axis of integer and pointer blocks. They survive where affine
 //! forms do not: gathers, remainders, quotients.
 //!
-//! All runs start at coordinates that are multiples of their length, and all lengths and divisors are powers of two. The
-//! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
+//! All runs start at coordinates that are multiples of their length, and all lengths and divisors are powers of two.
+//! The lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
 use super::{
     affine::Affine,
     run::{Axis, UNKNOWN},
@@ -25,8 +25,8 @@ impl Analysis {
     pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
         self.axes(ptr).get(axis).map_or((1, 1), |a| (a.contiguous as usize, a.divisor as usize))
     }
-    /// Difference from one element along `axis` to the next, except at breaks that are at least `apart` elements from each other: where a
-    /// quotient of the position changes or a remainder wraps.
+    /// Difference from one element along `axis` to the next, except at breaks that are at least `apart` elements from
+    /// each other: where a quotient of the position changes or a remainder wraps.
     pub fn step(&self, k: &BlockProgram, v: Value, axis: usize, apart: i64) -> Option<i64> {
         self.difference(k, v, axis, &|_, by| by >= apart)
     }

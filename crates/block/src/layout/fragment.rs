@@ -157,7 +157,8 @@ mod tests {
             assert!(warpgroup_accumulator(m, n, warps).covers(bits_of(&[m, n])), "{m} {n} {warps}");
         }
         let flat = warpgroup_accumulator(128, 64, 2);
-        // Register i of lane l of warp w: row 16w + l/4 + 8·(i/2 % 2), column 8·(i/4) + 2·(l % 4) + i % 2; then 64 rows on.
+        // Register i of lane l of warp w: row 16w + l/4 + 8·(i/2 % 2), column 8·(i/4) + 2·(l % 4) + i % 2; then 64 rows
+        // on.
         for (i, l, w) in [(0, 0, 0), (1, 5, 0), (2, 31, 3), (7, 17, 2), (32, 3, 1), (61, 30, 3)] {
             let row = 16 * w + l / 4 + 8 * (i / 2 % 2) + 64 * (i / 32);
             let column = 8 * (i % 32 / 4) + 2 * (l % 4) + i % 2;

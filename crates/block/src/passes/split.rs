@@ -2,8 +2,8 @@
 //!
 //! Takes a program of the upper level. A loop of the kernel's own list whose body selects infinities by comparisons of
 //! affine forms of the index becomes several, one after the other, that carry the same values on: the first iteration;
-//! those before and after the ones in which every such comparison selects the other operand for all elements; and these.
-//! Iterations keep their order, so no bit changes.
+//! those before and after the ones in which every such comparison selects the other operand for all elements; and
+//! these. Iterations keep their order, so no bit changes.
 use super::runs;
 use crate::analysis::{self, Affine, Analysis};
 use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};

@@ -1,12 +1,14 @@
-//! Offsets do not wrap: the integers that an address, a mask or a tile's start is computed from stay within their types.
+//! Offsets do not wrap: the integers that an address, a mask or a tile's start is computed from stay within their
+//! types.
 //!
-//! Every integer gets a bound over the integers, from the grid, the sizes of blocks and the bounds of loops: lanes outside of a mask
-//! and positions in padding count too. A sum, a product or a shift whose bound exceeds its type may wrap, and so may all that is
-//! computed from it; no access takes such a value. Offsets are in elements; code generation scales them to bytes in 64 bits.
+//! Every integer gets a bound over the integers, from the grid, the sizes of blocks and the bounds of loops: lanes
+//! outside of a mask and positions in padding count too. A sum, a product or a shift whose bound exceeds its type may
+//! wrap, and so may all that is computed from it; no access takes such a value. Offsets are in elements; code
+//! generation scales them to bytes in 64 bits.
 //!
-//! Nothing is known about integers that are read from memory: whoever emits a program has to choose the type of an offset by their
-//! extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit operations may wrap on purpose, as
-//! hashes do, and end what is known.
+//! Nothing is known about integers that are read from memory: whoever emits a program has to choose the type of an
+//! offset by their extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit
+//! operations may wrap on purpose, as hashes do, and end what is known.
 use crate::analysis::{Analysis, analyse};
 use crate::{BinaryOp, BlockError, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, text};
 use std::collections::HashMap;
@@ -14,12 +16,14 @@ use std::collections::HashMap;
 /// Least and largest value, over the integers.
 type Bound = (i128, i128);
 
-/// Checks a verified kernel. `Err`: the first access that takes an integer that may have wrapped, and where that is computed.
+/// Checks a verified kernel. `Err`: the first access that takes an integer that may have wrapped, and where that is
+/// computed.
 pub fn offsets(k: &BlockProgram) -> Result<(), BlockError> {
     offsets_within(k, i32::MAX.into())
 }
 
-/// [`offsets`], where 32-bit integers are to stay within `-narrow..=narrow`: tests lower it, so that small kernels reach it.
+/// [`offsets`], where 32-bit integers are to stay within `-narrow..=narrow`: tests lower it, so that small kernels
+/// reach it.
 pub fn offsets_within(k: &BlockProgram, narrow: i128) -> Result<(), BlockError> {
     let mut o = Offsets { k, analysis: analyse(k), narrow, bounds: HashMap::new(), wrapped: HashMap::new() };
     o.region(&k.body)
@@ -234,7 +238,8 @@ mod tests {
     use super::*;
     use crate::{Builder, CmpOp};
 
-    /// `out[row·2^20 + lane]` of `rows` rows in offsets of type `index`, under a mask that leaves out all rows from 8 on if `masked`.
+    /// `out[row·2^20 + lane]` of `rows` rows in offsets of type `index`, under a mask that leaves out all rows from 8
+    /// on if `masked`.
     fn rows(rows: usize, index: Elem, masked: bool) -> BlockProgram {
         let mut b = Builder::new("rows", [rows, 1, 1], 1);
         let out = b.param("out", Elem::F32, false);
@@ -266,7 +271,8 @@ mod tests {
         assert!(offsets_within(&rows(16, Elem::I32, false), 1 << 23).is_err());
     }
 
-    /// A loop's pointer index and what it carries are bounded by its trips; a wrapped index that only a mask reads is refused as well.
+    /// A loop's pointer index and what it carries are bounded by its trips; a wrapped index that only a mask reads is
+    /// refused as well.
     #[test]
     fn loops_and_masks_are_bounded() {
         for (trips, fits) in [(1000, true), (3000, false)] {

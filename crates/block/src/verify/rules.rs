@@ -36,8 +36,8 @@ pub fn well_formed(ty: &Type) -> Rule {
     }
 }
 
-/// Rows of a swizzled tile are stored in panels of the swizzle's span, whose 16-byte chunks are permuted; the last panel of
-/// a row need not be full.
+/// Rows of a swizzled tile are stored in panels of the swizzle's span, whose 16-byte chunks are permuted; the last
+/// panel of a row need not be full.
 fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
     const CHUNK: usize = 16;
     if swizzle == Swizzle::None {

@@ -1,4 +1,5 @@
-//! From LLVM text to an object file for this machine's processor ([`object`]), and from that to code in memory ([`load`]).
+//! From LLVM text to an object file for this machine's processor ([`object`]), and from that to code in memory
+//! ([`load`]).
 //!
 //! Each module has a context of its own, so modules can be compiled in parallel. The pipeline is short, since the text
 //! is already vectorised: promotion to registers, common subexpressions, loop-invariant code motion and cleanup.

@@ -150,7 +150,8 @@ struct F32<'e, 'k> {
 }
 
 impl F32<'_, '_> {
-    /// The function of one or two arguments that `body` writes, as an internal function of this width; for one lane the library's.
+    /// The function of one or two arguments that `body` writes, as an internal function of this width; for one lane the
+    /// library's.
     fn outlined(&mut self, symbol: &'static str, args: &[&Name], body: impl FnOnce(&mut F32, &[Name]) -> Name) -> Name {
         // Under IEEE arithmetic an element's bits must not depend on its position, so the scalar tail uses the vector
         // formula, too.

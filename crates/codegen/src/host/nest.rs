@@ -297,8 +297,8 @@ impl Emit<'_> {
                 Sink::Check { values: [_, bad, _], .. } => self.demand.cost(*bad).saturating_add(1),
             })
             .fold(0, u32::saturating_add);
-        // The number of its accumulators decides the bits of a sum. Under IEEE arithmetic they follow from the row alone, not from what it
-        // costs to find the row among others.
+        // The number of its accumulators decides the bits of a sum. Under IEEE arithmetic they follow from the row
+        // alone, not from what it costs to find the row among others.
         let sums = group.sinks.iter().any(|(_, s)| matches!(s, Sink::Reduce { .. } | Sink::Scan { .. }));
         let want = match cost {
             _ if sums && self.kernel.arithmetic == Arithmetic::Ieee => 2,

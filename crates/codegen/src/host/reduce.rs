@@ -1,7 +1,8 @@
 //! Reductions inside a nest.
 //!
-//! Along the innermost axis a reduction runs in several vector accumulators that are combined in a fixed order; along a leading
-//! axis it accumulates in the result's scratch memory. Half types accumulate in f32 and are rounded once at the end.
+//! Along the innermost axis a reduction runs in several vector accumulators that are combined in a fixed order; along a
+//! leading axis it accumulates in the result's scratch memory. Half types accumulate in f32 and are rounded once at the
+//! end.
 use super::eval::{Buffer, Place};
 use super::group::{Accumulators, Group, Running, Sink, accumulator, block_elem};
 use super::memory::{Guard, Store};

@@ -1,5 +1,5 @@
-//! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and values that others
-//! wait for (`st.relaxed`, `ld.relaxed`).
+//! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and
+//! values that others wait for (`st.relaxed`, `ld.relaxed`).
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};

@@ -1,5 +1,5 @@
-//! Large instances: on `sm_90` the blocks of a cluster share an instance (for example one long row), each with its part of
-//! the warps.
+//! Large instances: on `sm_90` the blocks of a cluster share an instance (for example one long row), each with its part
+//! of the warps.
 //!
 //! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Unlike warps,
 //! blocks write partial results into each other's shared memory, and their barriers are the cluster's. While blocks

@@ -9,8 +9,8 @@ use inkwell::values::{IntValue, PhiValue};
 use kiln_block::{Elem, InstData, Op, Region, Value};
 
 impl<'c> Gen<'c, '_> {
-    /// A loop over a matmul's K, `step` elements at a time up to `end`, at least once: `body` adds the products of those from its number on to
-    /// the sums, which start as `acc`.
+    /// A loop over a matmul's K, `step` elements at a time up to `end`, at least once: `body` adds the products of
+    /// those from its number on to the sums, which start as `acc`.
     pub fn along_k(
         &mut self,
         (step, end): (usize, IntValue<'c>),

@@ -1,5 +1,5 @@
-//! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory. Those of 3xTF32 are in
-//! [`super::split_dot`].
+//! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory. Those of
+//! 3xTF32 are in [`super::split_dot`].
 use super::emit::{Emit, Fail, Res, Val, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;

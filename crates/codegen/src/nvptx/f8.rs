@@ -5,7 +5,8 @@ use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::Format;
 
-/// Conversions of two numbers at once (PTX ISA, `cvt`, from `sm_89` on): of two f32, the first in the upper byte, and of two bytes to f16.
+/// Conversions of two numbers at once (PTX ISA, `cvt`, from `sm_89` on): of two f32, the first in the upper byte, and
+/// of two bytes to f16.
 struct Pairs {
     from_f32: &'static str,
     /// `None` where a shift does it.
@@ -21,7 +22,8 @@ fn pairs(e: &Emit, format: Format) -> Option<Pairs> {
     Some(pairs).filter(|_| e.f8)
 }
 
-/// One number or two neighbours, which an instruction converts together. Exponent and fraction are encoded as in f16, except for the bias.
+/// One number or two neighbours, which an instruction converts together. Exponent and fraction are encoded as in f16,
+/// except for the bias.
 pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, xs: &[IntValue<'c>]) -> Res<Vec<Val<'c>>> {
     let i16 = e.cx.i16_type();
     let Some(name) = pairs(e, format).and_then(|p| p.to_f16) else {
@@ -54,7 +56,8 @@ fn half_of<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<Val<'c>> {
     e.select(is_nan, f16.const_float(f64::NAN).into(), value.into())
 }
 
-/// One number or two neighbours. By the conversion of `sm_89` on, which saturates to the largest number; otherwise by arithmetic.
+/// One number or two neighbours. By the conversion of `sm_89` on, which saturates to the largest number; otherwise by
+/// arithmetic.
 pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, xs: &[FloatValue<'c>]) -> Res<Vec<Val<'c>>> {
     let Some(pairs) = pairs(e, format) else { return xs.iter().map(|x| byte_of(e, format, *x)).collect() };
     let last = e.f32().const_float(format.last().into());

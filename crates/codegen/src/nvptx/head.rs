@@ -1,8 +1,9 @@
 //! The head of a kernel: its name, parameters and attributes, and the wait for earlier kernels.
 //!
-//! Programmatic dependent launch: a kernel that is launched before the kernel ahead of it has ended begins by waiting for that end. Such a
-//! kernel does without `ld.global.nc`, which the assembler would move ahead of the wait. A kernel does not trigger the next one before its own end: the next one's blocks would crowd on
-//! the multiprocessors that are free first.
+//! Programmatic dependent launch: a kernel that is launched before the kernel ahead of it has ended begins by waiting
+//! for that end. Such a kernel does without `ld.global.nc`, which the assembler would move ahead of the wait. A kernel
+//! does not trigger the next one before its own end: the next one's blocks would crowd on the multiprocessors that are
+//! free first.
 use super::emit::{Emit, Fail, GLOBAL, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg, memory_type};

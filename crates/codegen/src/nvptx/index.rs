@@ -273,7 +273,8 @@ impl<'c> Index<'c> {
             let q = Index { base: Some(q), div, lo: self.lo / c, hi: self.hi / c, off: whole / c, bits, of: None };
             return Ok(Some((q, Index::constant(rest, bits))));
         }
-        // Neighbours share a division: the quotient of a number that is `after` more is larger by a constant, or carries.
+        // Neighbours share a division: the quotient of a number that is `after` more is larger by a constant, or
+        // carries.
         let anchor = *memo.divided.entry((base, c, whole.div_euclid(NEAR))).or_insert(whole);
         let after = whole - anchor;
         let n = Index { off: anchor, ..self }.value(e, memo)?;

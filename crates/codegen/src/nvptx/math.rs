@@ -1,10 +1,10 @@
 //! Elementary functions, without a device library.
 //!
-//! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (remainders, sine and cosine
-//! far from 0) are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs of f64 internally ([`double`]).
-//! Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N. Juffa's published minimax
-//! polynomials; polynomials of tanh and of the inverse functions from Cephes.
-//! NaN and infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
+//! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (remainders,
+//! sine and cosine far from 0) are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs
+//! of f64 internally ([`double`]). Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N.
+//! Juffa's published minimax polynomials; polynomials of tanh and of the inverse functions from Cephes. NaN and
+//! infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
 mod double;
 mod exp_log;
 mod single;
@@ -238,7 +238,8 @@ fn log_near_one<'c>(e: &Emit<'c>, f: F<'c>, k: F<'c>, more: Option<F<'c>>) -> Re
     fma(e, k, c(f, std::f64::consts::LN_2), r)
 }
 
-/// With k = round(x log2 e) and f the remainder: 2^k (e^f - 1) + (2^k - 1), with half of each, so that the largest is finite.
+/// With k = round(x log2 e) and f the remainder: 2^k (e^f - 1) + (2^k - 1), with half of each, so that the largest is
+/// finite.
 fn expm1<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let a = clamp(e, x, -60.0, 89.0)?;
     let shifted = fma(e, a, c(x, std::f64::consts::LOG2_E), c(x, ROUND))?;

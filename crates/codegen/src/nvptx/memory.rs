@@ -434,7 +434,8 @@ pub(super) fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>
     if alike(n) {
         return Split::Groups(n);
     }
-    // A load of half a vector, or of a pair, is not worth a branch. A store of half a vector is: it writes half of each sector.
+    // A load of half a vector, or of a pair, is not worth a branch. A store of half a vector is: it writes half of each
+    // sector.
     if load.is_some() && n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
         return Split::Groups(n / 2);
     }

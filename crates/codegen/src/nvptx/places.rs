@@ -18,8 +18,9 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Partial results of `sharers`, `bytes` each, for the elements of `slice`: those of an element side by side, so that they are read together,
-    /// or those of a sharer, so that lanes use all banks; what takes fewer passes, and what other blocks write as whole lines.
+    /// Partial results of `sharers`, `bytes` each, for the elements of `slice`: those of an element side by side, so
+    /// that they are read together, or those of a sharer, so that lanes use all banks; what takes fewer passes, and
+    /// what other blocks write as whole lines.
     pub fn of(slice: &Flat, bits: usize, sharers: usize, bytes: usize) -> Places {
         let run = slice.registers.iter().enumerate().take_while(|(i, b)| *i == **b as usize).count();
         let of_element = Places { element: sharers as i64, sharer: 1, run: 1 };

@@ -195,8 +195,8 @@ impl<'c> Gen<'c, '_> {
         let value = self.plain(value)?[0];
         self.once(|g| g.e.store(value, to, bytes))
     }
-    /// Reads a scalar from a stage of shared memory: by the lane that also arrives for its warp. The shuffle gives it to the
-    /// others, and tells the assembler that it is the same in all.
+    /// Reads a scalar from a stage of shared memory: by the lane that also arrives for its warp. The shuffle gives it
+    /// to the others, and tells the assembler that it is the same in all.
     pub fn shared_scalar(&mut self, data: &InstData) -> Res<Reg<'c>> {
         let (tile, result) = (data.args[0], data.results[0]);
         if self.elem(result)? != Elem::I32 || self.group.is_some_and(|g| g.single) {

@@ -1,8 +1,10 @@
-//! 3xTF32 matmuls by `mma.sync`: operands go through shared memory, and each thread splits what it reads into two tf32 numbers.
+//! 3xTF32 matmuls by `mma.sync`: operands go through shared memory, and each thread splits what it reads into two tf32
+//! numbers.
 //!
-//! Operands come in the layouts of their loads and are stored in rows of K or of the other axis, whichever their threads hold in
-//! vectors. A loop over K reads the fragments of a few instructions at a time: both parts of whole operands do not fit registers.
-//! Which element of K an instruction counts as its first is free if both operands agree, so a thread takes neighbours.
+//! Operands come in the layouts of their loads and are stored in rows of K or of the other axis, whichever their
+//! threads hold in vectors. A loop over K reads the fragments of a few instructions at a time: both parts of whole
+//! operands do not fit registers. Which element of K an instruction counts as its first is free if both operands agree,
+//! so a thread takes neighbours.
 //!
 //! Tensor cores truncate when they accumulate: each step of K is summed from zero, and added to the other steps in f32.
 use super::emit::{Res, Val, float};
@@ -111,9 +113,9 @@ impl<'c> Gen<'c, '_> {
         }
         Ok([large, rest])
     }
-    /// Two tf32 numbers that add up to a number, to 23 bits: the nearest one, and the rest, of which tensor cores ignore the last
-    /// bit at most. An infinity (or what rounds to one) is split into ±1 and the rest, so that it never meets the other operand's
-    /// rest, which may be 0. The rest of a NaN is NaN.
+    /// Two tf32 numbers that add up to a number, to 23 bits: the nearest one, and the rest, of which tensor cores
+    /// ignore the last bit at most. An infinity (or what rounds to one) is split into ±1 and the rest, so that it never
+    /// meets the other operand's rest, which may be 0. The rest of a NaN is NaN.
     fn split(&mut self, v: FloatValue<'c>) -> Res<[Val<'c>; 2]> {
         let e = &self.e;
         let bits = e.bits_of_float(v, e.i32())?;
@@ -156,8 +158,8 @@ impl<'c> Gen<'c, '_> {
     }
 }
 
-/// What each bit of the thread's index adds to the offset in bytes of its first element: pairs of K by lane, and the warp's rows (or
-/// columns).
+/// What each bit of the thread's index adds to the offset in bytes of its first element: pairs of K by lane, and the
+/// warp's rows (or columns).
 fn own_rows(side: usize, t: &Tiling, [along_k, across]: [usize; 2]) -> Vec<i64> {
     let columns = bits_of(&[t.n]) as u8;
     let warp = |bit: Option<u8>| match (bit, side) {
@@ -170,8 +172,8 @@ fn own_rows(side: usize, t: &Tiling, [along_k, across]: [usize; 2]) -> Vec<i64> 
     lanes.into_iter().chain(warps).map(|w| (w * BYTES) as i64).collect()
 }
 
-/// Elements between rows of a staged operand, so that the lanes of a warp read from different banks: four rows of four pairs (K in
-/// rows), or eight neighbours of four pairs of rows.
+/// Elements between rows of a staged operand, so that the lanes of a warp read from different banks: four rows of four
+/// pairs (K in rows), or eight neighbours of four pairs of rows.
 fn pitch(row: usize, deep: bool) -> usize {
     row + if deep { 8 } else { 4 }
 }
@@ -181,7 +183,8 @@ fn strides([k, across]: [usize; 2], deep: bool) -> [usize; 2] {
     if deep { [1, pitch(k, true)] } else { [pitch(across, false), 1] }
 }
 
-/// Where the elements of an operand are: in rows along K (`deep`), or along the other axis. `side`: 0 for `[m, k]`, 1 for `[k, n]`.
+/// Where the elements of an operand are: in rows along K (`deep`), or along the other axis. `side`: 0 for `[m, k]`, 1
+/// for `[k, n]`.
 fn placement(side: usize, [k, across]: [usize; 2], deep: bool) -> Placement {
     let (low, high) = if side == 0 { (k, across) } else { (across, k) };
     let low = bits_of(&[low]) as u8;
@@ -213,8 +216,9 @@ mod tests {
         }
     }
 
-    /// Lane 4·g + t of an instruction has sums of row g (and g + 8) by columns 2·t and 2·t + 1, reads row g of the left operand and
-    /// column g of the right one, and elements t and t + 4 of K, which are 2·t and 2·t + 1 here (PTX manual, `mma.m16n8k8`).
+    /// Lane 4·g + t of an instruction has sums of row g (and g + 8) by columns 2·t and 2·t + 1, reads row g of the left
+    /// operand and column g of the right one, and elements t and t + 4 of K, which are 2·t and 2·t + 1 here (PTX
+    /// manual, `mma.m16n8k8`).
     #[test]
     fn sums_are_those_of_the_rows_and_columns_that_are_read() {
         for (shape, warps) in
@@ -224,7 +228,8 @@ mod tests {
             let [m, n, k] = shape;
             let [m_tiles, n_tiles] = t.instructions();
             for deep in [true, false] {
-                // The offset that a lane reads, as the code adds it up, by its element of K and the first row of the instruction.
+                // The offset that a lane reads, as the code adds it up, by its element of K and the first row of the
+                // instruction.
                 let read = |side: usize, thread: usize, at_k: usize, row: usize| {
                     let [along_k, across] = strides([k, if side == 0 { m } else { n }], deep);
                     let weights = own_rows(side, &t, [along_k, across]);

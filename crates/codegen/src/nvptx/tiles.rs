@@ -121,8 +121,8 @@ impl<'c> Gen<'c, '_> {
         }
         self.store_pairs(&t, base, &flat, &values)
     }
-    /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows in
-    /// swizzled panels.
+    /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows
+    /// in swizzled panels.
     fn in_matrices(&self, t: &Tile, flat: &Flat) -> bool {
         let matrix = t.elem.bytes() == 2 && t.swizzle.span().is_some() && t.rows.is_multiple_of(64);
         matrix && t.columns.is_multiple_of(16) && *flat == warpgroup_accumulator(t.rows, t.columns, 2)

@@ -146,8 +146,8 @@ impl<'c> Gen<'c, '_> {
         };
         let (ty, k) = operand_type(b.tile.elem).ok_or_else(|| mistyped("a matmul"))?;
         let in_registers = left.len() > 1;
-        // 32- and 8-bit operands must be K-major, and the instruction has no flags for other ones; nor has a left operand
-        // in registers.
+        // 32- and 8-bit operands must be K-major, and the instruction has no flags for other ones; nor has a left
+        // operand in registers.
         let transposes = match b.tile.elem.bytes() {
             2 if in_registers => format!(", {}", u8::from(b.transposed)),
             2 => format!(", {}, {}", u8::from(left_transposed), u8::from(b.transposed)),

@@ -144,7 +144,8 @@ pub fn near(e: Elem, got: Num, want: Num, ulps: f64) -> bool {
     }
 }
 
-/// Whether host code has the type. Processors without conversions of f16 (`KILN_CPU=portable`) leave it to the interpreter.
+/// Whether host code has the type. Processors without conversions of f16 (`KILN_CPU=portable`) leave it to the
+/// interpreter.
 pub fn is_compiled(e: &Elem) -> bool {
     *e != Elem::F16 || kiln_cpu::Level::used() > kiln_cpu::Level::Portable
 }

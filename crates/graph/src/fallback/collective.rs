@@ -1,12 +1,14 @@
 //! Collectives: fallbacks that exchange tensors with other processes.
 //!
-//! They have an effect, which other values of a graph do not: every process of a group must run the same collectives in the same order, or
-//! all of them wait for each other. Plans cannot promise that by themselves. Processes may have shards of different shapes, so their plans
-//! differ, and two collectives that are independent of each other could trade places in one of them.
+//! They have an effect, which other values of a graph do not: every process of a group must run the same collectives in
+//! the same order, or all of them wait for each other. Plans cannot promise that by themselves. Processes may have
+//! shards of different shapes, so their plans differ, and two collectives that are independent of each other could
+//! trade places in one of them.
 //!
-//! So the order is part of the graph: each collective has the one before it among its operands, as the last one if its arguments do not
-//! name it ([`check_order`]). Any order of kernels that respects operands then respects the order of collectives. The last one is an
-//! output of an imported graph, so that no rewrite finds the chain or a part of it unused.
+//! So the order is part of the graph: each collective has the one before it among its operands, as the last one if its
+//! arguments do not name it ([`check_order`]). Any order of kernels that respects operands then respects the order of
+//! collectives. The last one is an output of an imported graph, so that no rewrite finds the chain or a part of it
+//! unused.
 use super::{Operator, lines};
 use crate::{Graph, GraphError, Op, ValueId};
 use std::{collections::HashMap, sync::LazyLock};

@@ -18,7 +18,8 @@ impl Op {
     pub fn sink_place(&self) -> Option<usize> {
         matches!(self, Op::Attention { sink: true, .. }).then(|| self.after_steps())
     }
-    /// Whether this is an attention that the host's library does not have: with a score function, or for its log-sum-exp.
+    /// Whether this is an attention that the host's library does not have: with a score function, or for its
+    /// log-sum-exp.
     pub fn is_attention_of_steps(&self) -> bool {
         matches!(self, Op::Attention { score, lse, .. } if !score.is_empty() || *lse)
     }

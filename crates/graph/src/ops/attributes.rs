@@ -43,7 +43,8 @@ pub trait Visitor {
 }
 
 impl Op {
-    /// Visits the attributes in the order of the text form. Leaves (other than iota) have their own syntax and no attributes here.
+    /// Visits the attributes in the order of the text form. Leaves (other than iota) have their own syntax and no
+    /// attributes here.
     pub fn visit<V: Visitor>(&mut self, v: &mut V) {
         match self {
             Op::Input(_) | Op::Param(_) | Op::Const(_) => {}

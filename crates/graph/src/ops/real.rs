@@ -1,4 +1,5 @@
-//! A trait over f32 and f64 with the functions of the op set. Implemented by libm, so that results are the same on every machine.
+//! A trait over f32 and f64 with the functions of the op set. Implemented by libm, so that results are the same on
+//! every machine.
 
 /// A float type in which references compute. Functions have the names and definitions of C's `math.h`, unless stated.
 pub trait Real:

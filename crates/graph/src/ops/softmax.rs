@@ -25,7 +25,8 @@ pub(super) fn softmax(g: &mut Graph, x: ValueId, axis: usize, safe: bool) -> Bui
     of_rows(g, x, None, axis, safe)
 }
 
-/// The softmax of rows with one more element each, whose probability is left out. `sink`: that element, of size 1 along the axis.
+/// The softmax of rows with one more element each, whose probability is left out. `sink`: that element, of size 1 along
+/// the axis.
 pub(super) fn softmax_beside(g: &mut Graph, x: ValueId, sink: ValueId, axis: usize, safe: bool) -> Built {
     of_rows(g, x, Some(sink), axis, safe)
 }
@@ -56,8 +57,8 @@ fn of_rows(g: &mut Graph, x: ValueId, sink: Option<ValueId>, axis: usize, safe: 
     g.select(all_masked, zero, y)
 }
 
-/// The logarithm of the sum of the exponentials of rows, of size 1 along the axis, and of one more element each. Minus infinity where all
-/// of a row is.
+/// The logarithm of the sum of the exponentials of rows, of size 1 along the axis, and of one more element each. Minus
+/// infinity where all of a row is.
 pub(super) fn log_sum_exp(g: &mut Graph, x: ValueId, more: Option<ValueId>, axis: usize) -> Built {
     let mut max = g.reduce(ReduceOp::Max, x, [axis])?;
     if let Some(more) = more {

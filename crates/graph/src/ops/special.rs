@@ -1,8 +1,9 @@
 //! Formulas of special functions, in f64: erfinv, lgamma, digamma.
 //!
-//! Polynomials are near-minimax fits (Chebyshev, at 60 digits) of the functions in their docs; their errors are below that of rounding.
-//! The asymptotic series are Stirling's, with Bernoulli numbers (DLMF 5.11.1 and 5.11.2); the reflections are DLMF 5.5.3 and 5.5.4.
-//! `erfinv(x) / x` is smooth in `w = -log(1 - x²)` (M. Giles, "Approximating the erfinv function", 2010).
+//! Polynomials are near-minimax fits (Chebyshev, at 60 digits) of the functions in their docs; their errors are below
+//! that of rounding. The asymptotic series are Stirling's, with Bernoulli numbers (DLMF 5.11.1 and 5.11.2); the
+//! reflections are DLMF 5.5.3 and 5.5.4. `erfinv(x) / x` is smooth in `w = -log(1 - x²)` (M. Giles, "Approximating the
+//! erfinv function", 2010).
 use super::Built;
 use crate::{BinaryOp, CompareOp, Graph, UnaryOp, ValueId};
 use BinaryOp::{Add, Div, Min, Mul, Sub};
@@ -237,7 +238,8 @@ pub(super) fn lgamma(g: &mut Graph, x: ValueId) -> Built {
     select_below(g, x, -4503599627370496.0, whole, negative)
 }
 
-/// From 1 to 2 by a polynomial times the function's zeros; elsewhere reduced to that by lgamma(y + 1) = lgamma(y) + log(y).
+/// From 1 to 2 by a polynomial times the function's zeros; elsewhere reduced to that by lgamma(y + 1) = lgamma(y) +
+/// log(y).
 fn lgamma_below_3(g: &mut Graph, a: ValueId) -> Built {
     let (up, down) = (g.binary_scalar(Add, a, 1.0)?, g.binary_scalar(Sub, a, 1.0)?);
     let upper = select_below(g, a, 2.0, a, down)?;

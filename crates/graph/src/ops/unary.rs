@@ -1,8 +1,9 @@
-//! Pointwise functions of one operand: a row each, with its reference and, if it is composed of other functions, its formula.
+//! Pointwise functions of one operand: a row each, with its reference and, if it is composed of other functions, its
+//! formula.
 //!
-//! A function with a formula is defined here alone: code for every device is generated from the formula. A function without one is an
-//! instruction of the block IR. The interpreter computes the reference, which follows PyTorch's CPU kernels
-//! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
+//! A function with a formula is defined here alone: code for every device is generated from the formula. A function
+//! without one is an instruction of the block IR. The interpreter computes the reference, which follows PyTorch's CPU
+//! kernels (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
 use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
 use crate::infer::Domain;
 use crate::{BinaryOp, CompareOp, Graph, UnaryOp, ValueId};
@@ -27,7 +28,8 @@ pub struct Function {
     pub row: Row,
     /// The dtypes on which it is defined.
     pub domain: Domain,
-    /// Names of the PyTorch operators (`aten::NAME`) that compute it from one tensor. It is checked against the first one.
+    /// Names of the PyTorch operators (`aten::NAME`) that compute it from one tensor. It is checked against the first
+    /// one.
     pub torch: &'static [&'static str],
     /// JSON list of the arguments that this first operator takes after the tensor.
     pub arguments: &'static str,
@@ -266,8 +268,8 @@ fn softplus(g: &mut Graph, x: ValueId) -> Built {
     g.select(large, x, y)
 }
 
-/// With `e = exp(x)` and `w = e (e + 2)`, `tanh(log(1 + e))` is `w / (w + 2)`: one exponential and no cancellation. From x = 20
-/// on it is 1 in every type.
+/// With `e = exp(x)` and `w = e (e + 2)`, `tanh(log(1 + e))` is `w / (w + 2)`: one exponential and no cancellation.
+/// From x = 20 on it is 1 in every type.
 fn mish(g: &mut Graph, x: ValueId) -> Built {
     let y = g.binary_scalar(Min, x, 20.0)?;
     let e = g.unary(Exp, y)?;

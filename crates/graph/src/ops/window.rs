@@ -41,8 +41,9 @@ pub(super) fn decompose_pool(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type
     apart::pool(g, args[0], *kind, &Steps { window, stride, padding, dilation }, &ty.shape)
 }
 
-/// Decomposes a transposed convolution into one matmul and overlap-adds of its result, in the type in which the matmul accumulates. The
-/// operands keep their dtype. An error if `op` is not a transposed convolution or the operands do not fit.
+/// Decomposes a transposed convolution into one matmul and overlap-adds of its result, in the type in which the matmul
+/// accumulates. The operands keep their dtype. An error if `op` is not a transposed convolution or the operands do not
+/// fit.
 pub fn transposed_conv(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
     let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
     let refused = |what: String| GraphError::Operand { value: ValueId(0), op: op.name().to_string(), what };
@@ -61,8 +62,8 @@ pub fn conv_len(len: usize, window: usize, stride: usize, padding: usize, dilati
     Some(padded.checked_sub(reach)?.checked_div(stride)? + 1)
 }
 
-/// Length of a pooled axis; `None` if the window does not fit. With `ceil`, a last partial window counts if it starts inside the input
-/// or the left padding.
+/// Length of a pooled axis; `None` if the window does not fit. With `ceil`, a last partial window counts if it starts
+/// inside the input or the left padding.
 pub fn pool_len(
     len: usize,
     window: usize,

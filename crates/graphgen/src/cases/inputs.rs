@@ -2,9 +2,10 @@
 use kiln_graph::Random;
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 
-/// Inputs for a case: normally distributed; for some seeds with NaNs, infinities and zeros, with many equal values, or large. Indices stay
-/// in range of the axes that they index. Weights of convolutions and the V operand of causal attention stay finite: implementations
-/// differ in whether they multiply padding, or the zero weight of a masked key, by them.
+/// Inputs for a case: normally distributed; for some seeds with NaNs, infinities and zeros, with many equal values, or
+/// large. Indices stay in range of the axes that they index. Weights of convolutions and the V operand of causal
+/// attention stay finite: implementations differ in whether they multiply padding, or the zero weight of a masked key,
+/// by them.
 pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     let mut r = Random::new(seed ^ 0x5eed);
     let kind = r.next_below(8);
@@ -38,8 +39,9 @@ fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     }
 }
 
-/// For each value, whether a convolution's weights, the input of a transposed one whose window is no multiple of its stride, or the V operand
-/// of attention that skips keys depend on it: zeros of padding, of joined residues and of probabilities are multiplied by these.
+/// For each value, whether a convolution's weights, the input of a transposed one whose window is no multiple of its
+/// stride, or the V operand of attention that skips keys depend on it: zeros of padding, of joined residues and of
+/// probabilities are multiplied by these.
 fn kept_finite(g: &Graph) -> Vec<bool> {
     let mut marked = vec![false; g.len()];
     for v in g.values().rev() {

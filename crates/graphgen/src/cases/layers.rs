@@ -116,7 +116,8 @@ pub(super) fn channels(m: &mut Maker) -> Made {
     m.g.add(Op::GroupNorm { groups, affine, eps: EPS }, &args)
 }
 
-/// Attention over existing values, without a mask, causal, with an explicit mask, or with the keys that end at a position.
+/// Attention over existing values, without a mask, causal, with an explicit mask, or with the keys that end at a
+/// position.
 pub(super) fn attention(m: &mut Maker) -> Made {
     let heads: Vec<ValueId> = m.floats.iter().copied().filter(|v| m.g.shape(*v).len() == 4).collect();
     if heads.is_empty() {

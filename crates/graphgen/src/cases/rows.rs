@@ -66,7 +66,8 @@ pub(super) fn normed(m: &mut Maker) -> Made {
     }
 }
 
-/// Two or three nested row functions, each followed by a view that keeps part of its result, under a reduction or scan of the same rows.
+/// Two or three nested row functions, each followed by a view that keeps part of its result, under a reduction or scan
+/// of the same rows.
 pub(super) fn nested(m: &mut Maker) -> Made {
     let mut x = m.near()?;
     let along = axis(m, x)?;

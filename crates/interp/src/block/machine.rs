@@ -1,4 +1,5 @@
-//! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
+//! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and
+//! resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
 use kiln_block::{
     AtomicOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value,
@@ -535,7 +536,8 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of bounds.
+    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of
+    /// bounds.
     fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
         let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
             return Err(format!("{desc} is not a descriptor"));

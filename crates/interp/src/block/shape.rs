@@ -152,14 +152,15 @@ pub fn part(v: &Block, axis: usize, at: usize, to: &[usize]) -> Block {
     v.gathered(to, (0..to.iter().product()).map(from))
 }
 
-/// Splits a flat block of back-to-back rows of `row` elements into a block of shape `to`, one row each. Elements past the end of a row
-/// repeat the block's first element.
+/// Splits a flat block of back-to-back rows of `row` elements into a block of shape `to`, one row each. Elements past
+/// the end of a row repeat the block's first element.
 pub fn unpack(v: &Block, row: usize, to: &[usize]) -> Block {
     let from = |i: usize| if i % to[1] < row { i / to[1] * row + i % to[1] } else { 0 };
     v.gathered(to, (0..to[0] * to[1]).map(from))
 }
 
-/// The inverse of [`unpack`]: the first `row` elements of each row, back to back. Elements past the end repeat the block's first one.
+/// The inverse of [`unpack`]: the first `row` elements of each row, back to back. Elements past the end repeat the
+/// block's first one.
 pub fn pack(v: &Block, row: usize, to: &[usize]) -> Block {
     let wide = v.shape[1];
     let from = |i: usize| if i < v.shape[0] * row { i / row * wide + i % row } else { 0 };
@@ -174,7 +175,8 @@ fn term(terms: Terms, x: f64, y: f64) -> f64 {
         Terms::Distances => (x - y).abs(),
     }
 }
-/// The parts of f32 numbers in 3xTF32: the nearest tf32 number, and what is left of the rest in tf32. Infinities are ±1 and themselves.
+/// The parts of f32 numbers in 3xTF32: the nearest tf32 number, and what is left of the rest in tf32. Infinities are ±1
+/// and themselves.
 fn tf32_parts(v: &Block) -> [Block; 2] {
     let large = |x: f64| match f32::from_bits(((x as f32).to_bits() + 0x1000) & !0x1fff) {
         _ if x.is_nan() => x,
@@ -196,7 +198,8 @@ pub fn split_dot(a: &Block, b: &Block, acc: &Block) -> Block {
         .into_iter()
         .fold(acc.clone(), |acc, (a, b)| dot(Terms::Products, a, b, &acc, usize::MAX))
 }
-/// `acc + sum over K of term(a, b)` for a `[M,K]`, b `[K,N]`, acc `[M,N]` or wider. The sum covers the first `deep` elements of K.
+/// `acc + sum over K of term(a, b)` for a `[M,K]`, b `[K,N]`, acc `[M,N]` or wider. The sum covers the first `deep`
+/// elements of K.
 pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block, deep: usize) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], b.shape[1]);
     let deep = k.min(deep);

@@ -88,7 +88,8 @@ pub fn block_type(ty: &Type) -> (Elem, Vec<usize>) {
     (ty.elem().unwrap_or(Elem::I32), ty.shape().to_vec())
 }
 
-/// Nearest value of a float type, ties to even, rounded directly from f64 (8-bit floats through f32). Other types: `x` unchanged.
+/// Nearest value of a float type, ties to even, rounded directly from f64 (8-bit floats through f32). Other types: `x`
+/// unchanged.
 pub fn nearest(elem: Elem, x: f64) -> f64 {
     elem.format().map_or(x, |f| f.round(x))
 }

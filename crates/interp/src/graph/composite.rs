@@ -1,4 +1,5 @@
-//! Composite ops (softmax, norms, attention), computed whole in the carrier's precision; the caller rounds the result once.
+//! Composite ops (softmax, norms, attention), computed whole in the carrier's precision; the caller rounds the result
+//! once.
 use super::{
     pointwise::{map2, reals},
     reduce::{sum, sum_of},
@@ -177,8 +178,8 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
     on_all!(args, |v, r: &Vec<_>| run(v, r, [channels, plane], eps))
 }
 
-/// Softmax(q·kᵀ·scale + mask)·v, one query at a time, without the probability of the sink. A row in which nothing takes part gives zeros (PyTorch's
-/// `_safe_softmax`) or NaN (its softmax).
+/// Softmax(q·kᵀ·scale + mask)·v, one query at a time, without the probability of the sink. A row in which nothing takes
+/// part gives zeros (PyTorch's `_safe_softmax`) or NaN (its softmax).
 pub(super) fn attention(op: &Op, args: &[&Value], rows: &Rows) -> Result<Data, String> {
     let Op::Attention { scale, causal, fully_masked, score, lse, .. } = op else { return Err("not attention".into()) };
     let (q, k, v) = (args[0], args[1], args[2]);
@@ -293,7 +294,8 @@ fn log_sum_exp<R: Real>(row: &[R]) -> R {
     R::of(most + row.iter().map(|x| (x.wide() - most).exp()).sum::<f64>().ln())
 }
 
-/// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row. `sink`: the row's.
+/// `step`: what the score function makes of a row's scaled scores. `mask`: adds or applies the mask of a row. `sink`:
+/// the row's.
 fn attend<R: Real>(
     [q, k, v]: [&[R]; 3],
     z: &Sizes,

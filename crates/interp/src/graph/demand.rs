@@ -1,7 +1,8 @@
 //! What is computed of each value if only parts of the outputs are wanted, and how much work that is.
 //!
-//! Goes from the outputs to the leaves, once. What is wanted of a value is a region ([`super::region`]), so several uses are widened to
-//! the smallest region that contains them; an op that needs whole rows, windows or operands widens too.
+//! Goes from the outputs to the leaves, once. What is wanted of a value is a region ([`super::region`]), so several
+//! uses are widened to the smallest region that contains them; an op that needs whole rows, windows or operands widens
+//! too.
 use super::region::{Positions, Region, before_reshape, union, whole};
 use kiln_graph::{Graph, Op, ValueId, random::mixed};
 
@@ -41,8 +42,9 @@ impl Demand {
         Demand::new(g, g.outputs.iter().map(|v| whole(g.shape(*v))).collect())
     }
 
-    /// The largest sample of the outputs that takes at most `limit` units of work: the same number of positions along every axis, the
-    /// first, the last, and others at random; or all of the last axis. `None` if even a single element takes more.
+    /// The largest sample of the outputs that takes at most `limit` units of work: the same number of positions along
+    /// every axis, the first, the last, and others at random; or all of the last axis. `None` if even a single element
+    /// takes more.
     pub fn sampled(g: &Graph, limit: u64) -> Option<Demand> {
         let counts = (0..=MOST.ilog2()).rev().map(|i| 1 << i);
         let ways = counts.flat_map(|n| [(n, true), (n, false)]);
@@ -166,7 +168,8 @@ fn broadcast(from: &[usize], region: &[Positions]) -> Region {
     from.iter().enumerate().map(axis).collect()
 }
 
-/// The parts of the operands that `region` of a value is computed from. An op that is new here starts with whole operands.
+/// The parts of the operands that `region` of a value is computed from. An op that is new here starts with whole
+/// operands.
 pub(super) fn needs(g: &Graph, v: ValueId, region: &Region) -> Vec<Region> {
     let args = g.args(v);
     let size = |operand: usize| g.shape(args[operand]);

@@ -103,8 +103,8 @@ pub(super) fn linear(x: &Value, w: &Value, bias: Option<&Value>) -> Result<Data,
     })
 }
 
-/// Direct convolution, one result plane at a time, accumulated in f64. `from`: the region of the input that `x` holds; `to`: that of
-/// the result. Channels are those of whole groups, of which there are `groups`.
+/// Direct convolution, one result plane at a time, accumulated in f64. `from`: the region of the input that `x` holds;
+/// `to`: that of the result. Channels are those of whole groups, of which there are `groups`.
 pub(super) fn conv(
     x: &Value,
     w: &Value,
@@ -127,7 +127,8 @@ pub(super) fn conv(
     let count = |s: &[Positions]| s.iter().map(Positions::count).product::<usize>();
     let (in_plane, out_plane, taps) = (count(inside), count(outside), window.iter().product::<usize>());
     let (in_group, out_group) = (channels / groups.max(1), outs / groups.max(1));
-    // A convolution gathers from its input, a transposed one scatters to its result; both use the same pairs of positions.
+    // A convolution gathers from its input, a transposed one scatters to its result; both use the same pairs of
+    // positions.
     let (small, big) = if transposed { (inside, outside) } else { (outside, inside) };
     let pairs = segments(small, big, window, steps);
     let stride = steps.stride.last().copied().unwrap_or(1);

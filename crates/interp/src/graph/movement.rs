@@ -137,7 +137,8 @@ pub(super) fn take(x: &Value, index: &Value, axis: usize) -> Result<Data, String
     }))
 }
 
-/// Writes or adds in row-major order of the indices. Sums in f16 and bf16 are rounded after each addition, as in PyTorch.
+/// Writes or adds in row-major order of the indices. Sums in f16 and bf16 are rounded after each addition, as in
+/// PyTorch.
 pub(super) fn scatter(
     [x, index, source]: [&Value; 3],
     axis: usize,

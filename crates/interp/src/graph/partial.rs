@@ -1,7 +1,7 @@
 //! One op on parts of its operands: the part of its result that is wanted.
 //!
-//! Most ops compute a part as they would a smaller tensor. Those that know of positions (a causal mask, windows, reshapes, counts along
-//! an axis) are told the regions.
+//! Most ops compute a part as they would a smaller tensor. Those that know of positions (a causal mask, windows,
+//! reshapes, counts along an axis) are told the regions.
 use super::{
     Precision, composite,
     composite::Rows,

@@ -74,7 +74,8 @@ pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, shape: &[usize]) -> Res
     })
 }
 
-/// The root by which PyTorch computes a power with the rank-0 exponent 0.5 or -0.5; it differs from `pow` at -inf and -0.
+/// The root by which PyTorch computes a power with the rank-0 exponent 0.5 or -0.5; it differs from `pow` at -inf and
+/// -0.
 fn root(op: BinaryOp, power: &Value) -> Option<UnaryOp> {
     let number = match &power.data {
         Data::F32(y) if power.ty.shape.is_empty() => f64::from(*y.first()?),

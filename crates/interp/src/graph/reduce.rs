@@ -82,8 +82,8 @@ pub(super) fn sum_of<R: Real>(row: &[R], f: impl Fn(R) -> f64 + Copy) -> f64 {
     sum_of(a, f) + sum_of(b, f)
 }
 
-/// Scan along `axis`, accumulated in f64. Sums in [`Precision::F64`] use Neumaier's compensation: sequential addition of thousands of
-/// f64 elements would lose digits, and the reference must be more exact than the results it judges.
+/// Scan along `axis`, accumulated in f64. Sums in [`Precision::F64`] use Neumaier's compensation: sequential addition
+/// of thousands of f64 elements would lose digits, and the reference must be more exact than the results it judges.
 pub(super) fn scan(op: ScanOp, x: &Value, axis: usize, precision: Precision) -> Result<Data, String> {
     let shape = &x.ty.shape;
     let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());

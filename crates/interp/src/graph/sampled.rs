@@ -1,7 +1,7 @@
 //! Random perturbation of rounding, to estimate how far rounding can move a result. Error bounds are derived from it.
 //!
-//! Every rounded result moves by up to a unit in its last place. Operands of a sum move before they are added, as another order of
-//! summation would move it. Equal results of one op move alike, so that ties stay ties.
+//! Every rounded result moves by up to a unit in its last place. Operands of a sum move before they are added, as
+//! another order of summation would move it. Equal results of one op move alike, so that ties stay ties.
 use super::{
     Precision, composite,
     composite::Rows,
@@ -57,7 +57,8 @@ fn by_value(seed: u64) -> impl Fn(usize, f64) -> f64 {
     move |_, x| unit(mixed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ x.to_bits()))
 }
 
-/// Perturbs floats by a relative error of up to one epsilon of `dtype` (two for f32 and f64), and rounds f32 carriers to `dtype`.
+/// Perturbs floats by a relative error of up to one epsilon of `dtype` (two for f32 and f64), and rounds f32 carriers
+/// to `dtype`.
 fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
     let format = dtype.format().unwrap_or(Format::F32);
     moved(data, format, format.epsilon() * if format.bits() < 32 { 1.0 } else { 2.0 }, by)

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use kiln_graph::{DType, Format, Scalar, Tensor, Type};
 use std::sync::Arc;
 
-/// Elements in a carrier type. Floats narrower than f32 are carried in f32 and rounded after every op, integers in i64 and wrapped
-/// after every op. In [`Precision::F64`] all floats are carried in f64.
+/// Elements in a carrier type. Floats narrower than f32 are carried in f32 and rounded after every op, integers in i64
+/// and wrapped after every op. In [`Precision::F64`] all floats are carried in f64.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
     F32(Arc<Vec<f32>>),
@@ -90,8 +90,8 @@ impl Data {
         }
         self
     }
-    /// Conversion between dtypes. Floats truncate to integers; out of range, i64 and i32 saturate, narrower types convert through i32
-    /// and wrap. Nonzero is true.
+    /// Conversion between dtypes. Floats truncate to integers; out of range, i64 and i32 saturate, narrower types
+    /// convert through i32 and wrap. Nonzero is true.
     pub fn cast(&self, from: DType, to: DType, precision: Precision) -> Data {
         if from == to {
             return self.clone();

@@ -21,8 +21,8 @@ pub(super) struct Segment {
     pub len: usize,
 }
 
-/// All pairs with `big = small * stride + tap * dilation - padding` that lie inside both regions, which have all of their last axis;
-/// as places in the regions' parts.
+/// All pairs with `big = small * stride + tap * dilation - padding` that lie inside both regions, which have all of
+/// their last axis; as places in the regions' parts.
 pub(super) fn segments(small: &[Positions], big: &[Positions], window: &[usize], steps: &Steps) -> Vec<Segment> {
     let (inside, outside) = (big, small);
     let (small, big) = (shape(small), shape(big));
@@ -138,8 +138,8 @@ pub(super) fn pool(
     })
 }
 
-/// The divisor of the average at each position. A window that reaches past the padding (with `ceil`) counts only elements inside the
-/// padded input.
+/// The divisor of the average at each position. A window that reaches past the padding (with `ceil`) counts only
+/// elements inside the padded input.
 fn divisors(inside: &[Positions], outside: &[Positions], window: &[usize], steps: &Steps, count_pad: bool) -> Vec<f64> {
     let mut all = vec![1.0];
     for axis in 0..window.len() {

@@ -84,7 +84,8 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).filter(|w| !w.is_empty())
 }
 
-/// Statements without their semicolons, and labels with their colons, each with the number of its scope: braces around statements open one.
+/// Statements without their semicolons, and labels with their colons, each with the number of its scope: braces around
+/// statements open one.
 fn statements(body: &str) -> Vec<(usize, String)> {
     let (mut all, mut now, mut list, mut scope) = (vec![], String::new(), false, 0);
     let is_name = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '$');

@@ -1,5 +1,5 @@
-//! Processor time that other processes took during a measurement: under load, the slower side of a comparison may only have waited for a
-//! core. Read from `/proc` on Linux; unknown elsewhere.
+//! Processor time that other processes took during a measurement: under load, the slower side of a comparison may only
+//! have waited for a core. Read from `/proc` on Linux; unknown elsewhere.
 
 /// Clock ticks of all cores since boot (in total, and busy), and of this process since its start.
 pub struct Ticks {
@@ -26,7 +26,8 @@ fn parse(stat: &str, own: &str) -> Option<Ticks> {
     let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
     let all = fields.iter().sum();
     let idle = fields.get(3)? + fields.get(4)?;
-    // Fields 14 and 15 are user and system time. Field 2 is the program's name in parentheses, which may contain anything.
+    // Fields 14 and 15 are user and system time. Field 2 is the program's name in parentheses, which may contain
+    // anything.
     let mut after = own.rsplit_once(')')?.1.split_whitespace().skip(11).flat_map(str::parse::<u64>);
     Some(Ticks { all, busy: all - idle, own: after.next()? + after.next()? })
 }

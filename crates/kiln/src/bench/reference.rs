@@ -1,8 +1,9 @@
-//! What the results of a benchmark are compared with, chosen by how much work it is, so that no reference takes longer than seconds.
+//! What the results of a benchmark are compared with, chosen by how much work it is, so that no reference takes longer
+//! than seconds.
 //!
-//! The interpreter in f64, where it can run the whole graph; libtorch's eager operators, where the plugin is there; else the interpreter
-//! again, for a sample of the outputs and what that depends on; else nothing. Bounds are work and not time: the same graph is compared
-//! with the same reference on every machine with the same libtorch.
+//! The interpreter in f64, where it can run the whole graph; libtorch's eager operators, where the plugin is there;
+//! else the interpreter again, for a sample of the outputs and what that depends on; else nothing. Bounds are work and
+//! not time: the same graph is compared with the same reference on every machine with the same libtorch.
 use crate::{
     Error, Model,
     accuracy::{Difference, differences},
@@ -25,8 +26,8 @@ const EAGER: u64 = 1 << 36;
 pub enum Reference {
     /// The interpreter in f64, all elements.
     Interpreted,
-    /// libtorch, all elements: the archive itself with `--against torch`, else the graph's ops by eager operators on the host, f16 and
-    /// bf16 in f32.
+    /// libtorch, all elements: the archive itself with `--against torch`, else the graph's ops by eager operators on
+    /// the host, f16 and bf16 in f32.
     Libtorch,
     /// The interpreter in f64, at a sample of the elements.
     Sampled,

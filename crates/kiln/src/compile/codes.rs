@@ -1,7 +1,7 @@
 //! The code of a plan: its kernels lowered to block programs, each distinct one compiled once, on all cores.
 //!
-//! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is none. What was compiled
-//! is kept ([`CodeCache`]), so that plans for one machine share it.
+//! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is
+//! none. What was compiled is kept ([`CodeCache`]), so that plans for one machine share it.
 use super::{CompileOptions, CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
 use crate::{
     Error,
@@ -75,11 +75,13 @@ pub(super) fn used(steps: &[Steps<ProgramId>]) -> HashSet<ProgramId> {
     only.filter_map(|w| if let Work::Block { code, .. } = w { Some(*code) } else { None }).collect()
 }
 
-/// Code by the text of its block program without the name. Compilations for one machine that share it compile equal programs once.
+/// Code by the text of its block program without the name. Compilations for one machine that share it compile equal
+/// programs once.
 #[derive(Default)]
 pub(crate) struct CodeCache {
     all: Mutex<HashMap<String, Coded>>,
-    /// The GPU that will run the code, which loads each program as soon as its PTX is there and assembled, while others are generated.
+    /// The GPU that will run the code, which loads each program as soon as its PTX is there and assembled, while others
+    /// are generated.
     gpu: Option<CudaDevice>,
 }
 
@@ -114,8 +116,8 @@ impl CodeCache {
         let gpu = if let Device::Cuda(d) = device { Some(d.clone()) } else { None };
         CodeCache { gpu, ..CodeCache::default() }
     }
-    /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error of LLVM is a bug.
-    /// Those that are `used` are assembled, and loaded on the GPU.
+    /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error
+    /// of LLVM is a bug. Those that are `used` are assembled, and loaded on the GPU.
     pub(super) fn generate(
         &self,
         programs: &Programs,

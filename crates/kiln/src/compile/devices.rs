@@ -14,8 +14,8 @@ pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device,
     }
 }
 
-/// The description, updated with what the driver reports of a device. The driver does not report how many clusters run at once; that is
-/// scaled with the number of multiprocessors.
+/// The description, updated with what the driver reports of a device. The driver does not report how many clusters run
+/// at once; that is scaled with the number of multiprocessors.
 pub fn with_facts(m: &Machine, info: &kiln_runtime::cuda::DeviceInfo) -> Machine {
     let were = m.units.multiprocessors.max(1);
     let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
@@ -53,8 +53,8 @@ pub fn gpu_name(index: usize) -> Result<String, Error> {
     CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(Error::from)
 }
 
-/// The target of the n-th GPU, and its machine description where that is not the target's default: the built-in one for a device of this
-/// name, or else the default updated with what the driver reports.
+/// The target of the n-th GPU, and its machine description where that is not the target's default: the built-in one for
+/// a device of this name, or else the default updated with what the driver reports.
 pub fn gpu_machine(index: usize) -> Result<(Target, Option<Machine>), Error> {
     let device = CudaDevice::open(index)?;
     let info = device.info();

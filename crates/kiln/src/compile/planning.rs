@@ -1,6 +1,7 @@
 //! Plans of models: what is fused, by which schedules, at what predicted time.
 //!
-//! Takes: a model and options. Gives: its plan, which is taken from the cache on disk where another process has made it.
+//! Takes: a model and options. Gives: its plan, which is taken from the cache on disk where another process has made
+//! it.
 use super::{CompileOptions, not_lowered};
 use crate::{
     Error, Model,
@@ -85,7 +86,8 @@ pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> 
     }
     Ok(())
 }
-/// The kernels that differ in names, buffers and reasons alone, the earliest first: what is decided for one of them holds for all.
+/// The kernels that differ in names, buffers and reasons alone, the earliest first: what is decided for one of them
+/// holds for all.
 pub(super) fn alike(kernels: &[kiln_plan::Kernel]) -> Vec<Vec<usize>> {
     let mut found: Vec<Vec<usize>> = vec![];
     let mut known: HashMap<String, usize> = HashMap::new();

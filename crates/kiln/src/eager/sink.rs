@@ -1,5 +1,5 @@
-//! Attention with a sink as programs write it, for libtorch, which has no operator for it: a softmax of the scores with the sink beside
-//! them, whose probability is left out.
+//! Attention with a sink as programs write it, for libtorch, which has no operator for it: a softmax of the scores with
+//! the sink beside them, whose probability is left out.
 use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, GraphError, Op, ReduceOp, Type, ValueId};
 
 /// The graph of an attention without a score function, on operands of these types.

@@ -1,7 +1,7 @@
 //! Bindings that are compiled on another thread while the caller does something else, as running the model eagerly.
 //!
-//! Takes: sizes that are new. Gives: nothing until their binding is ready, then the binding, or why there is none. Never: waits.
-//! One thread compiles, what was asked for first comes first; it ends when nothing is left to do.
+//! Takes: sizes that are new. Gives: nothing until their binding is ready, then the binding, or why there is none.
+//! Never: waits. One thread compiles, what was asked for first comes first; it ends when nothing is left to do.
 use super::{Binding, Engine, lock};
 use crate::{Error, program::Sizes};
 use std::{
@@ -34,8 +34,8 @@ struct Workers {
 }
 static WORKERS: Mutex<Workers> = Mutex::new(Workers { all: vec![], over: false });
 
-/// Lets go of all bindings that wait to be compiled, in all engines, and waits for those that are being compiled: before a process ends.
-/// From now on nothing is compiled on other threads.
+/// Lets go of all bindings that wait to be compiled, in all engines, and waits for those that are being compiled:
+/// before a process ends. From now on nothing is compiled on other threads.
 pub fn finish_all() {
     let all = {
         let mut workers = lock(&WORKERS);
@@ -52,8 +52,8 @@ pub fn finish_all() {
 }
 
 impl Engine {
-    /// The binding for these sizes if it was compiled before; `None` if not, and then another thread compiles it. Each call until it is
-    /// ready counts as one that was served otherwise ([`Binding::calls_before`]).
+    /// The binding for these sizes if it was compiled before; `None` if not, and then another thread compiles it. Each
+    /// call until it is ready counts as one that was served otherwise ([`Binding::calls_before`]).
     ///
     /// # Errors
     /// Why the sizes cannot be compiled, at every call from when that is known.

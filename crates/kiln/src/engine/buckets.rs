@@ -1,7 +1,9 @@
-//! Buckets: calls of a few sizes of a batch share one binding, whose batch is larger; rows are added to the inputs, and left out of the outputs.
+//! Buckets: calls of a few sizes of a batch share one binding, whose batch is larger; rows are added to the inputs, and
+//! left out of the outputs.
 //!
-//! Takes: the sizes that are compiled for, by dimension. Gives: for the sizes of a call those to run with, and what to keep of each output.
-//! Never: rounds up unless the rows of the program are proved to be independent ([`independent`]) at just these sizes.
+//! Takes: the sizes that are compiled for, by dimension. Gives: for the sizes of a call those to run with, and what to
+//! keep of each output. Never: rounds up unless the rows of the program are proved to be independent ([`independent`])
+//! at just these sizes.
 use super::{
     Engine, lock,
     rows::{Rows, independent},
@@ -37,11 +39,12 @@ pub struct Rounded {
 }
 
 impl Engine {
-    /// The engine with buckets: by symbol or dimension (`x.0`), the sizes to round up to. Larger sizes are compiled for as they are.
+    /// The engine with buckets: by symbol or dimension (`x.0`), the sizes to round up to. Larger sizes are compiled for
+    /// as they are.
     ///
     /// # Errors
-    /// [`Error::Inputs`] if there is no such dimension, or a size is not in its range; [`Error::Failed`] if rounding up could change results,
-    /// with the operator that mixes rows.
+    /// [`Error::Inputs`] if there is no such dimension, or a size is not in its range; [`Error::Failed`] if rounding up
+    /// could change results, with the operator that mixes rows.
     pub fn with_buckets(self, buckets: BTreeMap<String, Vec<i64>>) -> Result<Engine, Error> {
         let mut sizes = BTreeMap::new();
         for (name, mut all) in buckets {
@@ -99,8 +102,8 @@ impl Engine {
         Ok(Some(Rounded { sizes: to, keep }))
     }
 
-    /// The batch axis of each output, if rows along `symbol` are independent at these sizes and that other size of the batch, or why they are
-    /// not. The error outside is one of the program.
+    /// The batch axis of each output, if rows along `symbol` are independent at these sizes and that other size of the
+    /// batch, or why they are not. The error outside is one of the program.
     fn proof(&self, symbol: &str, sizes: &Sizes, other: i64) -> Result<Proof, Error> {
         let key = (symbol.to_string(), sizes.clone(), other);
         if let Some(known) = lock(&self.buckets.proofs).get(&key) {

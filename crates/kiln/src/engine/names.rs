@@ -1,7 +1,8 @@
 //! Names of a binding's values, by which bindings of one engine share what is folded and packed.
 //!
-//! A parameter of the program has one name in all bindings; one that conversion made is named by its contents. A load-time kernel is named
-//! by the texts of its block programs, which name no kernel and no buffer: whatever makes the code differ is in them.
+//! A parameter of the program has one name in all bindings; one that conversion made is named by its contents. A
+//! load-time kernel is named by the texts of its block programs, which name no kernel and no buffer: whatever makes the
+//! code differ is in them.
 use crate::{Compiled, digest::digest};
 use kiln_plan::Stage;
 use kiln_runtime::{Names, Param};

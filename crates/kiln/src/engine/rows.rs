@@ -1,14 +1,16 @@
-//! Whether the rows of a batch are independent: each row of the outputs follows from the same row of the inputs, whatever the others are.
+//! Whether the rows of a batch are independent: each row of the outputs follows from the same row of the inputs,
+//! whatever the others are.
 //!
-//! Takes: the graphs of a program for two sizes of its batch. Gives: which axis of each output is the batch, or the operator that mixes rows.
-//! Never: assumes what it has not seen: an operator that is not listed here mixes.
+//! Takes: the graphs of a program for two sizes of its batch. Gives: which axis of each output is the batch, or the
+//! operator that mixes rows. Never: assumes what it has not seen: an operator that is not listed here mixes.
 //!
-//! The two graphs must be one graph but for the extents of one axis of each value, the batch, which must be as many times as large as the
-//! batch is. A value that is the same in both graphs depends on no row. Then each operator has to keep rows apart. Rows that are added at the
-//! end change nothing, not even if they become NaN.
+//! The two graphs must be one graph but for the extents of one axis of each value, the batch, which must be as many
+//! times as large as the batch is. A value that is the same in both graphs depends on no row. Then each operator has to
+//! keep rows apart. Rows that are added at the end change nothing, not even if they become NaN.
 //!
-//! Values that follow from constants alone, as indices do, are computed. So a lookup in a table of rows is proved where each row looks up its
-//! own, and a value that is another one for another size of the batch refuses where it meets data.
+//! Values that follow from constants alone, as indices do, are computed. So a lookup in a table of rows is proved where
+//! each row looks up its own, and a value that is another one for another size of the batch refuses where it meets
+//! data.
 use kiln_graph::{Graph, Op, ParamInfo, Tensor, ValueId};
 use kiln_interp::graph as interp;
 
@@ -21,8 +23,8 @@ pub struct Rows {
     pub each: usize,
 }
 
-/// The batch axis of each output of `a`; `None` for outputs that depend on no row. `a` and `b`: graphs of one program for batches of
-/// these sizes.
+/// The batch axis of each output of `a`; `None` for outputs that depend on no row. `a` and `b`: graphs of one program
+/// for batches of these sizes.
 ///
 /// # Errors
 /// What mixes rows, as a sentence.
@@ -168,7 +170,8 @@ fn keeps(g: &Graph, v: ValueId, facts: &[&Fact], batch: Option<Rows>) -> bool {
         // A value that is the same for all sizes of the batch must not come from rows.
         return none;
     };
-    // An operand without rows counts as each row's, if it has no extent along the batch; inference makes sure of that where shapes broadcast.
+    // An operand without rows counts as each row's, if it has no extent along the batch; inference makes sure of that
+    // where shapes broadcast.
     let aligned = |i: usize, shift: usize| operands[i].is_none_or(|r| Rows { axis: r.axis + shift, ..r } == to);
     let pointwise = || (0..args.len()).all(|i| aligned(i, g.shape(v).len() - rank(i)));
     let only_first = || operands[0] == Some(to) && operands[1..].iter().all(Option::is_none);

@@ -1,7 +1,8 @@
 //! Runs of an engine, one or many in a row, and the state that they change.
 //!
-//! Takes: inputs on the host, or addresses on the device. Gives: outputs. State is the engine's: it lies in memory of the device, gets its
-//! first values from the program, and every binding of the program reads and writes it there. Never: copies state to the host unasked.
+//! Takes: inputs on the host, or addresses on the device. Gives: outputs. State is the engine's: it lies in memory of
+//! the device, gets its first values from the program, and every binding of the program reads and writes it there.
+//! Never: copies state to the host unasked.
 use super::{Binding, Engine, Result as Given, lock};
 use crate::{Error, program::Sizes};
 use kiln_graph::{Tensor, Type};
@@ -19,7 +20,8 @@ pub(super) struct Kept {
     inputs: Vec<Storage>,
     /// Memory for outputs: all of runs over inputs of the host, of other runs those that are copied to state.
     outputs: Vec<Storage>,
-    /// The stream and binding of the last run on a GPU: bindings are sessions of their own, which do not know of each other's runs.
+    /// The stream and binding of the last run on a GPU: bindings are sessions of their own, which do not know of each
+    /// other's runs.
     last: Option<(u64, Arc<Binding>)>,
 }
 
@@ -57,25 +59,26 @@ fn room(device: &Device, have: &mut Vec<Storage>, want: &[Type], what: &str) -> 
 }
 
 impl Engine {
-    /// Runs the program on tensors of the host, one for each tensor input, and gives its tensor outputs; compiles it if their sizes are
-    /// new. State that a run changes is the engine's: the next run sees it.
+    /// Runs the program on tensors of the host, one for each tensor input, and gives its tensor outputs; compiles it if
+    /// their sizes are new. State that a run changes is the engine's: the next run sees it.
     ///
     /// # Errors
     /// Those of [`Engine::bind`] and [`kiln_runtime::Session::run`], and if the program writes to its inputs.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.steps(1, inputs)
     }
-    /// One step of a program that keeps state, such as a token of a language model with its caches: [`Engine::run`] by the name that it has
-    /// there. The engine and not a session has the state, because bindings for several sizes change the same: a prompt is read in runs of
-    /// many tokens, and steps of one token go on from there.
+    /// One step of a program that keeps state, such as a token of a language model with its caches: [`Engine::run`] by
+    /// the name that it has there. The engine and not a session has the state, because bindings for several sizes
+    /// change the same: a prompt is read in runs of many tokens, and steps of one token go on from there.
     ///
     /// # Errors
     /// As [`Engine::run`].
     pub fn step(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.steps(1, inputs)
     }
-    /// Runs the program `count` times on the same inputs, and gives the outputs of the last run. Between runs nothing returns to the host: on
-    /// a GPU all of them are enqueued at once. That is for programs whose state has what the next step reads, such as the token chosen.
+    /// Runs the program `count` times on the same inputs, and gives the outputs of the last run. Between runs nothing
+    /// returns to the host: on a GPU all of them are enqueued at once. That is for programs whose state has what the
+    /// next step reads, such as the token chosen.
     ///
     /// # Errors
     /// As [`Engine::run`], and if `count` is 0.
@@ -116,15 +119,15 @@ impl Engine {
         let to = room(&self.device, &mut kept.outputs, &types, "outputs")?;
         let stream = matches!(self.device, Device::Cuda(_)).then_some(0);
         kept.follow(0, binding)?;
-        // SAFETY: dense tensors of the binding's types on its device, which live through the call and, as `check` waits, through the runs;
-        // outputs and state are the engine's own.
+        // SAFETY: dense tensors of the binding's types on its device, which live through the call and, as `check`
+        // waits, through the runs; outputs and state are the engine's own.
         unsafe { binding.session.steps_on(count, &from, &to, &feeds(binding), stream) }?;
         binding.session.check()?;
         let results = binding.results.iter().filter(|r| matches!(r, Given::Tensor(..))).count();
         kept.outputs.iter().take(results).map(|o| o.read().map_err(Error::from)).collect()
     }
-    /// The same over memory of the engine's GPU, enqueued on `stream` and not waited for. `outputs`: the tensors that a run gives. A run on
-    /// another stream than the one before waits for that one.
+    /// The same over memory of the engine's GPU, enqueued on `stream` and not waited for. `outputs`: the tensors that a
+    /// run gives. A run on another stream than the one before waits for that one.
     ///
     /// # Errors
     /// As [`kiln_runtime::Session::run_on`], and if the program writes to its inputs.

@@ -292,7 +292,8 @@ fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machin
     k.cost.matrix_flops as f64 / sizes.predicted(m)
 }
 
-/// A kernel's schedule and others on a GPU, the cheapest in the model first; of a matmul the best of each tile, and the library's.
+/// A kernel's schedule and others on a GPU, the cheapest in the model first; of a matmul the best of each tile, and the
+/// library's.
 fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
     /// Most schedules listed, not counting the library's.
     const SHOWN: usize = 4;
@@ -318,7 +319,8 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
     shown
 }
 
-/// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend on the batch.
+/// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend
+/// on the batch.
 fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
     if !k.batch_invariant {
         return None;

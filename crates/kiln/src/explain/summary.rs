@@ -20,7 +20,8 @@ fn percent(part: f64, of: f64) -> f64 {
 }
 
 impl Report {
-    /// The summary: ops and kernels, predicted time and lower bound, what the search did, fallbacks, and where the time goes.
+    /// The summary: ops and kernels, predicted time and lower bound, what the search did, fallbacks, and where the time
+    /// goes.
     pub fn summary(&self, width: usize) -> String {
         let mut t = String::new();
         let s = &self.search;

@@ -1,4 +1,5 @@
-//! Places labels of a plot so that none covers another label, a point, or the legend. Coordinates are pixels from the upper left.
+//! Places labels of a plot so that none covers another label, a point, or the legend. Coordinates are pixels from the
+//! upper left.
 
 /// Font size of labels.
 pub const FONT: i32 = 12;
@@ -23,8 +24,8 @@ impl Frame {
     }
 }
 
-/// Upper bound of a text's width and height. The viewer chooses the font; in sans-serif fonts characters are at most 0.6 of their height
-/// wide.
+/// Upper bound of a text's width and height. The viewer chooses the font; in sans-serif fonts characters are at most
+/// 0.6 of their height wide.
 pub fn text_size(text: &str) -> (i32, i32) {
     (text.chars().count() as i32 * FONT * 3 / 5, FONT + 2)
 }
@@ -59,7 +60,8 @@ impl Labels {
         let aside = [(x + 8, y - 6 - h), (x + 8, y + 6), (x - 8 - w, y - 6 - h), (x - 8 - w, y + 6)];
         self.place(text, near.into_iter().chain(aside))
     }
-    /// Places a label along a roof whose end, or start, is at `end`: above the line if there is space, else below it, or further along.
+    /// Places a label along a roof whose end, or start, is at `end`: above the line if there is space, else below it,
+    /// or further along.
     pub fn beside_roof(&mut self, text: String, end: (i32, i32)) -> Option<Label> {
         let (w, h) = text_size(&text);
         let start = (end.0 - w).max(self.plot.left + 4).min(self.plot.right - w);

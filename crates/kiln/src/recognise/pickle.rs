@@ -17,8 +17,8 @@ pub enum Top {
     Other(String),
 }
 
-/// Start of a file of the old (not zip) `torch.save` format: a magic number, a version and the system's properties precede the object, each
-/// as a pickle.
+/// Start of a file of the old (not zip) `torch.save` format: a magic number, a version and the system's properties
+/// precede the object, each as a pickle.
 const LEGACY: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 
 /// The number of pickles that precede the object, if a file with this start contains pickles.

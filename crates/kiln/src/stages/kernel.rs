@@ -1,4 +1,5 @@
-//! Prints one kernel at a stage, writes all kernels as files of a folder with the names of the report, and collects facts about PTX.
+//! Prints one kernel at a stage, writes all kernels as files of a folder with the names of the report, and collects
+//! facts about PTX.
 use super::Stage;
 use crate::{
     Compiled, Error,

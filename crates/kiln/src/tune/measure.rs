@@ -1,5 +1,5 @@
-//! Compiles and times candidate schedules of one kernel on a GPU. Candidates are compiled separately and loaded into one session with the
-//! same inputs, so that their samples can be interleaved.
+//! Compiles and times candidate schedules of one kernel on a GPU. Candidates are compiled separately and loaded into
+//! one session with the same inputs, so that their samples can be interleaved.
 use super::TuneOptions;
 use crate::{
     CompileOptions, DeviceKind, Error, Model,
@@ -112,7 +112,8 @@ impl kiln_tune::Bench for GpuBench {
         Ok(Ready { timer, session })
     }
 
-    /// Pauses after each sample: without pauses the GPU reaches its power limit, where it is slower and other schedules are the best.
+    /// Pauses after each sample: without pauses the GPU reaches its power limit, where it is slower and other schedules
+    /// are the best.
     fn sample(&mut self, ready: &mut Ready, n: usize) -> Result<f64, String> {
         const LEAST_US: f64 = 100.0;
         const MOST: Duration = Duration::from_millis(60);

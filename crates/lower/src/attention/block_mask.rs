@@ -5,8 +5,9 @@
 //! loop over keys runs between the first two. Between the others it needs no mask: [`kiln_block::passes::split`] gives
 //! these iterations a loop of their own. All four are multiples of the block of keys.
 //!
-//! A mask in memory may be a float that is added: a key is masked where it is minus infinity or the least number of its type
-//! ([`mask_value`]). With such numbers a query that sees no key attends to all of them alike: its tile reads all keys.
+//! A mask in memory may be a float that is added: a key is masked where it is minus infinity or the least number of its
+//! type ([`mask_value`]). With such numbers a query that sees no key attends to all of them alike: its tile reads all
+//! keys.
 //!
 //! Masks that are comparisons of positions need no such kernel: [`crate::scalar::key_range`] finds their ends.
 use crate::attention::program::{Coords, bounds, of_block, reduced};
@@ -52,7 +53,8 @@ struct Conditions<'a> {
     dtype: DType,
     /// Coordinates of the heads.
     heads: [CoordId; 2],
-    /// Conditions with the values that they have wherever a score is not masked (or was NaN or infinite before a mask was added).
+    /// Conditions with the values that they have wherever a score is not masked (or was NaN or infinite before a mask
+    /// was added).
     found: Vec<(NodeId, bool)>,
     /// Whether a mask may be another number than minus infinity.
     finite: bool,
@@ -237,7 +239,8 @@ impl Mask {
                 what: "a loop does not give what it carries".into(),
             });
         };
-        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no mask.
+        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no
+        // mask.
         let step = b.splat(range[2], &wide);
         let counted = b.binary(B::Mul, count, step);
         let length = b.binary(B::Sub, last, first);

@@ -1,4 +1,5 @@
-//! What the programs of attention share: their coordinates and operands, which keys an instance visits, and what they store.
+//! What the programs of attention share: their coordinates and operands, which keys an instance visits, and what they
+//! store.
 use crate::emit::emitter::Lanes;
 use crate::emit::frame::Frame;
 use crate::emit::{launch, math};
@@ -22,8 +23,8 @@ use std::f64::consts::LOG2_E;
 
 const NOT_PLACED: &str = "attention whose result is not stored element by element";
 
-/// Coordinates of the program: batch…, key head, query of its group, query, column of the values; key as scores have it and as
-/// values do; column of queries and keys likewise.
+/// Coordinates of the program: batch…, key head, query of its group, query, column of the values; key as scores have it
+/// and as values do; column of queries and keys likewise.
 pub struct Coords {
     pub head: CoordId,
     pub group: CoordId,
@@ -189,7 +190,8 @@ pub struct Operands {
     pub q: NodeId,
     pub k: NodeId,
     pub v: NodeId,
-    /// The product of a query and a key, which the program sets: an anchor at the empty index, which no element of a value has.
+    /// The product of a query and a key, which the program sets: an anchor at the empty index, which no element of a
+    /// value has.
     pub raw: NodeId,
     pub score: NodeId,
     pub sink: Option<NodeId>,
@@ -221,8 +223,8 @@ pub fn part_id(z: &Sizes) -> CoordId {
     z.batch.len() as CoordId + 8
 }
 
-/// Indices of the result by the program's coordinates: batch…, key head, query head of its group, query, column. `packed`: the rows of a
-/// tile are the queries of all heads of a group.
+/// Indices of the result by the program's coordinates: batch…, key head, query head of its group, query, column.
+/// `packed`: the rows of a tile are the queries of all heads of a group.
 pub fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
     let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
     let mut at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
@@ -234,8 +236,9 @@ pub fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
     at
 }
 
-/// The greatest score `[rows, 1]` and the sum of the weights `[rows, parts]`, a power of two, of queries before the first key: those of the
-/// sink, which the first slice of the keys counts. The score is in units of `scale`, a positive number.
+/// The greatest score `[rows, 1]` and the sum of the weights `[rows, parts]`, a power of two, of queries before the
+/// first key: those of the sink, which the first slice of the keys counts. The score is in units of `scale`, a positive
+/// number.
 pub fn start(f: &mut Frame, sink: Option<NodeId>, scale: f64, [rows, parts]: [usize; 2]) -> [Value; 2] {
     let [zero, lowest] = [0.0, f64::NEG_INFINITY].map(|x| math::float(&mut f.b, Elem::F32, x));
     let Some(sink) = sink else { return [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, parts])] };
@@ -268,8 +271,9 @@ pub fn start(f: &mut Frame, sink: Option<NodeId>, scale: f64, [rows, parts]: [us
     [f.b.broadcast_to(most, &[rows, 1]), f.b.broadcast_to(weight, &[rows, parts])]
 }
 
-/// The loop over the keys of an instance: first, end, step. `start`, `end`: between which keys the mask leaves any; slices are cut for
-/// these, so that few keys are not the work of one slice. `queries`: the queries' coordinate under a causal mask.
+/// The loop over the keys of an instance: first, end, step. `start`, `end`: between which keys the mask leaves any;
+/// slices are cut for these, so that few keys are not the work of one slice. `queries`: the queries' coordinate under a
+/// causal mask.
 pub fn bounds(
     f: &mut Frame,
     z: &Sizes,
@@ -298,7 +302,8 @@ pub fn bounds(
     [lo, hi, step]
 }
 
-/// The instance's slice of the keys `lo..hi`: of those that a mask leaves where it has bounds, else of [`Tiles::part`] keys.
+/// The instance's slice of the keys `lo..hi`: of those that a mask leaves where it has bounds, else of [`Tiles::part`]
+/// keys.
 pub fn slice(f: &mut Frame, tiles: &Tiles, [lo, hi]: [Value; 2], [starts, ends]: [bool; 2]) -> [Value; 2] {
     let Some(part) = f.part else { return [lo, hi] };
     let len = if starts || ends {
@@ -319,8 +324,9 @@ pub fn slice(f: &mut Frame, tiles: &Tiles, [lo, hi]: [Value; 2], [starts, ends]:
     [lo, f.b.binary(B::Min, hi, end)]
 }
 
-/// The least or greatest of a bound of the keys over the block's queries, as i32. `queries`: their coordinate and how many
-/// a block has. Where the bound is known to rise or fall along the queries, it is that of the last or the first one.
+/// The least or greatest of a bound of the keys over the block's queries, as i32. `queries`: their coordinate and how
+/// many a block has. Where the bound is known to rise or fall along the queries, it is that of the last or the first
+/// one.
 pub fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
     let at = f.em.coords.get(&queries.id).copied().zip(trend(f.em.dag, bound, queries.id));
     let Some((lanes, trend)) = at else {

@@ -11,7 +11,8 @@ use crate::scalar::expr::CoordId;
 /// Widest element in bytes: wider ones would fill a thread's registers.
 const WIDEST: usize = 4;
 
-/// Nodes that the score reads as arrays of these rows and columns, those of narrow elements first: they take the least room.
+/// Nodes that the score reads as arrays of these rows and columns, those of narrow elements first: they take the least
+/// room.
 pub fn of(dag: &Dag, score: NodeId, extents: &[usize], axes: [(CoordId, usize); 2]) -> Vec<(NodeId, Strided)> {
     let bytes = |n: NodeId| dag.node(n).dtype.bytes();
     let array = |n: NodeId| match &dag.node(n).op {

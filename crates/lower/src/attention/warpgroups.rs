@@ -1,5 +1,5 @@
-//! Flash attention by warpgroups, from `sm_90` on: tiles of queries, keys and values through tensor maps, both matmuls by
-//! `wgmma`.
+//! Flash attention by warpgroups, from `sm_90` on: tiles of queries, keys and values through tensor maps, both matmuls
+//! by `wgmma`.
 //!
 //! Takes: an attention of half types whose operands are strided arrays. Gives: the block program of a tile of queries,
 //! `for keys { load; dot; softmax; load; dot }`, which the passes of the block IR make persistent and warp-specialised
@@ -8,11 +8,12 @@
 //! Operands of the scores (biases, masks) come as tiles too, where tensor maps describe them and shared memory has room
 //! ([`score_tiles`]); others are read by address.
 //!
-//! Where a mask depends on data, a kernel before this one finds the blocks of keys that it leaves ([`crate::attention::block_mask`]).
+//! Where a mask depends on data, a kernel before this one finds the blocks of keys that it leaves
+//! ([`crate::attention::block_mask`]).
 //!
-//! Where tiles are few, keys are split into slices, which a second step joins, as for warps. The queries of a group of heads that share
-//! their keys are the rows of one tile where they fit; a producer then needs bounds that rise or fall along the queries
-//! ([`packed_ends`]).
+//! Where tiles are few, keys are split into slices, which a second step joins, as for warps. The queries of a group of
+//! heads that share their keys are the rows of one tile where they fit; a producer then needs bounds that rise or fall
+//! along the queries ([`packed_ends`]).
 //!
 //! Tiles are taken head by head within groups of heads whose keys and values fit the L2 cache together, those with most
 //! keys first, so that short ones fill what long ones leave.
@@ -53,8 +54,8 @@ use kiln_plan::matmul_schedule::{MatmulSchedule, TiledAttention};
 use kiln_plan::{Hardware, Step};
 use std::f64::consts::LOG2_E;
 
-/// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp hold
-/// next to each other, so that no lane needs another's sum.
+/// Columns into which weights are summed in the loop, and which are summed after it: those that the lanes of a warp
+/// hold next to each other, so that no lane needs another's sum.
 const PARTS: usize = 8;
 
 /// Scratch buffers of the sums of slices, which are the first ones: as [`results`] stores them.
@@ -316,7 +317,8 @@ fn plain(
     let of_keys = cut(t1, z.t, shape.keys, 1);
     let lane = f.iota(of_keys);
     let bounded = found.is_some() || ends.iter().any(Option::is_some);
-    // A tile without keys takes the block beyond the last one; where blocks are found, the last one, of which no key is left.
+    // A tile without keys takes the block beyond the last one; where blocks are found, the last one, of which no key is
+    // left.
     let whole = z.t.is_multiple_of(shape.keys);
     let beyond =
         if found.is_some() && parts == 1 && whole { z.t - shape.keys } else { z.t.next_multiple_of(shape.keys) };
@@ -460,8 +462,9 @@ fn packed_ids(z: &Sizes) -> [CoordId; 2] {
     [11, 12].map(|i| z.batch.len() as CoordId + i)
 }
 
-/// Between which keys the mask leaves any, by the query of a packed row. A tile has the rows of all heads of a group, and a producer does
-/// not look through them: bounds that differ by head, or do not rise or fall along the queries, are not used.
+/// Between which keys the mask leaves any, by the query of a packed row. A tile has the rows of all heads of a group,
+/// and a producer does not look through them: bounds that differ by head, or do not rise or fall along the queries, are
+/// not used.
 fn packed_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
     let [query, head] = packed_ids(z);
     let key = Coords::of(z).t[0];
@@ -487,8 +490,8 @@ fn parts_summed(b: &mut Builder, x: Value) -> Value {
     })
 }
 
-/// Whether finite scores may be so large that their product with log2 e overflows: where a tensor over the keys takes part,
-/// or a large number, as in masks of the least number of a type.
+/// Whether finite scores may be so large that their product with log2 e overflows: where a tensor over the keys takes
+/// part, or a large number, as in masks of the least number of a type.
 fn is_far(dag: &Dag, score: NodeId, key: CoordId) -> bool {
     const LARGE: f64 = 1e37;
     dag.reach_until(&[score], |_| false).into_iter().any(|n| match &dag.node(n).op {
@@ -498,8 +501,8 @@ fn is_far(dag: &Dag, score: NodeId, key: CoordId) -> bool {
     })
 }
 
-/// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into the
-/// exponent, past masks.
+/// The score and a positive number by which it is to be multiplied: a scale that is applied to all scores moves into
+/// the exponent, past masks.
 fn without_scale(dag: &mut Dag, score: NodeId, raw: NodeId) -> (NodeId, f64) {
     let number = |dag: &Dag, n: NodeId| match dag.node(n).op {
         NodeOp::Const(Scalar::Float(x)) => Some(x),

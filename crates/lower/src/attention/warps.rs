@@ -3,18 +3,20 @@
 //!
 //! Takes: an attention with whatever follows it, and the tiles of its schedule. Gives: one program, or two steps.
 //!
-//! The few queries of a group of heads that share their keys are the rows of one tile, so that keys and values are loaded once for all.
+//! The few queries of a group of heads that share their keys are the rows of one tile, so that keys and values are
+//! loaded once for all.
 //!
 //! A single f32 query takes sums of products along rows of keys, as they lie in memory, instead of matmuls of a tile
 //! that is mostly empty.
 //!
-//! Tiles are powers of two. Heads of other widths are cut into parts of such sizes ([`attention::parts`]): scores are sums over the parts of
-//! queries and keys, and each part of the values' columns has sums of its own.
+//! Tiles are powers of two. Heads of other widths are cut into parts of such sizes ([`attention::parts`]): scores are
+//! sums over the parts of queries and keys, and each part of the values' columns has sums of its own.
 //!
-//! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under a
-//! causal mask, and those before the first and beyond the end that a mask states ([`crate::scalar::key_range`]), which the program computes
-//! from what it reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
-//! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
+//! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under
+//! a causal mask, and those before the first and beyond the end that a mask states ([`crate::scalar::key_range`]),
+//! which the program computes from what it reads, as the position in a cache. The loop then ends at a number read from
+//! memory. Where PyTorch multiplies an infinite or NaN value there by zero, which gives NaN, the result here may be
+//! finite.
 pub use crate::attention::program::Coords;
 pub use crate::attention::program::Operands;
 pub use crate::attention::program::Sum;

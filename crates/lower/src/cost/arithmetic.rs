@@ -7,7 +7,8 @@ use kiln_machine::ptxas;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Instructions of values that depend on the same coordinates of the nest: a thread executes them once for elements that differ in others alone.
+/// Instructions of values that depend on the same coordinates of the nest: a thread executes them once for elements
+/// that differ in others alone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Instructions {
     /// The coordinates, ascending.
@@ -15,7 +16,8 @@ pub struct Instructions {
     pub count: f64,
 }
 
-/// Instructions of a quotient by a constant and its remainder: a shift and a mask, or a long product, a shift, a product and a difference.
+/// Instructions of a quotient by a constant and its remainder: a shift and a mask, or a long product, a shift, a
+/// product and a difference.
 pub fn quotient(by: usize) -> f64 {
     if by.is_power_of_two() { 1.0 } else { ptxas().instructions.quotient }
 }

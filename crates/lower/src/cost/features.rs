@@ -18,8 +18,8 @@ pub struct Access {
     /// Bytes of an element.
     pub bytes: usize,
     pub store: bool,
-    /// Elements between neighbours along each coordinate of the nest; `None` along one that a quotient, a remainder or an index that is
-    /// read depends on.
+    /// Elements between neighbours along each coordinate of the nest; `None` along one that a quotient, a remainder or
+    /// an index that is read depends on.
     pub strides: Vec<Option<i64>>,
     /// Elements from the start of the buffer, where all coordinates are 0.
     pub offset: i64,
@@ -37,8 +37,8 @@ pub struct Access {
     pub guarded: bool,
     /// All its elements are in the sectors of those of an access before it.
     pub shares_sectors: bool,
-    /// The first access with the same strides and bytes of an element, by its number, and the first that is also within the same bounds: itself
-    /// where none is before it.
+    /// The first access with the same strides and bytes of an element, by its number, and the first that is also within
+    /// the same bounds: itself where none is before it.
     pub same_strides_as: usize,
     pub same_bounds_as: usize,
 }
@@ -94,8 +94,8 @@ impl Access {
             && apart < length
             && (0..extents.len()).all(alike)
     }
-    /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or more, and the elements
-    /// from the start to the end of one.
+    /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or
+    /// more, and the elements from the start to the end of one.
     pub fn spans(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
         let (spans, length) = self.spans_within(extents, gap);
         (spans * self.share, length)
@@ -107,8 +107,8 @@ impl Access {
         let within = (0..self.within.len()).map(|i| extents(i) as f64 / extents(i).min(self.within[i]) as f64);
         (spans * within.product::<f64>(), length as f64)
     }
-    /// The same for one of several tiles that is within its bounds: elements from one span to the next along each coordinate, with its extent
-    /// (`u64::MAX` where that is not known), and the elements of a span.
+    /// The same for one of several tiles that is within its bounds: elements from one span to the next along each
+    /// coordinate, with its extent (`u64::MAX` where that is not known), and the elements of a span.
     pub fn run(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (Vec<(u64, usize)>, u64) {
         let mut used: Vec<(u64, usize)> = vec![];
         for (i, s) in self.strides.iter().enumerate() {

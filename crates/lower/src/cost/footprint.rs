@@ -26,8 +26,9 @@ struct ThreadElements<'a> {
 }
 
 impl ThreadElements<'_> {
-    /// Share of the lanes along axis number `n` of a tile that are in the nest. Registers of others are dropped where no instance uses them;
-    /// those of a tail are not in the tile. A thread has neighbours of what is scanned, so that beyond the end of a row there are whole threads.
+    /// Share of the lanes along axis number `n` of a tile that are in the nest. Registers of others are dropped where
+    /// no instance uses them; those of a tail are not in the tile. A thread has neighbours of what is scanned, so that
+    /// beyond the end of a row there are whole threads.
     fn used_share(&self, n: usize) -> f64 {
         let (nest, layout) = (self.nest, self.layout);
         let (axis, block) = &nest.splits[n];
@@ -47,7 +48,8 @@ impl ThreadElements<'_> {
     fn along(&self, n: usize) -> f64 {
         (f64::from(1u32 << self.layout.register_bits(n).min(31)) * self.used_share(n)).max(1.0)
     }
-    /// The same where those of a vector count once, unless it crosses the end of an axis: what gives them their places is the same.
+    /// The same where those of a vector count once, unless it crosses the end of an axis: what gives them their places
+    /// is the same.
     fn vectors_along(&self, n: usize) -> f64 {
         match Some(n) == self.layout.fastest && !self.crosses {
             true => (self.along(n) / f64::from(1u32 << self.layout.vector_bits)).max(1.0),

@@ -7,7 +7,8 @@ pub(super) const LINE: usize = 128;
 /// Bytes that memory reads or writes at once.
 const GRAIN: f64 = 64.0;
 
-/// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one fastest.
+/// Where each lane of a warp is along the coordinates of a nest. `splits`: coordinates of each split axis, the last one
+/// fastest.
 pub(super) fn places(facts: &NestFeatures, splits: &[&[usize]], lanes: &[Bit]) -> Vec<Vec<i64>> {
     let place = |lane: usize| {
         let mut at = vec![0; facts.coords.len()];
@@ -25,8 +26,8 @@ pub(super) fn places(facts: &NestFeatures, splits: &[&[usize]], lanes: &[Bit]) -
     (0..1usize << lanes.len().min(5)).map(place).collect()
 }
 
-/// Bytes from the base of a buffer where each of these places is, in order. An access at a computed position is taken to be at the next
-/// element.
+/// Bytes from the base of a buffer where each of these places is, in order. An access at a computed position is taken
+/// to be at the next element.
 fn starts(access: &Access, places: &[Vec<i64>]) -> Vec<i64> {
     let start = |at: &Vec<i64>| {
         let element: i64 = at.iter().zip(&access.strides).map(|(n, s)| n * s.unwrap_or(1)).sum();
@@ -44,7 +45,8 @@ pub(super) fn lines(access: &Access, places: &[Vec<i64>]) -> f64 {
     touched.len() as f64
 }
 
-/// Sectors and cache lines that a store of so many bytes at each of these places touches, where addresses are multiples of `align`.
+/// Sectors and cache lines that a store of so many bytes at each of these places touches, where addresses are multiples
+/// of `align`.
 pub(super) fn written(access: &Access, places: &[Vec<i64>], bytes: usize, align: usize) -> [f64; 2] {
     let starts = starts(access, places);
     let near = |pair: &[i64]| pair[1] < pair[0] + bytes as i64 + SECTOR as i64;
@@ -61,8 +63,8 @@ pub(super) fn written(access: &Access, places: &[Vec<i64>], bytes: usize, align:
     sum
 }
 
-/// Passes of shared memory in which a warp reads an element a lane of rows of `row` elements that follow each other, with 2^`along` lanes
-/// along each, `apart` elements from each other.
+/// Passes of shared memory in which a warp reads an element a lane of rows of `row` elements that follow each other,
+/// with 2^`along` lanes along each, `apart` elements from each other.
 pub(super) fn passes(row: usize, (along, apart): (u32, usize), bytes: usize) -> f64 {
     let word = |lane: usize| ((lane >> along) * row + lane % (1 << along) * apart) * bytes / 4;
     let mut words: Vec<usize> = (0..32).map(word).collect();

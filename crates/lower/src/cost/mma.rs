@@ -13,8 +13,8 @@ const OTHER_REGISTERS: usize = 40;
 
 /// Cycles of tiles by an engine, for operands of `bytes` an element.
 ///
-/// A multiprocessor holds as many instances as its registers allow. An instance waits for its operands in each step of K and multiplies
-/// them; together instances are bound by arithmetic, by the L2 cache, and by memory.
+/// A multiprocessor holds as many instances as its registers allow. An instance waits for its operands in each step of
+/// K and multiplies them; together instances are bound by arithmetic, by the L2 cache, and by memory.
 pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows; 2]) -> f64 {
     let gemm = &p.machine.gemm;
     let figures: &Tiles = if engine == Engine::Mma { &gemm.mma } else { &gemm.fma };

@@ -1,9 +1,8 @@
 //! The cost model of nests: predicts the microseconds of a schedule, term by term.
 //!
-//! Takes: a nest in numbers and a schedule that fits it. Gives: its time. What instances hold, load and exchange is counted from the
-//! layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies are those of the machine
-//! ([`kiln_machine::Nests`]).
-//! Never: chooses, or looks at a program.
+//! Takes: a nest in numbers and a schedule that fits it. Gives: its time. What instances hold, load and exchange is
+//! counted from the layout that code generation gives a tile (`crates/block/src/passes/layout`); rates and latencies
+//! are those of the machine ([`kiln_machine::Nests`]). Never: chooses, or looks at a program.
 use crate::cost::features::{Access, NestFeatures, SECTOR};
 use crate::schedule::{look_back, widen};
 use kiln_machine::Nests;
@@ -12,9 +11,9 @@ use kiln_plan::Hardware;
 /// Threads of a warp.
 pub const WARP: f64 = 32.0;
 
-/// Predicted microseconds, and where they go. Memory, caches and issue overlap: with many blocks on a multiprocessor they take the root of the
-/// sum of their squares, with fewer more, up to their sum. Of the latency counts what resident blocks do not hide of each other's; it, what is
-/// exposed, and launches add up.
+/// Predicted microseconds, and where they go. Memory, caches and issue overlap: with many blocks on a multiprocessor
+/// they take the root of the sum of their squares, with fewer more, up to their sum. Of the latency counts what
+/// resident blocks do not hide of each other's; it, what is exposed, and launches add up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Price {
     /// All of it; 0 where there is no model, on the host.
@@ -89,7 +88,8 @@ pub struct TileFootprint {
     pub tail: bool,
     /// All elements are of half types.
     pub halves: bool,
-    /// Where instances wait for the totals of those before them: chunks of a group whose sum is published too; 1 without groups.
+    /// Where instances wait for the totals of those before them: chunks of a group whose sum is published too; 1
+    /// without groups.
     pub look_back: Option<f64>,
     /// The row's elements are needed more than once.
     pub rereads_row: bool,
@@ -105,7 +105,8 @@ pub struct TileFootprint {
     pub across_blocks: u32,
     /// Accesses of an instance's warps.
     pub accesses: f64,
-    /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it needs after them.
+    /// 32-bit words that a thread has loaded: all, those that it holds for several levels of reductions, those that it
+    /// needs after them.
     pub words: f64,
     /// The words without those beside others.
     pub words_once: f64,
@@ -239,7 +240,8 @@ impl TileFootprint {
         // In a last wave that is not full, memory is not either.
         let wave = if rounds > 1.0 { 1.0 + m.wave * (rounds.ceil() / rounds - 1.0) } else { 1.0 };
         let memory = moved / (m.bandwidth * machine.rates.bandwidth / 1e6) / warm * wave;
-        // A store takes as long for a part of a cache line as for all of it. What a window loads for each of its results takes longer.
+        // A store takes as long for a part of a cache line as for all of it. What a window loads for each of its
+        // results takes longer.
         let written = if facts.window { 0.0 } else { w.written / m.stores };
         let cache = (w.sectors / m.cache).max(written) * w.instances / (machine.rates.bandwidth / 1e6);
         let l1 = w.lines * w.instances * m.line / (used * cycles);
@@ -253,10 +255,11 @@ impl TileFootprint {
         // An instance that looks back reads the totals of half its row's chunks, or groups, each a word.
         let totals = w.look_back.map_or(0.0, |group| w.instances * w.looked_back(group) * (w.tile / w.chunk) * 8.0);
         let stream = memory.max(cache) + (spills + totals) / (m.cache * machine.rates.bandwidth / 1e6);
-        // What takes longest hides most of the rest, the more so the more blocks there are; of the latency of a round, they hide each other's.
+        // What takes longest hides most of the rest, the more so the more blocks there are; of the latency of a round,
+        // they hide each other's.
         let beside = beside.max(1.0);
-        // Blocks that share a row wait for each other; cluster exchange is priced in `remote`. Rows that are copied ahead arrive meanwhile,
-        // as those of another block do.
+        // Blocks that share a row wait for each other; cluster exchange is priced in `remote`. Rows that are copied
+        // ahead arrive meanwhile, as those of another block do.
         let apart = if w.along { (beside / w.blocks).max(1.0) } else { beside };
         let ahead = w.prefetch || w.persist > 0.0;
         let apart = apart + f64::from(u8::from(ahead));
@@ -265,7 +268,8 @@ impl TileFootprint {
         let chain = if steps > 1.0 && !ahead { m.chain * rounds.max(1.0) * steps } else { 0.0 };
         let kinds = [stream, l1, issue, dispatch, remote, chain];
         let together = kinds.iter().map(|t| t.powf(power)).sum::<f64>().powf(1.0 / power);
-        // A part of the first round, or step of a loop, and of the last one overlaps nothing, the less the fewer blocks there are.
+        // A part of the first round, or step of a loop, and of the last one overlaps nothing, the less the fewer blocks
+        // there are.
         let ramp = m.ramp * rounds.min(1.0) / (rounds.max(1.0) * times * steps).max(1.0);
         let busy = together * (1.0 + ramp) + latency / beside;
         let exposed = m.exposed * one;

@@ -1,5 +1,5 @@
-//! The layout of a tile over registers, lanes and warps, as the layout pass of the block IR chooses it for the tile's heaviest access
-//! ([`kiln_block::passes::layout`]).
+//! The layout of a tile over registers, lanes and warps, as the layout pass of the block IR chooses it for the tile's
+//! heaviest access ([`kiln_block::passes::layout`]).
 use crate::cost::price::{Bit, TiledAccess, log2};
 use crate::cost::tiled_nest::TiledNest;
 use kiln_block::layout::take_lanes;

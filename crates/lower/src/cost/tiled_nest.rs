@@ -43,7 +43,8 @@ struct StridePattern {
     valid: f64,
     /// Bytes, without offsets.
     align: usize,
-    /// Most elements of a vector along the last coordinate of a fused axis, and whether memory goes on where it starts again.
+    /// Most elements of a vector along the last coordinate of a fused axis, and whether memory goes on where it starts
+    /// again.
     ends: Option<(usize, bool)>,
     /// Instances from one to the next along what is contiguous in memory.
     next: f64,

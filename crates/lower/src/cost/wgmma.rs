@@ -22,19 +22,21 @@ fn split_3xtf32(gemm: &Gemm, elements: usize) -> f64 {
     2.0 * gemm.launch + (elements * 12) as f64 / gemm.read
 }
 
-/// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory, unless the L2 cache holds it.
+/// Cycles of the launch that copies an operand with its axes exchanged: at half the bandwidth of memory, unless the L2
+/// cache holds it.
 pub fn transpose(gemm: &Gemm, bytes: usize, l2: usize) -> f64 {
     let times = if bytes < l2 / 4 { 2 } else { 4 };
     (gemm.launch + gemm.dependent_launch) / 2.0 + (times * bytes) as f64 / gemm.read
 }
 
-/// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes, or im2col patches, whose reads mostly hit the
-/// L2 cache. It overlaps the end of the launch before.
+/// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes, or im2col patches, whose
+/// reads mostly hit the L2 cache. It overlaps the end of the launch before.
 pub fn copy(gemm: &Gemm, bytes: usize) -> f64 {
     gemm.dependent_launch + (2 * bytes) as f64 / gemm.read
 }
 
-/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements. It overlaps the end of the matmul.
+/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements. It overlaps
+/// the end of the matmul.
 pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
     let gemm = &p.machine.gemm;
     if parts == 1 {
@@ -126,8 +128,8 @@ impl Shape {
         let waits = if self.buffers > 0 { 0.0 } else { beside / figures.beside };
         let finish = figures.finish + figures.finish_wide * area / 32768.0 + after / figures.after + waits;
         let processors = multiprocessors / self.cluster * self.cluster;
-        // Ping-pong: the epilogue of a tile overlaps the multiplication of the next, and copies never stop. Epilogues that
-        // reduce rows gain from it where blocks have two tiles and more.
+        // Ping-pong: the epilogue of a tile overlaps the multiplication of the next, and copies never stop. Epilogues
+        // that reduce rows gain from it where blocks have two tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
         let ping_pong = self.in_flight > 1 && tiles >= least;
         // Shared memory is written by copies, and read once for each 64 rows.
@@ -139,7 +141,8 @@ impl Shape {
             let memory = (own / one).max(own * running as f64 / figures.all);
             let multiplied = arithmetic.max(moved).max(memory).max(windows * running as f64 / figures.windows);
             let passed = if self.in_flight > 1 { figures.pass } else { 0.0 };
-            // Stores by address hold an epilogue up until all but its last part is on its way to memory; those by tensor map do not.
+            // Stores by address hold an epilogue up until all but its last part is on its way to memory; those by
+            // tensor map do not.
             let finish = if by_map { finish } else { finish.max(sent * running as f64 / figures.all) };
             let all =
                 passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };

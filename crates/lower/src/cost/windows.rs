@@ -1,4 +1,5 @@
-//! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors, serve several of them.
+//! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors,
+//! serve several of them.
 use crate::cost::features::SECTOR;
 use crate::cost::price::TiledAccess;
 use kiln_block::passes::layout::WINDOW;
@@ -54,8 +55,8 @@ pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: Own) {
     }
 }
 
-/// Loads of a thread for elements of a window at these offsets from each of `own` neighbours, which are `stride` elements apart: aligned vectors
-/// of `vector` elements, each once (`codegen/nvptx/gathered`).
+/// Loads of a thread for elements of a window at these offsets from each of `own` neighbours, which are `stride`
+/// elements apart: aligned vectors of `vector` elements, each once (`codegen/nvptx/gathered`).
 fn of_window(offsets: &[i64], (own, stride): (usize, i64), vector: i64) -> f64 {
     let near = offsets.iter().flat_map(|o| (0..own as i64).map(move |n| (o + n * stride).div_euclid(vector)));
     let mut found: Vec<i64> = near.collect();
@@ -64,8 +65,9 @@ fn of_window(offsets: &[i64], (own, stride): (usize, i64), vector: i64) -> f64 {
     found.len() as f64
 }
 
-/// Of accesses that differ in their offsets alone, such as those of a window: the sectors of a tile that they touch together, relative to the
-/// sum of each. Offsets and what a tile's [`crate::cost::features::Access::run`] gives are in elements of so many bytes.
+/// Of accesses that differ in their offsets alone, such as those of a window: the sectors of a tile that they touch
+/// together, relative to the sum of each. Offsets and what a tile's [`crate::cost::features::Access::run`] gives are in
+/// elements of so many bytes.
 fn together(offsets: &[i64], apart: &[(u64, usize)], length: u64, bytes: usize) -> f64 {
     let spans: usize = apart.iter().map(|a| a.1).product::<usize>() * offsets.len();
     if spans > SPANS || apart.iter().any(|a| a.0 == u64::MAX) {

@@ -1,7 +1,7 @@
 //! Emits scalar programs as block instructions: every node once, at the smallest shape its coordinates need.
 //!
-//! A coordinate is a uniform scalar, lanes along one axis of the tile, or both (`base + lane`). Addresses keep the two apart,
-//! so a contiguous access is a scalar pointer plus an iota.
+//! A coordinate is a uniform scalar, lanes along one axis of the tile, or both (`base + lane`). Addresses keep the two
+//! apart, so a contiguous access is a scalar pointer plus an iota.
 use crate::emit::math;
 use crate::emit::row_run::Run;
 use crate::scalar::dag::{Dag, Guard, NodeId, NodeOp};
@@ -13,8 +13,8 @@ use kiln_plan::exec::Slot;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
-/// Share of the points within bounds from which on what they guard is loaded by vectors: below it, as for the parts of a concatenation, most
-/// threads would shift vectors that they did not read.
+/// Share of the points within bounds from which on what they guard is loaded by vectors: below it, as for the parts of
+/// a concatenation, most threads would shift vectors that they did not read.
 const MIN_SHARE_INSIDE: f64 = 0.75;
 
 /// The values of a coordinate in a program instance.

@@ -260,7 +260,8 @@ impl Frame<'_> {
         let sum = self.b.broadcast_to(sum, &self.b.shape(p));
         self.b.store(p, sum, mask);
     }
-    /// Where a value is written, and the lanes that do: those in range of the coordinates `within` and of those that the address depends on.
+    /// Where a value is written, and the lanes that do: those in range of the coordinates `within` and of those that
+    /// the address depends on.
     fn place_of(&mut self, s: &Store, within: &[CoordId]) -> (Value, Option<Value>) {
         let mut used = within.to_vec();
         s.at.coords(&mut |c| used.push(c));

@@ -1,8 +1,8 @@
 //! Launches of nests: executes the steps of a [`Schedule`] on a [`Nest`] and emits its programs.
 //!
-//! Takes: a nest and its schedule: the one that the plan states, or the first that selection proposes. Gives: the steps of a kernel, or a
-//! refusal that names the schedule's step and why it does not fit.
-//! Never: lists or compares schedules.
+//! Takes: a nest and its schedule: the one that the plan states, or the first that selection proposes. Gives: the steps
+//! of a kernel, or a refusal that names the schedule's step and why it does not fit. Never: lists or compares
+//! schedules.
 use crate::emit::frame::open;
 use crate::emit::row_program::{ClearedBuffer, RowLoop, RowProgram};
 use crate::emit::{staged_operands, wide_rows};
@@ -20,7 +20,8 @@ use kiln_graph::{DType, Scalar};
 use kiln_plan::exec::Work;
 use kiln_plan::{Hardware, Schedule, Step};
 
-/// The launches of a body without a matmul: a row program, or points. `scratch` is the number of the first free scratch buffer.
+/// The launches of a body without a matmul: a row program, or points. `scratch` is the number of the first free scratch
+/// buffer.
 pub fn body(kernel: &Lowering, scratch: u32) -> Result<Emitted, LowerError> {
     nests(kernel, scratch, |f| reduction::visit_nests(kernel, kernel.machine, f))
 }
@@ -92,8 +93,8 @@ fn first<'s>(nest: &Nest, schedules: &'s [Schedule]) -> Result<&'s Schedule, Low
     schedules.first().ok_or_else(none)
 }
 
-/// The steps of a nest by a schedule. `scratch` is the number of the first free scratch buffer; `propose` gives the schedules of launches that
-/// only clear a buffer.
+/// The steps of a nest by a schedule. `scratch` is the number of the first free scratch buffer; `propose` gives the
+/// schedules of launches that only clear a buffer.
 pub fn run(nest: &Nest, schedule: &Schedule, scratch: u32, propose: ProposeSchedules) -> Result<Emitted, LowerError> {
     if let Some(Step::Widen(axis, rows)) = schedule.steps.first() {
         let rest = schedule.steps[1..].iter().cloned().collect();

@@ -136,8 +136,8 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
             let one = c.n(1.0);
             c.bin(B::Div, one, x)
         }
-        // Special lowerings, measured to be faster than the formulas: one instruction that shares the polynomials of erf and of
-        // exp, and 1 + tanh u = 2 / (1 + exp(-2u)), in which nothing cancels.
+        // Special lowerings, measured to be faster than the formulas: one instruction that shares the polynomials of
+        // erf and of exp, and 1 + tanh u = 2 / (1 + exp(-2u)), in which nothing cancels.
         UnaryOp::GeluErf if elem == Elem::F32 => c.un(U::Gelu, x),
         UnaryOp::GeluTanh => {
             let square = c.bin(B::Mul, x, x);
@@ -285,7 +285,8 @@ fn int_power(b: &mut Builder, x: Value, y: Value) -> Value {
     let elem = elem(b, x);
     let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
     let bits = if elem == Elem::U8 { 8 } else { elem.bytes() * 8 - 1 };
-    // Higher bits matter for 0, 1 and -1 alone, whose powers repeat; 2^k for k past the width is 0 after `bits` squarings.
+    // Higher bits matter for 0, 1 and -1 alone, whose powers repeat; 2^k for k past the width is 0 after `bits`
+    // squarings.
     let (mut result, mut base) = (one, x);
     for i in 0..bits {
         let shift = float(b, elem, i as f64);

@@ -38,7 +38,8 @@ pub struct RowLoop<'a> {
     pub levels: Vec<Vec<Reduced>>,
     scratch: Vec<Type>,
     first_scratch: u32,
-    /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::emit::wide_rows`]); else 1.
+    /// Rows of the matrix in a wide row, whose partial results are side by side in scratch
+    /// ([`crate::emit::wide_rows`]); else 1.
     per_wide_row: usize,
     /// Buffers that a launch before has to clear.
     cleared: Vec<ClearedBuffer>,
@@ -199,9 +200,10 @@ impl<'a> RowLoop<'a> {
         }
     }
 
-    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where elements are counted, where
-    /// rows are not aligned (loads of single elements are all in flight at once only if they have no masks), and where it has a wide row that
-    /// is not full. Of peeled rows the first and the last chunk are ragged.
+    /// The loop over this instance's part of the row. On a GPU the last chunk, if it is ragged, is peeled where
+    /// elements are counted, where rows are not aligned (loads of single elements are all in flight at once only if
+    /// they have no masks), and where it has a wide row that is not full. Of peeled rows the first and the last chunk
+    /// are ragged.
     fn over_chunks(
         &self,
         f: &mut Frame,

@@ -1,5 +1,5 @@
-//! Operands that many unaligned rows share (a gain), replicated per alignment: one copy for each place at which a row can
-//! start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
+//! Operands that many unaligned rows share (a gain), replicated per alignment: one copy for each place at which a row
+//! can start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::scalar::dag::{NodeOp, Scene};
 use crate::scalar::expr::Expr;
 use crate::scalar::types;

@@ -1,5 +1,5 @@
-//! Reductions and norms over wide rows ([`crate::schedule::widen`]): partial results of the columns of wide rows, and a launch that combines those of the
-//! same column.
+//! Reductions and norms over wide rows ([`crate::schedule::widen`]): partial results of the columns of wide rows, and a
+//! launch that combines those of the same column.
 use crate::emit::row_program::RowLoop;
 use crate::error::LowerError;
 use crate::nest::Nest;

@@ -2,8 +2,8 @@
 //!
 //! - On the host ([`host`]), the matmul reads patches through strided windows of the input, which is copied to scratch
 //!   only for padding.
-//! - On GPUs: by windows of one point the images are read in place, in tf32 with operands swapped; else an implicit GEMM
-//!   over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
+//! - On GPUs: by windows of one point the images are read in place, in tf32 with operands swapped; else an implicit
+//!   GEMM over a padded copy ([`implicit_gemm`]), or im2col with guarded loads.
 //! - Transposed convolutions are convolutions of stride 1 ([`transposed`]), one launch for each part of the result.
 //!   Those with too many parts, and on the host those that round as the graph does, are matmuls of every point's
 //!   channels with the whole window; the epilogue sums what overlapping windows contribute to one place.
@@ -47,7 +47,8 @@ pub struct Conv {
     pub dilation: Vec<usize>,
     pub groups: usize,
     pub transposed: bool,
-    /// Input channels and rows of the weight in a group: output channels, in a part of a transposed convolution each with its residues.
+    /// Input channels and rows of the weight in a group: output channels, in a part of a transposed convolution each
+    /// with its residues.
     pub cin: usize,
     pub cout: usize,
     /// Elements of a patch, and points of an image of the result.

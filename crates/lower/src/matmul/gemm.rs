@@ -9,9 +9,9 @@
 //! - in tf32, where the right operand is N-major: tensor cores take only left operands that are not K-major, from
 //!   registers.
 //!
-//! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
-//! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
-//! are multiples of 16 bytes. To the planner they are a region like any other.
+//! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one
+//! matmul, share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description)
+//! and rows are multiples of 16 bytes. To the planner they are a region like any other.
 use crate::emit::launch;
 use crate::error::LowerError;
 pub use crate::matmul::dims::Dims;

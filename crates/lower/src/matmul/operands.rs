@@ -6,10 +6,10 @@
 //! operands without bank conflicts. [`ways`] lists what may be copied, with its price.
 //!
 //! **3xTF32** (`precision tf32x3`, under `splits`). The copy writes each operand as the sum of two tf32 numbers, and
-//! three tf32 matmuls of these give an f32 matmul. Dual GEMMs stay exact. Tensor cores truncate when they accumulate, so
-//! the accumulator of each stage is
-//! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
-//! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
+//! three tf32 matmuls of these give an f32 matmul. Dual GEMMs stay exact. Tensor cores truncate when they accumulate,
+//! so the accumulator of each stage is zero-initialised and added to the others in f32. An infinity is split into
+//! itself and 1, which keeps it infinite. Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may
+//! become infinite.
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::wgmma::strided::{Major, SPAN, Side, Strided};
@@ -182,7 +182,8 @@ fn rounds(p: &Matmul, machine: &Hardware) -> bool {
     (p.nearest || machine.contract.batch_invariant) && p.precision == Precision::Tf32
 }
 
-/// Calls `then` with the matmul, its operands replaced by the copies that its schedule asks for, and the steps that make these.
+/// Calls `then` with the matmul, its operands replaced by the copies that its schedule asks for, and the steps that
+/// make these.
 pub fn prepared<T>(
     kernel: &Lowering,
     p: &Matmul,

@@ -60,7 +60,8 @@ pub fn takes(dtype: DType, machine: &Hardware) -> bool {
     machine.arch.has_wgmma() && (matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) || dtype.is_f8())
 }
 
-/// The step, with the tile that it computes; `None` if warpgroups do not apply. A tile that a schedule asks for is refused if it does not fit.
+/// The step, with the tile that it computes; `None` if warpgroups do not apply. A tile that a schedule asks for is
+/// refused if it does not fit.
 pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<BlockProgram>, MatmulTile), LowerError>> {
     let p = task.matmul;
     if !machine.arch.has_wgmma() {

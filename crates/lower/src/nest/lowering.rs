@@ -1,4 +1,5 @@
-//! A kernel, or a part of one, that is being lowered: its body, the machine, and where the schedules of its nests are from.
+//! A kernel, or a part of one, that is being lowered: its body, the machine, and where the schedules of its nests are
+//! from.
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::scalar::resolve::Body;
@@ -6,7 +7,8 @@ use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
 use kiln_plan::{Hardware, Precision, Schedule};
 use std::ops::Deref;
 
-/// Schedules that fit a nest, the cheapest first. What lowers a kernel is given one of these, so that it chooses nothing itself.
+/// Schedules that fit a nest, the cheapest first. What lowers a kernel is given one of these, so that it chooses
+/// nothing itself.
 pub type ProposeSchedules = fn(&Nest) -> Result<Vec<Schedule>, LowerError>;
 
 /// What is lowered.
@@ -20,7 +22,8 @@ pub struct Lowering<'a> {
     pub multiply: Option<MatmulSchedule>,
     /// That of another kernel's nest.
     pub schedule: Option<&'a Schedule>,
-    /// The kernel, which may be of more launches than this body is lowered to, and the whole schedule that the plan states.
+    /// The kernel, which may be of more launches than this body is lowered to, and the whole schedule that the plan
+    /// states.
     pub kernel: (&'a str, Option<&'a Schedule>),
     /// Bytes that it reads and writes once, where the planner counted them; else 0.
     pub bytes: u64,

@@ -1,7 +1,8 @@
-//! What passes over a row reduce: reductions of one level, and pairs of which the second needs the first but can be accumulated in the same
-//! pass. A GPU computes pairs in one pass over rows that do not fit a tile.
+//! What passes over a row reduce: reductions of one level, and pairs of which the second needs the first but can be
+//! accumulated in the same pass. A GPU computes pairs in one pass over rows that do not fit a tile.
 //!
-//! Takes: the scalar program of a row. Gives: the reductions of each pass. How they are accumulated: [`crate::emit::row_program`].
+//! Takes: the scalar program of a row. Gives: the reductions of each pass. How they are accumulated:
+//! [`crate::emit::row_program`].
 use crate::scalar::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::scalar::expr::CoordId;
 use crate::scalar::types;
@@ -65,7 +66,8 @@ impl Reduced {
     }
 }
 
-/// Levels of reductions of rows of `len` elements along `row`, of which each needs those before it, with the pairs that one pass gives together.
+/// Levels of reductions of rows of `len` elements along `row`, of which each needs those before it, with the pairs that
+/// one pass gives together.
 pub fn in_passes(scene: &Scene, levels: &[Vec<NodeId>], row: &[CoordId], len: usize) -> Vec<Vec<Reduced>> {
     let deps = scene.dag.depends(row);
     let alike = |n: NodeId| !row.iter().any(|r| deps[n as usize].contains(r));

@@ -1,8 +1,8 @@
 //! Reductions: kernels whose outputs are rows, or one value per row.
 //!
-//! Takes: a body whose reductions all have one length. Gives: a nest with a row, or nests of points if nothing is reduced.
-//! Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the coordinates;
-//! those that no reduction depends on are its row.
+//! Takes: a body whose reductions all have one length. Gives: a nest with a row, or nests of points if nothing is
+//! reduced. Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the
+//! coordinates; those that no reduction depends on are its row.
 use crate::error::LowerError;
 use crate::nest::{Nest, Visit, pointwise};
 use crate::scalar::dag::{Dag, NodeOp, Scene, Store};

@@ -1,9 +1,10 @@
 //! Scatter: a copy of the operand, then indexed writes into it.
 //!
-//! Elements that may write to the same place lie on one line along the axis. On a GPU all elements are written at once: sums by atomic
-//! updates, in f32 for half types; and of those that replace the same element, the last one is found first, by atomic maxima of positions.
-//! Where rounding must not depend on an order (floats under the `exact` and batch-invariant contracts), on short lines and on the host, lines
-//! are distributed over instances and lanes, and each is processed in order. An index outside of the axis writes nothing, and is an error.
+//! Elements that may write to the same place lie on one line along the axis. On a GPU all elements are written at once:
+//! sums by atomic updates, in f32 for half types; and of those that replace the same element, the last one is found
+//! first, by atomic maxima of positions. Where rounding must not depend on an order (floats under the `exact` and
+//! batch-invariant contracts), on short lines and on the host, lines are distributed over instances and lanes, and each
+//! is processed in order. An index outside of the axis writes nothing, and is an error.
 use crate::error::LowerError;
 use crate::nest::{Nest, Visit, pointwise};
 use crate::scalar::dag::{Guard, NodeOp, Scene, Store, Write};
@@ -162,8 +163,8 @@ impl<'a> Scatter<'a> {
             Target::Result { .. } => vec![],
         })
     }
-    /// Calls `f` with the nests that write all elements at once: a copy of the operand, what finds the last of several elements, the writes,
-    /// and the sums in the result's type.
+    /// Calls `f` with the nests that write all elements at once: a copy of the operand, what finds the last of several
+    /// elements, the writes, and the sums in the result's type.
     pub fn nests(&self, target: Target, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
         let scratch = Slot::Scratch(0);
         let (slot, dtype) = self.written(target);

@@ -27,8 +27,8 @@ impl Decomposed {
     }
 }
 
-/// Whether scalar programs take an op apart: unary functions have instructions or formulas ([`crate::emit::math`]), and ops that are computed
-/// whole, as matmuls and convolutions, have programs of their own.
+/// Whether scalar programs take an op apart: unary functions have instructions or formulas ([`crate::emit::math`]), and
+/// ops that are computed whole, as matmuls and convolutions, have programs of their own.
 fn is_decomposed(op: &Op) -> bool {
     let row = op.row();
     row.decompose.is_some() && matches!(row.class, Class::Row | Class::Pointwise) && !matches!(op, Op::Softmax { .. })

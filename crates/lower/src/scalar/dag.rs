@@ -31,8 +31,8 @@ impl Guard {
         let (atom, c) = others.terms.remove(most);
         Some((&self.expr.terms[most].0, c, others.range())).filter(|_| moves(&(atom, c)) > 0)
     }
-    /// Share of the points that are within it, if terms are independent and take each value in their range as often. Of all but the term that
-    /// moves the expression most, the mean counts.
+    /// Share of the points that are within it, if terms are independent and take each value in their range as often. Of
+    /// all but the term that moves the expression most, the mean counts.
     pub fn share(&self) -> f64 {
         let (lo, hi) = (self.lo as f64, self.hi as f64 - 1.0);
         let Some((atom, c, others)) = self.most() else {
@@ -292,8 +292,8 @@ impl Dag {
         // Values outside of the type wrap around.
         if lo < all.0 || hi > all.1 { all } else { (lo, hi) }
     }
-    /// The index that an integer node computes from coordinates and constants: sums, multiples and quotients of what is not negative.
-    /// `None` where it is anything else, or leaves the node's type.
+    /// The index that an integer node computes from coordinates and constants: sums, multiples and quotients of what is
+    /// not negative. `None` where it is anything else, or leaves the node's type.
     fn expr(&self, n: NodeId, deep: usize) -> Option<Expr> {
         let (node, deep) = (self.node(n), deep.checked_sub(1)?);
         // Products of two such numbers are no overflow.

@@ -18,8 +18,8 @@ pub struct Placed {
     guards: Vec<Guard>,
 }
 
-/// Positions along an axis of a matmul's value that it computes, of those that it has: `stride · i + k + start` for `i` and `k` below
-/// `extents`, where that is within the axis.
+/// Positions along an axis of a matmul's value that it computes, of those that it has: `stride · i + k + start` for `i`
+/// and `k` below `extents`, where that is within the axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lattice {
     pub axis: usize,
@@ -29,8 +29,8 @@ pub struct Lattice {
 }
 
 impl Lattice {
-    /// Makes a space one of these positions, where `along` is the place on the axis; gives the axis of the space that they
-    /// leave, if they are positions along one of its axes.
+    /// Makes a space one of these positions, where `along` is the place on the axis; gives the axis of the space that
+    /// they leave, if they are positions along one of its axes.
     pub fn restrict(&self, space: &mut Space, along: &Expr) -> Option<usize> {
         let id = along.clone().shift(-along.constant).as_coord()?;
         let axis = space.axes.iter().position(|e| e.as_coord() == Some(id))?;
@@ -55,7 +55,8 @@ pub fn sectors(lattice: &[Lattice], inner: usize, bytes: usize) -> f64 {
     written.max(pitch.min(SECTOR)) as f64 / written as f64
 }
 
-/// Where a value is among the dimensions of its matmul, and which of its positions the matmul computes: all, or those of a lattice.
+/// Where a value is among the dimensions of its matmul, and which of its positions the matmul computes: all, or those
+/// of a lattice.
 #[derive(Clone, Copy)]
 pub struct Positions<'a> {
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
@@ -141,8 +142,8 @@ pub fn output(
     Some(Placed { output: i, axes, guards })
 }
 
-/// Restricts a space of the output's axes to those positions of the matmul that a lattice has; gives the axes on which some of them
-/// are out of bounds. `None` if a position of the output is not one of the matmul, up to a constant.
+/// Restricts a space of the output's axes to those positions of the matmul that a lattice has; gives the axes on which
+/// some of them are out of bounds. `None` if a position of the output is not one of the matmul, up to a constant.
 pub fn on_lattice(body: &Body, out: ValueId, space: &mut Space, lattice: &[Lattice]) -> Option<Vec<usize>> {
     if lattice.is_empty() {
         return Some(vec![]);

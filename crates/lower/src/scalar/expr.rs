@@ -1,4 +1,5 @@
-//! Index expressions: integer affine sums of coordinates, quotients and remainders by constants, and indices read from memory.
+//! Index expressions: integer affine sums of coordinates, quotients and remainders by constants, and indices read from
+//! memory.
 //!
 //! Views rewrite these and nothing else, so a chain of views costs nothing where quotients and remainders cancel.
 //! Expressions are in a canonical form: equal ones compare equal in the common cases, so they serve as keys.
@@ -124,8 +125,8 @@ impl Expr {
         None
     }
     /// Rewrites `k·(x / k)` as `x - x % k`, where `k` elements fit a vector and `x` has a coordinate of `lanes` with
-    /// stride 1. The remainder is a constant of each register, so that an access vectorises as one at `x` does. Where the sum has that
-    /// remainder, it vectorises along it.
+    /// stride 1. The remainder is a constant of each register, so that an access vectorises as one at `x` does. Where
+    /// the sum has that remainder, it vectorises along it.
     pub fn rounded_down(&self, lanes: impl Fn(CoordId) -> bool) -> Option<Expr> {
         let runs = |t: &(Atom, i64)| matches!(t, (Atom::Coord { id, .. }, 1) if lanes(*id));
         let rounds = |(a, c): &(Atom, i64)| match a {

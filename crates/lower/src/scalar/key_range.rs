@@ -1,10 +1,10 @@
-//! The first and the end of the keys that a mask lets a query attend to, where the mask says so by comparisons: of `key <= position` the
-//! end is `position + 1`, and of `position - key < window` the first is `position - window + 1`. Attention loops over the keys in between,
-//! and reads no others.
+//! The first and the end of the keys that a mask lets a query attend to, where the mask says so by comparisons: of `key
+//! <= position` the end is `position + 1`, and of `position - key < window` the first is `position - window + 1`.
+//! Attention loops over the keys in between, and reads no others.
 //!
-//! Takes: the scalar program of a masked score. Gives: a node that is computed without the key, and from which on (or before which) every
-//! score is minus infinity, whatever it was before the mask. As everywhere with skipped keys, a score that is NaN or
-//! infinite before an additive mask counts as masked.
+//! Takes: the scalar program of a masked score. Gives: a node that is computed without the key, and from which on (or
+//! before which) every score is minus infinity, whatever it was before the mask. As everywhere with skipped keys, a
+//! score that is NaN or infinite before an additive mask counts as masked.
 //!
 //! Never wrong: where arithmetic might wrap around, or a condition is not understood, there is no bound.
 use crate::scalar::dag::{Dag, NodeId, NodeOp};
@@ -21,7 +21,8 @@ const DEEP: usize = 32;
 pub fn key_end(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> Option<NodeId> {
     Search { dag, key, keys: keys as i64, masks: f64::NEG_INFINITY, side: Side::From }.bound(score)
 }
-/// The first of the keys before which `score` is not always minus infinity, and the first from which on it is: i64 nodes in `0..=keys`.
+/// The first of the keys before which `score` is not always minus infinity, and the first from which on it is: i64
+/// nodes in `0..=keys`.
 pub fn key_range(dag: &mut Dag, score: NodeId, key: CoordId, keys: usize) -> [Option<NodeId>; 2] {
     masked_range(dag, score, key, keys, f64::NEG_INFINITY)
 }
@@ -161,7 +162,8 @@ impl Search<'_> {
         let next = self.number(next);
         Some(self.dag.binary(BinaryOp::Add, limit, next))
     }
-    /// The integer as the key plus something within [`FAR`] that does not depend on it, if the sum does not wrap around.
+    /// The integer as the key plus something within [`FAR`] that does not depend on it, if the sum does not wrap
+    /// around.
     fn key_plus(&mut self, n: NodeId) -> Option<Linear> {
         let node = self.dag.node(n).clone();
         let (least, most) = node.dtype.int_range()?;

@@ -1,9 +1,10 @@
-//! Masks of a number so low that no score beside it counts: the least number of a type, as models write masks that are added to scores.
+//! Masks of a number so low that no score beside it counts: the least number of a type, as models write masks that are
+//! added to scores.
 //!
-//! The weight of such a score is zero if its query sees a key, as that of minus infinity is. But a query that sees no key attends to all of
-//! them alike, where minus infinity leaves none. So the number becomes minus infinity where some key is seen by every query, whatever
-//! tensors hold: the key at the query's own position, the first or the last one. Bounds of the keys are then found as for any mask
-//! ([`crate::scalar::key_range`]).
+//! The weight of such a score is zero if its query sees a key, as that of minus infinity is. But a query that sees no
+//! key attends to all of them alike, where minus infinity leaves none. So the number becomes minus infinity where some
+//! key is seen by every query, whatever tensors hold: the key at the query's own position, the first or the last one.
+//! Bounds of the keys are then found as for any mask ([`crate::scalar::key_range`]).
 //!
 //! A bias with values of its own for each head is taken as finite.
 use crate::scalar::dag::{Dag, Guard, NodeId, NodeOp};
@@ -87,8 +88,8 @@ impl Witness<'_> {
             _ => self.is_bias(n).then_some(true),
         }
     }
-    /// Is it computed from numbers that do not mask, and from tensors with values of their own for each head, by operations that give
-    /// finite numbers of these?
+    /// Is it computed from numbers that do not mask, and from tensors with values of their own for each head, by
+    /// operations that give finite numbers of these?
     fn is_bias(&self, n: NodeId) -> bool {
         let of_head = |at: &Expr| {
             let mut found = false;

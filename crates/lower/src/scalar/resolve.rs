@@ -77,7 +77,8 @@ pub struct Resolver<'a> {
     pub places: HashMap<ValueId, (Slot, DType)>,
     /// The matmul that the kernel is built around: a node, or read from memory. The resolver adds its bias.
     pub matmul: Option<(ValueId, MatmulSource)>,
-    /// The second matmul of a dual GEMM: as a node, its columns follow those of the first. Or the log-sum-exp of an attention.
+    /// The second matmul of a dual GEMM: as a node, its columns follow those of the first. Or the log-sum-exp of an
+    /// attention.
     pub second_output: Option<(ValueId, MatmulSource)>,
     pub row: Option<Row>,
     /// How many reductions enclose what is being resolved.
@@ -603,8 +604,8 @@ pub enum Inside {
 pub fn inside(bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
     inside_within(&[], bounds)
 }
-/// The same where `within` holds. So of a concatenation of concatenations, as several assignments to slices are, each region of the result
-/// is resolved once, and not once for every part of every concatenation.
+/// The same where `within` holds. So of a concatenation of concatenations, as several assignments to slices are, each
+/// region of the result is resolved once, and not once for every part of every concatenation.
 fn inside_within(within: &[Guard], bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
     let mut guards = vec![];
     for (expr, lo, hi) in bounds {

@@ -6,7 +6,8 @@ use crate::scalar::mask_value;
 use crate::scalar::resolve::{Body, Resolved, Resolver, broadcast_index};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ScoreStep, UnaryOp, ValueId};
 
-/// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
+/// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and
+/// values.
 pub struct Sizes {
     pub batch: Vec<usize>,
     pub heads: usize,
@@ -121,8 +122,8 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr], way:
     Ok(x)
 }
 
-/// The sum of a score and a mask. Minus infinity is selected in place of the score, not added to it: so a score that is NaN
-/// or infinite counts as masked there, as in the blocks of keys that are skipped.
+/// The sum of a score and a mask. Minus infinity is selected in place of the score, not added to it: so a score that is
+/// NaN or infinite counts as masked there, as in the blocks of keys that are skipped.
 fn masked_by(dag: &mut Dag, x: NodeId, mask: NodeId) -> NodeId {
     let dtype = dag.node(x).dtype;
     let lowest = |dag: &Dag, n: NodeId| is_number(dag, n, f64::NEG_INFINITY);

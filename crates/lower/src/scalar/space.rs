@@ -22,7 +22,8 @@ pub struct Space {
     pub axes: Vec<Expr>,
     /// Nested reductions are resolved at coordinates of their own, for a check ([`crate::scalar::row::Row`]).
     pub has_distinct_inner_rows: bool,
-    /// Neighbours along an axis that are one point: their coordinate, which is not among `coords`, and how many there are.
+    /// Neighbours along an axis that are one point: their coordinate, which is not among `coords`, and how many there
+    /// are.
     pub group: Option<(CoordId, usize)>,
     next: CoordId,
 }

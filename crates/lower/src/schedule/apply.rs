@@ -1,6 +1,7 @@
 //! Applies the steps of a schedule to a row program.
 //!
-//! Takes: a nest with a row, its tile, and the steps. Gives: the plan, or a refusal that names the step and why it does not fit.
+//! Takes: a nest with a row, its tile, and the steps. Gives: the plan, or a refusal that names the step and why it does
+//! not fit.
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::schedule::row_plan::RowPlan;

@@ -1,5 +1,6 @@
-//! `reverse r`: the pass that stores along rows goes from their ends to their starts, and so begins with what the passes before it read
-//! last, which is still in the L2 cache. Instances that are a launch of their own are in reverse order too.
+//! `reverse r`: the pass that stores along rows goes from their ends to their starts, and so begins with what the
+//! passes before it read last, which is still in the L2 cache. Instances that are a launch of their own are in reverse
+//! order too.
 use crate::scalar::dag::{NodeOp, Scene};
 use crate::schedule::row_plan::RowPlan;
 

@@ -26,7 +26,8 @@ pub struct RowPlan<'m> {
     pub prefetch: Option<usize>,
     /// Operands that unaligned rows share are copied once for each alignment.
     pub copies: bool,
-    /// Each chunk of a scanned row is an instance ([`crate::emit::row_program::look_back`]); sums of so many chunks are published too.
+    /// Each chunk of a scanned row is an instance ([`crate::emit::row_program::look_back`]); sums of so many chunks are
+    /// published too.
     pub look_back: Option<usize>,
     /// The pass that stores along rows goes from their ends to their starts ([`crate::schedule::reverse`]).
     pub reversed: bool,

@@ -1,5 +1,5 @@
-//! `stage operands`: operands that many unaligned rows share (a gain) are copied once for each place at which a row can start between two
-//! multiples of a vector, so that every row finds the operand aligned with its own vectors.
+//! `stage operands`: operands that many unaligned rows share (a gain) are copied once for each place at which a row can
+//! start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::scalar::dag::{NodeOp, Scene};
 use crate::scalar::expr::{CoordId, Expr};
 use crate::schedule::row_plan::RowPlan;

@@ -1,5 +1,6 @@
-//! `tail r N`: half-type rows a little longer than a power of two. A tile of that many lanes has most of the row, and a tile of few lanes its
-//! tail, which all warps read. In a tile of twice the lanes every thread would compute with a vector that only the first few threads need.
+//! `tail r N`: half-type rows a little longer than a power of two. A tile of that many lanes has most of the row, and a
+//! tile of few lanes its tail, which all warps read. In a tile of twice the lanes every thread would compute with a
+//! vector that only the first few threads need.
 use crate::scalar::dag::Scene;
 use crate::schedule::row_plan::RowPlan;
 

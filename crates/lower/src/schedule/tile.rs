@@ -1,6 +1,7 @@
 //! Tiles of a nest: how `fuse`, `split` and `bind` steps cut its axes.
 //!
-//! Takes: a nest and a schedule. Gives: the axes with their blocks, or a refusal that names the step and why it does not fit.
+//! Takes: a nest and a schedule. Gives: the axes with their blocks, or a refusal that names the step and why it does
+//! not fit.
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::scalar::dag::Scene;

@@ -1,7 +1,8 @@
-//! Unrolled axes: a thread computes neighbours along an axis for each element of its tile, and what they have in common once: elements that
-//! windows share, and partial results of a window's rows.
+//! Unrolled axes: a thread computes neighbours along an axis for each element of its tile, and what they have in common
+//! once: elements that windows share, and partial results of a window's rows.
 //!
-//! Takes: a nest of points. Gives: the nest of groups of neighbours, whose program is that of each member, with equal nodes once.
+//! Takes: a nest of points. Gives: the nest of groups of neighbours, whose program is that of each member, with equal
+//! nodes once.
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::schedule::tile::{no_axis, refusal};

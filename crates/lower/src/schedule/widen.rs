@@ -1,6 +1,7 @@
-//! Column reductions and norms over wide rows, where no vector divides a large matrix's rows, or rows are narrower than a strip: as many rows
-//! as fill vectors are one wide row. The results of its columns are side by side in scratch, and a second step combines those that belong to
-//! the same column of the matrix. Norms store along wide rows in a third one.
+//! Column reductions and norms over wide rows, where no vector divides a large matrix's rows, or rows are narrower than
+//! a strip: as many rows as fill vectors are one wide row. The results of its columns are side by side in scratch, and
+//! a second step combines those that belong to the same column of the matrix. Norms store along wide rows in a third
+//! one.
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::nest::passes::{Reduced, in_passes};
@@ -20,8 +21,8 @@ pub const COLUMNS: usize = 128;
 const MAX_ROWS_IN_WIDE_ROW: usize = 64;
 const MIN_WIDE_ROWS: usize = 64;
 
-/// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they do not divide
-/// rows, or rows are narrow.
+/// How many rows may be one wide row along the kept axis number `k`: such that vectors divide the wide rows, where they
+/// do not divide rows, or rows are narrow.
 pub fn counts(nest: &Nest, k: usize) -> Vec<usize> {
     let Ok(Fit { rows, columns }) = fits(nest, k) else { return vec![] };
     let mut bytes = VECTOR;
@@ -92,7 +93,8 @@ pub fn joins(parts: usize, count: usize) -> bool {
     together(parts, count) * parts * count <= MAX_JOINED_PARTIALS
 }
 
-/// The nest with `count` neighbours along the row as one along this axis, and the coordinate along it; `None` if there is no such axis.
+/// The nest with `count` neighbours along the row as one along this axis, and the coordinate along it; `None` if there
+/// is no such axis.
 pub fn widened<'a>(
     nest: &'a Nest<'a>,
     (axis, count): (Axis, usize),

@@ -1,4 +1,5 @@
-//! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning searches.
+//! Schedules of a kernel: the one that it gets, and others with their prices, which `explain` lists and tuning
+//! searches.
 use crate::cost::features;
 use crate::cost::price::Price;
 use crate::dispatch::{self, Lowered, lower_scheduled, visit_nests, with_contract};
@@ -12,7 +13,8 @@ use kiln_machine::Machine;
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
-/// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are void.
+/// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are
+/// void.
 pub const PROGRAMS: u32 = 16;
 
 /// The nest of a kernel with exactly one, which does not multiply: what it is, and its schedules.
@@ -81,8 +83,8 @@ pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError
 /// Most schedules of one form, with one number of slices, that are tried.
 const MAX_TRIES_OF_FORM: usize = 2;
 
-/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by those of its nests
-/// where none does.
+/// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by
+/// those of its nests where none does.
 pub fn cheapest(
     kernel: &Kernel,
     machine: &Machine,
@@ -129,7 +131,8 @@ fn cheapest_product(
     Ok(None)
 }
 
-/// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a candidate.
+/// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a
+/// candidate.
 const MAX_ROWS_BY_SUMS: [usize; 2] = [4, 16];
 /// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
 const MIN_ADVANTAGE_OF_SUMS: f64 = 1.5;
@@ -165,8 +168,8 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
     only_nest(kernel, machine, &schedules)
 }
 
-/// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where there are none. Of a
-/// kernel that multiplies, not all of the others fit ([`fits`]).
+/// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where
+/// there are none. Of a kernel that multiplies, not all of the others fit ([`fits`]).
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let kernel = &Kernel { schedule: None, ..kernel.clone() };
     let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.matmul_schedule } else { None };
@@ -220,7 +223,8 @@ fn of_launches(nests: &[PricedLaunch]) -> Vec<(Schedule, Price)> {
     [(Schedule { steps: whole }, sum(None))].into_iter().chain(others).collect()
 }
 
-/// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch has a schedule of its own.
+/// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch
+/// has a schedule of its own.
 pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Vec<Schedule>, LowerError> {
     /// Most of one launch.
     const MAX_OF_LAUNCH: usize = 6;
@@ -321,8 +325,8 @@ fn each_nest<T>(
     })
 }
 
-/// Schedules of a kernel that multiplies with the microseconds they are predicted to take, the cheapest first. Not all of them fit. Under a
-/// batch-invariant contract those come first whose form does not depend on the number of rows.
+/// Schedules of a kernel that multiplies with the microseconds they are predicted to take, the cheapest first. Not all
+/// of them fit. Under a batch-invariant contract those come first whose form does not depend on the number of rows.
 fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
     if !machine.arch.is_gpu() {
         return Ok(vec![]);
@@ -349,13 +353,13 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
     Ok(close)
 }
 
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves the fewest
-/// multiprocessors idle: larger tiles come first, and read less from the L2 cache.
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves
+/// the fewest multiprocessors idle: larger tiles come first, and read less from the L2 cache.
 const SAME_PRICE: f64 = 0.98;
 
-/// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of stages and of
-/// buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers that a thread may have, since
-/// `ptxas` schedules loads by them. Not all of them fit a kernel.
+/// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of
+/// stages and of buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers
+/// that a thread may have, since `ptxas` schedules loads by them. Not all of them fit a kernel.
 pub fn neighbours(schedule: &Schedule, machine: &Machine) -> Vec<Schedule> {
     let most = machine.limits.registers_per_thread;
     if most > 0 && !schedule.multiplies() && !schedule.only_launches() {

@@ -1,4 +1,5 @@
-//! Schedules of convolutions ([`crate::matmul::conv`]): by patches or as an implicit GEMM, of transposed ones for all parts.
+//! Schedules of convolutions ([`crate::matmul::conv`]): by patches or as an implicit GEMM, of transposed ones for all
+//! parts.
 use crate::error::LowerError;
 use crate::matmul::conv::implicit_gemm::{self, DEEP, Input, folds};
 use crate::matmul::conv::transposed::Part;
@@ -73,7 +74,8 @@ fn window_products(
     })
 }
 
-/// Schedules of a transposed convolution in parts: those of its largest part, at the sum of what all parts are predicted to take.
+/// Schedules of a transposed convolution in parts: those of its largest part, at the sum of what all parts are
+/// predicted to take.
 fn candidates_in_parts(
     kernel: &Lowering,
     v: ValueId,

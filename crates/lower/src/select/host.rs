@@ -1,4 +1,5 @@
-//! The schedule of a nest on the host, which has no cost model: tiles that fit the L1 cache, and as many instances as keep the cores busy.
+//! The schedule of a nest on the host, which has no cost model: tiles that fit the L1 cache, and as many instances as
+//! keep the cores busy.
 //!
 //! Takes: a nest. Gives: its schedule.
 use crate::error::LowerError;

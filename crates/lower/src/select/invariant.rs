@@ -4,14 +4,14 @@ use crate::nest::Nest;
 use crate::select::extents::strip;
 use kiln_plan::{Axis, Hardware, Schedule, Step};
 
-/// Whether the order in which rows are combined depends on the length of rows, and on the extent of the axis of strips alone: an instance
-/// has one row of others, all of it.
+/// Whether the order in which rows are combined depends on the length of rows, and on the extent of the axis of strips
+/// alone: an instance has one row of others, all of it.
 pub(super) fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
     let strip = strip(schedule);
     let alone = |s: &Step| match s {
         Step::Fuse(_) | Step::SplitReduce(..) | Step::Persist(_) | Step::LookBack(..) | Step::Widen(..) => false,
-        // They change no order, but whether there are rows to prefetch, or more than the L2 cache has, depends on their number, and with it what is
-        // cheapest.
+        // They change no order, but whether there are rows to prefetch, or more than the L2 cache has, depends on their
+        // number, and with it what is cheapest.
         Step::Prefetch(_) | Step::Reverse(_) => false,
         Step::Split(axis @ Axis::Kept(_), n) => *n == 1 || strip == Some(*axis),
         _ => true,
@@ -19,7 +19,8 @@ pub(super) fn is_invariant(nest: &Nest, schedule: &Schedule) -> bool {
     nest.machine.contract.batch_invariant && schedule.steps.iter().all(alone)
 }
 
-/// The nest with so many rows as keep any machine busy, for a batch-invariant contract: what is chosen must not depend on their number.
+/// The nest with so many rows as keep any machine busy, for a batch-invariant contract: what is chosen must not depend
+/// on their number.
 pub(super) fn of_any_batch(facts: &NestFeatures, schedule: &Schedule, machine: &Hardware) -> NestFeatures {
     let strip = strip(schedule);
     let mut kept = facts.coords.iter().enumerate().filter(|c| !c.1.1).map(|c| c.0).enumerate();

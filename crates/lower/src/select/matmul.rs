@@ -50,7 +50,8 @@ fn fused(kernel: &Lowering, p: &Matmul) -> Result<Option<Through>, LowerError> {
     Ok(sums.map(|_| through(&scene, p, [(rows, p.m), (rows + 1, p.n)])))
 }
 
-/// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them fit.
+/// Schedules with the microseconds they are predicted to take: for each form larger tiles come first. Not all of them
+/// fit.
 pub fn candidates(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
     let (dtype, epilogues) = (operand_dtype(kernel, p.v), epilogues(kernel, p)?);
     let mut all = vec![];
@@ -119,8 +120,8 @@ fn elements(p: &Matmul) -> usize {
     p.batch.iter().product::<usize>() * p.m * p.n * p.sums()
 }
 
-/// Slices (at most `most`) and tiles that fit a matmul, with the cycles they are predicted to take, the launch that sums slices included.
-/// Larger tiles come first.
+/// Slices (at most `most`) and tiles that fit a matmul, with the cycles they are predicted to take, the launch that
+/// sums slices included. Larger tiles come first.
 fn wgmma_tiles(
     p: &Matmul,
     dtype: DType,

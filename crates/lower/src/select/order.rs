@@ -21,21 +21,23 @@ pub enum Fit {
 pub struct Priced {
     pub schedule: Schedule,
     pub price: Price,
-    /// Microseconds by which schedules are ordered: those of the price, but under a batch-invariant contract those of a large batch.
+    /// Microseconds by which schedules are ordered: those of the price, but under a batch-invariant contract those of a
+    /// large batch.
     pub rank: f64,
     pub fit: Fit,
 }
 
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads have the fewest
-/// elements, but not fewer than a vector, unless they load them in a loop: the more threads there are, the better they hide each other's waits.
-/// Of equals it is the one with the fewest blocks of a cluster, then with the fewest warps, but not fewer than these: small blocks follow each
-/// other more smoothly. Where columns are only reduced the number of elements does not matter.
+/// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads
+/// have the fewest elements, but not fewer than a vector, unless they load them in a loop: the more threads there are,
+/// the better they hide each other's waits. Of equals it is the one with the fewest blocks of a cluster, then with the
+/// fewest warps, but not fewer than these: small blocks follow each other more smoothly. Where columns are only reduced
+/// the number of elements does not matter.
 const SAME_PRICE: f64 = 0.98;
 const SAME_PRICE_OF_COLUMNS: f64 = 0.97;
 const MIN_WARPS: usize = 4;
 
-/// Keeps the schedules whose threads hold what they should, or come closest, and sorts them: by price, and those that are about as cheap as the
-/// cheapest by what they have most of.
+/// Keeps the schedules whose threads hold what they should, or come closest, and sorts them: by price, and those that
+/// are about as cheap as the cheapest by what they have most of.
 pub(super) fn sort(nest: &Nest, facts: &NestFeatures, priced: &mut Vec<Priced>) {
     let best = priced.iter().map(|p| p.fit).min();
     priced.retain(|p| Some(p.fit) == best);

@@ -30,15 +30,16 @@ const ELEMENTS_PER_LANE: std::ops::RangeInclusive<usize> = 8..=32;
 /// Elements of a tile that one block holds at most.
 const MAX_TILE: usize = 16384;
 
-/// 32-bit words of a tile that a thread holds at least, since fewer leave memory idle, and the share of its registers that they take at
-/// most.
+/// 32-bit words of a tile that a thread holds at least, since fewer leave memory idle, and the share of its registers
+/// that they take at most.
 const POINT_WORDS: (f64, f64) = (2.0, 0.125);
 const ROW_WORDS: (f64, f64) = (8.0, 0.5);
 const CHUNK_WORDS: (f64, f64) = (8.0, 0.25);
 const PERSISTENT_WORDS: (f64, f64) = (16.0, 0.25);
 /// The same share where warps of a block leave a thread fewer registers than an instruction can name.
 const REGISTER_FILE_SHARE: f64 = 0.5;
-/// Of schedules that unroll: share of a tile's lanes along a row that have elements of it, most results of a thread, and most warps.
+/// Of schedules that unroll: share of a tile's lanes along a row that have elements of it, most results of a thread,
+/// and most warps.
 const MIN_FILLED_LANES: f64 = 0.75;
 const MAX_RESULTS: usize = 32;
 const MAX_UNROLLED_WARPS: f64 = 4.0;
@@ -56,8 +57,8 @@ const RESIDENT_WARPS: f64 = 0.5;
 /// Most instances that share columns, for each multiprocessor.
 const MAX_SLICES_PER_MULTIPROCESSOR: usize = 1;
 
-/// Schedules of a nest with their prices, the cheapest first, without repetition. Under a batch-invariant contract those whose rows do not
-/// depend on the number of others.
+/// Schedules of a nest with their prices, the cheapest first, without repetition. Under a batch-invariant contract
+/// those whose rows do not depend on the number of others.
 pub fn propose(nest: &Nest, facts: &NestFeatures) -> Result<Vec<(Schedule, Price)>, LowerError> {
     let mut all = vec![];
     match nest.row() {
@@ -114,8 +115,8 @@ pub fn cheapest(nest: &Nest) -> Result<(Schedule, Price), LowerError> {
     schedules(nest)?.into_iter().next().ok_or_else(none)
 }
 
-/// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the fewest, the most, and
-/// half of what may be. Those along the last axis are those of a vector.
+/// How many neighbours along the kept axis number `k` may be computed together, where they read the same elements: the
+/// fewest, the most, and half of what may be. Those along the last axis are those of a vector.
 fn unrolled_counts(nest: &Nest, facts: &NestFeatures, k: usize) -> Vec<usize> {
     let extents: Vec<usize> = nest.kept().map(|c| c.extent).collect();
     let shares = |a: &Access, b: &Access| match a.strides[k] {
@@ -147,7 +148,8 @@ fn unrolled(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Priced>) -> Result<
         }
         _ => true,
     };
-    // Unless it is told how many registers a thread may have, ptxas takes few, and a thread waits for one load of a window after the other.
+    // Unless it is told how many registers a thread may have, ptxas takes few, and a thread waits for one load of a
+    // window after the other.
     let registers =
         Some(Step::Registers(nest.machine.limits.registers_per_thread)).filter(|_| nest.machine.arch.is_gpu());
     for k in 0..kept.len() {
@@ -412,8 +414,8 @@ fn peeled<'m>(nest: &Nest<'m>, base: &Schedule) -> Option<(Schedule, RowPlan<'m>
     })
 }
 
-/// The same chunks, each an instance that waits for those before it; with sums of so many, and with so few registers that several blocks are
-/// resident.
+/// The same chunks, each an instance that waits for those before it; with sums of so many, and with so few registers
+/// that several blocks are resident.
 fn looks_back(nest: &Nest, facts: &NestFeatures, base: &[Step], groups: &[usize], all: &mut Vec<Schedule>) {
     if facts.scans == 0 {
         return;
@@ -426,9 +428,10 @@ fn looks_back(nest: &Nest, facts: &NestFeatures, base: &[Step], groups: &[usize]
     }
 }
 
-/// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes in flight without
-/// one, on all multiprocessors, unless they are of half types without masks. Blocks that exchange one number per row wait at a barrier of the
-/// cluster, with what they have stored; with two they wait for the numbers alone.
+/// Whether a persistent kernel can be faster: what rows share is read once. Rows that share nothing keep as many bytes
+/// in flight without one, on all multiprocessors, unless they are of half types without masks. Blocks that exchange one
+/// number per row wait at a barrier of the cluster, with what they have stored; with two they wait for the numbers
+/// alone.
 fn gains(facts: &NestFeatures, plan: &RowPlan) -> bool {
     if facts.reductions < 2 {
         return false;
@@ -441,8 +444,8 @@ fn gains(facts: &NestFeatures, plan: &RowPlan) -> bool {
     shared && !several || halves && !shared && plan.row.extent == plan.row.block
 }
 
-/// Bytes of shared memory of a persistent block with tiles of so many elements: what it reads of its rows, and of operands that rows share, but
-/// for those at other places in each row.
+/// Bytes of shared memory of a persistent block with tiles of so many elements: what it reads of its rows, and of
+/// operands that rows share, but for those at other places in each row.
 fn held(facts: &NestFeatures, plan: &RowPlan, elements: usize) -> usize {
     let along = |a: &Access, row: bool| facts.coords.iter().zip(&a.strides).any(|(c, s)| c.1 == row && *s != Some(0));
     let vectors = |a: &&Access| along(a, false) || plan.unaligned.is_none() || plan.copies;
@@ -451,7 +454,8 @@ fn held(facts: &NestFeatures, plan: &RowPlan, elements: usize) -> usize {
     elements / plan.blocks * bytes
 }
 
-/// The same schedules with the last pass reversed, where there are several and the L2 cache has a part of what they read.
+/// The same schedules with the last pass reversed, where there are several and the L2 cache has a part of what they
+/// read.
 fn reversed(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Schedule>) {
     let large = facts.bytes > nest.machine.units.l2 as u64;
     if !large || !facts.stored_along() || facts.levels == 0 || facts.scans > 0 {
@@ -569,8 +573,8 @@ fn points(nest: &Nest, facts: &NestFeatures, all: &mut Vec<Schedule>) {
         }
     }
     if facts.window {
-        // Neighbours of a window read the same elements: a thread may hold all of a short row. Rows of several accesses move between
-        // threads first, but for those of small tiles.
+        // Neighbours of a window read the same elements: a thread may hold all of a short row. Rows of several accesses
+        // move between threads first, but for those of small tiles.
         let bound = |s: &Schedule| {
             let row = s.steps.iter().rev().find_map(|s| if let Step::Split(_, n) = s { Some(*n) } else { None })?;
             let stays = row * bytes <= 16 || elements(s) * bytes <= SMALL;

@@ -3,8 +3,9 @@ use super::{Matrix, Slot};
 use kiln_graph::{DType, FullyMasked};
 use serde::{Deserialize, Serialize};
 
-/// `out = softmax(scale · q × kᵀ + mask) × v` per batch, without the scores in memory, where a softmax's sum may have one more term. Queries of the heads that share the keys are rows
-/// of one matrix: the row of query i of head g of the group is `g · queries + i`.
+/// `out = softmax(scale · q × kᵀ + mask) × v` per batch, without the scores in memory, where a softmax's sum may have
+/// one more term. Queries of the heads that share the keys are rows of one matrix: the row of query i of head g of the
+/// group is `g · queries + i`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct AttentionCall {
     /// Of q, k and v. Sums are in f32, of f64 in f64; probabilities may be rounded to this type.
@@ -40,10 +41,12 @@ pub struct AttentionCall {
     pub v: Matrix,
     /// The result: `group · queries` rows of `width`.
     pub out: Matrix,
-    /// `group · queries` rows of `keys`: what is added to scores, in the operands' type, or, as bool, which of them count.
+    /// `group · queries` rows of `keys`: what is added to scores, in the operands' type, or, as bool, which of them
+    /// count.
     #[serde(default)]
     pub mask: Option<Mask>,
-    /// An i64 for each of the `group · queries` rows: keys from there on do not count and are not read. A single column.
+    /// An i64 for each of the `group · queries` rows: keys from there on do not count and are not read. A single
+    /// column.
     #[serde(default)]
     pub ends: Option<Matrix>,
     /// A score for each of the `group · queries` rows, neither scaled nor masked, whose value is zero. A single column.

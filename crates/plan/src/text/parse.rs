@@ -6,8 +6,8 @@ use crate::{
 };
 use kiln_graph::{Graph, ParamId};
 
-/// Parses the text that [`print`](super::print()) writes. The error names the line and what was expected there. The result is not
-/// verified: see [`verify`](crate::verify::verify()).
+/// Parses the text that [`print`](super::print()) writes. The error names the line and what was expected there. The
+/// result is not verified: see [`verify`](crate::verify::verify()).
 pub fn parse(text: &str) -> Result<Plan, PlanError> {
     let mut lines = Lines { lines: text.lines().collect(), at: 0 };
     plan(&mut lines).map_err(|what| PlanError::Parse { line: lines.at, what })

@@ -51,8 +51,8 @@ impl KernelOrder {
 impl Planner<'_, '_> {
     /// Is there a path from `a` to `b` other than the direct edge? Then the merged kernel would depend on itself.
     ///
-    /// Bidirectional search, the cheaper step first, until one side is exhausted: a value may have thousands of readers, and a kernel may
-    /// read thousands of values, but rarely both.
+    /// Bidirectional search, the cheaper step first, until one side is exhausted: a value may have thousands of
+    /// readers, and a kernel may read thousands of values, but rarely both.
     pub(super) fn detour(&mut self, a: usize, b: usize) -> bool {
         self.sort();
         let mut order = std::mem::take(&mut self.order);
@@ -134,8 +134,8 @@ impl Planner<'_, '_> {
         }
         self.swap(&[a, b], new.into());
     }
-    /// Replaces kernels by others, each at the position of one of them, in order; all that a new kernel reads must be stored before that
-    /// position. Gives the new ids.
+    /// Replaces kernels by others, each at the position of one of them, in order; all that a new kernel reads must be
+    /// stored before that position. Gives the new ids.
     pub(super) fn swap(&mut self, gone: &[usize], new: Vec<Region>) -> Vec<usize> {
         // The order is updated here, not recomputed.
         let mut order = std::mem::take(&mut self.order);

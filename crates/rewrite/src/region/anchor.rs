@@ -57,8 +57,8 @@ impl CheckedRegion<'_> {
                 self.price.other += dag.count(v);
                 if same_space { Ok(vec![(args[0], m.clone())]) } else { Err(Reject::ScanSpaceDiffers) }
             }
-            // A convolution is priced by its flops on matrix units, a pool by one operation per element of its windows, a scatter as a
-            // copy.
+            // A convolution is priced by its flops on matrix units, a pool by one operation per element of its windows,
+            // a scatter as a copy.
             Anchor::Conv | Anchor::Pool | Anchor::Scatter if !same_space => Err(Reject::ViewAfterAnchor),
             Anchor::Conv | Anchor::Pool | Anchor::Scatter => {
                 if let Op::Pool { window, .. } = dag.op(v) {
@@ -184,7 +184,8 @@ impl CheckedRegion<'_> {
         reach
     }
 
-    /// Checks that operands of matmuls and attention are matrices of constant strides in memory, and attention's result too.
+    /// Checks that operands of matmuls and attention are matrices of constant strides in memory, and attention's result
+    /// too.
     pub(super) fn strided_operands(&self, anchor: usize, members: &[usize]) -> Result<(), Reject> {
         for (a, groups) in &self.operands {
             let mut leaf = *a;
@@ -196,7 +197,8 @@ impl CheckedRegion<'_> {
             let uses = self.uses.get(&leaf).map_or(&[][..], Vec::as_slice);
             for u in uses.iter().filter(|u| u.prologue) {
                 let strides = self.space.strides(&u.map, self.dag.shape(leaf)).ok_or(Reject::OperandNotStrided)?;
-                // A leaf that is several operands is checked for each of them, with the use that has the operand's atoms.
+                // A leaf that is several operands is checked for each of them, with the use that has the operand's
+                // atoms.
                 let flat: Vec<Atom> = groups.iter().flat_map(|g| self.space.flat(g)).collect();
                 if uses.len() > 1 && !flat.iter().all(|a| strides.iter().any(|s| s.0 == *a)) {
                     continue;

@@ -1,6 +1,6 @@
-//! Masks of attention that say up to which key a query attends, by comparing the key's index with a number that does not
-//! depend on it, as `key <= position`. Lowering ends the loop over keys there, so the arithmetic of such a mask is not priced
-//! by scores ([`super::mask`]).
+//! Masks of attention that say up to which key a query attends, by comparing the key's index with a number that does
+//! not depend on it, as `key <= position`. Lowering ends the loop over keys there, so the arithmetic of such a mask is
+//! not priced by scores ([`super::mask`]).
 use super::CheckedRegion;
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
@@ -10,8 +10,8 @@ use kiln_graph::{BinaryOp, CompareOp, Op, UnaryOp};
 const DEEP: usize = 32;
 
 impl CheckedRegion<'_> {
-    /// Whether the kernel computes this mask, and it is minus infinity, the least number or false from some key on. `keys`: the axis of
-    /// the keys.
+    /// Whether the kernel computes this mask, and it is minus infinity, the least number or false from some key on.
+    /// `keys`: the axis of the keys.
     pub(super) fn bounds_keys(&mut self, mask: usize, map: &Map, keys: &AxisMap) -> bool {
         let [key] = keys.atoms[..] else { return false };
         match self.dag.ty(mask).dtype.is_float() {

@@ -1,16 +1,17 @@
-//! The mask of attention, and other operands of its scores: a kernel may compute them from what they are made of, element by element, or
-//! read them from memory. Prices decide.
+//! The mask of attention, and other operands of its scores: a kernel may compute them from what they are made of,
+//! element by element, or read them from memory. Prices decide.
 //!
-//! A mask is needed for every score, in every head. So its arithmetic is priced once for each score, also where the mask itself is smaller;
-//! and so is the loading of every element that it is computed from. What depends on the query alone or on the key alone is computed once
-//! for a tile's row or column. Where a mask bounds the keys, blocks of keys are skipped, which saves more than its arithmetic costs.
+//! A mask is needed for every score, in every head. So its arithmetic is priced once for each score, also where the
+//! mask itself is smaller; and so is the loading of every element that it is computed from. What depends on the query
+//! alone or on the key alone is computed once for a tile's row or column. Where a mask bounds the keys, blocks of keys
+//! are skipped, which saves more than its arithmetic costs.
 use super::{CheckedRegion, Use, dequantises};
 use crate::space::{Atom, Map};
 use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
 
-/// Operations for an element that is loaded for each score: its address, the load and its conversion. An estimate, as the operations of a
-/// softmax are.
+/// Operations for an element that is loaded for each score: its address, the load and its conversion. An estimate, as
+/// the operations of a softmax are.
 const LOAD: f64 = 6.;
 /// Rows or columns of a tile of scores, which share what does not depend on the other index.
 const TILE: f64 = 64.;
@@ -34,7 +35,8 @@ impl CheckedRegion<'_> {
         let shared = !varies(&scores.queries) || !varies(&scores.keys);
         scores.count / if shared { TILE } else { 1. }
     }
-    /// The number of elements for which a mask's arithmetic is priced; `None` if the kernel's arithmetic is not priced by scores.
+    /// The number of elements for which a mask's arithmetic is priced; `None` if the kernel's arithmetic is not priced
+    /// by scores.
     pub(super) fn computed(&self, map: &Map) -> Option<f64> {
         let scores = self.scores.as_ref().filter(|s| !s.skips)?;
         Some(self.elements(scores, map))
@@ -44,8 +46,8 @@ impl CheckedRegion<'_> {
         let Some(scores) = &self.scores else { return 0. };
         uses.iter().filter(|u| !u.prologue).map(|u| LOAD * self.elements(scores, &u.map)).sum()
     }
-    /// Do all members that are more than views of attention's operands and result belong to its scores, element by element, or dequantise
-    /// operands that are read once?
+    /// Do all members that are more than views of attention's operands and result belong to its scores, element by
+    /// element, or dequantise operands that are read once?
     pub(super) fn computes_scores_alone(&self, anchor: usize) -> bool {
         let (dag, members) = (self.dag, self.members);
         let (mut cone, mut open) =

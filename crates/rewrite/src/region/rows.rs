@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 const FEW: usize = 4;
 /// Least number of elements of a matmul whose heads are reduced in tiles as wide as a head.
 const MANY: usize = 1 << 22;
-/// Largest K of a matmul with a fused reduction of heads that are half as wide as a tile: with K = 1024 it took 0.83 of the time of two
-/// kernels on an H200, with 2048 0.95, with 4096 1.04.
+/// Largest K of a matmul with a fused reduction of heads that are half as wide as a tile: with K = 1024 it took 0.83 of
+/// the time of two kernels on an H200, with 2048 0.95, with 4096 1.04.
 const DEEP: usize = 2048;
 
 impl CheckedRegion<'_> {
@@ -69,7 +69,8 @@ impl CheckedRegion<'_> {
         Ok(reach)
     }
 
-    /// How often a row that does not fit on chip is read for an op's reductions. On a GPU mean and variance take one pass.
+    /// How often a row that does not fit on chip is read for an op's reductions. On a GPU mean and variance take one
+    /// pass.
     fn levels_of(&self, op: &Op) -> usize {
         match op {
             Op::Softmax { .. } | Op::LogSoftmax { .. } => 2,
@@ -103,8 +104,8 @@ impl CheckedRegion<'_> {
         Ok(along)
     }
 
-    /// Does a tile of this matmul on a GPU hold whole rows, so that its epilogue can reduce them? Matmuls of few rows or columns have no
-    /// tiles, and in SIMT tiles (FMAs) a row is spread over several warps.
+    /// Does a tile of this matmul on a GPU hold whole rows, so that its epilogue can reduce them? Matmuls of few rows
+    /// or columns have no tiles, and in SIMT tiles (FMAs) a row is spread over several warps.
     pub(super) fn fits_tile(&self, anchor: usize) -> bool {
         let (dag, m) = (self.dag, self.machine);
         let along = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
@@ -114,7 +115,8 @@ impl CheckedRegion<'_> {
             return false;
         };
         let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
-        // Accumulators that are zero-initialised in each stage need a second set of accumulators, which halves a tile's columns.
+        // Accumulators that are zero-initialised in each stage need a second set of accumulators, which halves a tile's
+        // columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
         let tensor_cores = match (operands(dag, anchor), m.f32_matmul(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
@@ -125,16 +127,17 @@ impl CheckedRegion<'_> {
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
         let matmul = dag.class[anchor] == Class::Matmul && self.dual.is_none() && self.place.is_none();
         let whole = rows > FEW && columns > FEW && columns <= m.templates.tile && across == along;
-        // A tile sums a row in another order than a reduction kernel does, and it is only used for more than a few rows: not
-        // batch-invariant.
+        // A tile sums a row in another order than a reduction kernel does, and it is only used for more than a few
+        // rows: not batch-invariant.
         !m.contract.batch_invariant
             && m.arch.is_gpu()
             && matmul
             && tensor_cores
             && (whole || across.ends_with(&along) && self.has_wide_heads(anchor, rows, &along))
     }
-    /// Are the rows heads, and are tiles as wide as a head profitable? Narrow tiles make a matmul slower, which is outweighed for a small K
-    /// by the result not going through memory; a small matmul would leave multiprocessors idle.
+    /// Are the rows heads, and are tiles as wide as a head profitable? Narrow tiles make a matmul slower, which is
+    /// outweighed for a small K by the result not going through memory; a small matmul would leave multiprocessors
+    /// idle.
     fn has_wide_heads(&self, anchor: usize, rows: usize, along: &[Atom]) -> bool {
         let (dag, head) = (self.dag, self.space.extent(along) as usize);
         let columns = dag.shape(anchor).last().copied().unwrap_or(1);
@@ -145,7 +148,8 @@ impl CheckedRegion<'_> {
         half && wide && head < columns && rows.saturating_mul(columns) >= MANY
     }
 
-    /// Checks that nothing is permuted between a reduction and the output: rows are stored in the order in which they are computed.
+    /// Checks that nothing is permuted between a reduction and the output: rows are stored in the order in which they
+    /// are computed.
     fn in_order(&self, operand: &Map, outer: &[AxisMap]) -> Result<(), Reject> {
         let root = self.space.flat(&self.root);
         let (full, rows) = (self.space.flat(operand), self.space.flat(outer));

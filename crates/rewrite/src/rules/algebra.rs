@@ -11,8 +11,8 @@ use egg::Id;
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
-/// `x · (1 / c)`, for a number `c`: powers of two if `exact`, else other numbers. The result of a reduction keeps its division: it is one
-/// value per row, where a division costs nothing and an inexact reciprocal would round once more.
+/// `x · (1 / c)`, for a number `c`: powers of two if `exact`, else other numbers. The result of a reduction keeps its
+/// division: it is one value per row, where a division costs nothing and an inexact reciprocal would round once more.
 fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let (x, c) = (m.var("x")?, m.var("c")?);
     let (v, dtype) = (b.fact(c).number()?, b.ty(c).dtype);
@@ -38,8 +38,8 @@ fn without_zero(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let widens = b.shape(c).len() > b.shape(x).len() || b.shape(c).iter().any(|n| *n != 1);
     (b.ty(x).dtype.is_int() && !widens && b.fact(c).number()? == 0.).then_some(x)
 }
-/// A choice between two numbers of which a test holds for one alone: its condition, or the condition's negation. The rule does not apply
-/// where the choice is wider than its condition, as their types then differ.
+/// A choice between two numbers of which a test holds for one alone: its condition, or the condition's negation. The
+/// rule does not apply where the choice is wider than its condition, as their types then differ.
 fn decided(b: &mut Builder, m: &Bindings, test: impl Fn(f64) -> bool) -> Option<Id> {
     let (c, yes, no) = (m.var("c")?, m.var("t")?, m.var("f")?);
     let holds = [yes, no].map(|x| b.fact(x).number().map(&test));

@@ -26,9 +26,9 @@ struct Scores {
 /// Values that are looked at between a softmax and its matmul.
 const MOST: usize = 64;
 
-/// Matches what stands between a matmul and a softmax: constant factors, a chain of pointwise steps, sums with masks, and choices between
-/// scores and a very low number. Casts between floats are followed: scores are f32 in the kernel, without the rounding of half types in
-/// between. `left`: values that may still be looked at.
+/// Matches what stands between a matmul and a softmax: constant factors, a chain of pointwise steps, sums with masks,
+/// and choices between scores and a very low number. Casts between floats are followed: scores are f32 in the kernel,
+/// without the rounding of half types in between. `left`: values that may still be looked at.
 fn scores(b: &mut Builder, x: Id, left: &mut usize) -> Option<Scores> {
     *left = left.checked_sub(1)?;
     if let Some(s) = scaled(b, x, 1., 0) {
@@ -170,8 +170,8 @@ fn of_type(b: &mut Builder, mask: Id, dtype: DType) -> Option<Id> {
     let inner = b.form(mask, |o, a| float_cast(b, o, a));
     inner.filter(|&y| b.ty(y).dtype == dtype)
 }
-/// What is added to scores or multiplies them: in the operands' type if all of its elements are numbers of that type, or in the type that
-/// it is computed in.
+/// What is added to scores or multiplies them: in the operands' type if all of its elements are numbers of that type,
+/// or in the type that it is computed in.
 fn of_scores(b: &mut Builder, x: Id, dtype: DType) -> Option<Id> {
     of_type(b, x, dtype).or_else(|| (b.ty(x).dtype == dtype.compute()).then_some(x))
 }

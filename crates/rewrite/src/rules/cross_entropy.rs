@@ -1,6 +1,6 @@
-//! Cross entropy joined with the matmul that makes its logits, so that logits are never in memory: `log_softmax(x)[i]` is
-//! `x[i] - log Σ exp(x)`. The sum is made of sums over parts of the columns, which the epilogue of the matmul reduces in its tiles, and the
-//! logit of a row's class is a dot product of its own.
+//! Cross entropy joined with the matmul that makes its logits, so that logits are never in memory: `log_softmax(x)[i]`
+//! is `x[i] - log Σ exp(x)`. The sum is made of sums over parts of the columns, which the epilogue of the matmul
+//! reduces in its tiles, and the logit of a row's class is a dot product of its own.
 use super::log_sum_exp::operand;
 use super::{Right::By, Rule};
 use crate::build::Builder;
@@ -20,8 +20,8 @@ enum Columns {
         first: usize,
         len: usize,
     },
-    /// Of each row the one that an index says; it has the rows' axes and one of size 1. In the type that logits are computed in, so that
-    /// none is rounded on its way through memory.
+    /// Of each row the one that an index says; it has the rows' axes and one of size 1. In the type that logits are
+    /// computed in, so that none is rounded on its way through memory.
     At(Id),
 }
 

@@ -10,9 +10,9 @@ use kiln_plan::Numerics::*;
 /// Length of the summed axis from which a matmul does less work than the differences.
 const TERMS: usize = 8;
 
-/// `max(|x|² + |y|² - 2 x·y, 0)`, as PyTorch's `cdist` computes distances of many rows: the distance of near points suffers from
-/// cancellation, and rows with infinite elements give NaN. Half types are widened first, so that only the rounding of products in f32
-/// remains.
+/// `max(|x|² + |y|² - 2 x·y, 0)`, as PyTorch's `cdist` computes distances of many rows: the distance of near points
+/// suffers from cancellation, and rows with infinite elements give NaN. Half types are widened first, so that only the
+/// rounding of products in f32 remains.
 fn by_matmul(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, y) = (m.var("x")?, m.var("y")?);
     let [along] = axes(m.op("r")?)?[..] else { return None };

@@ -1,5 +1,5 @@
-//! Recognises the logarithm of the sum of exponentials of attention's scores, beside the attention of the same scores or without it; and a
-//! softmax that is written with it.
+//! Recognises the logarithm of the sum of exponentials of attention's scores, beside the attention of the same scores
+//! or without it; and a softmax that is written with it.
 use super::attention::{Wanted, all_masked, attend, float_cast, is_of_rows};
 use super::sink::is_maximum;
 use super::{Right::By, Rule};

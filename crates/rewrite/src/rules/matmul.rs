@@ -1,4 +1,5 @@
-//! Matmuls and convolutions: one form for matmuls with weights, constant factors moved out, batch norms folded into convolutions.
+//! Matmuls and convolutions: one form for matmuls with weights, constant factors moved out, batch norms folded into
+//! convolutions.
 use super::{
     Premise::*,
     Right::{By, Is},

@@ -1,8 +1,9 @@
 //! Rewrite rules as data, and saturation of the e-graph with them.
 //!
-//! A rule states that two forms are equal: the forms to match (patterns, in every order of commutative operands), premises on e-class
-//! facts, and the equal form: a pattern where it can be one, else a function that builds it. Each has a numerics class, an example that it
-//! fires on, and a near miss that it must not fire on; the tests run both. Limits are counts of nodes and iterations, never times.
+//! A rule states that two forms are equal: the forms to match (patterns, in every order of commutative operands),
+//! premises on e-class facts, and the equal form: a pattern where it can be one, else a function that builds it. Each
+//! has a numerics class, an example that it fires on, and a near miss that it must not fire on; the tests run both.
+//! Limits are counts of nodes and iterations, never times.
 mod activation;
 mod algebra;
 mod attention;

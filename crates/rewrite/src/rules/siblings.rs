@@ -1,7 +1,8 @@
-//! Joins matmuls that share their left operand with several weights: one matmul with the concatenated weights, and slices of its result.
+//! Joins matmuls that share their left operand with several weights: one matmul with the concatenated weights, and
+//! slices of its result.
 //!
-//! One pass after saturation, not a rule: a rule for pairs would join the results of earlier joins again. Exact: every element is computed
-//! as before. Weights must be frozen, so that they are concatenated once, at load time.
+//! One pass after saturation, not a rule: a rule for pairs would join the results of earlier joins again. Exact: every
+//! element is computed as before. Weights must be frozen, so that they are concatenated once, at load time.
 use super::Saturated;
 use crate::certificate::Event;
 use crate::language::op;

@@ -1,5 +1,6 @@
-//! Recognises attention with a sink: one more score of each query, whose key has the value zero. Programs write it as a softmax of scores
-//! beside which the sink stands, and drop its probability; or as one more term of the softmax's sum (a sink of zero is "softmax plus one").
+//! Recognises attention with a sink: one more score of each query, whose key has the value zero. Programs write it as a
+//! softmax of scores beside which the sink stands, and drop its probability; or as one more term of the softmax's sum
+//! (a sink of zero is "softmax plus one").
 use super::attention::{Wanted, attend, float_cast, is_of_rows};
 use super::{Right::By, Rule};
 use crate::build::Builder;

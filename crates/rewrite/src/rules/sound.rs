@@ -1,5 +1,6 @@
-//! Every form that rules find is what they say it equals: all forms of a class, computed in f64 from the values of their operands, agree.
-//! A chain of rules from the graph as it was written to a kernel's body goes through forms of such classes, so all of its steps are checked.
+//! Every form that rules find is what they say it equals: all forms of a class, computed in f64 from the values of
+//! their operands, agree. A chain of rules from the graph as it was written to a kernel's body goes through forms of
+//! such classes, so all of its steps are checked.
 use super::{all, saturate};
 use crate::build::Builder;
 use crate::language::{ENode, op};
@@ -10,7 +11,8 @@ use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_plan::Numerics;
 use std::collections::BTreeMap;
 
-/// Units of the last place of the class's type by which forms may differ, relative to the largest element: constants are rounded to it.
+/// Units of the last place of the class's type by which forms may differ, relative to the largest element: constants
+/// are rounded to it.
 const ULPS: f64 = 16.;
 /// Elements of the largest value of a graph that is interpreted form by form.
 const LARGEST: usize = 1 << 20;

@@ -81,8 +81,8 @@ pub fn execute(p: &Plan, inputs: &[Tensor], params: &[Tensor]) -> Vec<Tensor> {
     p.outputs.iter().map(|b| buffers[b.0 as usize].clone().expect("every output is written")).collect()
 }
 
-/// The plan computes what the graph computes: its error against f64 is no worse than twice the graph's own, plus a few units in
-/// the last place of the largest value.
+/// The plan computes what the graph computes: its error against f64 is no worse than twice the graph's own, plus a few
+/// units in the last place of the largest value.
 pub fn agrees(g: &Graph, p: &Plan) {
     let inputs: Vec<Tensor> = g.inputs.iter().enumerate().map(|(i, v)| data(g.ty(*v), i as u64)).collect();
     agrees_on(g, p, &inputs);

@@ -1,6 +1,7 @@
 //! Memory of a GPU from an allocator of the caller.
 //!
-//! A process with a caching allocator gives its sessions memory from there, so that both share what is free and what is reported.
+//! A process with a caching allocator gives its sessions memory from there, so that both share what is free and what is
+//! reported.
 use std::{any::Any, sync::Arc};
 
 /// Allocates memory of one GPU ([`crate::CudaDevice::with_allocator`]).
@@ -8,9 +9,10 @@ use std::{any::Any, sync::Arc};
 /// # Safety
 /// What [`Allocator::allocate`] returns fulfils its contract.
 pub unsafe trait Allocator: Send + Sync {
-    /// At least `bytes` bytes of the device, or why there are none. The address is a multiple of 256. The memory stays in place and belongs
-    /// to nobody else until its owner is dropped, which happens on any thread, once the device has no use of it any more. Its contents do
-    /// not matter. `bytes` is not 0, and the device's primary context is current.
+    /// At least `bytes` bytes of the device, or why there are none. The address is a multiple of 256. The memory stays
+    /// in place and belongs to nobody else until its owner is dropped, which happens on any thread, once the device has
+    /// no use of it any more. Its contents do not matter. `bytes` is not 0, and the device's primary context is
+    /// current.
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String>;
 }
 

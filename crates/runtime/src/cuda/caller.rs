@@ -1,7 +1,8 @@
 //! Runs on a GPU over the caller's memory and on the caller's stream.
 //!
-//! Takes: addresses and a stream. Gives: work in stream order. Runs of a session share its arena, so each waits on the device for the one
-//! before if that was on another stream. Never: waits on the host, unless a step needs the host; allocates in warm calls.
+//! Takes: addresses and a stream. Gives: work in stream order. Runs of a session share its arena, so each waits on the
+//! device for the one before if that was on another stream. Never: waits on the host, unless a step needs the host;
+//! allocates in warm calls.
 use super::{
     raw::{Memory, StreamHandle, copy},
     session::{CudaSession, bind::is_aligned, graph::Whose},
@@ -81,8 +82,8 @@ impl CudaSession {
         for &(o, b) in &self.ends.copied {
             let bytes = self.exe.buffers[b].ty.bytes();
             if self.addresses[b] != outputs[o] {
-                // SAFETY: by the contract of `run_on` the output has the buffer's type and overlaps nothing else; the buffer is an input, a
-                // parameter, frozen or written above (`Executable::check`).
+                // SAFETY: by the contract of `run_on` the output has the buffer's type and overlaps nothing else; the
+                // buffer is an input, a parameter, frozen or written above (`Executable::check`).
                 let copied = unsafe { copy(outputs[o], self.addresses[b], bytes, stream) };
                 self.device.check(|| format!("copying output {o} of `{}`", self.exe.name), copied)?;
             }
@@ -114,7 +115,8 @@ impl CudaSession {
     /// Copies behind the run that was enqueued last, on its stream: to, from and bytes of each.
     ///
     /// # Safety
-    /// Tensors on the device of so many bytes, which do not overlap and live until the copies are done; the stream is that of the run.
+    /// Tensors on the device of so many bytes, which do not overlap and live until the copies are done; the stream is
+    /// that of the run.
     pub unsafe fn copy_behind(
         &mut self,
         mut copies: impl Iterator<Item = (u64, u64, usize)>,
@@ -141,7 +143,8 @@ impl CudaSession {
         self.device.check(doing, done())
     }
 
-    /// Makes work on this stream wait for earlier runs on other streams, also those of sessions that share with this one.
+    /// Makes work on this stream wait for earlier runs on other streams, also those of sessions that share with this
+    /// one.
     pub(super) fn follow(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
         let id = self.device.check(|| self.running(), stream.id())?;
         let mut order = lock(&self.shared.order);

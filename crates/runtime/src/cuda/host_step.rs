@@ -1,7 +1,7 @@
 //! Steps of a run on a GPU that only the host can run: library calls in place, anything else on copies of its operands.
 //!
-//! Takes: a step without a launch. Gives: its results on the device, in order of the stream. Waits for the stream, unless the library
-//! enqueues its work there itself. Never: runs while the stream is captured, with that exception.
+//! Takes: a step without a launch. Gives: its results on the device, in order of the stream. Waits for the stream,
+//! unless the library enqueues its work there itself. Never: runs while the stream is captured, with that exception.
 use super::{
     raw::{StreamHandle, download, upload},
     session::{CudaSession, graph::Whose},
@@ -75,7 +75,8 @@ impl CudaSession {
             // Invariant: the slot exists (`Executable::check`).
             let Some(ty) = self.exe.slot_type(kernel, *slot) else { continue };
             let mut t = Tensor::zeros(ty.clone());
-            // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensors are used or dropped.
+            // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensors are used or
+            // dropped.
             let copied = unsafe { download(t.bytes_mut(), self.address(k, kernel, *slot), stream) };
             tensors.push(t);
             all = all.and(self.device.check(|| format!("copying for kernel `{}`", kernel.name), copied));

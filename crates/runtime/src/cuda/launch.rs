@@ -1,7 +1,8 @@
 //! One launch of a kernel: function, grid, and arguments. Only addresses of the caller's memory change between runs.
 //!
-//! A kernel that begins with `griddepcontrol.wait` is launched before the kernels ahead of it have ended (programmatic dependent
-//! launch), which hides the latency of short kernels; which kernels do so is up to the code generator (kiln-codegen, `nvptx/head.rs`).
+//! A kernel that begins with `griddepcontrol.wait` is launched before the kernels ahead of it have ended (programmatic
+//! dependent launch), which hides the latency of short kernels; which kernels do so is up to the code generator
+//! (kiln-codegen, `nvptx/head.rs`).
 use super::{
     CudaDevice,
     map::TensorMap,
@@ -166,7 +167,8 @@ impl Launch {
         })
     }
 
-    /// Gives a node of a recorded graph the arguments of now. Launches of the graph from now on use them. Attributes stay as captured.
+    /// Gives a node of a recorded graph the arguments of now. Launches of the graph from now on use them. Attributes
+    /// stay as captured.
     ///
     /// # Safety
     /// The node is that of this launch in this graph. The arguments are as for [`Launch::enqueue`].
@@ -191,7 +193,8 @@ impl Launch {
         })
     }
 
-    /// Calls `f` with the list of pointers to arguments that the driver takes. The driver copies what they point to before it returns.
+    /// Calls `f` with the list of pointers to arguments that the driver takes. The driver copies what they point to
+    /// before it returns.
     fn with_pointers<R>(&self, f: impl FnOnce(*mut *mut c_void) -> R) -> R {
         let mut small = [std::ptr::null_mut::<c_void>(); 32];
         let mut large = Vec::new();

@@ -1,7 +1,7 @@
 //! Matmuls by cuBLASLt, which is loaded at run time.
 //!
-//! Takes: a [`GemmCall`] and device addresses. Gives: a matmul that can be enqueued, or `None` where the library is missing or has no
-//! algorithm; a kernel then runs its steps without the library, or the host computes the matmul.
+//! Takes: a [`GemmCall`] and device addresses. Gives: a matmul that can be enqueued, or `None` where the library is
+//! missing or has no algorithm; a kernel then runs its steps without the library, or the host computes the matmul.
 use super::raw::{Context, StreamHandle};
 use cudarc::cublaslt::{
     result::{self, CublasError},
@@ -50,7 +50,8 @@ impl Drop for Library {
     }
 }
 
-/// Device addresses of a matmul's matrices, of the operands of its epilogue, and of the library's workspace, with its size in bytes.
+/// Device addresses of a matmul's matrices, of the operands of its epilogue, and of the library's workspace, with its
+/// size in bytes.
 pub struct Places {
     pub a: u64,
     pub b: u64,
@@ -130,8 +131,8 @@ impl Matmul {
         Some(Matmul { library: library.clone(), what, layouts, algorithm, aligned, places, double, factors })
     }
 
-    /// Moves the matrices and the bias; the workspace stays. False if one is less aligned than the algorithm was chosen for, or the library
-    /// refuses; the matmul is then as before.
+    /// Moves the matrices and the bias; the workspace stays. False if one is less aligned than the algorithm was chosen
+    /// for, or the library refuses; the matmul is then as before.
     pub fn set(&mut self, call: &GemmCall, places: Places) -> bool {
         let Some(places) = places.offset(call) else { return false };
         let fits = places.matrices().map(alignment).iter().zip(self.aligned).all(|(new, least)| *new >= least);
@@ -156,7 +157,8 @@ impl Matmul {
         let at = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
         let (c, (workspace, size)) = (at(self.places.c), self.places.workspace);
         let residual = at(self.places.residual.unwrap_or(self.places.c));
-        // SAFETY: descriptions live as long as `self`; memory by this function's contract. The factors are read before the call returns.
+        // SAFETY: descriptions live as long as `self`; memory by this function's contract. The factors are read before
+        // the call returns.
         unsafe {
             result::matmul(
                 self.library.raw,
@@ -192,7 +194,8 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 
 struct Description(sys::cublasLtMatmulDesc_t);
 impl Description {
-    /// `transposed`: for the library's A and B, whether the library has to transpose them; it expects columns to be contiguous.
+    /// `transposed`: for the library's A and B, whether the library has to transpose them; it expects columns to be
+    /// contiguous.
     fn new(call: &GemmCall, transposed: [bool; 2], bias: Option<u64>) -> Result<Description, CublasError> {
         use sys::{cublasComputeType_t as C, cublasLtEpilogue_t as E, cublasLtMatmulDescAttributes_t as A};
         let (compute, scale) = match (call.dtype, call.tf32) {
@@ -276,7 +279,8 @@ impl Drop for Layout {
 /// The constraints on the choice of an algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 impl Preference {
-    /// At most the workspace and the alignment that `places` have. Split-K partial sums are added in the compute type, in a fixed order.
+    /// At most the workspace and the alignment that `places` have. Split-K partial sums are added in the compute type,
+    /// in a fixed order.
     fn new(places: &Places) -> Result<Preference, CublasError> {
         use sys::{cublasLtMatmulPreferenceAttributes_t as A, cublasLtReductionScheme_t as R};
         let made = Preference(result::create_matmul_pref()?);

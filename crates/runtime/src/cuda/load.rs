@@ -1,7 +1,7 @@
 //! Loading a session on a GPU: memory, copies of parameters, launches, and the load-time kernels.
 //!
-//! Takes: a session whose addresses are not set. Gives: one that is ready to run. Refreshing runs the second half again.
-//! Never: moves anything that the launches of runs refer to.
+//! Takes: a session whose addresses are not set. Gives: one that is ready to run. Refreshing runs the second half
+//! again. Never: moves anything that the launches of runs refer to.
 use super::{
     launch::Launch,
     library::Matmul,
@@ -87,7 +87,8 @@ impl CudaSession {
         self.owned.push(counters);
         self.device.check(|| format!("loading `{}`", self.exe.name), cleared)
     }
-    /// Makes the launches of runs refer to the arena of now, if another session has made it grow. Neither waits nor allocates.
+    /// Makes the launches of runs refer to the arena of now, if another session has made it grow. Neither waits nor
+    /// allocates.
     pub(super) fn meet_arena(&mut self) -> Result<(), RuntimeError> {
         // Invariant: loading has made an arena that is large enough, and it only grows.
         let Some(arena) = self.shared.arena().filter(|a| a.address != self.arena && self.pinned.is_none()) else {
@@ -113,8 +114,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Reads parameters that may have changed again, and runs the load-time kernels again, unless another session that shares their results
-    /// has done so.
+    /// Reads parameters that may have changed again, and runs the load-time kernels again, unless another session that
+    /// shares their results has done so.
     pub fn refresh(&mut self) -> Result<(), RuntimeError> {
         if !self.kept.changes || self.generation == self.all.generation() {
             return Ok(());
@@ -129,8 +130,8 @@ impl CudaSession {
         self.load_stage()
     }
 
-    /// Sets the addresses of parameters: where they are, if they are on the device and aligned; else that of a copy. A copy is made if there
-    /// is none yet, or the parameter has `changed` since.
+    /// Sets the addresses of parameters: where they are, if they are on the device and aligned; else that of a copy. A
+    /// copy is made if there is none yet, or the parameter has `changed` since.
     fn place_params(&mut self, changed: impl Fn(&Param) -> bool) -> Result<(), RuntimeError> {
         let memory = self.memory.clone();
         let generation = self.all.generation();
@@ -167,8 +168,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Runs the load-time kernels whose results no session has computed since parameters have changed, in an arena of their own; waits for
-    /// them, and frees what only they read.
+    /// Runs the load-time kernels whose results no session has computed since parameters have changed, in an arena of
+    /// their own; waits for them, and frees what only they read.
     fn load_stage(&mut self) -> Result<(), RuntimeError> {
         let (exe, memory) = (self.exe.clone(), self.memory.clone());
         let generation = self.all.generation();
@@ -247,7 +248,8 @@ impl CudaSession {
         let places = self.places(k, kernel, g)?;
         Matmul::new(&self.device.library()?, g, places)
     }
-    /// Runs each library matmul once: the library loads a kernel on its first launch, which is not possible during a capture.
+    /// Runs each library matmul once: the library loads a kernel on its first launch, which is not possible during a
+    /// capture.
     fn warm_matmuls(&self) -> Result<(), RuntimeError> {
         for k in self.kernels(Stage::Run) {
             for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {

@@ -38,7 +38,8 @@ impl TensorMap {
         };
         let at = address + m.offset as u64 * bytes;
         let mut map = std::mem::MaybeUninit::<Encoded>::zeroed();
-        // SAFETY: the lists have `rank` entries (strides one less) and outlive the call; the map is aligned by its type.
+        // SAFETY: the lists have `rank` entries (strides one less) and outlive the call; the map is aligned by its
+        // type.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 map.as_mut_ptr().cast(),

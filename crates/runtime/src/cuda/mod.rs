@@ -1,4 +1,5 @@
-//! NVIDIA GPUs through the CUDA driver. The driver is loaded at run time: without it this module compiles, and returns errors.
+//! NVIDIA GPUs through the CUDA driver. The driver is loaded at run time: without it this module compiles, and returns
+//! errors.
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
 //! No other module calls the driver.
@@ -158,8 +159,8 @@ pub struct CudaDevice {
 struct Inner {
     info: DeviceInfo,
     context: Arc<Context>,
-    /// Loaded modules; equal kernels share one. The key is the code itself: a hash collision cannot swap kernels, and code that was
-    /// compiled here is never that of a cubin from elsewhere.
+    /// Loaded modules; equal kernels share one. The key is the code itself: a hash collision cannot swap kernels, and
+    /// code that was compiled here is never that of a cubin from elsewhere.
     modules: Mutex<HashMap<Image, Arc<Module>>>,
     /// cuBLASLt, loaded on first use; `None` inside if it cannot be loaded.
     library: OnceLock<Option<Arc<Library>>>,
@@ -212,7 +213,8 @@ impl CudaDevice {
         let inner = Inner { info, context, modules: Mutex::default(), library: OnceLock::new() };
         Ok(CudaDevice { inner: Arc::new(inner), allocator: None })
     }
-    /// The same device, whose sessions allocate their memory from `allocator`. It shares the context and the loaded modules.
+    /// The same device, whose sessions allocate their memory from `allocator`. It shares the context and the loaded
+    /// modules.
     pub fn with_allocator(&self, allocator: Arc<dyn Allocator>) -> CudaDevice {
         CudaDevice { inner: self.inner.clone(), allocator: Some(allocator) }
     }
@@ -264,7 +266,8 @@ impl CudaDevice {
         })
     }
 
-    /// The module of an image, which is loaded once. Threads load several images at once, because the driver's compiler is slow.
+    /// The module of an image, which is loaded once. Threads load several images at once, because the driver's compiler
+    /// is slow.
     fn load(&self, image: &Image) -> Result<Arc<Module>, (DriverError, String)> {
         let modules = || self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(m) = modules().get(image) {
@@ -275,17 +278,18 @@ impl CudaDevice {
         Ok(modules().entry(image.clone()).or_insert(module).clone())
     }
 
-    /// Loads the code of a kernel, so that sessions on this device and its clones find it loaded. The driver assembles PTX here: threads may
-    /// call this for several kernels at once, and while code of others is generated. What the driver refuses, it refuses again when a
-    /// session needs it, which reports the kernel's name.
+    /// Loads the code of a kernel, so that sessions on this device and its clones find it loaded. The driver assembles
+    /// PTX here: threads may call this for several kernels at once, and while code of others is generated. What the
+    /// driver refuses, it refuses again when a session needs it, which reports the kernel's name.
     pub fn assemble(&self, ptx: &Ptx) {
         if let Ok(_current) = self.inner.context.enter() {
             let _ = self.load(&Image::of(ptx, self.info().capability));
         }
     }
 
-    /// Loads machine code that was made of this PTX just now: sessions on this device and its clones that need the PTX find it loaded. False
-    /// if it is for another capability, or the driver refuses it, as when the assembler is of a newer CUDA.
+    /// Loads machine code that was made of this PTX just now: sessions on this device and its clones that need the PTX
+    /// find it loaded. False if it is for another capability, or the driver refuses it, as when the assembler is of a
+    /// newer CUDA.
     pub fn load_assembled(&self, ptx: &Ptx, cubin: &Cubin) -> bool {
         let Ok(_current) = self.inner.context.enter() else { return false };
         if cubin.capability != self.info().capability {
@@ -297,7 +301,8 @@ impl CudaDevice {
         true
     }
 
-    /// Loads modules on as many threads as there are cores. A module that fails here fails again in [`CudaDevice::module`].
+    /// Loads modules on as many threads as there are cores. A module that fails here fails again in
+    /// [`CudaDevice::module`].
     fn preload<'a>(&self, all: impl Iterator<Item = &'a Ptx>) {
         let mut missing: Vec<Image> = {
             let modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);

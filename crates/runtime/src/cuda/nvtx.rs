@@ -29,7 +29,8 @@ fn load(name: &str) -> Option<Functions> {
     }
 }
 
-/// Whether a profiler is attached. A session then launches kernels one by one, each in a range of its name, and not as a CUDA graph.
+/// Whether a profiler is attached. A session then launches kernels one by one, each in a range of its name, and not as
+/// a CUDA graph.
 pub fn watched() -> bool {
     std::env::var_os("NVTX_INJECTION64_PATH").is_some() && functions().is_some()
 }

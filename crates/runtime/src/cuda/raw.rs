@@ -36,8 +36,8 @@ impl Context {
         let ctx = unsafe { result::primary_ctx::retain(device) }?;
         Ok(Context { device, ctx })
     }
-    /// Makes it current on this thread until the value is dropped, which makes the one from before current again. Callers of the session
-    /// may be at work on another device.
+    /// Makes it current on this thread until the value is dropped, which makes the one from before current again.
+    /// Callers of the session may be at work on another device.
     pub fn enter(&self) -> Result<Entered, DriverError> {
         let mut before = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -151,8 +151,8 @@ impl Stream {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph) = (0, std::ptr::null_mut());
         let (mut nodes, mut edges, mut count) = (std::ptr::null(), std::ptr::null(), 0usize);
-        // SAFETY: the stream lives, and each pointer is to a value of its own. The list of nodes is the driver's, and stays as it is until
-        // the stream is used again, which this function's caller does not do before it returns.
+        // SAFETY: the stream lives, and each pointer is to a value of its own. The list of nodes is the driver's, and
+        // stays as it is until the stream is used again, which this function's caller does not do before it returns.
         unsafe {
             sys::cuStreamGetCaptureInfo_v3(
                 self.handle.raw,
@@ -376,7 +376,8 @@ pub unsafe fn download(to: &mut [u8], from: u64, stream: StreamHandle) -> Result
 /// Copies within the device, in stream order.
 ///
 /// # Safety
-/// `to` and `from` are device addresses of at least `bytes` bytes each, which do not overlap and live until the copy is done.
+/// `to` and `from` are device addresses of at least `bytes` bytes each, which do not overlap and live until the copy is
+/// done.
 pub unsafe fn copy(to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Result<(), DriverError> {
     match bytes {
         0 => Ok(()),
@@ -435,7 +436,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _current = self.context.enter();
-        // SAFETY: loaded by `load` or `of_cubin`; every user of its functions keeps the module alive. A failure leaves nothing to do.
+        // SAFETY: loaded by `load` or `of_cubin`; every user of its functions keeps the module alive. A failure leaves
+        // nothing to do.
         let _ = unsafe { result::module::unload(self.raw) };
     }
 }

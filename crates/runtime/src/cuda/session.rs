@@ -1,8 +1,9 @@
 //! A session on a GPU.
 //!
-//! Temporaries lie at fixed addresses in one allocation, and so do inputs and outputs of the session's own runs, so launches are prepared
-//! once. From the second run on, sequences of launches are replayed as CUDA graphs (`graph`). Steps that only the host can run copy their
-//! operands there and back (`host_step`). Records of out-of-range indices are read once, after the whole run (`records`).
+//! Temporaries lie at fixed addresses in one allocation, and so do inputs and outputs of the session's own runs, so
+//! launches are prepared once. From the second run on, sequences of launches are replayed as CUDA graphs (`graph`).
+//! Steps that only the host can run copy their operands there and back (`host_step`). Records of out-of-range indices
+//! are read once, after the whole run (`records`).
 pub(super) mod bind;
 pub(super) mod graph;
 pub(super) mod records;
@@ -46,7 +47,8 @@ pub(crate) struct CudaSession {
     pub(super) callbacks: Arc<dyn Callbacks>,
     /// For steps that only the host can run.
     pub(super) host: Option<HostDevice>,
-    /// By index; `None` after loading if it is not an output, no device memory of another owner, and refreshing does not read it.
+    /// By index; `None` after loading if it is not an output, no device memory of another owner, and refreshing does
+    /// not read it.
     pub(super) params: Vec<Option<Param>>,
     pub(super) kept: Kept,
     /// Copies of parameters on the device, by index.
@@ -71,8 +73,8 @@ pub(crate) struct CudaSession {
     /// Runs over the session's memory, then those over the caller's.
     pub(super) runs: [Runs; 2],
     pub(super) found: Found,
-    /// The records mean nothing, and the next run clears them: kernels were timed, possibly on uninitialised memory, or what the records
-    /// hold was raised.
+    /// The records mean nothing, and the next run clears them: kernels were timed, possibly on uninitialised memory, or
+    /// what the records hold was raised.
     pub(super) stale: bool,
 }
 
@@ -107,8 +109,8 @@ impl Step {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not be freed while kernels use it, and nothing may wait for the stream while another session captures on it. A failure
-        // leaves nothing to do.
+        // Memory must not be freed while kernels use it, and nothing may wait for the stream while another session
+        // captures on it. A failure leaves nothing to do.
         let shared = self.shared.clone();
         let _turn = shared.turn();
         let _current = self.device.inner.context.enter();
@@ -212,7 +214,8 @@ impl CudaSession {
             };
             if on_device && !fetched.contains_key(b) {
                 let mut t = Tensor::zeros(self.exe.ty(*b).clone());
-                // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensor is used or dropped.
+                // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensor is used or
+                // dropped.
                 let copied =
                     unsafe { download(t.bytes_mut(), self.addresses[b.0 as usize], self.shared.stream.handle) };
                 fetched.insert(*b, t);
@@ -273,8 +276,8 @@ impl CudaSession {
         let _range = nvtx::range(&kernel.name);
         for (work, launch) in kernel.steps.steps.iter().zip(&self.launches[k]) {
             match launch {
-                // SAFETY: the compiler made the code for buffers of these types, in this order; the session owns them, or the caller of the
-                // run vouches for them.
+                // SAFETY: the compiler made the code for buffers of these types, in this order; the session owns them,
+                // or the caller of the run vouches for them.
                 Some(step) => unsafe { step.enqueue(self, &kernel.name, stream) }?,
                 None => self.host_step(k, kernel, work, whose, stream)?,
             }

@@ -1,12 +1,13 @@
-//! What sessions on a GPU have in common: a stream, folded weights, copies of parameters, and one arena for intermediate results.
+//! What sessions on a GPU have in common: a stream, folded weights, copies of parameters, and one arena for
+//! intermediate results.
 //!
-//! Takes: what sessions compute when they are loaded, and the bytes that their runs need. Gives: the values, and the arena of now.
-//! Never: moves a value. The arena is as large as the largest session has ever needed. It moves when it grows, once all runs are over: each
-//! session makes its launches anew before its next run, and records them again. A session whose run was captured by its caller keeps the
-//! arena that it had, because the captured graph refers to it.
+//! Takes: what sessions compute when they are loaded, and the bytes that their runs need. Gives: the values, and the
+//! arena of now. Never: moves a value. The arena is as large as the largest session has ever needed. It moves when it
+//! grows, once all runs are over: each session makes its launches anew before its next run, and records them again. A
+//! session whose run was captured by its caller keeps the arena that it had, because the captured graph refers to it.
 //!
-//! All sessions use the one arena, so their work is one after another: one session at a time enqueues, and work on another stream waits for the
-//! work before ([`CudaSession::follow`](super::session::CudaSession)).
+//! All sessions use the one arena, so their work is one after another: one session at a time enqueues, and work on
+//! another stream waits for the work before ([`CudaSession::follow`](super::session::CudaSession)).
 use super::{
     CudaDevice,
     raw::{Event, Memory, Stream},

@@ -1,7 +1,7 @@
 //! Memory of a GPU for one tensor, which the host reads and writes between runs.
 //!
-//! Takes: bytes of the host. Gives: an address on the device. Reading and writing wait for all work of the device, so that runs on any stream
-//! are ordered with them.
+//! Takes: bytes of the host. Gives: an address on the device. Reading and writing wait for all work of the device, so
+//! that runs on any stream are ordered with them.
 use super::{
     CudaDevice,
     raw::{Memory, StreamHandle, download, text, upload},
@@ -60,7 +60,8 @@ impl Drop for CudaStorage {
 }
 
 impl CudaDevice {
-    /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes. The context is current.
+    /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes. The context is
+    /// current.
     pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let context = &self.inner.context;

@@ -25,7 +25,8 @@ pub(crate) struct Timed {
 }
 
 impl CudaSession {
-    /// Microseconds of each of `n` runs. They are enqueued back to back, which hides launch latency if runs are long enough.
+    /// Microseconds of each of `n` runs. They are enqueued back to back, which hides launch latency if runs are long
+    /// enough.
     pub fn time_runs(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<f64>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
@@ -41,8 +42,8 @@ impl CudaSession {
         events.windows(2).map(|w| self.elapsed(&w[0], &w[1])).collect()
     }
 
-    /// Microseconds of each kernel of a run, `n` samples of each. Kernels run in launch order, so their inputs are valid, but each one
-    /// runs several times in a row: data that fits the L2 cache is warm.
+    /// Microseconds of each kernel of a run, `n` samples of each. Kernels run in launch order, so their inputs are
+    /// valid, but each one runs several times in a row: data that fits the L2 cache is warm.
     pub fn time_kernels(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;

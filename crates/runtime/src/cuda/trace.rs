@@ -1,7 +1,7 @@
 //! Traced runs on a GPU: events before and after every kernel.
 //!
-//! Takes: a session and inputs. Gives: spans on the host's clock. A trace replays what a run replays: the CUDA graphs are captured
-//! again with the events in them.
+//! Takes: a session and inputs. Gives: spans on the host's clock. A trace replays what a run replays: the CUDA graphs
+//! are captured again with the events in them.
 use super::{
     raw::{Event, Graph},
     session::{
@@ -41,7 +41,8 @@ impl CudaSession {
         (0..n).map(|_| self.trace_run(&segments, &marks, clock)).collect()
     }
 
-    /// Captures the kernels with their events. `None` if the driver cannot capture them; they are then enqueued one by one.
+    /// Captures the kernels with their events. `None` if the driver cannot capture them; they are then enqueued one by
+    /// one.
     fn record_marked(&self, mut kernels: Range<usize>, marks: &Marks) -> Option<Graph> {
         let one = |k: usize| -> Result<(), Fault> {
             let Some([start, end]) = &marks[k] else { return Ok(()) };

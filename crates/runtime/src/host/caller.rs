@@ -1,8 +1,8 @@
 //! Runs on the host over the caller's memory: kernels read inputs and write outputs where the caller has them.
 //!
-//! Takes: addresses of dense row-major tensors. Copies only what no kernel writes (outputs that are inputs, parameters, frozen or repeated)
-//! and tensors whose address is not a multiple of their element's size, which host code assumes. Never: allocates in warm calls, unless a
-//! step copies its operands.
+//! Takes: addresses of dense row-major tensors. Copies only what no kernel writes (outputs that are inputs, parameters,
+//! frozen or repeated) and tensors whose address is not a multiple of their element's size, which host code assumes.
+//! Never: allocates in warm calls, unless a step copies its operands.
 use crate::{
     Executable, RuntimeError,
     boundary::{Bound, Boundary, End},

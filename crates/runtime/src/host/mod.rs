@@ -39,7 +39,8 @@ impl HostDevice {
     /// A device with this many threads, the caller included, at most [`MAX_THREADS`]; 0 means one per available core.
     ///
     /// # Errors
-    /// [`RuntimeError::Device`] if there are too many threads or they cannot be started, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
+    /// [`RuntimeError::Device`] if there are too many threads or they cannot be started, [`RuntimeError::Level`] if
+    /// `KILN_CPU` is wrong.
     pub fn new(threads: usize) -> Result<HostDevice, RuntimeError> {
         if threads > MAX_THREADS {
             return Err(RuntimeError::Device {
@@ -71,8 +72,8 @@ impl HostDevice {
     pub(crate) fn parallel(&self) -> Parallel<'_> {
         Parallel { threads: self.threads, pool: self.team.as_deref().map(Pool::Team) }
     }
-    /// The same work on the threads of the process's OpenMP, where it has some and not more than the device: for runs that alternate with
-    /// operators of libtorch.
+    /// The same work on the threads of the process's OpenMP, where it has some and not more than the device: for runs
+    /// that alternate with operators of libtorch.
     pub(crate) fn parallel_beside_libtorch(&self) -> Parallel<'_> {
         let found = OpenMp::of_process().filter(|openmp| (2..=self.threads).contains(&openmp.threads()));
         let pool = self.team.as_deref().map(|team| found.map_or(Pool::Team(team), Pool::OpenMp));
@@ -130,7 +131,8 @@ impl<T: Copy> Shared<T> {
 #[derive(Default)]
 pub(crate) struct Tally(AtomicU64);
 
-/// Runs all program instances of a kernel: on the calling thread if the last run was short, else in chunks on all threads.
+/// Runs all program instances of a kernel: on the calling thread if the last run was short, else in chunks on all
+/// threads.
 ///
 /// # Safety
 /// `args` are what `f` expects: one address per parameter, each with its buffer behind it.

@@ -1,11 +1,12 @@
-//! The threads of OpenMP, where another library of the process has them: loops between operators of libtorch run on these.
+//! The threads of OpenMP, where another library of the process has them: loops between operators of libtorch run on
+//! these.
 //!
-//! libgomp's threads spin for milliseconds after a loop, and wait for its next one. Workers of Kiln's team would then share cores with
-//! them, and a loop of a few 100 us would take as long as the spinning. A program with operators of libtorch therefore runs its loops on
-//! the threads that these operators leave spinning.
+//! libgomp's threads spin for milliseconds after a loop, and wait for its next one. Workers of Kiln's team would then
+//! share cores with them, and a loop of a few 100 us would take as long as the spinning. A program with operators of
+//! libtorch therefore runs its loops on the threads that these operators leave spinning.
 //!
-//! Takes: a number of tasks and a closure for one task. Gives control back when all tasks are done. Never: loads a library; only one that
-//! is in the process already counts.
+//! Takes: a number of tasks and a closure for one task. Gives control back when all tasks are done. Never: loads a
+//! library; only one that is in the process already counts.
 use super::team::Parts;
 use std::{
     any::Any,
@@ -45,7 +46,8 @@ impl OpenMp {
         usize::try_from(unsafe { (self.most_threads)() }).unwrap_or(1).max(1)
     }
 
-    /// Calls `f(i)` once for each `i` in `0..tasks`, on OpenMP's threads as they become free. Returns when all calls have returned.
+    /// Calls `f(i)` once for each `i` in `0..tasks`, on OpenMP's threads as they become free. Returns when all calls
+    /// have returned.
     pub fn each<F: Fn(usize) + Sync>(self, tasks: usize, f: F) {
         unsafe extern "C" fn body<F: Fn(usize) + Sync>(data: *mut c_void) {
             // SAFETY: `data` is the loop, which `each` keeps alive until all threads have returned.
@@ -65,8 +67,8 @@ impl OpenMp {
         let parts = Parts::new(self.threads());
         parts.fill(tasks);
         let all = Loop { task: &f, parts: &parts, tasks, thread_number: self.thread_number, panic: Mutex::new(None) };
-        // SAFETY: `body` takes a loop of this type and does not unwind; the call returns after every thread has left it. Tasks are
-        // `Sync`, and the loop is only read.
+        // SAFETY: `body` takes a loop of this type and does not unwind; the call returns after every thread has left
+        // it. Tasks are `Sync`, and the loop is only read.
         unsafe { (self.parallel)(body::<F>, (&raw const all).cast_mut().cast(), 0, 0) };
         let panic = all.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -89,7 +91,8 @@ fn find() -> Option<OpenMp> {
     paths.sort_unstable();
     paths.dedup();
     let [path] = paths[..] else { return None };
-    // SAFETY: the library is loaded, so nothing of it is run; the functions have these types in every version of libgomp since GCC 4.9.
+    // SAFETY: the library is loaded, so nothing of it is run; the functions have these types in every version of
+    // libgomp since GCC 4.9.
     unsafe {
         let library = Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD).ok()?;
         let found = OpenMp {

@@ -1,7 +1,7 @@
 //! A session on the host: a table of addresses, and kernels that run one after the other.
 //!
-//! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
-//! kernel is read right after the kernel.
+//! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of
+//! out-of-range indices of a kernel is read right after the kernel.
 use super::{
     HostDevice, Parallel, Tally, attention,
     caller::{self, Callers},
@@ -216,15 +216,15 @@ impl Inner {
             }
         }
         for (o, b) in &self.callers.copied {
-            // SAFETY: this function's contract; the buffer has the output's type, and is an input, a parameter, frozen or written above
-            // (`Executable::check`).
+            // SAFETY: this function's contract; the buffer has the output's type, and is an input, a parameter, frozen
+            // or written above (`Executable::check`).
             unsafe { caller::pointer(outputs[*o]).copy_from(self.addresses[*b], self.exe.buffers[*b].ty.bytes()) };
         }
         Ok(())
     }
 
-    /// Takes the folded and packed weights that other sessions have, computes and packs those that are missing, and drops what runs do not
-    /// read, unless refreshing needs it.
+    /// Takes the folded and packed weights that other sessions have, computes and packs those that are missing, and
+    /// drops what runs do not read, unless refreshing needs it.
     fn load(&mut self, p: Parallel) -> Result<(), RuntimeError> {
         let exe = self.exe.clone();
         let generation = self.shared.generation();
@@ -274,8 +274,8 @@ impl Inner {
         Some((self.shared.id(format!("{} packed {}", c.id, o.form)), c.least(self.shared.generation())))
     }
 
-    /// The values of frozen buffers that runs read or that are packed, and of those that others have. Addresses are those of these values
-    /// from now on.
+    /// The values of frozen buffers that runs read or that are packed, and of those that others have. Addresses are
+    /// those of these values from now on.
     fn fold(
         &mut self,
         p: Parallel,
@@ -332,8 +332,8 @@ impl Inner {
         }
     }
 
-    /// Sets the addresses that stay the same over all runs. `load`: the arena of load-time kernels; `folded`: where frozen buffers are meanwhile, if
-    /// not where runs have them.
+    /// Sets the addresses that stay the same over all runs. `load`: the arena of load-time kernels; `folded`: where
+    /// frozen buffers are meanwhile, if not where runs have them.
     fn place(&mut self, load: *mut u8, folded: &[*mut u8]) {
         for (b, place) in self.memory.buffers.iter().enumerate() {
             let value = |t: Option<&Tensor>| t.map_or(EMPTY, |t| t.bytes().as_ptr().cast_mut());
@@ -474,12 +474,14 @@ impl Inner {
                     let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
                     let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
                     let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&UNPACKED);
-                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the other buffers.
+                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the
+                    // other buffers.
                     unsafe { gemm::gemm(p, g, x, weights) };
                 }
                 Work::Attention(a) => {
                     let x = attention::Operands::new(a, |slot| self.addresses[self.layout.slot(k, kernel, slot)]);
-                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps the result apart from the other buffers.
+                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps the result apart from
+                    // the other buffers.
                     unsafe { attention::attention(p, a, x) };
                 }
                 Work::Fallback(call) if self.call_in_place(kernel, call) => {}
@@ -488,7 +490,8 @@ impl Inner {
                     let outputs: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
                     let results = call(&*self.callbacks, [&self.exe.name, &kernel.name], work, &args, &outputs)?;
                     for (b, t) in kernel.outputs.iter().zip(&results) {
-                        // SAFETY: `call` has checked that the result has the buffer's type; nothing else uses the buffer now.
+                        // SAFETY: `call` has checked that the result has the buffer's type; nothing else uses the
+                        // buffer now.
                         unsafe { t.bytes().as_ptr().copy_to(self.addresses[b.0 as usize], t.bytes().len()) };
                     }
                 }

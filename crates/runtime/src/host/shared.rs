@@ -1,7 +1,8 @@
 //! What sessions on the host have in common: folded values, packed operands, and arenas for intermediate results.
 //!
-//! Takes: what sessions compute when they are loaded, and the bytes that their runs need. Gives: the values, and for each run an arena that
-//! no other run has meanwhile. Never: has more arenas than runs at one time, or one larger than the largest session needs.
+//! Takes: what sessions compute when they are loaded, and the bytes that their runs need. Gives: the values, and for
+//! each run an arena that no other run has meanwhile. Never: has more arenas than runs at one time, or one larger than
+//! the largest session needs.
 use super::gemm::Panels;
 use crate::{
     RuntimeError,
@@ -61,7 +62,8 @@ impl Need {
         need.borrow()?;
         Ok(need)
     }
-    /// An arena for a run. The last one that was given back comes first, so that runs one after the other have the same.
+    /// An arena for a run. The last one that was given back comes first, so that runs one after the other have the
+    /// same.
     pub fn borrow(&self) -> Result<Lent, RuntimeError> {
         let mut state = lock(&self.arenas.0);
         let memory = match state.idle.pop() {

@@ -2,12 +2,13 @@
 //!
 //! Takes: a number of tasks and a closure for one task. Gives control back when all tasks are done.
 //!
-//! Sharing a loop of a few microseconds is profitable only if the workers start at once. A worker without work therefore spins for
-//! 0.3 ms, looking for the next loop, before it sleeps. Every thread starts with its own part of the tasks and then steals from the
-//! other parts; so does the calling thread, and it waits only for tasks that a worker has started. Nobody waits for a thread that the
-//! system has not scheduled.
+//! Sharing a loop of a few microseconds is profitable only if the workers start at once. A worker without work
+//! therefore spins for 0.3 ms, looking for the next loop, before it sleeps. Every thread starts with its own part of
+//! the tasks and then steals from the other parts; so does the calling thread, and it waits only for tasks that a
+//! worker has started. Nobody waits for a thread that the system has not scheduled.
 //!
-//! Never: more than one loop at a time. A nested loop, or a loop of another session while one is running, runs on its calling thread.
+//! Never: more than one loop at a time. A nested loop, or a loop of another session while one is running, runs on its
+//! calling thread.
 use std::{
     any::Any,
     cell::UnsafeCell,
@@ -21,13 +22,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a worker spins before it sleeps: longer than the time between two loops of a model, and far less than the milliseconds for
-/// which OpenMP's threads spin.
+/// How long a worker spins before it sleeps: longer than the time between two loops of a model, and far less than the
+/// milliseconds for which OpenMP's threads spin.
 const SPIN_TIME: Duration = Duration::from_micros(300);
 /// Spins between two readings of the clock. The calling thread yields its core once in 16 times as many.
 const SPINS: usize = 64;
 
-/// Bits of [`Shared::state`]: the number of workers in the loop, whether more may join, and above these the number of the loop.
+/// Bits of [`Shared::state`]: the number of workers in the loop, whether more may join, and above these the number of
+/// the loop.
 const WORKERS: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const GENERATION: u64 = 1 << 17;
@@ -44,7 +46,8 @@ struct Loop {
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// The tasks of a loop in as many parts as there are threads. Each thread runs those of its own part first, then what others have left.
+/// The tasks of a loop in as many parts as there are threads. Each thread runs those of its own part first, then what
+/// others have left.
 pub(super) struct Parts {
     /// For each part, the first task that no thread has taken.
     next: Vec<Padded<AtomicUsize>>,
@@ -58,7 +61,8 @@ impl Parts {
     pub fn len(&self) -> usize {
         self.next.len()
     }
-    /// The first task of a part. Loops of equal length have equal parts, so a thread still has in its caches what it read in the last run.
+    /// The first task of a part. Loops of equal length have equal parts, so a thread still has in its caches what it
+    /// read in the last run.
     fn first_task(&self, part: usize, tasks: usize) -> usize {
         part * tasks / self.next.len()
     }
@@ -101,7 +105,8 @@ struct Shared {
     /// The panic of a task on a worker; the calling thread resumes it.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
-// SAFETY: `current` is written only as its comment says, and what it points to outlives the loop, whose tasks are `Sync`.
+// SAFETY: `current` is written only as its comment says, and what it points to outlives the loop, whose tasks are
+// `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -136,7 +141,8 @@ impl Team {
         Ok(team)
     }
 
-    /// Calls `f(i)` once for each `i` in `0..tasks`, on the threads as they become free. Returns when all calls have returned.
+    /// Calls `f(i)` once for each `i` in `0..tasks`, on the threads as they become free. Returns when all calls have
+    /// returned.
     pub fn each<F: Fn(usize) + Sync>(&self, tasks: usize, f: F) {
         let shared = &*self.shared;
         if tasks < 2 || shared.busy.swap(true, Ordering::Acquire) {
@@ -208,8 +214,8 @@ impl Shared {
         self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs tasks of the loop, those of this thread's part first, until none are left. Only the calling thread and workers that have
-    /// joined the loop may call this.
+    /// Runs tasks of the loop, those of this thread's part first, until none are left. Only the calling thread and
+    /// workers that have joined the loop may call this.
     fn take_tasks(&self, thread: usize) {
         // SAFETY: the loop does not change while this thread is in it.
         let Loop { body, data, tasks } = unsafe { *self.current.get() };
@@ -232,7 +238,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop other than `last` that workers may join. Returns the state; `None` if the pool is being dropped.
+    /// Waits for a loop other than `last` that workers may join. Returns the state; `None` if the pool is being
+    /// dropped.
     fn wait(&self, last: u64) -> Option<u64> {
         let ready = |order| {
             let state = self.state.0.load(order);

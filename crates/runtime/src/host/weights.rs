@@ -1,8 +1,9 @@
 //! Prepacked weights: operands of matmuls that no run changes are packed into panels once, when the session is created.
 //!
-//! Takes: the addresses of parameters and frozen buffers. Gives: packed operands per step, and the set of buffers still read in place.
-//! Weights in f32 and f64 are packed, unless the matmul has only a few rows; with AMX those in bf16 are too. A packed weight takes as many
-//! bytes as the original, rounded up to whole panels. The session frees originals that nothing else reads.
+//! Takes: the addresses of parameters and frozen buffers. Gives: packed operands per step, and the set of buffers still
+//! read in place. Weights in f32 and f64 are packed, unless the matmul has only a few rows; with AMX those in bf16 are
+//! too. A packed weight takes as many bytes as the original, rounded up to whole panels. The session frees originals
+//! that nothing else reads.
 use super::gemm::{Role, packs};
 use crate::{Executable, KernelCode, layout::Layout, memory::Place};
 use kiln_plan::{

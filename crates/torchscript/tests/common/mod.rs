@@ -29,7 +29,8 @@ pub fn archives() -> &'static Path {
         let made = std::fs::metadata(&stamp).and_then(|m| m.modified()).ok();
         let scripts = newest(&root.join("scripts/example_models"));
         if made.is_none() || made < scripts {
-            // Several test processes may export at once: each writes its own folder, and the first one to rename it wins.
+            // Several test processes may export at once: each writes its own folder, and the first one to rename it
+            // wins.
             let own = dir.with_extension(std::process::id().to_string());
             let status = Command::new(root.join("scripts/export-models"))
                 .args(["--group", "small", "mlp", "loopif", "datadep", "llama", "llama_eager", "--out"])
@@ -81,8 +82,8 @@ pub fn inputs(name: &str) -> Vec<Tensor> {
     load_inputs(&archives().join(format!("{name}.safetensors")))
 }
 
-/// Different data of the same types: floats are reversed and perturbed, which reveals example data baked into a graph. Integers and
-/// scalars stay the same, since they are indices, masks and fixed arguments.
+/// Different data of the same types: floats are reversed and perturbed, which reveals example data baked into a graph.
+/// Integers and scalars stay the same, since they are indices, masks and fixed arguments.
 pub fn fresh(inputs: &[Tensor]) -> Vec<Tensor> {
     let other = |t: &Tensor| {
         if !t.ty.dtype.is_float() || t.ty.rank() == 0 {

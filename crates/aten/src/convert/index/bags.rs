@@ -8,8 +8,9 @@ use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, ScatterMode, 
 const SUM: i64 = 0;
 const MEAN: i64 = 1;
 
-/// `(weight, indices, offsets, scale_grad, mode, sparse, weights of the indices?, offsets with the end, padding index?)`. Bag i has the
-/// indices from offset i to the next: the bag of an index is the number of offsets up to its position, less one.
+/// `(weight, indices, offsets, scale_grad, mode, sparse, weights of the indices?, offsets with the end, padding
+/// index?)`. Bag i has the indices from offset i to the next: the bag of an index is the number of offsets up to its
+/// position, less one.
 pub fn embedding_bag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (table, indices, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let (mut offsets, mode) = (c.tensor(call, 2)?, c.int(call, 4)?);

@@ -31,8 +31,8 @@ fn axis(g: &Graph, v: ValueId) -> Option<usize> {
     }
 }
 
-/// The slice of `moved`, whose indexed axes lie next to each other, that indices take which count along axes of their own; its indexed axes
-/// are in the order of those of the result. `None` if they do not.
+/// The slice of `moved`, whose indexed axes lie next to each other, that indices take which count along axes of their
+/// own; its indexed axes are in the order of those of the result. `None` if they do not.
 pub(super) fn slice(c: &mut Ctx, moved: ValueId, place: &Indexed) -> Res<Option<ValueId>> {
     let mut all = vec![];
     for (i, &index) in place.indices.iter().enumerate() {

@@ -8,7 +8,8 @@ use crate::convert::{
 use crate::raw::{Arg, Call};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, ScanOp, ValueId};
 
-/// `(x, mask, source)`: the elements under the mask become those of the source, in order. Too short a source is an index out of range.
+/// `(x, mask, source)`: the elements under the mask become those of the source, in order. Too short a source is an
+/// index out of range.
 pub fn masked_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, mask, source, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
     if ty.count() == 0 || c.ty(source).count() == 0 {
@@ -27,7 +28,8 @@ pub fn masked_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.select(mask, taken, x)?)
 }
 
-/// `(x, mask, indices, fill)`: `x[indices]` under the mask, where alone the indices need be in range; the fill elsewhere.
+/// `(x, mask, indices, fill)`: `x[indices]` under the mask, where alone the indices need be in range; the fill
+/// elsewhere.
 pub fn unsafe_masked_index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mask, fill, ty) = (c.tensor(call, 1)?, operand(c, call, 3)?, c.out(call, 0)?);
     let Arg::List(items) = c.arg(call, 2) else { return Err("argument 2 is not a list of indices".into()) };

@@ -11,8 +11,8 @@ use kiln_graph::{CompareOp, DType, ReduceOp, UnaryOp, ValueId};
 /// Above this length a binary search, which is libtorch's, does less work than comparisons.
 const LONGEST: usize = 256;
 
-/// Number of elements along the last axis of `sequence` that are before a place for `x`: the elements below x, or not above it if `right`.
-/// A NaN is above all.
+/// Number of elements along the last axis of `sequence` that are before a place for `x`: the elements below x, or not
+/// above it if `right`. A NaN is above all.
 fn place(c: &mut Ctx, call: &Call, x: Operand, sequence: ValueId, right: bool) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let shape = c.shape(sequence);

@@ -1,4 +1,5 @@
-//! Activations. Those without an op of their own are composed of primitives, in f32 for narrower floats, and rounded once.
+//! Activations. Those without an op of their own are composed of primitives, in f32 for narrower floats, and rounded
+//! once.
 use super::{one, operand};
 use crate::{
     convert::{

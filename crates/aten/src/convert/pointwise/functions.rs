@@ -32,7 +32,8 @@ fn constant(c: &mut Ctx, like: ValueId, v: f64) -> ValueId {
     c.float_const(c.dtype(like), v)
 }
 
-/// Whether the sign bit is set: below zero, or minus zero, whose reciprocal is minus infinity. A NaN counts as positive.
+/// Whether the sign bit is set: below zero, or minus zero, whose reciprocal is minus infinity. A NaN counts as
+/// positive.
 fn negative(c: &mut Ctx, x: ValueId) -> Res<ValueId> {
     let below = c.compare_with(Lt, x, 0.0)?;
     if !c.dtype(x).is_float() {
@@ -60,8 +61,8 @@ pub fn copysign(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// A float below 2 to this power has a square that f32 holds.
 const SQUARE_LIMIT: f64 = (1u64 << 60) as f64;
 
-/// `log(|x| + sqrt(x² + 1))` with x's sign, as `log1p(a + a² / (1 + sqrt(a² + 1)))`, which is exact near 0; `log(2 a)` where the square
-/// overflows.
+/// `log(|x| + sqrt(x² + 1))` with x's sign, as `log1p(a + a² / (1 + sqrt(a² + 1)))`, which is exact near 0; `log(2 a)`
+/// where the square overflows.
 pub fn asinh(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     of_one(c, call, |c, x| {
         let a = c.unary(Abs, x)?;

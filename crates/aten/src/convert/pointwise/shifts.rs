@@ -26,7 +26,8 @@ pub fn shift(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     one(binary(c, op, x, Operand::Number(Scalar::Int(1 << by)), dtype)?)
 }
 
-/// A distance below zero or beyond the bits shifts everything out: zero remains, or -1 of a negative number that is shifted to the right.
+/// A distance below zero or beyond the bits shifts everything out: zero remains, or -1 of a negative number that is
+/// shifted to the right.
 fn by_tensor(c: &mut Ctx, call: &Call, op: BinaryOp, dtype: DType) -> Res<Vec<ValueId>> {
     let (x, by) = (operand(c, call, 0)?, operand(c, call, 1)?);
     let (x, by) = (as_value(c, x, dtype)?, as_value(c, by, dtype)?);

@@ -61,7 +61,8 @@ pub fn im2col(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.reshape(columns, &ty.shape)?])
 }
 
-/// `(x, size, window, dilation, padding, stride)`: `[batch?, C windows, count]` to `[batch?, C, H, W]`, sums where windows overlap.
+/// `(x, size, window, dilation, padding, stride)`: `[batch?, C windows, count]` to `[batch?, C, H, W]`, sums where
+/// windows overlap.
 pub fn col2im(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let [lead @ .., h, w] = &ty.shape[..] else { return Err("col2im to a vector".into()) };

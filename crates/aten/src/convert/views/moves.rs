@@ -45,7 +45,8 @@ pub fn cross(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// Each makes three ops.
 const MOST_DIFFERENCES: i64 = 256;
 
-/// `(x, times, axis, before?, after?)`: differences of neighbours along an axis, taken so many times; of bool, where they differ.
+/// `(x, times, axis, before?, after?)`: differences of neighbours along an axis, taken so many times; of bool, where
+/// they differ.
 pub fn diff(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mut x = c.tensor(call, 0)?;
     let axis = c.axis(call, 2, c.rank(x))?;
@@ -200,8 +201,8 @@ pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.permute(taken, &order)?)
 }
 
-/// `(x, sizes, strides, offset)`. Graph values have no strides, so x must be known to be all of its memory, in memory order: a new vector,
-/// or what `cpp/views.cpp` makes of other operands.
+/// `(x, sizes, strides, offset)`. Graph values have no strides, so x must be known to be all of its memory, in memory
+/// order: a new vector, or what `cpp/views.cpp` makes of other operands.
 pub fn as_strided(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty, strides) = (c.tensor(call, 0)?, c.out(call, 0)?, c.sizes(call, 2)?);
     if !matches!(c.arg(call, 0), Arg::Value(id) if row_major(c.raw, *id)) || strides.len() != ty.rank() {
@@ -266,7 +267,8 @@ fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
     let k = c.constant(DType::I64, Scalar::Int(offset));
     let at = c.binary(BinaryOp::Add, row, k)?;
     let on = c.compare(CompareOp::Eq, column, at)?;
-    // The diagonal element is x[row] for offsets >= 0, else x[column]: pad x to n, and broadcast it along the other axis.
+    // The diagonal element is x[row] for offsets >= 0, else x[column]: pad x to n, and broadcast it along the other
+    // axis.
     let pad = n.checked_sub(*len).ok_or("a diagonal longer than its matrix")?;
     let hi = [vec![0; lead.len()], vec![pad as i64]].concat();
     let zero = c.constant(c.dtype(x), Scalar::Int(0));

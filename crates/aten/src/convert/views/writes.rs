@@ -82,8 +82,8 @@ pub fn diagonal_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let shift = c.constant(DType::I64, Scalar::Int(offset));
     let at = c.binary(BinaryOp::Add, row, shift)?;
     let on = c.compare(CompareOp::Eq, column, at)?;
-    // An element of the diagonal is `part[row]` for offsets from 0, else `part[column]`: pad the part to that axis, and broadcast it along
-    // the other one.
+    // An element of the diagonal is `part[row]` for offsets from 0, else `part[column]`: pad the part to that axis, and
+    // broadcast it along the other one.
     let by_row = offset >= 0;
     let shape = c.shape(part);
     let [lead @ .., len] = &shape[..] else { return Err("a diagonal of rank 0".into()) };

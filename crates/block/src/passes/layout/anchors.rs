@@ -41,8 +41,8 @@ pub fn tensor_matmul(k: &BlockProgram, dot: &InstData) -> Option<(Tiling, bool)>
     Some((tiling, wide))
 }
 
-/// Whether a tensor-core matmul takes its operands in any layout, through shared memory: those of 3xTF32, whose parts would
-/// fill a thread's registers.
+/// Whether a tensor-core matmul takes its operands in any layout, through shared memory: those of 3xTF32, whose parts
+/// would fill a thread's registers.
 pub fn takes_any_layout(dot: &InstData) -> bool {
     matches!(dot.op, Op::Dot { precision: DotPrecision::Tf32x3, .. })
 }
@@ -161,8 +161,9 @@ impl Access {
     pub fn is_small(&self, shape: &[usize]) -> bool {
         shape.iter().product::<usize>() * self.bytes <= SMALL
     }
-    /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction, a load fills them in
-    /// two of one thread, which finds the other half in the L1 cache, or the block is so small that it does not matter.
+    /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
+    /// a load fills them in two of one thread, which finds the other half in the L1 cache, or the block is so small
+    /// that it does not matter.
     pub fn suits(&self, flat: &Flat, shape: &[usize], load: bool) -> bool {
         if self.run == 1 || self.is_small(shape) {
             return true;

@@ -39,7 +39,8 @@ pub(super) fn natural(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> Ve
             (None, Some((_, access))) => {
                 let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
                 let most = along.clone().map(|a| a.vector).max().unwrap_or(access.vector);
-                // Lanes of more elements than are a vector of the widest type do not fill sectors: these would be converted.
+                // Lanes of more elements than are a vector of the widest type do not fill sectors: these would be
+                // converted.
                 let widest = along.filter(|a| !wish.rows && !a.is_small(shape)).map(|a| a.bytes).max();
                 let vector = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1)));
                 let asked = k.vector.filter(|n| access.run >= *n).map_or(1, |n| width(k, shape, n));

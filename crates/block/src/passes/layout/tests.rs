@@ -125,7 +125,8 @@ fn lanes_along_a_row() {
     assert_eq!((scanned.registers, scanned.lanes), (vec![0, 1, 5, 6], [2, 3, 4, 7, 8].map(Some).into()));
 }
 
-/// Loads of aligned rows take 16 bytes a thread; rows of an odd length are stored element by element, by neighbouring lanes.
+/// Loads of aligned rows take 16 bytes a thread; rows of an odd length are stored element by element, by neighbouring
+/// lanes.
 #[test]
 fn scattered_stores_are_converted() {
     let copy = |stored: i32| {
@@ -152,8 +153,8 @@ fn scattered_stores_are_converted() {
     assert_eq!(count(&odd, |op| *op == Op::ConvertLayout), 1);
 }
 
-/// Of arrays of several types a thread takes vectors of the widest, so that none is converted. What is loaded for a group of rows that take
-/// longer vectors is loaded as these lie.
+/// Of arrays of several types a thread takes vectors of the widest, so that none is converted. What is loaded for a
+/// group of rows that take longer vectors is loaded as these lie.
 #[test]
 fn types_of_several_widths() {
     let narrowed = |rows: usize| {

@@ -1,4 +1,5 @@
-//! Finds the loads of windows: three or more loads of one buffer, each of which reads the neighbours of what the others read.
+//! Finds the loads of windows: three or more loads of one buffer, each of which reads the neighbours of what the others
+//! read.
 use crate::{BlockProgram, LoadMode, Op, Value};
 use std::collections::HashMap;
 

@@ -47,7 +47,8 @@ pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
     Ok(k)
 }
 
-/// Loads that are operands of matmuls as they are, stores of blocks of a matmul's size, and what the epilogue reads beside.
+/// Loads that are operands of matmuls as they are, stores of blocks of a matmul's size, and what the epilogue reads
+/// beside.
 fn accesses(k: &BlockProgram) -> Vec<Inst> {
     let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {
@@ -71,8 +72,8 @@ fn accesses(k: &BlockProgram) -> Vec<Inst> {
     all
 }
 
-/// The load of a block of a matmul's size outside of loops that multiply, if it is the only one and has the type of the only store:
-/// roles prefetch that through the buffers of the result.
+/// The load of a block of a matmul's size outside of loops that multiply, if it is the only one and has the type of the
+/// only store: roles prefetch that through the buffers of the result.
 fn beside(k: &BlockProgram, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
     let multiplies = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
     let mut inside: HashSet<Inst> = HashSet::new();

@@ -2,8 +2,8 @@
 //! operands in the L2 cache; the two blocks of a cluster have tiles one below the other.
 //!
 //! Takes a program of one tile per instance; gives one with a loop over tiles around it. Blocks take tiles with a fixed
-//! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the grid along
-//! which the matmul's left and right operands move are its rows and columns; the others are batches.
+//! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the
+//! grid along which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
 use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Param, Region, Type, Value};
 use std::collections::HashMap;
@@ -231,8 +231,8 @@ impl Writer {
         let (mut column, row) = (self.binary(B::Div, within, size), self.binary(B::Rem, within, size));
         let mut row = self.binary(B::Add, start, row);
         if !rows.is_multiple_of(group) {
-            // The last group has fewer rows and fewer tiles, which analysis does not see together: it would bound columns by those of a whole
-            // group divided by the rows of the last.
+            // The last group has fewer rows and fewer tiles, which analysis does not see together: it would bound
+            // columns by those of a whole group divided by the rows of the last.
             (column, row) = (self.at_most(column, columns - 1), self.at_most(row, rows - 1));
         }
         if let Some(rank) = rank {

@@ -18,8 +18,8 @@ impl Ring {
     }
 }
 
-/// Consumers: hand back stages that threads have read themselves (`shared_load`). The fence keeps the next copies into them
-/// behind these reads.
+/// Consumers: hand back stages that threads have read themselves (`shared_load`). The fence keeps the next copies into
+/// them behind these reads.
 pub fn release_read(b: &mut Builder, stages: &[(&Rings, Value)]) {
     if !stages.is_empty() {
         b.inst(Op::FenceAsync, &[], &[], vec![]);

@@ -41,8 +41,8 @@ pub struct WarpRoles {
     pub columns: Option<usize>,
     /// The same of its rows.
     pub rows: Option<usize>,
-    /// Buffers through which the epilogue of each consumer reads a tile, where it reads one by a descriptor. `None`: one for each slice of
-    /// the tile.
+    /// Buffers through which the epilogue of each consumer reads a tile, where it reads one by a descriptor. `None`:
+    /// one for each slice of the tile.
     pub buffers: Option<usize>,
     /// Valid elements of K in the last iteration; the others are zero. `None`: all of a tile's.
     pub last: Option<usize>,
@@ -66,8 +66,8 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
 /// Threads of a warpgroup.
 const THREADS: usize = 128;
 
-/// Registers of a thread of the producer, which takes `few`, and of a consumer: what the multiprocessor's are for each, in the steps in
-/// which they are handed over. A single consumer has no producer's to take.
+/// Registers of a thread of the producer, which takes `few`, and of a consumer: what the multiprocessor's are for each,
+/// in the steps in which they are handed over. A single consumer has no producer's to take.
 fn registers(m: &Machine, consumers: usize, few: usize) -> [usize; 2] {
     const STEP: usize = 8;
     if consumers < 2 {
@@ -236,7 +236,8 @@ impl<'k> Writer<'k> {
             missing.map(|v| Refusal(format!("the starts of tiles depend on {v}, which is not arithmetic on scalars")));
         failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
     }
-    /// Runs `body` for every tile of this block, with the ring's stage and phase carried, and so many values more that start at 0.
+    /// Runs `body` for every tile of this block, with the ring's stage and phase carried, and so many values more that
+    /// start at 0.
     fn over_tiles(
         &self,
         b: &mut Builder,
@@ -336,12 +337,13 @@ impl<'k> Writer<'k> {
     }
 }
 
-/// Columns of a right operand that the blocks of a cluster share are a multiple of this, so that each copies whole rows of the swizzle's
-/// pattern.
+/// Columns of a right operand that the blocks of a cluster share are a multiple of this, so that each copies whole rows
+/// of the swizzle's pattern.
 const SHARED: usize = 64;
 
-/// The part of a load's tile that shared memory holds: of a right operand only the columns that are used. Tensor cores take any
-/// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes.
+/// The part of a load's tile that shared memory holds: of a right operand only the columns that are used. Tensor cores
+/// take any multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128
+/// bytes.
 fn held(k: &BlockProgram, form: &Form, crew: WarpRoles, l: &Load) -> [usize; 2] {
     let mut shape = l.shape;
     if let (Side::Right, Engine::TensorCores, Some(n)) = (l.side, form.engine, crew.columns) {
@@ -351,8 +353,8 @@ fn held(k: &BlockProgram, form: &Form, crew: WarpRoles, l: &Load) -> [usize; 2] 
     }
     shape
 }
-/// The part of it that is copied: of a K-major left operand only the rows that are used, where one consumer has them. Tensor cores multiply
-/// what is in shared memory after them to rows of the result that are not stored.
+/// The part of it that is copied: of a K-major left operand only the rows that are used, where one consumer has them.
+/// Tensor cores multiply what is in shared memory after them to rows of the result that are not stored.
 fn copied(k: &BlockProgram, form: &Form, crew: WarpRoles, l: &Load) -> [usize; 2] {
     let mut shape = held(k, form, crew, l);
     if let (Side::Left, Engine::TensorCores, Some(m)) = (l.side, form.engine, crew.rows)

@@ -1,8 +1,8 @@
 //! Exponentials and what is computed from them: tanh, sinh, cosh, erf.
 //!
-//! exp and exp2 by Cody-Waite reduction to |r| <= ln2/2 and a minimax polynomial of degree 6; expm1 by the same reduction and the
-//! polynomial of Cephes' `expf`; erf by N. Juffa's two-range polynomials; tanh from expm1(-2|x|); sinh from expm1(|x|), below 1 by
-//! a polynomial; cosh from exp(|x|).
+//! exp and exp2 by Cody-Waite reduction to |r| <= ln2/2 and a minimax polynomial of degree 6; expm1 by the same
+//! reduction and the polynomial of Cephes' `expf`; erf by N. Juffa's two-range polynomials; tanh from expm1(-2|x|);
+//! sinh from expm1(|x|), below 1 by a polynomial; cosh from exp(|x|).
 use super::F32;
 use crate::host::text::Name;
 
@@ -24,8 +24,8 @@ impl F32<'_, '_> {
         let s = self.iop("shl", &b, &shift);
         self.of_bits(&s)
     }
-    /// p * 2^k, k as float and as i32. By one instruction, or by two factors, so that the whole range of results is reached
-    /// with one rounding.
+    /// p * 2^k, k as float and as i32. By one instruction, or by two factors, so that the whole range of results is
+    /// reached with one rounding.
     pub(super) fn scale(&mut self, p: &Name, kf: &Name, k: &Name) -> Name {
         if self.n == 16 && self.e.machine.lanes == 16 {
             let t = self.t();
@@ -158,8 +158,8 @@ impl F32<'_, '_> {
         let half = self.mul(x, &half);
         self.fma(&half, &erf, &half)
     }
-    /// h + h / (2h + 1) with h = expm1(|x|) / 2, in halves so that the last doubling alone overflows; below 1 x + x^3 P(x^2) with P
-    /// minimax (2.4e-8).
+    /// h + h / (2h + 1) with h = expm1(|x|) / 2, in halves so that the last doubling alone overflows; below 1 x + x^3
+    /// P(x^2) with P minimax (2.4e-8).
     pub(super) fn sinh(&mut self, x: &Name) -> Name {
         let a = self.abs(x);
         let c = self.clamp(&a, 0.0, 89.5);

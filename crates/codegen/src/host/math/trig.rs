@@ -1,7 +1,7 @@
 //! Trigonometric functions and their inverses. Polynomials are minimax; the error of each is given where it is used.
 //!
-//! Up to [`FAR`] an angle is reduced to |r| <= pi/4 by three parts of pi/2 (Cody and Waite); with FMAs the first step is
-//! exact. Beyond, the whole vector goes through the library.
+//! Up to [`FAR`] an angle is reduced to |r| <= pi/4 by three parts of pi/2 (Cody and Waite); with FMAs the first step
+//! is exact. Beyond, the whole vector goes through the library.
 use super::F32;
 use crate::host::text::{Name, vector};
 use std::f32::consts::{FRAC_2_PI, FRAC_PI_2, PI};

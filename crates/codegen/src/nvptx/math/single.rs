@@ -1,5 +1,5 @@
-//! Functions of f32 in f32: hyperbolic ones by [`exp`] and [`expm1`], inverse ones by Cephes' polynomials, powers for results that are rounded
-//! to half types.
+//! Functions of f32 in f32: hyperbolic ones by [`exp`] and [`expm1`], inverse ones by Cephes' polynomials, powers for
+//! results that are rounded to half types.
 use super::{
     F, ROUND, abs, c, clamp, copysign, exp, expm1, fma, horner, log_of_base, near_one, reciprocal, times_power, wide,
 };
@@ -49,7 +49,8 @@ pub(super) fn atan<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     copysign(e, e.fadd(start, little)?, x)
 }
 
-/// (asin of r, |x| is above a half) where r is |x|, or beyond a half the root of (1 - |x|)/2, whose angle is half of what is left to a right one.
+/// (asin of r, |x| is above a half) where r is |x|, or beyond a half the root of (1 - |x|)/2, whose angle is half of
+/// what is left to a right one.
 fn half_angle<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, inkwell::values::IntValue<'c>)> {
     let a = abs(e, x)?;
     let beyond = e.fcmp(FloatPredicate::OGT, a, c(x, 0.5))?;
@@ -79,15 +80,16 @@ pub(super) fn acos<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.fselect(beyond, far, near)
 }
 
-/// x^y for results that are rounded to half types: the logarithm's error of an ulp, times an exponent that does not overflow, is less than
-/// 2^-16 of the result.
+/// x^y for results that are rounded to half types: the logarithm's error of an ulp, times an exponent that does not
+/// overflow, is less than 2^-16 of the result.
 pub(super) fn rounded_pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
     let log = log_of_base(e, abs(e, x)?, std::f64::consts::LOG2_E, 1.0)?;
     let size = e.ex2(e.fmul(y, log)?)?;
     wide::with_cases(e, x, y, size)
 }
 
-/// x^y. The logarithm is a sum of two numbers, so that its error, times an exponent that does not overflow, is less than an ulp of the result.
+/// x^y. The logarithm is a sum of two numbers, so that its error, times an exponent that does not overflow, is less
+/// than an ulp of the result.
 pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
     let (a, zero) = (abs(e, x)?, c(x, 0.0));
     let (log, low) = log2_in_two(e, a)?;

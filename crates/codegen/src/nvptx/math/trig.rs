@@ -1,7 +1,7 @@
 //! Sine, cosine, tangent for any f32; arctangent in f64.
 //!
-//! x is an integer m times 2^k (24 bits; k = 0 below 2^23, where m need not be whole). m · (2^k · 2/π mod 4) is x · 2/π up
-//! to whole turns, and the factor is a table of pairs of f64 over k: Payne and Hanek's reduction with few steps.
+//! x is an integer m times 2^k (24 bits; k = 0 below 2^23, where m need not be whole). m · (2^k · 2/π mod 4) is x · 2/π
+//! up to whole turns, and the factor is a table of pairs of f64 over k: Payne and Hanek's reduction with few steps.
 use super::exp_log::{ROUND, low_integer};
 use super::{F, abs, c, copysign, fma, horner, widened};
 use crate::nvptx::emit::{Emit, Res, float, int};

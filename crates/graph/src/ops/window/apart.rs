@@ -110,8 +110,9 @@ fn biased(g: &mut Graph, y: ValueId, bias: Option<&ValueId>) -> Built {
     g.binary(BinaryOp::Add, y, bias)
 }
 
-/// One matmul of every input point's channels with the whole window, then an overlap-add (col2im), one axis at a time. Zeros are inserted
-/// only after the matmul: an infinite weight times an inserted zero would be NaN where PyTorch has none.
+/// One matmul of every input point's channels with the whole window, then an overlap-add (col2im), one axis at a time.
+/// Zeros are inserted only after the matmul: an infinite weight times an inserted zero would be NaN where PyTorch has
+/// none.
 pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (x, w) = (args[0], args[1]);
     let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
@@ -158,7 +159,8 @@ pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups:
     biased(g, y, args.get(2))
 }
 
-/// Inserts `stride - 1` zeros after each element of an axis and `lo` zeros in front, then pads or crops the end to length `n`.
+/// Inserts `stride - 1` zeros after each element of an axis and `lo` zeros in front, then pads or crops the end to
+/// length `n`.
 fn spread(g: &mut Graph, x: ValueId, axis: usize, [stride, n]: [usize; 2], lo: i64) -> Built {
     let mut shape = g.shape(x).to_vec();
     let (rank, len) = (shape.len(), shape[axis]);

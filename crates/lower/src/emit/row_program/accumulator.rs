@@ -67,8 +67,8 @@ pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc 
 }
 
 /// The better of an arg-reduction's accumulator and a new value at a later position. NaN is better than all but an
-/// earlier NaN. What is no better than the accumulator of no elements leaves it `NOWHERE`: where no element is, all are equal and the
-/// first is the best (`found`).
+/// earlier NaN. What is no better than the accumulator of no elements leaves it `NOWHERE`: where no element is, all are
+/// equal and the first is the best (`found`).
 pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
     let Some(at) = acc.other else { return acc };
     let elem = math::elem(b, v);

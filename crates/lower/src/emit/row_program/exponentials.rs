@@ -1,5 +1,6 @@
-//! The maximum of a row and the sum of its exponentials, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-//! 2018). Each lane has its own maximum; its sum is of the exponentials of what its elements are less than that.
+//! The maximum of a row and the sum of its exponentials, in one pass (Milakov and Gimelshein, "Online normalizer
+//! calculation for softmax", 2018). Each lane has its own maximum; its sum is of the exponentials of what its elements
+//! are less than that.
 use crate::emit::emitter::TileRow;
 use crate::emit::frame::Frame;
 use crate::emit::math;
@@ -9,8 +10,8 @@ use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::ReduceOp;
 
 impl Exponentials {
-    /// The accumulator with a chunk, whose lanes outside of the row are minus infinity. Elements that are a multiple of `to`'s size apart
-    /// belong to one lane.
+    /// The accumulator with a chunk, whose lanes outside of the row are minus infinity. Elements that are a multiple of
+    /// `to`'s size apart belong to one lane.
     pub(super) fn add(&self, b: &mut Builder, acc: Acc, x: Value, to: &[usize]) -> Acc {
         let own = over_groups(b, ReduceOp::Max, x, to);
         let max = b.binary(B::Max, acc.value, own);

@@ -1,9 +1,11 @@
-//! Scans of rows that instances share and read once: each chunk of a row is an instance. It scans its chunk, publishes the total, waits for
-//! the totals of the chunks before it, and adds these to what it stores (decoupled look-back; Merrill and Garland, "Single-pass Parallel
-//! Prefix Scan with Decoupled Look-back", 2016). All totals are read, not the first prefix that is known, so that sums have one order;
-//! with groups, those of earlier groups, and of the chunks of its own.
+//! Scans of rows that instances share and read once: each chunk of a row is an instance. It scans its chunk, publishes
+//! the total, waits for the totals of the chunks before it, and adds these to what it stores (decoupled look-back;
+//! Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016). All totals are read, not
+//! the first prefix that is known, so that sums have one order; with groups, those of earlier groups, and of the chunks
+//! of its own.
 //!
-//! Instances of earlier chunks have lower numbers. A GPU starts blocks in the order of their numbers, so that what is waited for runs.
+//! Instances of earlier chunks have lower numbers. A GPU starts blocks in the order of their numbers, so that what is
+//! waited for runs.
 use crate::emit::emitter::joint;
 use crate::emit::frame::{Frame, loads, looped, open_with};
 use crate::emit::math;
@@ -90,8 +92,8 @@ impl RowLoop<'_> {
     fn tile_rows(&self) -> usize {
         self.plan.kept.iter().map(|c| c.block).product()
     }
-    /// What comes before a chunk: the totals of those before it in its group, and of the groups before. The last chunk of a group publishes
-    /// the group's.
+    /// What comes before a chunk: the totals of those before it in its group, and of the groups before. The last chunk
+    /// of a group publishes the group's.
     fn totals_by_groups(&self, f: &mut Frame, total: &Total, [part, sum]: [Value; 2], group: usize) -> Value {
         let size = f.em.int(&mut f.b, group as i64);
         let (above, within) = (f.b.binary(B::Div, part, size), f.b.binary(B::Rem, part, size));

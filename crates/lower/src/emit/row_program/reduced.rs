@@ -11,8 +11,8 @@ use kiln_block::{BinaryOp as B, Elem, Value};
 use kiln_graph::{DType, ReduceOp};
 
 impl RowLoop<'_> {
-    /// Types of an accumulator's values, across chunks and parts. The host accumulates f32 sums in f64, so that they are
-    /// as exact as those of one chunk, whatever the number of chunks.
+    /// Types of an accumulator's values, across chunks and parts. The host accumulates f32 sums in f64, so that they
+    /// are as exact as those of one chunk, whatever the number of chunks.
     pub(super) fn carried(&self, r: &Reduced) -> Vec<DType> {
         let Reduced::One { op, body, .. } = *r else { return vec![DType::F32; 2] };
         let dtype = self.scene.dag.node(body).dtype.compute();
@@ -147,8 +147,8 @@ impl RowLoop<'_> {
             }
         }
     }
-    /// Elements of the row that each lane of an accumulator of this shape has of the `there` that this instance has from the start of one of
-    /// its chunks on.
+    /// Elements of the row that each lane of an accumulator of this shape has of the `there` that this instance has
+    /// from the start of one of its chunks on.
     pub(super) fn count_in_lanes(&self, f: &mut Frame, there: Value, shape: &[usize]) -> Value {
         let row = self.tile_row();
         let lanes = shape.get(row.axis).copied().unwrap_or(1);

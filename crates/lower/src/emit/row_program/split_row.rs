@@ -298,7 +298,8 @@ impl RowLoop<'_> {
         let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
         let mut start = vec![];
         for (i, &(_, dtype)) in partial.places.iter().enumerate() {
-            // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded once.
+            // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded
+            // once.
             let elem = match (&partial.of, types::held(dtype)) {
                 (Reduced::One { op: ReduceOp::Sum, .. }, Elem::F32) => Elem::F64,
                 (_, elem) => elem,

@@ -1,9 +1,9 @@
 //! Convolutions on the host: matmuls that read patches through strided windows of the input, which is copied only to
 //! add its padding.
 //!
-//! A transposed convolution is such a matmul for each of its parts ([`crate::matmul::conv::transposed`]), with all residues of a part
-//! where their results are within the same range of positions, else for each residue. Results are stored where they
-//! belong, and nothing is computed beyond them.
+//! A transposed convolution is such a matmul for each of its parts ([`crate::matmul::conv::transposed`]), with all
+//! residues of a part where their results are within the same range of positions, else for each residue. Results are
+//! stored where they belong, and nothing is computed beyond them.
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::conv::Conv;

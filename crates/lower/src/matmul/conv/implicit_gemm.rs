@@ -9,11 +9,13 @@
 //! window's point.
 //!
 //! Without strides neighbouring lines share their padding: that after a line of points is that before the next. With
-//! strides, positions of each remainder (phase) are stored together; those of the innermost axis are in one row, so that the copy reads
-//! consecutive elements. Rows that are padding, not points of the result, are multiplied and not stored ([`crate::scalar::invert`] gives the guards).
+//! strides, positions of each remainder (phase) are stored together; those of the innermost axis are in one row, so
+//! that the copy reads consecutive elements. Rows that are padding, not points of the result, are multiplied and not
+//! stored ([`crate::scalar::invert`] gives the guards).
 //!
-//! A stage of K is 128 bytes, which few channels do not fill. A row may hold the channels of several points of the window that are neighbours
-//! along the innermost axis (`fold-window`); their number divides the window's extent, so that no zero is multiplied by an input.
+//! A stage of K is 128 bytes, which few channels do not fill. A row may hold the channels of several points of the
+//! window that are neighbours along the innermost axis (`fold-window`); their number divides the window's extent, so
+//! that no zero is multiplied by an input.
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::conv::Conv;
@@ -61,7 +63,8 @@ pub struct Windows<'a> {
     phases: Vec<usize>,
     /// Positions of one phase along each axis, padding included.
     padded: Vec<usize>,
-    /// Points of the window along the innermost axis whose channels are in one row, and the window and its dilations by so many points.
+    /// Points of the window along the innermost axis whose channels are in one row, and the window and its dilations by
+    /// so many points.
     folded: usize,
     window: Vec<usize>,
     dilation: Vec<usize>,

@@ -1,11 +1,13 @@
 //! Transposed convolutions as convolutions of stride 1, each of which computes some residues of the result's positions.
 //!
-//! Along an axis with stride s, dilation d and padding p, let q = o + p be a position o of the result in the padded result, and
-//! q = s·j + r. Point k of the window brings to q the input at (q - d·k) / s, where that is whole: for residue r these are
-//! the points k = k₀(r) + m·b with b = s / gcd(d, s), and they read the input at j + (r - d·k₀) / s - m·d·b / s. So all positions with one residue
-//! are a convolution of stride 1 over j whose window is a part of the weights, in reversed order. Residues with equally many points share a
-//! [`Part`]: one convolution whose output channels are pairs of a channel and a residue. Its results are interleaved by the store
-//! ([`crate::scalar::epilogue_map::Lattice`]). No weight is multiplied by the zeros that a dilated input would have between its points.
+//! Along an axis with stride s, dilation d and padding p, let q = o + p be a position o of the result in the padded
+//! result, and q = s·j + r. Point k of the window brings to q the input at (q - d·k) / s, where that is whole: for
+//! residue r these are the points k = k₀(r) + m·b with b = s / gcd(d, s), and they read the input at j + (r - d·k₀) / s -
+//! m·d·b / s. So all positions with one residue are a convolution of stride 1 over j whose window is a part of the
+//! weights, in reversed order. Residues with equally many points share a [`Part`]: one convolution whose output
+//! channels are pairs of a channel and a residue. Its results are interleaved by the store
+//! ([`crate::scalar::epilogue_map::Lattice`]). No weight is multiplied by the zeros that a dilated input would have
+//! between its points.
 //!
 //! Where the stride does not divide the window, residues have unequally many points, so that parts store every other
 //! element of a line. Joined, all residues of the innermost axis are one part ([`AxisPart::joined`]): each has the
@@ -48,7 +50,8 @@ pub struct Part {
     window: Vec<usize>,
     /// First position in units of the stride, along each axis.
     start: Vec<i64>,
-    /// Zeros before the input in the copy that all parts of an implicit GEMM read, and how far beyond a position they read it.
+    /// Zeros before the input in the copy that all parts of an implicit GEMM read, and how far beyond a position they
+    /// read it.
     pub front: Vec<i64>,
     pub reach: Vec<usize>,
 }
@@ -227,7 +230,8 @@ impl Part {
             part: Some(self.clone()),
         }
     }
-    /// The weight's element for a row of the group's output channels and residues, an input channel of the group, and a point of the part's window.
+    /// The weight's element for a row of the group's output channels and residues, an input channel of the group, and a
+    /// point of the part's window.
     pub fn weight(&self, cin: usize, [group, row, channel]: [&Expr; 3], window: &[Expr]) -> Vec<Expr> {
         let residues = self.residues() as i64;
         let residue = delinear(&row.clone().rem(residues), &self.counts());
@@ -243,7 +247,8 @@ impl Part {
         let window = element.iter().skip(2).zip(&self.window);
         window.map(|(k, n)| (k.clone(), 0, *n as i64)).collect()
     }
-    /// Group, row of output channels and residues, and position of the part's result, from an index of the transposed convolution's.
+    /// Group, row of output channels and residues, and position of the part's result, from an index of the transposed
+    /// convolution's.
     pub fn place(&self, ix: &[Expr]) -> (Expr, Expr, Vec<Expr>) {
         let (group, channel) = (ix[1].clone().div(self.channels as i64), ix[1].clone().rem(self.channels as i64));
         let (mut row, mut position) = (vec![channel], vec![]);

@@ -77,8 +77,8 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
     used && (1..=MAX_ROW_STEP).contains(&step) && matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16)
 }
 
-/// The load of an array with the rows and columns of the only result and its type: the epilogue can read tiles of it through the buffers of
-/// the result.
+/// The load of an array with the rows and columns of the only result and its type: the epilogue can read tiles of it
+/// through the buffers of the result.
 pub fn prefetched(scene: &Scene, p: &Matmul, [rows, columns]: [Axis; 2]) -> Option<(NodeId, Strided)> {
     let [store] = &scene.stores[..] else { return None };
     Strided::store(store, &p.batch, rows, columns).filter(|_| p.row.is_none() && p.full_k.is_none())?;

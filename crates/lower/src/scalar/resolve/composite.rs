@@ -1,9 +1,9 @@
 //! Composites as scalar programs: an element of a composite is an element of the graph that it decomposes into
 //! ([`kiln_graph::decompose`]), whose inputs are the composite's operands.
 //!
-//! Takes: a body with composites. Gives: nodes of the body's scalar program, in the type the decomposition computes in; rounding to the
-//! composite's own type is left to whoever stores or casts it, as for any other op.
-//! Never: a formula of its own, but for softmax, whose division has a cheaper form in a GEMM's epilogue and on the host.
+//! Takes: a body with composites. Gives: nodes of the body's scalar program, in the type the decomposition computes in;
+//! rounding to the composite's own type is left to whoever stores or casts it, as for any other op. Never: a formula of
+//! its own, but for softmax, whose division has a cheaper form in a GEMM's epilogue and on the host.
 use crate::scalar::dag::NodeId;
 use crate::scalar::resolve::{ResolvePoint, Resolved, Resolver, kept};
 use kiln_graph::{BinaryOp, Graph, Op, ReduceOp, UnaryOp, ValueId};

@@ -7,8 +7,8 @@
 //! reduction says which *results* are needed; each of them is a reduction of the whole row.
 //!
 //! In emitted programs all reductions share the row's coordinates with the stores along the row, so that elements are
-//! read once. With [`crate::scalar::row::Row`] each level of nesting has coordinates of its own instead: a second resolution checks
-//! with these that no body depends on the row of an enclosing reduction.
+//! read once. With [`crate::scalar::row::Row`] each level of nesting has coordinates of its own instead: a second
+//! resolution checks with these that no body depends on the row of an enclosing reduction.
 use crate::error::LowerError;
 use crate::scalar::dag::{Guard, NodeId, NodeOp};
 use crate::scalar::expr::{CoordId, Expr, delinear_unbounded};

@@ -1,7 +1,8 @@
 //! The addresses of inputs and outputs, and the launches that refer to them.
 //!
-//! Runs of the session's own have them in memory that is allocated for the first such run and then stays. Runs over the caller's memory
-//! have them wherever the caller does; launches get new arguments only where an address differs from that of the run before.
+//! Runs of the session's own have them in memory that is allocated for the first such run and then stays. Runs over the
+//! caller's memory have them wherever the caller does; launches get new arguments only where an address differs from
+//! that of the run before.
 use crate::cuda::{
     library::Places,
     raw::Memory,

@@ -1,8 +1,9 @@
 //! Runs as sequences of launches, recorded as CUDA graphs and replayed.
 //!
-//! A run over the session's own memory always has the same addresses. In a run over the caller's memory those of inputs and outputs
-//! change: launches that refer to them get new arguments in the recorded graph (`Recording::nodes`); matmuls of the library, whose
-//! arguments cannot be changed there, stay outside of it. Never: records a step that needs the host.
+//! A run over the session's own memory always has the same addresses. In a run over the caller's memory those of inputs
+//! and outputs change: launches that refer to them get new arguments in the recorded graph (`Recording::nodes`);
+//! matmuls of the library, whose arguments cannot be changed there, stay outside of it. Never: records a step that
+//! needs the host.
 use crate::RuntimeError;
 use crate::cuda::{
     launch::Launch,
@@ -38,7 +39,8 @@ pub(in crate::cuda) struct Segment {
     pub mode: Mode,
 }
 pub(in crate::cuda) enum Mode {
-    /// Enqueued kernel by kernel: it needs the host, is a single kernel, could not be captured, or a profiler is attached.
+    /// Enqueued kernel by kernel: it needs the host, is a single kernel, could not be captured, or a profiler is
+    /// attached.
     Plain,
     /// To be captured after the first run.
     Fresh,
@@ -91,7 +93,8 @@ impl CudaSession {
         Runs { segments, warm: false }
     }
 
-    /// Enqueues the kernels of a run. Inputs and outputs are bound. Returns after the last step of the host, if there is one.
+    /// Enqueues the kernels of a run. Inputs and outputs are bound. Returns after the last step of the host, if there
+    /// is one.
     pub(in crate::cuda) fn enqueue(&mut self, whose: Whose, stream: StreamHandle) -> Result<(), RuntimeError> {
         let which = usize::from(whose != Whose::Own);
         for s in 0..self.runs[which].segments.len() {
@@ -111,8 +114,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Records a segment that is new, and brings the arguments of a recorded one up to date. One for which the driver refuses either is
-    /// enqueued kernel by kernel from now on.
+    /// Records a segment that is new, and brings the arguments of a recorded one up to date. One for which the driver
+    /// refuses either is enqueued kernel by kernel from now on.
     fn prepare_segment(&mut self, which: usize, s: usize) {
         let kernels = self.runs[which].segments[s].kernels.clone();
         let mut mode = std::mem::replace(&mut self.runs[which].segments[s].mode, Mode::Plain);
@@ -137,7 +140,8 @@ impl CudaSession {
             if let Some(Step::Launch(launch)) = &self.launches[*k][*step]
                 && launch.changed > r.version
             {
-                // SAFETY: the node was captured from this launch; its arguments were bound to memory of the right types.
+                // SAFETY: the node was captured from this launch; its arguments were bound to memory of the right
+                // types.
                 unsafe { launch.update(&r.graph, *node) }?;
             }
         }
@@ -145,8 +149,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Captures these kernels, with the nodes of launches that refer to memory of the caller if this is a run over such memory. `None` if the
-    /// driver refuses.
+    /// Captures these kernels, with the nodes of launches that refer to memory of the caller if this is a run over such
+    /// memory. `None` if the driver refuses.
     fn record_moving(&self, kernels: Range<usize>, which: usize) -> Option<Recording> {
         if which == 0 {
             let graph = self.record(kernels, 1).ok()?;

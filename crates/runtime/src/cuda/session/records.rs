@@ -1,4 +1,5 @@
-//! Records of out-of-range indices: the session's own runs read them when they wait, runs over the caller's memory find them later.
+//! Records of out-of-range indices: the session's own runs read them when they wait, runs over the caller's memory find
+//! them later.
 //!
 //! Kernels write a record and never clear one, so a copy that a later run enqueues still has what an earlier run found.
 //! Never: waits during a run over the caller's memory.

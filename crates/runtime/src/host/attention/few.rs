@@ -1,5 +1,5 @@
-//! A few queries in bf16 over keys and values as they lie in memory, by vectors: the loops read everything once, so that memory bounds
-//! them. Where there is a matrix unit there is AVX-512 BF16.
+//! A few queries in bf16 over keys and values as they lie in memory, by vectors: the loops read everything once, so
+//! that memory bounds them. Where there is a matrix unit there is AVX-512 BF16.
 use crate::host::gemm::amx::STEP;
 use std::arch::x86_64::*;
 
@@ -11,7 +11,8 @@ const LANES: usize = 16;
 /// Dot products of a query with `n` keys, which begin `pitch` elements apart.
 ///
 /// # Safety
-/// The keys exist, with `depth` elements each; the query has zeros up to a multiple of [`STEP`]. The processor has AVX-512 F, BW, VL, BF16.
+/// The keys exist, with `depth` elements each; the query has zeros up to a multiple of [`STEP`]. The processor has
+/// AVX-512 F, BW, VL, BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub unsafe fn dots(depth: usize, query: *const u16, keys: *const u16, pitch: usize, n: usize, to: *mut f32) {
     for key in (0..n).step_by(KEYS) {
@@ -42,10 +43,12 @@ pub unsafe fn dots(depth: usize, query: *const u16, keys: *const u16, pitch: usi
     }
 }
 
-/// Adds `n` values, `pitch` elements apart, each times its probability, to sums. Probability `k` lies at `k / 32 · step + k % 32`.
+/// Adds `n` values, `pitch` elements apart, each times its probability, to sums. Probability `k` lies at `k / 32 · step
+/// + k % 32`.
 ///
 /// # Safety
-/// The values exist, with `width` elements each; the sums have room for whole vectors. The processor has AVX-512 F, BW and VL.
+/// The values exist, with `width` elements each; the sums have room for whole vectors. The processor has AVX-512 F, BW
+/// and VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub unsafe fn add(
     (probabilities, step): (*const u16, usize),

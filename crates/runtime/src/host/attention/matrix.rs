@@ -1,4 +1,5 @@
-//! Attention in bf16 by the matrix unit (AMX), of a few queries by vectors ([`super::few`]). Probabilities are rounded to bf16, in the layout of its panels of rows.
+//! Attention in bf16 by the matrix unit (AMX), of a few queries by vectors ([`super::few`]). Probabilities are rounded
+//! to bf16, in the layout of its panels of rows.
 use super::{
     few,
     softmax::{Seen, avx512::halves},

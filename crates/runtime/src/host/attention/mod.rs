@@ -3,9 +3,10 @@
 //! Takes: an [`AttentionCall`] and the addresses of its operands. Gives: the result, written in place.
 //! Never: allocates in warm calls; panels and scores live in buffers that each thread keeps.
 //!
-//! A block of rows of q passes over blocks of keys. Its scores are multiplied, masked and turned into powers of two, relative to the
-//! greatest score so far ([`softmax`]); sums of values are scaled down when that grows. Keys beyond the last that a row attends to are not
-//! computed, whether causality, an end or a mask in memory says so: a panel of rows ends with its longest row. Keys and values are packed once per head if several blocks of rows use them, block by
+//! A block of rows of q passes over blocks of keys. Its scores are multiplied, masked and turned into powers of two,
+//! relative to the greatest score so far ([`softmax`]); sums of values are scaled down when that grows. Keys beyond the
+//! last that a row attends to are not computed, whether causality, an end or a mask in memory says so: a panel of rows
+//! ends with its longest row. Keys and values are packed once per head if several blocks of rows use them, block by
 //! block if one does, and not at all for a few rows.
 //!
 //! bf16 is multiplied by the matrix unit where there is one ([`matrix`]), everything else by vectors ([`vectors`]).
@@ -66,8 +67,8 @@ impl Operands {
 /// Computes attention.
 ///
 /// # Safety
-/// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure), are aligned
-/// for their dtype, and nothing else accesses the result during the call.
+/// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes
+/// sure), are aligned for their dtype, and nothing else accesses the result during the call.
 pub(crate) unsafe fn attention(p: Parallel, a: &AttentionCall, x: Operands) {
     // SAFETY: as this function's.
     unsafe { attention_by(Level::used(), p, a, x) }
@@ -183,7 +184,8 @@ unsafe fn run<U: Unit, C: Element<Acc = U::Sum>>(level: Level, p: Parallel, a: &
             level,
         }
     };
-    // SAFETY: this function's contract; results of different rows are disjoint, and so are the panels and parts of different tasks.
+    // SAFETY: this function's contract; results of different rows are disjoint, and so are the panels and parts of
+    // different tasks.
     unsafe {
         let (split, in_place, wide) = {
             let unit = U::ready(level);
@@ -271,8 +273,8 @@ unsafe fn pack_all<'a, U: Unit + 'a, C: Element<Acc = U::Sum> + 'a>(
     }
 }
 
-/// Joins what parts of the keys have given for a row, in order, in the place of the first part: sums of values, then the greatest score
-/// and the sum of the powers.
+/// Joins what parts of the keys have given for a row, in order, in the place of the first part: sums of values, then
+/// the greatest score and the sum of the powers.
 ///
 /// # Safety
 /// There are `parts`, `step` elements apart.

@@ -198,8 +198,8 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         [k.unwrap_or(own[0]), v.unwrap_or(own[1])]
     }
 
-    /// Attention of a block of rows to some keys, the first of which begins a block of keys. Gives sums of values, the elements between
-    /// their rows, and what was seen of each row.
+    /// Attention of a block of rows to some keys, the first of which begins a block of keys. Gives sums of values, the
+    /// elements between their rows, and what was seen of each row.
     ///
     /// # Safety
     /// As `pack`; the panels hold these keys.
@@ -270,8 +270,8 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         }
     }
 
-    /// Of `n` keys from `key` on, the number of those up to the last that the mask lets the row attend to. `of`: where the mask was last
-    /// looked at, for how many keys, and the answer.
+    /// Of `n` keys from `key` on, the number of those up to the last that the mask lets the row attend to. `of`: where
+    /// the mask was last looked at, for how many keys, and the answer.
     ///
     /// # Safety
     /// The mask holds what the call says.
@@ -299,8 +299,8 @@ impl<U: Unit, C: Element<Acc = U::Sum>> Head<'_, U, C> {
         found
     }
 
-    /// What the mask adds to the scores of a row and `n` keys from `key` on: in place if it can be read there, else in `to`. `of`: where
-    /// what is in `to` came from.
+    /// What the mask adds to the scores of a row and `n` keys from `key` on: in place if it can be read there, else in
+    /// `to`. `of`: where what is in `to` came from.
     ///
     /// # Safety
     /// The mask holds what the call says; there is room for `n` numbers.

@@ -1,7 +1,8 @@
 //! The row of a softmax that is computed block by block: one table of loops per instruction set and scalar type.
 //!
-//! Takes: the scores of a row in one block of keys, and the greatest score so far. Gives: powers of two in place of scores, their sum, and
-//! the greatest score. A probability is `2^((score - greatest) · c)` over the sum of these; c has the factor log₂ e.
+//! Takes: the scores of a row in one block of keys, and the greatest score so far. Gives: powers of two in place of
+//! scores, their sum, and the greatest score. A probability is `2^((score - greatest) · c)` over the sum of these; c
+//! has the factor log₂ e.
 //!
 //! A score of minus infinity, or one far below the greatest, gives zero; NaN gives NaN.
 use crate::host::gemm::kernel::Real;
@@ -16,7 +17,8 @@ pub struct Seen<T> {
 
 /// The loops of one instruction set. Addresses are those of `n` elements.
 pub struct Rows<T: 'static> {
-    /// Replaces the scores of a block by powers. Gives the greatest score of `old` and these, and the sum of the powers.
+    /// Replaces the scores of a block by powers. Gives the greatest score of `old` and these, and the sum of the
+    /// powers.
     pub powers: unsafe fn(x: *mut T, n: usize, old: T, c: T) -> Seen<T>,
     /// `x = x · scale + bias`; minus infinity where the bias is, whatever the score.
     pub masked: unsafe fn(x: *mut T, bias: *const T, n: usize, scale: T),
@@ -70,7 +72,8 @@ impl Score for f64 {
     }
 }
 
-/// Coefficients of polynomials for `2^r` over `0 ≤ r ≤ 1`, the constant first: least maxima of the relative error, 2·10⁻⁹ and 3·10⁻⁶.
+/// Coefficients of polynomials for `2^r` over `0 ≤ r ≤ 1`, the constant first: least maxima of the relative error,
+/// 2·10⁻⁹ and 3·10⁻⁶.
 #[expect(clippy::approx_constant, reason = "a coefficient near ln 2")]
 const POWER: [f32; 7] = [1.0, 0.693_147, 0.240_229_83, 0.055_483_34, 0.009_678_841, 0.001_243_968_8, 0.000_217_022_55];
 #[cfg(target_arch = "x86_64")]
@@ -266,8 +269,8 @@ pub mod avx512 {
         }
     }
 
-    /// As [`Rows::powers`], with the powers rounded to bf16: element `k` goes to `k / 32 · step + k % 32`, and zeros follow up to a
-    /// multiple of 32.
+    /// As [`Rows::powers`], with the powers rounded to bf16: element `k` goes to `k / 32 · step + k % 32`, and zeros
+    /// follow up to a multiple of 32.
     ///
     /// # Safety
     /// The row holds `n` scores, and there is room for the result. The processor has AVX-512 F, BW, DQ and BF16.

@@ -1,4 +1,5 @@
-//! Attention compared with loops in f64: generated sizes, strides, masks and dtypes, on every instruction set of this processor.
+//! Attention compared with loops in f64: generated sizes, strides, masks and dtypes, on every instruction set of this
+//! processor.
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{FullyMasked, Random, Tensor, Type};
@@ -10,8 +11,8 @@ trait Draw {
     /// Uniform in -1..1.
     fn number(&mut self) -> f64;
     fn numbers(&mut self, dtype: DType, count: usize) -> Tensor;
-    /// A matrix over (batch.., group, queries, columns) of these sizes, with axes in memory in an order and with gaps as drawn. Axes that
-    /// `same` names have stride 0.
+    /// A matrix over (batch.., group, queries, columns) of these sizes, with axes in memory in an order and with gaps
+    /// as drawn. Axes that `same` names have stride 0.
     fn matrix(&mut self, slot: u32, batch: &[usize], rows: [usize; 2], cols: usize, same: &[usize]) -> (Matrix, usize);
 }
 impl Draw for Random {
@@ -383,7 +384,8 @@ fn scores_that_are_not_finite() {
         for (queries, keys) in [(1, 40), (20, 600)] {
             for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                 let mut case = plain(dtype, queries, keys, 8);
-                // One key has an element that is not finite, so that its scores are not, or have this sign or the other.
+                // One key has an element that is not finite, so that its scores are not, or have this sign or the
+                // other.
                 case.k.set_f64((keys - 3) * 8, odd);
                 for &level in Level::here() {
                     let got = case.run(&device, level).to_f64_vec();

@@ -1,4 +1,5 @@
-//! What multiplies the blocks of an attention: vectors in the type of sums ([`super::vectors`]), or the matrix unit ([`super::matrix`]).
+//! What multiplies the blocks of an attention: vectors in the type of sums ([`super::vectors`]), or the matrix unit
+//! ([`super::matrix`]).
 //!
 //! Panels are those of matmuls: of queries as of the rows of a, of keys and values as of the columns of b.
 use super::softmax::{Score, Seen};
@@ -15,8 +16,8 @@ pub struct Panels<P> {
     pub step: usize,
     /// Elements from one depth to the next.
     pub pitch: usize,
-    /// Not in panels: keys, or values of keys, in memory, each contiguous and `pitch` elements from the one before. Panels of queries
-    /// then have one row.
+    /// Not in panels: keys, or values of keys, in memory, each contiguous and `pitch` elements from the one before.
+    /// Panels of queries then have one row.
     pub by_key: bool,
 }
 impl<P> Clone for Panels<P> {
@@ -110,8 +111,8 @@ pub trait Unit: Sized {
         to: *mut Self::Sum,
         pitch: usize,
     );
-    /// Turns scores of a row into powers, and sets those after them to zero. `row`: its place in the block, how many scores it has, and
-    /// where the zeros end.
+    /// Turns scores of a row into powers, and sets those after them to zero. `row`: its place in the block, how many
+    /// scores it has, and where the zeros end.
     ///
     /// # Safety
     /// `x` holds the scores of the row, `apart` the probabilities of the block.
@@ -123,8 +124,8 @@ pub trait Unit: Sized {
         c: Self::Sum,
         apart: *mut Self::Panel,
     ) -> Seen<Self::Sum>;
-    /// Adds the products of probabilities and values to sums, whose rows are `wide` apart. `from`: the scores, the elements from one row
-    /// to the next, and the probabilities apart.
+    /// Adds the products of probabilities and values to sums, whose rows are `wide` apart. `from`: the scores, the
+    /// elements from one row to the next, and the probabilities apart.
     ///
     /// # Safety
     /// The probabilities are where `powers` has left them.

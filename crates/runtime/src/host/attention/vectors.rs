@@ -171,8 +171,8 @@ impl<S: Element<Acc: Score>> Vectors<S> {
             }
         }
     }
-    /// Adds values in memory, scaled by the probabilities of a row. Those of the block are summed apart, so that the sum over many keys is
-    /// one of a few numbers.
+    /// Adds values in memory, scaled by the probabilities of a row. Those of the block are summed apart, so that the
+    /// sum over many keys is one of a few numbers.
     ///
     /// # Safety
     /// The values exist.

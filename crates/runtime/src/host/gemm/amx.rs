@@ -1,8 +1,8 @@
 //! Matmuls of bf16 on the processor's matrix unit (AMX), which multiplies tiles of 16 rows of 64 bytes.
 //!
-//! Both operands are packed into panels of 32 lanes (rows of a, columns of b), with two tiles for every 32 depths. A tile of a holds 16
-//! rows, one after the other; a tile of b holds 16 pairs of depths, each pair for its 16 columns. Panels are padded with zeros to whole
-//! tiles. Accumulators are f32.
+//! Both operands are packed into panels of 32 lanes (rows of a, columns of b), with two tiles for every 32 depths. A
+//! tile of a holds 16 rows, one after the other; a tile of b holds 16 pairs of depths, each pair for its 16 columns.
+//! Panels are padded with zeros to whole tiles. Accumulators are f32.
 mod panels;
 mod unit;
 

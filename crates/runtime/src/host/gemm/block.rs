@@ -1,8 +1,8 @@
 //! The loops around the micro-kernels: blocking for caches, and splitting over threads.
 //!
-//! K is cut into slices, and the columns of b into blocks. The panels of a block over one slice stay in the L2 cache of a core, with the
-//! panels of some rows of a. One panel of b, the wider kind, stays in the L1 cache while the panels of a pass over it. Accumulators are
-//! kept in the accumulating type from slice to slice.
+//! K is cut into slices, and the columns of b into blocks. The panels of a block over one slice stay in the L2 cache of
+//! a core, with the panels of some rows of a. One panel of b, the wider kind, stays in the L1 cache while the panels of
+//! a pass over it. Accumulators are kept in the accumulating type from slice to slice.
 use super::{
     Parallel, Shared,
     buffer::{Buffer, Scratch, with_scratch},
@@ -25,7 +25,8 @@ const FEW_COLUMNS: usize = 96;
 const FEW_ROWS: usize = 160;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
-/// Most elements of b that are packed once and shared by tasks with different rows. Of a larger b each task packs what it reads.
+/// Most elements of b that are packed once and shared by tasks with different rows. Of a larger b each task packs what
+/// it reads.
 const SHARED: usize = 1 << 20;
 
 /// An operand: strided in memory, or packed into panels over all of K.
@@ -102,8 +103,8 @@ fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], rows_first: bool, tasks: 
 /// Computes `batches` matmuls of one size.
 ///
 /// # Safety
-/// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else accesses the elements of a result, and the
-/// results of different `i` are disjoint.
+/// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else accesses the elements of a
+/// result, and the results of different `i` are disjoint.
 pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
 where
     S: Element,
@@ -113,7 +114,8 @@ where
     let p = p.only_if(m * n * k * batches >= SMALL);
     let threads = p.threads;
     let in_place = [a_in_place(&job(0)).is_some(), b_in_place(&job(0)).is_some()];
-    // If b needs no packing and is small, each task packs its own rows of a: reading what another thread has just packed is slow.
+    // If b needs no packing and is small, each task packs its own rows of a: reading what another thread has just
+    // packed is slow.
     let is_ready = in_place[1] || matches!(b, Lanes::Packed(_));
     let rows_first = is_ready && n * k * size_of::<S::Acc>() <= CACHES.near;
     let tasks = match (threads, rows_first) {
@@ -216,7 +218,8 @@ where
 {
     let kernels = S::Acc::kernels(job.level);
     let (pitch, nr) = (pitch_a::<S::Acc>(job.level, job.m), kernels.nr);
-    // SAFETY: the loops read only what is packed here, or what the operands hold: rows of a and columns of b over slices of K.
+    // SAFETY: the loops read only what is packed here, or what the operands hold: rows of a and columns of b over
+    // slices of K.
     unsafe {
         let packed = |at| Left { at, micro: kernels.micro, lda: pitch, row: job.k, step: pitch };
         let a = match (job.a, a_in_place(job)) {
@@ -268,7 +271,8 @@ struct Left<T: 'static> {
     step: usize,
 }
 
-/// Address and row stride of a, if it is read in place: a is K-major, and there are too few columns for packing to be profitable.
+/// Address and row stride of a, if it is read in place: a is K-major, and there are too few columns for packing to be
+/// profitable.
 fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
     let Lanes::Strided(a) = job.a else {
         return None;
@@ -278,8 +282,8 @@ fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> 
     (same::<S, S::Acc>() && few && (depth == 1 || job.k == 1)).then_some((a.at.cast(), stride))
 }
 
-/// Address and depth stride of b, if it is read in place: its columns are contiguous, there are too few rows for packing to be
-/// profitable, and the lines of a panel do not evict each other from the L1 cache.
+/// Address and depth stride of b, if it is read in place: its columns are contiguous, there are too few rows for
+/// packing to be profitable, and the lines of a panel do not evict each other from the L1 cache.
 pub fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
     let Lanes::Strided(b) = job.b else {
         return None;

@@ -72,7 +72,8 @@ thread_local! {
         const { Cell::new(Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new() }) };
 }
 
-/// Calls `f` with the scratch of this thread. It is taken out meanwhile, so nested work on the thread gets an empty one.
+/// Calls `f` with the scratch of this thread. It is taken out meanwhile, so nested work on the thread gets an empty
+/// one.
 pub fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with(|cell| {
         let mut s = cell.take();

@@ -13,9 +13,9 @@ pub const ROWS: usize = 8;
 /// How many steps of depth ahead of its loads a micro-kernel prefetches.
 const AHEAD: usize = 8;
 
-/// `c = a × b`, or `c += a × b`. The number of rows is the function's position in its table plus one; of the `Kernels::nr` columns of b,
-/// the first `n` are written.
-/// Element `(i, k)` of a lies at `k·lda + i`, or by rows at `i·lda + k`; `(k, j)` of b at `k·ldb + j`, `(i, j)` of c at `i·ldc + j`.
+/// `c = a × b`, or `c += a × b`. The number of rows is the function's position in its table plus one; of the
+/// `Kernels::nr` columns of b, the first `n` are written. Element `(i, k)` of a lies at `k·lda + i`, or by rows at
+/// `i·lda + k`; `(k, j)` of b at `k·ldb + j`, `(i, j)` of c at `i·ldc + j`.
 pub type Micro<T> =
     unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, ldb: usize, c: *mut T, ldc: usize, n: usize, add: bool);
 

@@ -3,12 +3,12 @@
 //! Takes: a [`GemmCall`] and the addresses of its operands. Gives: the result, written in place.
 //! Never: allocates in warm calls; panels live in buffers that each thread keeps.
 //!
-//! Operands of any strides are packed into panels, in the order in which the micro-kernels read them. The instruction set (AVX-512,
-//! AVX2 or portable) is chosen at run time. f16 and bf16 are widened to f32 while packing, accumulated in f32 and rounded once; where the
-//! processor has a matrix unit (AMX), bf16 is multiplied without widening. Integers are multiplied and added with wrapping, those narrower
-//! than i32 in i32. An operand is read in place if it already has the required
-//! layout and only a few rows or columns of the other one use it. Rows and columns may have several axes, so a convolution is an implicit
-//! GEMM: it reads the windows of its padded input through strides.
+//! Operands of any strides are packed into panels, in the order in which the micro-kernels read them. The instruction
+//! set (AVX-512, AVX2 or portable) is chosen at run time. f16 and bf16 are widened to f32 while packing, accumulated in
+//! f32 and rounded once; where the processor has a matrix unit (AMX), bf16 is multiplied without widening. Integers are
+//! multiplied and added with wrapping, those narrower than i32 in i32. An operand is read in place if it already has
+//! the required layout and only a few rows or columns of the other one use it. Rows and columns may have several axes,
+//! so a convolution is an implicit GEMM: it reads the windows of its padded input through strides.
 //!
 //! In this folder, lanes are the rows of a or the columns of b, and depth is K.
 #[cfg(target_arch = "x86_64")]
@@ -44,8 +44,9 @@ pub(crate) struct Operands {
 /// Computes the matmul. Operands that `weights` holds packed are not read at their addresses.
 ///
 /// # Safety
-/// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that `prepack` made for this call.
+/// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes
+/// sure), are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that
+/// `prepack` made for this call.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
@@ -77,7 +78,8 @@ unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weig
 
 /// Most columns of a result that is computed transposed, so that vectors run along its long side.
 const NARROW: usize = 16;
-/// Least K for that, unless there are at most `NARROW / 4` columns: below it, writing the transposed result costs more than it saves.
+/// Least K for that, unless there are at most `NARROW / 4` columns: below it, writing the transposed result costs more
+/// than it saves.
 const DEEP: usize = 128;
 
 /// Whether a matmul is computed transposed, with its operands swapped.

@@ -1,7 +1,8 @@
-//! Packing: copies parts of strided operands to panels. Half types are widened in the process, and results are narrowed.
+//! Packing: copies parts of strided operands to panels. Half types are widened in the process, and results are
+//! narrowed.
 //!
-//! Takes: an operand with the axes of its lanes and of its depth. Gives: panels of a few lanes (rows of a, or columns of b) over some
-//! depth: lane `l` at depth `k` is element `k·pitch + l`, and lanes beyond the operand are zero.
+//! Takes: an operand with the axes of its lanes and of its depth. Gives: panels of a few lanes (rows of a, or columns
+//! of b) over some depth: lane `l` at depth `k` is element `k·pitch + l`, and lanes beyond the operand are zero.
 use super::kernel::Real;
 use super::prefetch::prefetch;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -53,7 +54,8 @@ impl Side<'_> {
         }
         offset
     }
-    /// Divides `from..to` into stretches with one stride each, and calls `f(first, count, offset, stride)`; `first` counts from `from`.
+    /// Divides `from..to` into stretches with one stride each, and calls `f(first, count, offset, stride)`; `first`
+    /// counts from `from`.
     pub fn stretches(self, from: usize, to: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
         let (size, stride) = self.0.last().map_or((to.max(1), 0), |a| (a.size, a.stride));
         let mut i = from;

@@ -1,6 +1,7 @@
 //! Operands that stay the same over many matmuls, packed once.
 //!
-//! Takes: a call and the address of one of its operands. Gives: the panels, or `None` if the call reads this operand in place.
+//! Takes: a call and the address of one of its operands. Gives: the panels, or `None` if the call reads this operand in
+//! place.
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{
@@ -79,7 +80,8 @@ fn form(level: Level, g: &GemmCall, role: Role) -> Option<Form> {
         DType::F64 if !vector::few(rows) => (pitch::<f64>(level, left, rows), g.k, size_of::<f64>()),
         #[cfg(target_arch = "x86_64")]
         DType::Bf16 if level == Level::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
-        // Others are read in place: half types would take twice the memory once widened, and skinny matmuls are bound by memory bandwidth.
+        // Others are read in place: half types would take twice the memory once widened, and skinny matmuls are bound
+        // by memory bandwidth.
         _ => return None,
     };
     let mut matrices = 1;
@@ -110,7 +112,8 @@ impl Panels {
     }
 }
 
-/// The form in which `prepack` packs an operand, and what it reads of the operand's buffer; `None` if it does not pack it.
+/// The form in which `prepack` packs an operand, and what it reads of the operand's buffer; `None` if it does not pack
+/// it.
 pub(crate) fn packs(g: &GemmCall, role: Role) -> Option<String> {
     let form = form(Level::used(), g, role)?;
     let m = if role == Role::A { &g.a } else { &g.b };

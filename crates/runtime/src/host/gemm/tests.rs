@@ -1,4 +1,5 @@
-//! Matmuls compared with three loops in f64, or in i64 with wrapping: generated sizes, strides, batches and dtypes, on every instruction set of this processor.
+//! Matmuls compared with three loops in f64, or in i64 with wrapping: generated sizes, strides, batches and dtypes, on
+//! every instruction set of this processor.
 use super::*;
 use crate::HostDevice;
 use crate::shared::Value;

@@ -20,7 +20,8 @@ pub fn few(rows: usize) -> bool {
     rows <= MOST
 }
 
-/// Whether this module computes a matmul: it is skinny, b has the type of the accumulators, and its columns or its depth are contiguous.
+/// Whether this module computes a matmul: it is skinny, b has the type of the accumulators, and its columns or its
+/// depth are contiguous.
 pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
     let Lanes::Strided(b) = job.b else {
         return false;

@@ -485,8 +485,8 @@ impl<'k> Writer<'k> {
         reads
     }
     /// What the iteration computes from its scores. What it reads from memory comes before `scores`, which waits for
-    /// them. What does not need the sums comes before `sum`, which waits for those; weights are rounded after it, as the
-    /// tensor cores still read the registers of the ones before.
+    /// them. What does not need the sums comes before `sum`, which waits for those; weights are rounded after it, as
+    /// the tensor cores still read the registers of the ones before.
     fn next<'s>(
         &self,
         b: &mut Builder,

@@ -12,8 +12,8 @@ pub enum Side {
     Receives,
 }
 
-/// Runs `body` for every tile that this block draws, with carried scalars. `before`: the instructions of a tile that its
-/// starts depend on.
+/// Runs `body` for every tile that this block draws, with carried scalars. `before`: the instructions of a tile that
+/// its starts depend on.
 pub fn over_tiles<'k>(
     b: &mut Builder,
     c: &mut Copier<'k>,

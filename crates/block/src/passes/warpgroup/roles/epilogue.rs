@@ -314,7 +314,8 @@ fn is_transpose(k: &BlockProgram, v: Value) -> bool {
     k.insts.iter().any(|d| d.results[..] == [v] && matches!(&d.op, Op::Permute(perm) if perm[..] == [1, 0]))
 }
 
-/// Largest distance of neighbours in a row, in elements, for which the same holds: interleaved rows of a transposed convolution.
+/// Largest distance of neighbours in a row, in elements, for which the same holds: interleaved rows of a transposed
+/// convolution.
 pub const MAX_ROW_STEP: i64 = 4;
 
 /// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the

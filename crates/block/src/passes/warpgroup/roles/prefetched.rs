@@ -1,5 +1,5 @@
-//! The tile that an epilogue reads, such as a residual: each consumer copies its slices into the output buffers while the
-//! matmuls of the tile run, and each result takes the place of what it was computed from.
+//! The tile that an epilogue reads, such as a residual: each consumer copies its slices into the output buffers while
+//! the matmuls of the tile run, and each result takes the place of what it was computed from.
 //!
 //! A consumer fetches its first slices at the start of a tile; where there are fewer buffers than slices, the others
 //! follow as buffers become free. The consumers' own threads issue the copies: they know when a buffer is free, and the
@@ -32,8 +32,8 @@ pub struct Fetch {
 }
 
 impl Prefetched {
-    /// The tile that the epilogue reads by a descriptor, if it does. `buffers`: of each consumer; by default one for each
-    /// slice.
+    /// The tile that the epilogue reads by a descriptor, if it does. `buffers`: of each consumer; by default one for
+    /// each slice.
     pub fn of(
         k: &BlockProgram,
         tile: &Tile,
@@ -142,8 +142,8 @@ impl Prefetched {
         let block = b.inst(Op::SharedLoad, &[tile, at], &[ty], vec![])[0];
         Some([k.inst(self.load).results[0], block])
     }
-    /// Stores a slice's result from the buffer of what it was computed from, and fetches the slice that the buffer before
-    /// has room for now.
+    /// Stores a slice's result from the buffer of what it was computed from, and fetches the slice that the buffer
+    /// before has room for now.
     pub fn send(
         &self,
         b: &mut Builder,

@@ -1,8 +1,8 @@
 //! Packs bf16 operands into panels for the matrix unit.
 //!
-//! Sixteen lanes over 32 depths fill sixteen registers, in one of two forms. In tiles of a, a register holds one lane over all depths;
-//! in tiles of b, it holds one pair of depths for all lanes. An operand is read in the form that its memory layout gives; transposing the
-//! 4-byte elements turns one form into the other.
+//! Sixteen lanes over 32 depths fill sixteen registers, in one of two forms. In tiles of a, a register holds one lane
+//! over all depths; in tiles of b, it holds one pair of depths for all lanes. An operand is read in the form that its
+//! memory layout gives; transposing the 4-byte elements turns one form into the other.
 use super::{LANES, Operand, STEP, padded};
 use crate::host::gemm::pack::Source;
 use std::arch::x86_64::*;
@@ -17,7 +17,8 @@ type Tile = [__m512i; SIDE];
 /// Packs lanes `lane..lane + n` over all of K into one panel.
 ///
 /// # Safety
-/// The source holds all these elements, and `to` has room for a panel; `0 < n ≤ LANES`. The processor has AVX-512 F and BW.
+/// The source holds all these elements, and `to` has room for a panel; `0 < n ≤ LANES`. The processor has AVX-512 F and
+/// BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub unsafe fn pack(operand: Operand, s: Source<u16>, [lane, n]: [usize; 2], depth: usize, to: *mut u16) {
     for half in 0..LANES / SIDE {

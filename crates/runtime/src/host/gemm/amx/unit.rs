@@ -28,7 +28,8 @@ impl Configuration {
     }
 }
 
-/// The configured matrix unit of this thread. Dropping it releases the tiles, so that context switches have less state to save.
+/// The configured matrix unit of this thread. Dropping it releases the tiles, so that context switches have less state
+/// to save.
 pub struct Unit(PhantomData<*const ()>);
 
 impl Unit {
@@ -41,7 +42,8 @@ impl Unit {
         Unit(PhantomData)
     }
 
-    /// Stores the product of two panels in 32 × 32 accumulators, or adds it to them. Their rows are `pitch` elements apart.
+    /// Stores the product of two panels in 32 × 32 accumulators, or adds it to them. Their rows are `pitch` elements
+    /// apart.
     ///
     /// # Safety
     /// The panels hold `steps > 0` steps of two tiles each, and the accumulators exist.

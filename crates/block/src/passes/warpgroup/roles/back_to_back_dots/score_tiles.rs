@@ -1,4 +1,5 @@
-//! The rings of a tile's operands, and the tiles beside the scores: biases and masks, of which each consumer has its rows.
+//! The rings of a tile's operands, and the tiles beside the scores: biases and masks, of which each consumer has its
+//! rows.
 use super::super::super::back_to_back_dots::{Operand, Pass};
 use super::super::super::ring::{PingPong, Ring, Rings, release_read};
 use super::{Consumer, Shared, Writer};
@@ -14,8 +15,8 @@ const FIRST: usize = 2;
 /// Stages of a tile beside the scores, where there is room: one in use, one on its way.
 const STAGES: usize = 2;
 
-/// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights, sums and what is read ahead of the
-/// scores. And those for the place in a ring.
+/// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights, sums and what is
+/// read ahead of the scores. And those for the place in a ring.
 const AHEAD: usize = 42;
 const PLACE: usize = 4;
 
