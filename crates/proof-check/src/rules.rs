@@ -1,8 +1,10 @@
 //! The rules as text: what each matches, its premises, its numerics class, and the equal form.
 //!
-//!     rule silu torch torch
-//!     from (mul ?x (sigmoid ?x))
-//!     to (silu ?x)
+//! ```text
+//! rule silu torch torch
+//! from (mul ?x (sigmoid ?x))
+//! to (silu ?x)
+//! ```
 //!
 //! After the name: the numerics class of the rule, and that on half types. `when` lines are premises; `to computed`
 //! says that code of the rewriter builds the equal form, which the checker then evaluates.
