@@ -11,8 +11,8 @@ mod planning;
 pub(crate) use codes::CodeCache;
 pub use devices::{cuda_capability, device_name, gpu_machine, gpu_name, open_device, with_facts};
 pub use planning::plan;
+pub(crate) use planning::{Schedules, not_planned, plan_under, unscheduled};
 use planning::{alike, no_schedule, take};
-pub(crate) use planning::{not_planned, plan_under, schedule, unscheduled};
 
 use crate::{
     Error, Model, cache::Cache, constraints::Constraints, cubin::Cubins, error::Cause, measurements::Measurements,
@@ -322,7 +322,8 @@ fn another(
         if codes.generate(&programs, &used(std::slice::from_ref(&steps)), options)?.failed.is_empty() {
             // A schedule without a price, as on the host, has 0.
             let us = (price.us > 0.0).then_some(price.us);
-            return Ok(Some(kiln_lower::Chosen { schedule: scheduled.schedule, us }));
+            let form = scheduled.schedule.as_ref().and_then(|s| scheduled.form_of(s));
+            return Ok(Some(kiln_lower::Chosen { form, schedule: scheduled.schedule, us }));
         }
     }
     Ok(None)

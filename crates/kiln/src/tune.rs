@@ -133,9 +133,11 @@ pub fn tune(
 ) -> Result<Tuned, Error> {
     let target = options.compile.target;
     let machine = Machine { device: compile::gpu_name(options.gpu)?, target: target.name().into() };
-    let mut plan = compile::unscheduled(model, &CompileOptions { tuned: None, ..options.compile.clone() })?;
+    let schedules = compile::Schedules::new(options.compile.machine());
+    let open = CompileOptions { tuned: None, ..options.compile.clone() };
+    let mut plan = compile::unscheduled(model, &open, &schedules)?;
     let open: BTreeSet<String> = plan.kernels.iter().filter(|k| is_open(k)).map(|k| k.name.clone()).collect();
-    compile::schedule(&mut plan, options.compile.machine())?;
+    schedules.assign(&mut plan)?;
     let problems = problems(&plan, options, &open, &machine)?;
     let mut tuned = Tuned { model: plan.name.clone(), device: machine.device.clone(), kernels: vec![] };
     for (at, (key, kernels)) in problems.iter().enumerate() {

@@ -217,9 +217,10 @@ fn overturn(
     let names = kernels.iter().map(|k| k.name.clone()).collect();
     let (forbidden, predicted_us, roofline_us) = (None, None, None);
     let mut out = Overturned { kernels: names, forbidden, predicted_us, roofline_us, gone: vec![], new: vec![] };
-    match compile::plan_under(model, options, forced) {
+    let schedules = compile::Schedules::new(options.machine());
+    match compile::plan_under(model, options, forced, &schedules) {
         Ok(mut other) => {
-            compile::schedule(&mut other, options.machine())?;
+            schedules.assign(&mut other)?;
             out.predicted_us = Some(other.predicted_us());
             out.roofline_us = Some(other.roofline_us());
             out.gone = only_in(plan, &other);

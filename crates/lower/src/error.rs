@@ -1,6 +1,6 @@
 //! Why a kernel has no program: it is unsupported, or an invariant is broken.
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LowerError {
     /// The kernel is valid, but there is no program for it, or none by its schedule; the caller runs it with the
     /// interpreter.

@@ -581,3 +581,18 @@ fn matmuls_of_few_rows() {
     gpu("(%a: f16[2,4,24], %b: f16[72,24]) { %c = linear %a, %b\n %r = reshape %c shape=[2,4,6,12]\n return %r }");
     gpu("(%a: bf16[8,16], %b: bf16[16,3000]) { %c = dot %a, %b\n return %c }");
 }
+
+/// Sums along rows compute their operands where they read them.
+#[test]
+fn arithmetic_of_operands_in_rows() {
+    for d in ["f32", "bf16"] {
+        for (operands, call) in [
+            ("%x: T[1,64], %z: T[1,64], %w: T[96,64]", "%g = silu %x\n %m = mul %g, %z\n %y = linear %m, %w"),
+            ("%x: T[1,64], %q: i8[96,64], %s: T[96,1]", "%c = cast %q to=T\n %w = mul %c, %s\n %y = linear %x, %w"),
+            ("%x: T[2,3,40], %w: T[2,40,24], %c: T[24]", "%e = exp %x\n %d = dot %e, %w\n %y = add %d, %c"),
+        ] {
+            let text = format!("graph k({operands}) {{\n {call}\n return %y\n}}").replace("T[", &format!("{d}["));
+            check_on(Gemm, &text.replace("to=T", &format!("to={d}")), GPU);
+        }
+    }
+}

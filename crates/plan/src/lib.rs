@@ -9,6 +9,7 @@
 pub mod attention;
 pub mod error;
 pub mod exec;
+pub mod form;
 mod hardware;
 pub mod index;
 pub mod matmul_schedule;
@@ -18,6 +19,7 @@ pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
+pub use form::Form;
 pub use hardware::Hardware;
 pub use numerics::{Contract, Numerics, Precision, Rounding};
 pub use schedule::{Axis, Engine, Operand, Schedule, Step};
@@ -240,6 +242,9 @@ pub struct Kernel {
     pub rounding: Rounding,
     /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
+    /// By which template a GPU computes what it multiplies; `None` for other kernels, and on the host.
+    #[serde(default)]
+    pub form: Option<Form>,
     /// How it is mapped onto the machine: the steps of its nest or of its matmul, and of its other launches; see
     /// [`schedule`].
     #[serde(default)]
@@ -286,6 +291,17 @@ pub struct Plan {
     pub search: Search,
     /// A lower bound in microseconds of the roofline of any plan of these forms on this machine.
     pub lower_bound_us: f64,
+}
+
+impl Kernel {
+    /// Matmuls of the body.
+    pub fn matmuls(&self) -> usize {
+        self.body.values().filter(|&v| matches!(self.body.op(v), kiln_graph::Op::Dot | kiln_graph::Op::Linear)).count()
+    }
+    /// The form that a schedule gives it.
+    pub fn form_of(&self, schedule: &Schedule) -> Option<Form> {
+        Form::of(schedule, self.kind, self.matmuls())
+    }
 }
 
 impl Plan {

@@ -98,6 +98,7 @@ mod tests {
                 precision: Precision::Tf32x3,
                 rounding: Rounding::PerOp,
                 batch_invariant: true,
+                form: Some("gemm{wgmma}(layout(a), b)".parse().expect("a form")),
                 schedule: Some("fuse i0,i1; split i0 1024; bind warp 4".parse().expect("a schedule")),
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],

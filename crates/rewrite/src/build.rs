@@ -192,7 +192,7 @@ impl Builder {
             }
         }
         let logged = asked.map(|asked| (asked, (op.clone(), args.clone()), ty.clone()));
-        let head = self.g.analysis.key(OpKey { op, ty, serial });
+        let head = self.g.analysis.key(OpKey { op, ty, serial, template: None });
         let known = self.g.number_of_classes();
         let id = self.g.add(ENode { key: head, args });
         if self.g.number_of_classes() > known {

@@ -3,21 +3,28 @@
 use crate::Work;
 use crate::cost::Price;
 use crate::dag::Dag;
+use crate::emit::{forms, kernel};
+use crate::planner::Region;
+use crate::prices::{Candidate, Prices};
 use crate::region::{MAX_MEMBERS, Reject, check};
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
-use kiln_plan::Hardware;
+use kiln_plan::{Form, Hardware, Stage};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 
 /// Most words of a key that is stored unhashed.
 const LONG: usize = 256;
 
 /// Everything about a value, apart from its operands, that legality and cost depend on.
-type Kind = (Option<Op>, Type, Class);
+type Kind = (Option<Op>, Type, Class, Vec<Form>);
 
 pub struct Checker<'a> {
     pub machine: &'a Hardware<'a>,
+    prices: Option<&'a dyn Prices>,
+    /// Microseconds by the key of a region.
+    priced: FxHashMap<Vec<u32>, Option<f64>>,
     kinds: FxHashMap<Kind, u32>,
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     pub work: Work,
@@ -27,10 +34,51 @@ pub struct Checker<'a> {
     met: Vec<(usize, u32)>,
 }
 
+/// A region as what prices are asked for.
+fn candidate(dag: &Dag, region: &Region, machine: &Hardware) -> Candidate {
+    let frozen = region.members.iter().all(|&m| dag.frozen(m));
+    let stage = if frozen { Stage::Load } else { dag.stage };
+    Candidate { kernel: kernel(dag, region, "kernel", stage, machine).0, forms: forms(dag, region) }
+}
+
 impl<'a> Checker<'a> {
     pub fn new(machine: &'a Hardware<'a>) -> Checker<'a> {
-        let (kinds, known) = (FxHashMap::default(), FxHashMap::default());
-        Checker { machine, kinds, known, work: Work::default(), key: vec![], met: vec![] }
+        let (kinds, known, priced) = (FxHashMap::default(), FxHashMap::default(), FxHashMap::default());
+        Checker { machine, prices: None, priced, kinds, known, work: Work::default(), key: vec![], met: vec![] }
+    }
+    /// The same, which asks for prices.
+    pub fn with_prices(self, prices: Option<&'a dyn Prices>) -> Checker<'a> {
+        Checker { prices, ..self }
+    }
+    /// Whether it can ask for prices.
+    pub fn has_prices(&self) -> bool {
+        self.prices.is_some()
+    }
+    /// Microseconds of these regions by their cheapest schedules; `None` where there is no price.
+    pub fn priced(&mut self, dag: &Dag, kinds: &[u32], regions: &[&Region]) -> Vec<Option<f64>> {
+        let Some(prices) = self.prices else { return vec![None; regions.len()] };
+        let keys: Vec<Vec<u32>> = regions.iter().map(|r| self.key(dag, kinds, r)).collect();
+        let mut asked: BTreeMap<&[u32], Candidate> = BTreeMap::new();
+        for (key, region) in keys.iter().zip(regions).filter(|k| !self.priced.contains_key(k.0)) {
+            asked.entry(key).or_insert_with(|| candidate(dag, region, self.machine));
+        }
+        let (new, candidates): (Vec<&[u32]>, Vec<Candidate>) = asked.into_iter().unzip();
+        let new = new.into_iter().map(<[u32]>::to_vec).zip(prices.price(&candidates));
+        self.priced.extend(new.collect::<Vec<_>>());
+        keys.iter().map(|key| self.priced.get(key).copied().flatten()).collect()
+    }
+    /// The forms that these regions get, which multiply.
+    pub fn chosen_forms(&self, dag: &Dag, regions: &[&Region]) -> Vec<Option<Form>> {
+        let Some(prices) = self.prices else { return vec![None; regions.len()] };
+        let candidates: Vec<Candidate> = regions.iter().map(|r| candidate(dag, r, self.machine)).collect();
+        prices.choose(&candidates)
+    }
+    /// Regions of equal keys have equal bodies and prices.
+    pub fn key(&mut self, dag: &Dag, kinds: &[u32], region: &Region) -> Vec<u32> {
+        self.work.regions += 1;
+        self.write_key(dag, kinds, &region.members, &region.outs);
+        self.shorten_key();
+        self.key.clone()
     }
     /// Number of distinct regions checked.
     pub fn distinct(&self) -> usize {
@@ -42,7 +90,8 @@ impl<'a> Checker<'a> {
         for &v in &dag.live {
             let op = (dag.class[v] != Class::Leaf).then(|| dag.op(v).clone());
             let next = self.kinds.len() as u32;
-            kinds[v] = *self.kinds.entry((op, dag.ty(v).clone(), dag.class[v])).or_insert(next);
+            let forms = dag.nodes[v].value.forms.clone();
+            kinds[v] = *self.kinds.entry((op, dag.ty(v).clone(), dag.class[v], forms)).or_insert(next);
         }
         kinds
     }

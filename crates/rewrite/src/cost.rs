@@ -2,6 +2,7 @@
 //!
 //! The time of an op that libtorch runs is unknown: a fallback's kernel has no predicted time, and totals leave it out.
 use crate::dag::Dag;
+use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op, Type};
 use kiln_machine::Machine;
 use kiln_plan::{Cost, Hardware, Terms, attention};
@@ -41,6 +42,12 @@ impl Price {
     }
 }
 
+/// A lower bound in seconds of the price of a kernel by any schedule, in constant time: the cheapest launch, and the
+/// slower of moving its bytes once (except what may stay in the L2 cache) and its flops on matrix units.
+pub fn bound(price: &Price, m: &Machine) -> f64 {
+    m.cheapest_launch() + m.least_transfer(price.read + price.written).max(price.matrix_seconds)
+}
+
 /// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; all zero where the time is
 /// unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
@@ -60,74 +67,100 @@ pub fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e10).round() / 1e4
 }
 
-/// Flops on matrix units of one op: matmuls, convolutions, attention.
-pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
-    // Invariant: these ops have operands of the ranks that inference asks for, also where their values are frozen.
-    let shape = |i: usize| dag.shape(dag.nodes[v].args[i]);
-    let last = |s: &[usize]| s[s.len() - 1] as f64;
-    match dag.op(v) {
-        Op::Dot | Op::Linear => 2. * dag.count(v) * last(shape(0)),
-        Op::Attention { .. } => {
-            let (q, k, v) = (shape(0), shape(1), shape(2));
-            let keys = k[k.len() - 2] as f64;
-            let queries: f64 = q[..q.len() - 1].iter().map(|&d| d as f64).product();
-            2. * queries * keys * (last(q) + last(v))
-        }
-        Op::Conv { transposed, groups, .. } => {
-            let (x, w) = (shape(0), shape(1));
-            let window: f64 = w[2..].iter().map(|&d| d as f64).product();
-            if *transposed {
-                2. * dag.count(dag.nodes[v].args[0]) * w[1] as f64 * window
-            } else {
-                2. * dag.count(v) * (x[1] as f64 / *groups as f64) * window
+/// An op with the types of its result and of its operands: all that its work depends on.
+pub struct OpTypes<'a> {
+    pub op: &'a Op,
+    pub ty: &'a Type,
+    pub args: Vec<&'a Type>,
+}
+
+impl<'a> OpTypes<'a> {
+    pub fn of(dag: &'a Dag, v: usize) -> OpTypes<'a> {
+        OpTypes { op: dag.op(v), ty: dag.ty(v), args: dag.nodes[v].args.iter().map(|&a| dag.ty(a)).collect() }
+    }
+    /// Flops on matrix units: of matmuls, convolutions, attention.
+    pub fn matrix_flops(&self) -> f64 {
+        // Invariant: these ops have operands of the ranks that inference asks for, also where their values are frozen.
+        let shape = |i: usize| &self.args[i].shape[..];
+        let last = |s: &[usize]| s[s.len() - 1] as f64;
+        match self.op {
+            Op::Dot | Op::Linear => 2. * count(self.ty) * last(shape(0)),
+            Op::Attention { .. } => {
+                let (q, k, v) = (shape(0), shape(1), shape(2));
+                let keys = k[k.len() - 2] as f64;
+                let queries: f64 = q[..q.len() - 1].iter().map(|&d| d as f64).product();
+                2. * queries * keys * (last(q) + last(v))
             }
+            Op::Conv { transposed, groups, .. } => {
+                let (x, w) = (shape(0), shape(1));
+                let window: f64 = w[2..].iter().map(|&d| d as f64).product();
+                if *transposed {
+                    2. * count(self.args[0]) * w[1] as f64 * window
+                } else {
+                    2. * count(self.ty) * (x[1] as f64 / *groups as f64) * window
+                }
+            }
+            // The work of libtorch in a fallback is unknown and not priced.
+            _ => 0.,
         }
-        // The work of libtorch in a fallback is unknown and not priced.
-        _ => 0.,
     }
-}
-
-/// Element type of the operands of a matmul or another anchor op, each of which has at least one operand.
-pub fn operands(dag: &Dag, v: usize) -> DType {
-    dag.ty(dag.nodes[v].args[0]).dtype
-}
-/// Whether this is a matmul or a convolution of f32, for which a contract may allow tf32.
-pub fn is_f32_matmul(dag: &Dag, v: usize) -> bool {
-    matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
-}
-/// Most flops per second of an op on matrix units. Attention of f32 may multiply as other f32 matmuls do.
-pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    let exact = m.matrix_rate(operands(dag, v).name());
-    match dag.op(v) {
-        _ if is_f32_matmul(dag, v) => m.f32_matmul(dag.op(v)).1,
-        Op::Attention { .. } if operands(dag, v) == DType::F32 => m.f32_matmul(dag.op(v)).1.max(exact),
-        _ => exact,
+    /// Element type of the operands of a matmul or another anchor op, each of which has at least one operand.
+    pub fn operands(&self) -> DType {
+        self.args[0].dtype
     }
-}
-
-/// Sizes of an attention on a GPU, with the precision in which it multiplies f32.
-pub fn attention_sizes(dag: &Dag, v: usize, m: &Hardware) -> Option<attention::Sizes> {
-    match (dag.op(v), dag.args(v)) {
-        (Op::Attention { causal, .. }, [q, k, w, ..]) if m.arch.is_gpu() => {
-            let shapes = [q, k, w].map(|&a| dag.shape(a));
-            Some(attention::Sizes::of(operands(dag, v), shapes, *causal).settled(m))
+    /// Whether this is a matmul or a convolution of f32, for which a contract may allow tf32.
+    pub fn is_f32_matmul(&self) -> bool {
+        matches!(self.op, Op::Dot | Op::Linear | Op::Conv { .. }) && self.operands() == DType::F32
+    }
+    /// Most flops per second on matrix units. Attention of f32 may multiply as other f32 matmuls do.
+    pub fn matrix_rate(&self, m: &Hardware) -> f64 {
+        let exact = m.matrix_rate(self.operands().name());
+        match self.op {
+            _ if self.is_f32_matmul() => m.f32_matmul(self.op).1,
+            Op::Attention { .. } if self.operands() == DType::F32 => m.f32_matmul(self.op).1.max(exact),
+            _ => exact,
         }
-        _ => None,
+    }
+    /// Sizes of an attention on a GPU, with the precision in which it multiplies f32.
+    pub fn attention_sizes(&self, m: &Hardware) -> Option<attention::Sizes> {
+        match (self.op, &self.args[..]) {
+            (Op::Attention { causal, .. }, [q, k, w, ..]) if m.arch.is_gpu() => {
+                let shapes = [q, k, w].map(|ty| &ty.shape[..]);
+                Some(attention::Sizes::of(self.operands(), shapes, *causal).settled(m))
+            }
+            _ => None,
+        }
+    }
+    /// Seconds on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys also
+    /// where its mask ends them at a number that only a run knows: a cache that is full is the case that costs most.
+    pub fn matrix_seconds(&self, m: &Hardware) -> f64 {
+        if let Some(sizes) = self.attention_sizes(m) {
+            return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
+        }
+        if self.op.is_attention_of_steps() {
+            return INTERPRETED;
+        }
+        let flops = self.matrix_flops();
+        if flops > 0. { flops / self.matrix_rate(m) } else { 0. }
+    }
+    /// Seconds of the op before kernels are known: its arithmetic; of an anchor op also its launch and its result.
+    pub fn seconds(&self, m: &Hardware) -> f64 {
+        let class = Class::of(self.op);
+        let computed = if class == Class::Reduce { count(self.args[0]) } else { self.op.weight() * count(self.ty) };
+        let launches = class.is_anchor() && class != Class::Scan || matches!(class, Class::Fallback | Class::Result);
+        let written = count(self.ty) * self.ty.dtype.bytes() as f64;
+        match class {
+            Class::Leaf | Class::View | Class::Generator => 0.,
+            _ if launches => m.rates.launch + self.matrix_seconds(m) + written / m.rates.bandwidth,
+            _ => computed / m.rates.alu,
+        }
     }
 }
 
-/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys
-/// also where its mask ends them at a number that only a run knows: a cache that is full is the case that costs most.
-pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if let Some(sizes) = attention_sizes(dag, v, m) {
-        return if sizes.has_program() { sizes.predicted(m) } else { INTERPRETED };
-    }
-    if dag.op(v).is_attention_of_steps() {
-        return INTERPRETED;
-    }
-    let flops = matrix_flops(dag, v);
-    if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
+fn count(ty: &Type) -> f64 {
+    ty.shape.iter().map(|&d| d as f64).product()
 }
+
 /// Price of attention without a block program, in seconds: more than any alternative.
 pub const INTERPRETED: f64 = 1.0;
 
@@ -138,7 +171,7 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     // The log-sum-exp of an attention may come from the kernel of its result.
     let computes = |v: &&usize| {
         let beside = matches!(dag.op(**v), Op::Attention { lse: true, .. });
-        matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty() && !beside
+        OpTypes::of(dag, **v).matrix_flops() > 0. && !dag.args(**v).is_empty() && !beside
     };
     let matmuls = dag.live.iter().filter(computes);
     // Matmuls that may share a launch (dual GEMM): those that share their left operand.
@@ -153,8 +186,9 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let kernels: f64 = matmuls
         .map(|&v| {
             let launch = if shares_launch(v) { launch / 2. } else { launch };
-            let exact = m.matrix_rate(operands(dag, v).name());
-            launch + matrix_flops(dag, v) / matrix_rate(dag, v, m).max(exact)
+            let op = OpTypes::of(dag, v);
+            let exact = m.matrix_rate(op.operands().name());
+            launch + op.matrix_flops() / op.matrix_rate(m).max(exact)
         })
         .sum();
     let tables: FxHashSet<usize> = dag
@@ -163,8 +197,8 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
         .filter(|&&v| matches!(dag.op(v), Op::Take { .. } | Op::Gather { .. }))
         .filter_map(|&v| dag.args(v).first().copied())
         .collect();
-    let leaves = dag.live.iter().filter(|&&v| dag.class[v] == kiln_graph::ops::Class::Leaf && !tables.contains(&v));
-    let written = dag.roots.iter().filter(|&&r| dag.class[r] != kiln_graph::ops::Class::Leaf);
+    let leaves = dag.live.iter().filter(|&&v| dag.class[v] == Class::Leaf && !tables.contains(&v));
+    let written = dag.roots.iter().filter(|&&r| dag.class[r] != Class::Leaf);
     let moved: f64 = leaves.chain(written.clone()).map(|&v| dag.bytes(v)).sum();
     kernels.max(if written.count() > 0 { launch + m.least_transfer(moved) } else { 0. })
 }

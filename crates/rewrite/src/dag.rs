@@ -6,7 +6,7 @@
 use crate::concat;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op, Source, Type, UnaryOp, ValueId};
-use kiln_plan::Stage;
+use kiln_plan::{Form, Stage};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -22,6 +22,8 @@ pub struct Value {
     pub rules: Vec<&'static str>,
     /// Values of the graph that it equals, ascending; none if a rule made it.
     pub of: Vec<ValueId>,
+    /// By which templates a GPU can compute it, if it multiplies.
+    pub forms: Vec<Form>,
 }
 
 /// A value with its operands, which are earlier nodes.
@@ -44,7 +46,7 @@ impl Program {
         let (mut nodes, mut at): (Vec<Node>, Vec<usize>) = (Vec::with_capacity(g.len()), Vec::with_capacity(g.len()));
         let push = |nodes: &mut Vec<Node>, op: &Op, ty: Type, source: &Source, of: Vec<ValueId>, args: Vec<usize>| {
             let frozen = is_frozen(op, args.iter().map(|&a| nodes[a].value.frozen));
-            let value = Value { op: op.clone(), ty, source: source.clone(), frozen, rules: vec![], of };
+            let value = Value { op: op.clone(), ty, source: source.clone(), frozen, rules: vec![], of, forms: vec![] };
             nodes.push(Node { value: Rc::new(value), args });
             nodes.len() - 1
         };

@@ -1,8 +1,8 @@
 //! From chosen kernels to a [`Plan`]: buffers, bodies, names, and the reason for each kernel.
 use crate::RewriteError;
-use crate::body::body;
+use crate::body::{Body, body};
 use crate::checker::Checker;
-use crate::cost::{attention_sizes, is_f32_matmul, lower_bound, microseconds};
+use crate::cost::{OpTypes, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Limits, Region, Regions, best_cut, boundaries};
@@ -12,8 +12,8 @@ use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::Hardware;
 use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Origin, Plan, Precision, Reason,
-    Stage, Stop,
+    Alternative, Buffer, BufferId, BufferKind, Cost, Form, Kernel as Planned, KernelKind, Origin, Plan, Precision,
+    Reason, Stage, Stop,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,48 +135,86 @@ impl Emitter<'_> {
         // Views of parameters that a kernel needs in memory are stored at load time.
         let frozen = |id: &usize| kernels.by_id[id].members.iter().all(|&m| dag.frozen(m));
         let (early, late): (Vec<usize>, Vec<usize>) = order.into_iter().partition(frozen);
-        for id in early.into_iter().chain(late) {
+        let order: Vec<usize> = early.into_iter().chain(late).collect();
+        let chosen = Self::chosen_forms(dag, kernels, &order, check);
+        for id in order {
             let stage = if frozen(&id) { Stage::Load } else { dag.stage };
             let k = &kernels.by_id[&id];
             let stops = stops(apart.get(&id).map_or(&[][..], Vec::as_slice), &names);
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], tuning: None };
             self.kernel(dag, k, &names[&id].1, (stage, check.machine), reason);
+            if let (Some(form), Some(last)) = (chosen.get(&id), self.plan.kernels.last_mut()) {
+                last.form = Some(*form);
+            }
         }
         Ok(())
     }
+    /// The cheapest form of every kernel that multiplies, by its id.
+    fn chosen_forms(dag: &Dag, kernels: &Regions, order: &[usize], check: &Checker) -> BTreeMap<usize, Form> {
+        let multiplies = |id: &usize| !forms(dag, &kernels.by_id[id]).is_empty();
+        let ids: Vec<usize> = order.iter().copied().filter(multiplies).collect();
+        let regions: Vec<&Region> = ids.iter().map(|id| &kernels.by_id[id]).collect();
+        let chosen = check.chosen_forms(dag, &regions);
+        ids.into_iter().zip(chosen).filter_map(|(id, form)| Some((id, form?))).collect()
+    }
     fn kernel(&mut self, dag: &Dag, k: &Region, name: &str, (stage, machine): (Stage, &Hardware), mut reason: Reason) {
-        let b = body(dag, k, name);
+        let (mut planned, b) = kernel(dag, k, name, stage, machine);
         let origin = |&(m, value): &(usize, _)| Origin {
             value,
             names: self.names.all(self.program, m),
             rules: dag.nodes[m].value.rules.iter().map(|r| r.to_string()).collect(),
         };
         reason.origins = b.values.iter().filter(|(m, _)| dag.class[*m] != Class::Generator).map(origin).collect();
-        let of = |&m: &usize| match attention_sizes(dag, m, machine) {
-            Some(sizes) => Some(sizes.precision),
-            None => is_f32_matmul(dag, m).then(|| machine.f32_matmul(dag.op(m)).0),
-        };
-        let precision = k.members.iter().find_map(of).filter(|_| stage == Stage::Run).unwrap_or(Precision::Exact);
-        let planned = Planned {
-            name: name.to_string(),
-            kind: kind(dag, &k.members),
-            stage,
-            body: b.graph,
-            inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
-            outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
-            cost: match kind(dag, &k.members) {
-                KernelKind::Fallback => Cost { us: None, roofline_us: None, ..k.price.cost() },
-                _ => k.price.cost(),
-            },
-            precision,
-            rounding: self.plan.contract.rounding(),
-            batch_invariant: self.plan.contract.batch_invariant,
-            schedule: None,
-            reason,
-        };
+        planned.reason = reason;
+        planned.inputs = k.reads.iter().map(|&v| self.buffer(v, stage)).collect();
+        planned.outputs = b.stores.iter().map(|&v| self.buffer(v, stage)).collect();
         self.plan.kernels.push(planned);
         self.members.push((name.to_string(), k.members.clone()));
+    }
+}
+
+/// The kernel of a region, without its buffers and reasons; and its body.
+pub fn kernel(dag: &Dag, k: &Region, name: &str, stage: Stage, machine: &Hardware) -> (Planned, Body) {
+    let mut b = body(dag, k, name);
+    let precision_of = |&m: &usize| {
+        let op = OpTypes::of(dag, m);
+        let multiplies = !op.args.is_empty() && op.is_f32_matmul();
+        let attention = op.attention_sizes(machine).map(|sizes| sizes.precision);
+        attention.or(multiplies.then(|| machine.f32_matmul(op.op).0))
+    };
+    let precision = k.members.iter().find_map(precision_of).filter(|_| stage == Stage::Run).unwrap_or(Precision::Exact);
+    let planned = Planned {
+        name: name.to_string(),
+        kind: kind(dag, &k.members),
+        stage,
+        body: std::mem::take(&mut b.graph),
+        inputs: vec![],
+        outputs: vec![],
+        cost: match kind(dag, &k.members) {
+            KernelKind::Fallback => Cost { us: None, roofline_us: None, ..k.price.cost() },
+            _ => k.price.cost(),
+        },
+        precision,
+        rounding: machine.contract.rounding(),
+        batch_invariant: machine.contract.batch_invariant,
+        form: None,
+        schedule: None,
+        reason: Reason::default(),
+    };
+    (planned, b)
+}
+
+/// The forms that rules give a region: those of its matmul, convolution or attention; of two matmuls those of a dual
+/// GEMM.
+pub fn forms(dag: &Dag, k: &Region) -> Vec<Form> {
+    let multiplies = |m: &&usize| !dag.nodes[**m].value.forms.is_empty();
+    let found: Vec<usize> = k.members.iter().filter(multiplies).copied().collect();
+    let dual = |form: &Form| matches!(form, Form::Gemm(gemm) if gemm.dual);
+    match found[..] {
+        [] => vec![],
+        [one] => dag.nodes[one].value.forms.clone(),
+        [one, ..] => dag.nodes[one].value.forms.iter().copied().filter(dual).collect(),
     }
 }
 

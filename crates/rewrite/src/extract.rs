@@ -4,9 +4,10 @@
 //! From there, hill climbing tries families of alternative forms (all values of a kind at once, so that repeated layers
 //! change together). Every choice is priced by planning its kernels.
 use crate::checker::Checker;
-use crate::cost;
+use crate::compare::{Planned, improves};
+use crate::cost::OpTypes;
 use crate::dag::{Dag, Node, Program, Value};
-use crate::language::{ClassData, ENode, op};
+use crate::language::{ClassData, ENode, op, template};
 use crate::planner::{self, Regions};
 use crate::rules::Saturated;
 use egg::Id;
@@ -63,38 +64,13 @@ impl<'a> Extractor<'a> {
         Extractor { s, roots, written, of, values: HashMap::new(), tried: vec![] }
     }
 
-    /// Estimated seconds of a form by itself, before kernels are known: arithmetic, plus launches and stores of anchor
-    /// ops.
-    fn own_seconds(&self, fact: &ClassData, t: &ENode, m: &Hardware) -> f64 {
+    /// Estimated seconds of a form, before kernels are known.
+    fn seconds(&self, data: &ClassData, t: &ENode, m: &Hardware) -> f64 {
         let g = &self.s.builder.g;
-        // Invariant: a term has the operands of its op, of the ranks that inference asks for.
-        let arg = |i: usize| &g[t.args[i]].data.ty;
-        let count = |ty: &Type| ty.shape.iter().map(|&d| d as f64).product::<f64>();
-        let from_end = |i: usize, n: usize| arg(i).shape[arg(i).rank() - n] as f64;
-        let (o, bytes) = (op(g, t), count(&fact.ty) * fact.ty.dtype.bytes() as f64);
+        let args = t.args.iter().map(|a| &g[*a].data.ty).collect();
         // Work done once at load time costs next to nothing, but less of it is better.
-        let scale = if fact.frozen { 1e-6 } else { 1. };
-        let seconds = match Class::of(o) {
-            Class::Leaf | Class::View | Class::Generator => 0.,
-            Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.rates.alu,
-            Class::Reduce | Class::ArgReduce | Class::Scan => count(arg(0)) / m.rates.alu,
-            Class::Matmul => {
-                m.rates.launch
-                    + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype.name())
-                    + bytes / m.rates.bandwidth
-            }
-            // The host has no kernel of it.
-            Class::Attention if !m.arch.is_gpu() && o.is_attention_of_steps() => cost::INTERPRETED,
-            Class::Attention => {
-                let (keys, depth, width) = (from_end(1, 2), from_end(0, 1), from_end(2, 1));
-                let flops = 2. * count(arg(0)) * keys * (1. + width / depth.max(1.));
-                m.rates.launch + flops / m.matrix_rate(fact.ty.dtype.name()) + bytes / m.rates.bandwidth
-            }
-            Class::Conv | Class::Pool | Class::Scatter | Class::Fallback | Class::Result => {
-                m.rates.launch + bytes / m.rates.bandwidth
-            }
-        };
-        1e-9 + scale * seconds
+        let scale = if data.frozen { 1e-6 } else { 1. };
+        1e-9 + scale * OpTypes { op: op(g, t), ty: &data.ty, args }.seconds(m)
     }
 
     /// Bottom-up by tree cost, as egg's extractor does.
@@ -109,9 +85,9 @@ impl<'a> Extractor<'a> {
             now.pop_first()
         }) {
             let (class, mut changed) = (&g[id], false);
-            for t in &class.nodes {
+            for t in class.nodes.iter().filter(|t| template(g, t).is_none()) {
                 let args = t.args.iter().map(|a| best.get(&g.find(*a)).map(|b| b.0)).sum::<Option<f64>>();
-                let Some(cost) = args.map(|a| a + self.own_seconds(&class.data, t, m)) else { continue };
+                let Some(cost) = args.map(|a| a + self.seconds(&class.data, t, m)) else { continue };
                 if best.get(&id).is_none_or(|b| cost < b.0 * (1. - 1e-12)) {
                     best.insert(id, (cost, t));
                     changed = true;
@@ -146,6 +122,7 @@ impl<'a> Extractor<'a> {
                     .map(|r| r.iter().copied().collect())
                     .unwrap_or_default(),
                 of: of.get(&id).cloned().unwrap_or_default(),
+                forms: crate::forms::of(s, id, t),
             })
         };
         self.values.entry((id, t.key)).or_insert_with(make).clone()
@@ -201,7 +178,7 @@ impl<'a> Extractor<'a> {
                 continue;
             }
             let mut others: BTreeMap<&str, &ENode> = BTreeMap::new();
-            for t in g[id].nodes.iter().filter(|t| t.key != now.key) {
+            for t in g[id].nodes.iter().filter(|t| t.key != now.key && template(g, t).is_none()) {
                 others.entry(op(g, t).name()).or_insert(t);
             }
             let from = op(g, now).name();
@@ -231,16 +208,15 @@ impl<'a> Extractor<'a> {
         let mut values = program.nodes.len();
         let mut best = Best { program, dag, first_seconds: kernels.seconds(), kernels, tried: 1 };
         loop {
-            let before = best.kernels.seconds();
+            let mut improved = false;
             let mut seen: BTreeSet<Vec<(Id, ENode)>> = BTreeSet::new();
-            for (how, family) in self.families(&choice, &best.program, &ids, check.machine) {
+            for (_, family) in self.families(&choice, &best.program, &ids, check.machine) {
                 if best.tried >= MAX_TRIES || values >= MAX_VALUES {
                     return Some(best);
                 }
                 if !seen.insert(family.clone()) {
                     continue;
                 }
-                let size = family.len() as f64;
                 let mut other = choice.clone();
                 other.extend(family);
                 let Some((program, other_ids)) = self.program(&other) else { continue };
@@ -249,14 +225,14 @@ impl<'a> Extractor<'a> {
                 best.tried += 1;
                 values += program.nodes.len();
                 self.tried.push((kernels.seconds(), program.clone()));
-                // Short matmuls take somewhat longer than predicted.
-                let spare = if how.starts_with("attention") { size * check.machine.rates.launch } else { 0. };
-                if kernels.seconds() + spare < best.kernels.seconds() * (1. - 1e-6) {
+                let (now, new) = (Planned::new(&best.dag, &best.kernels), Planned::new(&dag, &kernels));
+                if improves(&now, &new, check) {
+                    improved = true;
                     best = Best { program, dag, kernels, ..best };
                     (choice, ids) = (other, other_ids);
                 }
             }
-            if best.kernels.seconds() >= before * (1. - 1e-6) {
+            if !improved {
                 return Some(best);
             }
         }

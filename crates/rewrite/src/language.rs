@@ -1,10 +1,14 @@
 //! The e-graph's language: tensor values only. Loads, stores and kernels are absent on purpose.
 //!
 //! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned
-//! ([`ValueAnalysis::keys`]), so e-nodes are small and ordered, and congruent nodes have equal types.
+//! ([`ValueAnalysis::keys`]), so e-nodes are small and ordered, and congruent nodes have equal types. After saturation
+//! the classes of matmuls, convolutions and attention get e-nodes of templates too ([`crate::forms`]), whose operands
+//! are arrays in memory.
 use crate::dag::is_frozen;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, Type, UnaryOp};
+use kiln_plan::Engine;
+use kiln_plan::form::{GemmTemplate, Patches, Storage};
 use std::collections::HashMap;
 
 /// An op with its result type; `serial` keeps fallback calls distinct, which may have side effects.
@@ -13,6 +17,23 @@ pub struct OpKey {
     pub op: Op,
     pub ty: Type,
     pub serial: Option<u32>,
+    /// How a GPU computes the op, if the e-node says so.
+    pub template: Option<Template>,
+}
+
+/// How a GPU computes a matmul, a convolution or attention, or where it reads an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Template {
+    /// A GEMM of two arrays; `split`: in slices of K; `dual`: as one of two that share a launch.
+    Gemm { template: GemmTemplate, split: bool, dual: bool },
+    /// Attention; `split`: in slices of the keys; `block_mask`: of the blocks of keys that a launch before it finds.
+    Attention { engine: Engine, split: bool, block_mask: bool },
+    /// The transpose of its operand, a GEMM whose operands are in the other order.
+    Transpose,
+    /// The matrix of a convolution's patches.
+    Patches(Patches),
+    /// An array that holds its operand.
+    Array(Storage),
 }
 
 /// An e-node.
@@ -78,6 +99,11 @@ pub fn op<'a>(g: &'a Values, t: &ENode) -> &'a Op {
     &g.analysis.keys[t.key as usize].op
 }
 
+/// The template of an e-node, if it has one.
+pub fn template(g: &Values, t: &ENode) -> Option<Template> {
+    g.analysis.keys[t.key as usize].template
+}
+
 impl Analysis<ENode> for ValueAnalysis {
     type Data = ClassData;
     fn make(g: &mut Values, t: &ENode, _: Id) -> ClassData {
@@ -96,7 +122,7 @@ impl Analysis<ENode> for ValueAnalysis {
     fn modify(g: &mut Values, id: Id) {
         let fact = &g[id].data;
         let (Some(v), true) = (fact.number(), fact.ty.shape.is_empty() && fact.ty.dtype.is_float()) else { return };
-        let head = OpKey { op: Op::Const(Scalar::Float(v)), ty: fact.ty.clone(), serial: None };
+        let head = OpKey { op: Op::Const(Scalar::Float(v)), ty: fact.ty.clone(), serial: None, template: None };
         let head = g.analysis.key(head);
         let constant = g.add(ENode { key: head, args: vec![] });
         g.union(id, constant);

@@ -23,6 +23,7 @@ pub mod body;
 pub mod build;
 pub mod certificate;
 pub mod checker;
+pub mod compare;
 pub mod concat;
 mod constants;
 pub mod constraints;
@@ -30,11 +31,13 @@ pub mod cost;
 pub mod dag;
 pub mod emit;
 pub mod extract;
+pub mod forms;
 pub mod impossible;
 pub mod language;
 pub mod names;
 pub mod pattern;
 pub mod planner;
+pub mod prices;
 pub mod proof;
 pub mod region;
 pub mod rules;
@@ -43,6 +46,7 @@ pub mod why;
 
 use build::Builder;
 use checker::Checker;
+use compare::{Planned, improves};
 pub use constraints::{Constraints, Group, Pinned};
 use dag::{Dag, Program};
 use emit::Fusion;
@@ -51,6 +55,7 @@ use impossible::Impossible;
 use kiln_graph::{Graph, Op, decompose::decompose_all};
 use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Plan, Search};
+pub use prices::{Candidate, Prices};
 use proof::Prover;
 pub use proof::{Proofs, Step};
 use std::collections::BTreeMap;
@@ -100,6 +105,18 @@ pub fn plan_under(
     plan_counted(g, machine, options, constraints).map(|p| p.0)
 }
 
+/// The same, with the form of every kernel that multiplies: the cheapest of those that rules give it.
+pub fn plan_priced(
+    g: &Graph,
+    machine: &Machine,
+    options: &Options,
+    constraints: &Constraints,
+    prices: Option<&dyn Prices>,
+) -> Result<Plan, RewriteError> {
+    let hardware = Hardware { machine, contract: options.contract };
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), false)?.0)
+}
+
 /// The work of planning: counts, not times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
@@ -131,9 +148,10 @@ pub fn proofs(
     machine: &Machine,
     options: &Options,
     constraints: &Constraints,
+    prices: Option<&dyn Prices>,
 ) -> Result<Proofs, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    Ok(search(g, options, constraints, &mut Checker::new(&hardware), true)?.1.steps)
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), true)?.1.steps)
 }
 
 /// A plan, and all that shows that it computes the graph.
@@ -151,9 +169,10 @@ pub fn certified(
     machine: &Machine,
     options: &Options,
     constraints: &Constraints,
+    prices: Option<&dyn Prices>,
 ) -> Result<Certified, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    let (plan, proofs) = search(g, options, constraints, &mut Checker::new(&hardware), true)?;
+    let (plan, proofs) = search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), true)?;
     let Found { entries, applications, .. } = proofs;
     Ok(Certified { plan, entries, applications })
 }
@@ -193,7 +212,8 @@ fn search(
     builder.tile = check.machine.templates.tile;
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
-    let saturated = rules::saturate(builder, options.contract.rules());
+    let mut saturated = rules::saturate(builder, options.contract.rules());
+    forms::add(&mut saturated, check.machine);
     let mut extractor = Extractor::new(&saturated, &roots, &ids, &written);
     let mut best = extractor.best(check).ok_or(RewriteError::Cycle)?;
     let mut limits = None;
@@ -229,8 +249,8 @@ fn search(
     Ok((plan, found))
 }
 
-/// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their
-/// price without constraints, which is a lower bound of their price under constraints.
+/// The cheapest plan under `constraints`, over the programs tried: that of `best` unless another improves on it. The
+/// roofline of a program without constraints is a lower bound of that under constraints.
 fn within(
     g: &Graph,
     best: Best,
@@ -243,15 +263,15 @@ fn within(
     tried.insert(0, (best.kernels.seconds(), best.program));
     let (mut found, mut refused): (Option<(Best, planner::Limits)>, Option<Impossible>) = (None, None);
     for (least, program) in tried {
-        let have = found.as_ref().map(|f| f.0.kernels.seconds() * (1. - 1e-6));
-        if have.is_some_and(|have| have <= least) {
-            break;
-        }
         let mut dag = Dag::run(&program);
+        let have = found.as_ref().map(|f| Planned::new(&f.0.dag, &f.0.kernels));
+        if have.is_some_and(|have| have.refuses(&dag, least, check)) {
+            continue;
+        }
         let planned = constraints::resolve(g, &program, &mut dag, constraints)
             .and_then(|limits| Ok((planner::fused_under(&dag, check, &limits)?, limits)));
         match planned {
-            Ok((kernels, limits)) if have.is_none_or(|have| kernels.seconds() < have) => {
+            Ok((kernels, limits)) if have.is_none_or(|have| improves(&have, &Planned::new(&dag, &kernels), check)) => {
                 found = Some((Best { program, dag, kernels, first_seconds, tried: count }, limits));
             }
             Ok(_) => {}

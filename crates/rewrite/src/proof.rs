@@ -1,7 +1,7 @@
 //! From the graph as it was written to a kernel's body: the rules that made its forms, in an order in which each
 //! matches what is there before it. Every step states that two forms of one class are equal; that all of them are is
 //! tested (`rules/sound.rs`).
-use crate::language::{ENode, op};
+use crate::language::{ENode, op, template};
 use crate::pattern::Pattern;
 use crate::rules::{Application, Right, Saturated};
 use egg::Id;
@@ -106,7 +106,7 @@ impl<'a> Prover<'a> {
         if let Some(v) = self.of.get(&x) {
             return format!("%{}", v.0);
         }
-        match (deep.checked_sub(1), g[x].nodes.first()) {
+        match (deep.checked_sub(1), g[x].nodes.iter().find(|t| template(g, t).is_none())) {
             (Some(deep), Some(t)) => self.term(t, deep),
             _ => "…".to_string(),
         }

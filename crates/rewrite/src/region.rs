@@ -4,7 +4,7 @@
 //! access maps (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row
 //! and which run along it. An anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and
 //! once. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
-use crate::cost::{Price, matrix_flops, matrix_seconds};
+use crate::cost::{OpTypes, Price};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
 use kiln_graph::ops::Class;
@@ -266,12 +266,12 @@ fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, R
 
 /// Price of one op that reads its operands and writes its result.
 pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
-    let matrix = matrix_flops(dag, v);
+    let op = OpTypes::of(dag, v);
     let price = Price {
         read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),
         written: dag.bytes(v),
-        matrix,
-        matrix_seconds: matrix_seconds(dag, v, machine),
+        matrix: op.matrix_flops(),
+        matrix_seconds: op.matrix_seconds(machine),
         other: dag.op(v).weight() * dag.count(v),
         seconds: 0.,
     };

@@ -4,7 +4,7 @@ use kiln_rewrite::{Constraints, Options, Proofs, proofs};
 use std::collections::BTreeSet;
 
 fn steps(text: &str) -> Proofs {
-    proofs(&graph(text), &h200(), &Options::default(), &Constraints::default()).expect("a plan")
+    proofs(&graph(text), &h200(), &Options::default(), &Constraints::default(), None).expect("a plan")
 }
 
 #[test]

@@ -8,11 +8,12 @@ use crate::{
     cache::{Key, Kind},
     workers,
 };
-use kiln_lower::LowerError;
+use kiln_lower::{Chosen, LowerError};
 use kiln_machine::Machine;
-use kiln_plan::{Plan, Schedule};
-use kiln_rewrite::RewriteError;
-use std::collections::HashMap;
+use kiln_plan::{Form, Plan, Schedule};
+use kiln_rewrite::{Candidate, Prices, RewriteError};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
@@ -44,7 +45,8 @@ fn plan_key(model: &Model, options: &CompileOptions) -> Option<Key> {
     Some(key.with(&serde_json::to_vec(options.machine()).ok()?).with(&serde_json::to_vec(&model.graph).ok()?))
 }
 fn new_plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
-    let mut plan = unscheduled(model, options)?;
+    let schedules = Schedules::new(options.machine());
+    let mut plan = unscheduled(model, options, &schedules)?;
     // A requested schedule that does not fit its kernel fails here, so that no command continues without it.
     for k in plan.kernels.iter().filter(|k| k.schedule.is_some()) {
         match kiln_lower::lower_at(k, options.machine()) {
@@ -53,38 +55,94 @@ fn new_plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
             Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
-    schedule(&mut plan, options.machine())?;
+    schedules.assign(&mut plan)?;
     Ok(plan)
 }
 
 /// The plan of a model, in which kernels have schedules where constraints or measurements give them.
-pub(crate) fn unscheduled(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+pub(crate) fn unscheduled(model: &Model, options: &CompileOptions, schedules: &Schedules) -> Result<Plan, Error> {
     options.check()?;
     if !options.fuse && !options.constraints.is_empty() {
         return Err(Error::usage("an unfused plan takes no constraints", "leave out --unfused or --constraints"));
     }
     let constraints = options.constraints.resolve(&model.graph)?;
-    let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
+    let mut plan = plan_under(model, options, &constraints, schedules).map_err(|e| not_planned(model, e))?;
     options.constraints.schedule(&mut plan, &model.graph, options.target)?;
     if let Some(measurements) = &options.tuned {
         measurements.apply(&mut plan, options)?;
     }
     Ok(plan)
 }
-/// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
-pub(crate) fn schedule(plan: &mut Plan, machine: &Machine) -> Result<(), Error> {
-    // Layers repeat: kernels with equal bodies have equal schedules.
-    let alike = alike(&plan.kernels);
-    let found = workers::map(&alike, |all| kiln_lower::chosen(&plan.kernels[all[0]], machine));
-    for (all, found) in alike.into_iter().zip(found) {
-        match found {
-            Ok(chosen) => all.into_iter().for_each(|i| take(&mut plan.kernels[i], chosen.clone())),
-            // Lowering refuses it with the same reason.
-            Err(LowerError::Unsupported { .. }) => {}
-            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
-        }
+/// The cheapest schedules of kernels on a machine. Layers repeat, and the planner asks for prices of kernels that the
+/// plan has in the end: each kernel is scheduled once.
+pub(crate) struct Schedules<'a> {
+    machine: &'a Machine,
+    known: RefCell<HashMap<String, Scheduled>>,
+}
+/// What was found for a kernel; an error that is a defect of lowering is kept for [`Schedules::assign`].
+type Scheduled = Result<Chosen, LowerError>;
+
+impl<'a> Schedules<'a> {
+    pub(crate) fn new(machine: &'a Machine) -> Schedules<'a> {
+        Schedules { machine, known: RefCell::default() }
     }
-    Ok(())
+    /// Schedules those of these kernels that are not known yet, on all cores. `forms`: what each may be computed by.
+    fn find(&self, kernels: &[(&kiln_plan::Kernel, Option<&[Form]>)]) -> Vec<String> {
+        let keys: Vec<String> = kernels.iter().map(|(k, _)| key(k)).collect();
+        let mut asked: Vec<usize> = vec![];
+        let mut new: HashSet<&str> = HashSet::new();
+        for (i, key) in keys.iter().enumerate() {
+            if !self.known.borrow().contains_key(key) && new.insert(key) {
+                asked.push(i);
+            }
+        }
+        let found = workers::map(&asked, |&i| kiln_lower::chosen_among(kernels[i].0, self.machine, kernels[i].1));
+        let mut known = self.known.borrow_mut();
+        for (i, found) in asked.into_iter().zip(found) {
+            // The plan states the form that was found; it is asked for by that form then.
+            if let Ok(Chosen { form: Some(form), .. }) = &found {
+                known.insert(key(&kiln_plan::Kernel { form: Some(*form), ..kernels[i].0.clone() }), found.clone());
+            }
+            known.insert(keys[i].clone(), found);
+        }
+        keys
+    }
+    /// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
+    pub(crate) fn assign(&self, plan: &mut Plan) -> Result<(), Error> {
+        let kernels: Vec<_> = plan.kernels.iter().map(|k| (k, None)).collect();
+        let keys = self.find(&kernels);
+        let known = self.known.borrow();
+        for (kernel, key) in plan.kernels.iter_mut().zip(&keys) {
+            match known.get(key) {
+                Some(Ok(chosen)) => take(kernel, chosen.clone()),
+                // Lowering refuses it with the same reason.
+                Some(Err(LowerError::Unsupported { .. })) | None => {}
+                Some(Err(defect)) => return Err(not_lowered(defect.clone())),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Prices for Schedules<'_> {
+    fn price(&self, candidates: &[Candidate]) -> Vec<Option<f64>> {
+        // A kernel that the model refuses has no price; a defect is met again where the plan's kernels are lowered.
+        let price = |c: &Candidate| kiln_lower::price_among(&c.kernel, self.machine, c.allowed()).ok().flatten();
+        workers::map(candidates, price)
+    }
+    fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>> {
+        let kernels: Vec<_> = candidates.iter().map(|c| (&c.kernel, c.allowed())).collect();
+        let keys = self.find(&kernels);
+        let known = self.known.borrow();
+        keys.iter().map(|key| known.get(key)?.as_ref().ok()?.form).collect()
+    }
+}
+
+/// All that the schedule of a kernel depends on.
+fn key(k: &kiln_plan::Kernel) -> String {
+    let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
+    let (kind, invariant) = (k.kind.name(), k.batch_invariant);
+    format!("{kind} {invariant} {:?} {:?} {:?} {asked:?} {body}", k.rounding, k.precision, k.form)
 }
 /// The kernels that differ in names, buffers and reasons alone, the earliest first: what is decided for one of them
 /// holds for all.
@@ -92,10 +150,7 @@ pub(super) fn alike(kernels: &[kiln_plan::Kernel]) -> Vec<Vec<usize>> {
     let mut found: Vec<Vec<usize>> = vec![];
     let mut known: HashMap<String, usize> = HashMap::new();
     for (i, k) in kernels.iter().enumerate() {
-        let (body, asked) = (kiln_graph::text::print(&k.body.bare()), k.schedule.as_ref().map(Schedule::to_string));
-        let (kind, invariant) = (k.kind.name(), k.batch_invariant);
-        let key = format!("{kind} {invariant} {:?} {:?} {asked:?} {body}", k.rounding, k.precision);
-        let at = *known.entry(key).or_insert(found.len());
+        let at = *known.entry(key(k)).or_insert(found.len());
         if at == found.len() {
             found.push(vec![]);
         }
@@ -104,6 +159,7 @@ pub(super) fn alike(kernels: &[kiln_plan::Kernel]) -> Vec<Vec<usize>> {
     found
 }
 pub(super) fn take(kernel: &mut kiln_plan::Kernel, chosen: kiln_lower::Chosen) {
+    kernel.form = chosen.form;
     kernel.schedule = chosen.schedule;
     kernel.cost.us = chosen.us.map(|us| (us * 1e4).round() / 1e4).or(kernel.cost.roofline_us);
 }
@@ -120,9 +176,12 @@ pub(crate) fn plan_under(
     model: &Model,
     options: &CompileOptions,
     constraints: &kiln_rewrite::Constraints,
+    schedules: &Schedules,
 ) -> Result<Plan, RewriteError> {
     let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
-    kiln_rewrite::plan_under(&model.graph, options.machine(), &search, constraints)
+    // The model has no prices of the host's programs.
+    let prices = options.machine().arch.is_gpu().then_some(schedules as &dyn Prices);
+    kiln_rewrite::plan_priced(&model.graph, options.machine(), &search, constraints, prices)
 }
 pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
     let help = match e {

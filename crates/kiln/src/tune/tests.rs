@@ -24,7 +24,8 @@ fn free() -> Plan {
 fn store(schedule: &str, device: &str, compiler: &str) -> Store {
     let machine = Machine { device: device.into(), target: "sm_90a".into() };
     let mut store = Store::default();
-    let open = compile::unscheduled(&model(), &options()).expect("plans");
+    let open =
+        compile::unscheduled(&model(), &options(), &compile::Schedules::new(options().machine())).expect("plans");
     for k in open.kernels.iter().filter(|k| is_open(k)) {
         let key = Key { compiler: compiler.into(), ..key(k, &machine) };
         let default = "call library".to_string();

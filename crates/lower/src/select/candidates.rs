@@ -10,6 +10,7 @@ use crate::nest::lowering::{Lowering, Stated};
 use crate::scalar::composite::Decomposed;
 use crate::select::{self, propose};
 use kiln_machine::Machine;
+use kiln_plan::form::{Form, GemmTemplate};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
@@ -28,31 +29,48 @@ pub struct Scheduled {
 /// How a kernel is lowered, and what it is predicted to take.
 #[derive(Clone, Default)]
 pub struct Chosen {
+    /// By which template a GPU computes what it multiplies; `None` for other kernels.
+    pub form: Option<Form>,
     /// The schedule that it has, or else the cheapest, with those of all launches; `None` for a fallback.
     pub schedule: Option<Schedule>,
     /// Microseconds of all its launches; `None` where the model has no price.
     pub us: Option<f64>,
 }
 
-/// The schedule of a kernel, the cheapest one if its plan has none, and its price.
+/// The schedule of a kernel, the cheapest one of its form if its plan has none, and its price.
 pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> {
+    chosen_among(kernel, machine, None)
+}
+
+/// The same, of the cheapest of these forms.
+pub fn chosen_among(kernel: &Kernel, machine: &Machine, forms: Option<&[Form]>) -> Result<Chosen, LowerError> {
+    let chosen = chosen_schedule(kernel, machine, forms)?;
+    Ok(Chosen { form: chosen.schedule.as_ref().and_then(|s| form_of(kernel, machine, s)), ..chosen })
+}
+
+fn chosen_schedule(kernel: &Kernel, machine: &Machine, forms: Option<&[Form]>) -> Result<Chosen, LowerError> {
+    let forms = FormsAllowed::new(kernel, forms);
     if let Some(schedule) = &kernel.schedule {
         let price = if machine.arch.is_gpu() { priced(kernel, machine, schedule)? } else { None };
         let schedule = lowered(kernel, machine)?.with_launches(schedule.clone());
-        return Ok(Chosen { schedule: Some(schedule), us: price.map(|p| p.us) });
+        return Ok(Chosen { form: None, schedule: Some(schedule), us: price.map(|p| p.us) });
     }
     // One that lowering refuses would leave the kernel without a program.
     if multiplies(kernel, machine)? {
         let found = match machine.arch.is_gpu() {
             true => {
-                unsupported_as_none(cheapest_product(kernel, machine, |_| true))?.flatten().map(|(l, us)| (l, Some(us)))
+                let found = unsupported_as_none(cheapest_product(kernel, machine, forms, |_| true))?.flatten();
+                if found.is_none() {
+                    forms.nests(kernel)?;
+                }
+                found.map(|(lowered, us)| (lowered, Some(us)))
             }
-            false => unsupported_as_none(cheapest(kernel, machine, |_| true))?,
+            false => unsupported_as_none(cheapest(kernel, machine, FormsAllowed::default(), |_| true))?,
         };
         if let Some((lowered, us)) = found
             && let Some(schedule) = lowered.schedule()
         {
-            return Ok(Chosen { schedule: Some(schedule), us });
+            return Ok(Chosen { form: None, schedule: Some(schedule), us });
         }
     }
     let cheapest = |lowering: &Lowering, nest: &Nest| Ok((lowering.launch(nest.name), propose::cheapest(nest)?));
@@ -63,7 +81,7 @@ pub fn chosen(kernel: &Kernel, machine: &Machine) -> Result<Chosen, LowerError> 
         [(_, (only, _))] => Some(only.clone()),
         all => Some(all.iter().map(|(name, (own, _))| Step::Launch(name.clone(), own.clone())).collect()),
     };
-    Ok(Chosen { schedule, us })
+    Ok(Chosen { form: None, schedule, us })
 }
 
 /// A kernel by its schedule, or else by the cheapest, with the schedule that the steps follow if they multiply.
@@ -71,10 +89,11 @@ pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError
     let by = |schedule| Kernel { schedule, ..kernel.clone() };
     let mut found = match &kernel.schedule {
         Some(_) => lower_scheduled(kernel, &with_contract(machine, kernel), propose::schedules_of)?,
-        None => cheapest(kernel, machine, |_| true)?.0,
+        None => cheapest(kernel, machine, FormsAllowed::new(kernel, None), |_| true)?.0,
     };
     if machine.arch.is_gpu() && found.matmul_schedule == Some(MatmulSchedule::Library) {
-        let without = cheapest(&by(None), machine, |m| *m != MatmulSchedule::Library);
+        let without = Kernel { form: None, ..by(None) };
+        let without = cheapest(&without, machine, FormsAllowed::default(), |m| *m != MatmulSchedule::Library);
         found.steps.otherwise = unsupported_as_none(without)?.map(|found| Box::new(found.0.steps));
     }
     Ok(found)
@@ -85,14 +104,16 @@ const MAX_TRIES_OF_FORM: usize = 2;
 
 /// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by
 /// those of its nests where none does.
-pub fn cheapest(
+fn cheapest(
     kernel: &Kernel,
     machine: &Machine,
+    forms: FormsAllowed,
     takes: impl Fn(&MatmulSchedule) -> bool,
 ) -> Result<(Lowered, Option<f64>), LowerError> {
-    if let Some((lowered, us)) = cheapest_product(kernel, machine, takes)? {
+    if let Some((lowered, us)) = cheapest_product(kernel, machine, forms, takes)? {
         return Ok((lowered, Some(us)));
     }
+    forms.nests(kernel)?;
     Ok((lower_scheduled(kernel, &with_contract(machine, kernel), propose::schedules_of)?, None))
 }
 
@@ -100,16 +121,15 @@ pub fn cheapest(
 fn cheapest_product(
     kernel: &Kernel,
     machine: &Machine,
+    forms: FormsAllowed,
     takes: impl Fn(&MatmulSchedule) -> bool,
 ) -> Result<Option<(Lowered, f64)>, LowerError> {
     let hardware = &with_contract(machine, kernel);
-    let mut all = if is_few(kernel, machine, MAX_ROWS_BY_SUMS[0])? { vec![] } else { multiplying(kernel, machine)? };
-    if let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
-        all.retain(|c| c.1 <= MIN_ADVANTAGE_OF_SUMS * rows.us);
-    }
+    let mut all = products(kernel, machine, forms)?;
+    all.retain(|c| takes(&c.0));
     // What does not fit in one tile seldom fits in another.
     let mut refused: Vec<((MatmulForm, bool), usize)> = vec![];
-    for (m, us) in all.into_iter().filter(|c| takes(&c.0)) {
+    for (m, us) in all {
         let form = match &m {
             MatmulSchedule::Matmul(p) => Some((p.form, p.tile.stages.is_some())),
             MatmulSchedule::Library | MatmulSchedule::Attention(_) => None,
@@ -129,6 +149,79 @@ fn cheapest_product(
         }
     }
     Ok(None)
+}
+
+/// The schedules of these forms that multiply by tiles or a library, in the order in which they are tried; none where
+/// sums along rows are cheaper.
+fn products(kernel: &Kernel, machine: &Machine, forms: FormsAllowed) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
+    let rows = forms.rows();
+    if rows && is_few(kernel, machine, MAX_ROWS_BY_SUMS[0])? {
+        return Ok(vec![]);
+    }
+    let mut all = multiplying(kernel, machine)?;
+    if kernel.kind != KernelKind::Reduction && forms.0.is_some() {
+        let matmuls = kernel.matmuls();
+        all.retain(|c| forms.contain(&Form::of_tiles(&c.0, kernel.kind, matmuls)));
+    }
+    if rows && let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
+        all.retain(|c| c.1 <= MIN_ADVANTAGE_OF_SUMS * rows.us);
+    }
+    Ok(all)
+}
+
+/// Microseconds of a kernel by the cheapest schedule of these forms, without lowering it: a schedule of that price may
+/// not fit. `None` on the host, and where the model has no price.
+pub fn price_among(kernel: &Kernel, machine: &Machine, forms: Option<&[Form]>) -> Result<Option<f64>, LowerError> {
+    if !machine.arch.is_gpu() {
+        return Ok(None);
+    }
+    if multiplies(kernel, machine)?
+        && let Some(cheapest) = products(kernel, machine, FormsAllowed::new(kernel, forms))?.first()
+    {
+        return Ok(Some(cheapest.1));
+    }
+    let nests = each_nest(kernel, machine, &|_, nest| Ok(propose::cheapest(nest)?.1.us))?;
+    Ok(if nests.is_empty() { None } else { Some(nests.iter().sum()) })
+}
+
+/// The form that a schedule gives a kernel on this machine; `None` on the host, which has one program for each matmul.
+fn form_of(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Option<Form> {
+    if machine.arch.is_gpu() { kernel.form_of(schedule) } else { None }
+}
+
+/// The forms that a choice is among; all of them if none are named.
+#[derive(Clone, Copy, Default)]
+struct FormsAllowed<'a>(Option<&'a [Form]>);
+
+impl<'a> FormsAllowed<'a> {
+    /// These forms; the one that the plan states, if it states one.
+    fn new(kernel: &'a Kernel, forms: Option<&'a [Form]>) -> FormsAllowed<'a> {
+        FormsAllowed(kernel.form.as_ref().map(std::slice::from_ref).or(forms))
+    }
+    fn contain(self, form: &Form) -> bool {
+        self.0.is_none_or(|all| all.contains(form))
+    }
+    /// Whether sums along rows are among them.
+    fn rows(self) -> bool {
+        self.0.is_none_or(|all| all.iter().any(is_by_rows))
+    }
+    /// Refuses nests where only other forms are allowed.
+    fn nests(self, kernel: &Kernel) -> Result<(), LowerError> {
+        match self.0 {
+            Some([form]) if !self.rows() => {
+                let why = format!(
+                    "no schedule of the form `{form}` fits it; `kiln explain MODEL --kernel NAME` lists its forms"
+                );
+                Err(LowerError::Unsupported { kernel: kernel.name.clone(), why })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a form is lowered as nests.
+fn is_by_rows(form: &Form) -> bool {
+    matches!(form, Form::Gemm(gemm) if gemm.template == GemmTemplate::Rows)
 }
 
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a
@@ -171,7 +264,7 @@ pub fn scheduled(kernel: &Kernel, machine: &Machine) -> Result<Option<Scheduled>
 /// Schedules of a kernel with their prices: first the one that it gets, then others, the cheapest first. Empty where
 /// there are none. Of a kernel that multiplies, not all of the others fit ([`fits`]).
 pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Price)>, LowerError> {
-    let kernel = &Kernel { schedule: None, ..kernel.clone() };
+    let kernel = &Kernel { form: None, schedule: None, ..kernel.clone() };
     let made = if multiplies(kernel, machine)? { lowered(kernel, machine)?.matmul_schedule } else { None };
     let priced = |(m, us): (MatmulSchedule, f64)| (m.schedule(), Price { us, ..Price::default() });
     let mut all: Vec<(Schedule, Price)> = multiplying(kernel, machine)?.into_iter().map(priced).collect();
@@ -193,6 +286,40 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
         Some(at) => all[..=at].rotate_right(1),
         None => all.insert(0, (first, Price::default())),
     }
+    Ok(all)
+}
+
+/// A form of a kernel that multiplies, by its cheapest schedule that fits.
+#[derive(Clone, Debug)]
+pub struct PricedForm {
+    /// The template.
+    pub form: Form,
+    /// Its cheapest schedule that fits.
+    pub schedule: Schedule,
+    /// Microseconds that it is predicted to take.
+    pub us: f64,
+}
+
+/// The forms of a kernel on a GPU, the cheapest first. Empty for a kernel that does not multiply.
+pub fn forms(kernel: &Kernel, machine: &Machine) -> Result<Vec<PricedForm>, LowerError> {
+    let mut all: Vec<PricedForm> = vec![];
+    let mut refused: Vec<(Form, usize)> = vec![];
+    for (schedule, price) in schedules(kernel, machine)? {
+        let Some(form) = form_of(kernel, machine, &schedule) else { continue };
+        let tries = refused.iter().find(|r| r.0 == form).map_or(0, |r| r.1);
+        if tries >= MAX_TRIES_OF_FORM || all.iter().any(|known| known.form == form) {
+            continue;
+        }
+        if unsupported_as_none(fits(kernel, machine, &schedule))?.is_some() {
+            all.push(PricedForm { form, schedule, us: price.us });
+        } else {
+            match refused.iter_mut().find(|r| r.0 == form) {
+                Some(known) => known.1 += 1,
+                None => refused.push((form, 1)),
+            }
+        }
+    }
+    all.sort_by(|a, b| a.us.total_cmp(&b.us));
     Ok(all)
 }
 

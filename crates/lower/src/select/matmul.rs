@@ -139,7 +139,10 @@ fn wgmma_tiles(
         let Some(parts) = parts else { continue };
         let (piece, through) = (parts.piece(p), if count == 1 { through } else { &sums });
         for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !engine.is_wide(p, t)) {
-            for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+            // FMAs have one tile in flight, and share no operands.
+            let pairs = [(1, 1), (2, 1), (1, 2), (2, 2)];
+            let pairs = if engine == Engine::Simt { &pairs[..1] } else { &pairs };
+            for &(cluster, in_flight) in pairs {
                 let choices = Choices { cluster, ..Choices::of(in_flight) };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, through);
                 all.extend(found.map(|s| {

@@ -25,6 +25,7 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         precision: kiln_plan::Precision::Exact,
         rounding: kiln_plan::Rounding::AtStores,
         batch_invariant: false,
+        form: None,
         schedule: None,
         reason: Reason::default(),
     }

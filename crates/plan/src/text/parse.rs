@@ -107,7 +107,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect("{")?;
     w.end()?;
     let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
-    let (mut rounding, mut batch_invariant, mut schedule) = (Rounding::default(), false, None);
+    let (mut rounding, mut batch_invariant, mut form, mut schedule) = (Rounding::default(), false, None, None);
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -135,6 +135,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 rounding = Rounding::PerOp;
             }
             "rules" => reason.rules = w.strings()?,
+            "form" => form = Some(w.string()?.parse()?),
             "schedule" => schedule = Some(w.string()?.parse()?),
             "tuned" => {
                 let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
@@ -164,13 +165,14 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     precision,
                     rounding,
                     batch_invariant,
+                    form,
                     schedule,
                     reason,
                 });
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rounding, batch_invariant, schedule, rules, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, batch_invariant, form, schedule, rules, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }

@@ -74,6 +74,9 @@ fn kernel(out: &mut String, k: &Kernel) {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
         let _ = writeln!(out, "    rules {}", rules.join(" "));
     }
+    if let Some(form) = &k.form {
+        let _ = writeln!(out, "    form {}", quoted(&form.to_string()));
+    }
     if let Some(schedule) = &k.schedule {
         let _ = writeln!(out, "    schedule {}", quoted(&schedule.to_string()));
     }

@@ -1,6 +1,6 @@
 //! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
 use super::{CheckedRegion, OF_SCORES, Reject, Scores, Use};
-use crate::cost::{attention_sizes, matrix_flops, matrix_seconds};
+use crate::cost::OpTypes;
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, ScoreStep};
@@ -46,8 +46,9 @@ impl CheckedRegion<'_> {
         if !whole || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
             return Err(Reject::AnchorRecomputed);
         }
-        self.price.matrix += matrix_flops(dag, v);
-        self.price.matrix_seconds += matrix_seconds(dag, v, self.machine);
+        let op = OpTypes::of(dag, v);
+        self.price.matrix += op.matrix_flops();
+        self.price.matrix_seconds += op.matrix_seconds(self.machine);
         let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
         let args = dag.args(v).to_vec();
         match kind {
@@ -144,7 +145,7 @@ impl CheckedRegion<'_> {
     fn attention(&mut self, v: usize, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
         let (dag, lead) = (self.dag, m.len() - 2);
         let (q, k) = (dag.shape(args[0]), dag.shape(args[1]));
-        self.reads_once = attention_sizes(dag, v, self.machine).is_some_and(|z| {
+        self.reads_once = OpTypes::of(dag, v).attention_sizes(self.machine).is_some_and(|z| {
             let one_block = matches!(z.way(self.machine), Way::Warps(t) if z.queries <= t.queries);
             one_block && z.heads == k[..lead].iter().product::<usize>()
         });

@@ -1,6 +1,6 @@
 //! Reductions and whole-row ops (softmax, norms): they fix the kernel's rows, and all of them must agree on these.
 use super::{CheckedRegion, Reject, Rows, Use};
-use crate::cost::{is_f32_matmul, operands};
+use crate::cost::OpTypes;
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op};
@@ -118,10 +118,10 @@ impl CheckedRegion<'_> {
         // Accumulators that are zero-initialised in each stage need a second set of accumulators, which halves a tile's
         // columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
-        let tensor_cores = match (operands(dag, anchor), m.f32_matmul(dag.op(anchor)).0) {
+        let tensor_cores = match (OpTypes::of(dag, anchor).operands(), m.f32_matmul(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
             (f8, _) if f8.is_f8() => half,
-            (_, Precision::Tf32) => is_f32_matmul(dag, anchor),
+            (_, Precision::Tf32) => OpTypes::of(dag, anchor).is_f32_matmul(),
             _ => false,
         };
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
@@ -144,7 +144,7 @@ impl CheckedRegion<'_> {
         let depth = dag.nodes[anchor].args.first().and_then(|&a| dag.shape(a).last().copied()).unwrap_or(1);
         let wide = head == self.machine.templates.tile || 2 * head == self.machine.templates.tile && depth <= DEEP;
         // Machines with dual GEMMs have warpgroup matmuls, whose programs these are.
-        let half = self.machine.dual_gemm(operands(dag, anchor).name());
+        let half = self.machine.dual_gemm(OpTypes::of(dag, anchor).operands().name());
         half && wide && head < columns && rows.saturating_mul(columns) >= MANY
     }
 

@@ -1,0 +1,103 @@
+//! Which of two plans of a graph is faster.
+//!
+//! The roofline decides where both multiply the same: it takes constant time, and what differs is how much is stored
+//! and read. Where matmuls, convolutions or attention differ (two of them joined, attention as matmuls), a roofline
+//! knows neither how full tiles are nor which forms there are: then the kernels that only one of the plans has are
+//! priced by their cheapest schedules. A plan whose kernels cannot be faster than those that it replaces
+//! ([`bound`]), or are far slower by the roofline, is refused without a price.
+use crate::checker::Checker;
+use crate::cost::bound;
+use crate::dag::Dag;
+use crate::planner::{Region, Regions};
+use kiln_graph::Type;
+use std::collections::BTreeMap;
+
+/// Prices that are closer than that are as often in the wrong order: then the roofline decides.
+const SAME_PRICE: f64 = 0.98;
+/// How much slower by the roofline kernels are that are refused without a price.
+const DECIDED_BY_ROOFLINE: f64 = 1.5;
+/// The same for rooflines, which only err in how they round.
+const SAME_ROOFLINE: f64 = 1. - 1e-6;
+
+/// Kernels of a program.
+#[derive(Clone, Copy)]
+pub struct Planned<'a> {
+    pub dag: &'a Dag,
+    pub kernels: &'a Regions,
+}
+
+impl<'a> Planned<'a> {
+    pub fn new(dag: &'a Dag, kernels: &'a Regions) -> Planned<'a> {
+        Planned { dag, kernels }
+    }
+    /// Whether no plan of another program, whose roofline is at least `least`, can improve on it.
+    pub fn refuses(&self, other: &Dag, least: f64, check: &Checker) -> bool {
+        let same = !check.has_prices() || problems(self.dag) == problems(other);
+        same && self.kernels.seconds() * SAME_ROOFLINE <= least
+    }
+    /// Its kernels of a run by what tells equal ones.
+    fn by_key(&self, kinds: &[u32], check: &mut Checker) -> BTreeMap<Vec<u32>, Vec<&'a Region>> {
+        let mut all: BTreeMap<Vec<u32>, Vec<&Region>> = BTreeMap::new();
+        let run = |r: &&Region| !r.members.iter().all(|&m| self.dag.frozen(m));
+        for region in self.kernels.by_id.values().filter(run) {
+            all.entry(check.key(self.dag, kinds, region)).or_default().push(region);
+        }
+        all
+    }
+    /// What these kernels take, if all have prices.
+    fn seconds(&self, kinds: &[u32], regions: &[&Region], check: &mut Checker) -> Option<f64> {
+        let priced = check.priced(self.dag, kinds, regions);
+        priced.into_iter().map(|price| Some(price? * 1e-6)).sum()
+    }
+}
+
+/// What a program multiplies in a run: types of results and operands, with how often each occurs.
+fn problems(dag: &Dag) -> BTreeMap<Vec<&Type>, usize> {
+    let mut found: BTreeMap<Vec<&Type>, usize> = BTreeMap::new();
+    let multiplies = |v: &&usize| !dag.nodes[**v].value.forms.is_empty() && !dag.frozen(**v);
+    for &v in dag.live.iter().filter(multiplies) {
+        let operands = dag.args(v).iter().take(2).map(|&a| dag.ty(a));
+        *found.entry(std::iter::once(dag.ty(v)).chain(operands).collect()).or_default() += 1;
+    }
+    found
+}
+
+/// Is `new` faster than `now`?
+pub fn improves(now: &Planned, new: &Planned, check: &mut Checker) -> bool {
+    let by_roofline = new.kernels.seconds() < now.kernels.seconds() * SAME_ROOFLINE;
+    if !check.has_prices() || problems(now.dag) == problems(new.dag) {
+        return by_roofline;
+    }
+    by_price(now, new, check).unwrap_or(by_roofline)
+}
+
+/// The same by the prices of the kernels that only one of them has; `None` if these are equal, or unknown.
+fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
+    let (kinds_now, kinds_new) = (check.kinds(now.dag), check.kinds(new.dag));
+    let (all_now, all_new) = (now.by_key(&kinds_now, check), new.by_key(&kinds_new, check));
+    let (gone, added) = (only_in(&all_now, &all_new), only_in(&all_new, &all_now));
+    let roofline = |regions: &[&Region]| regions.iter().map(|r| r.price.seconds).sum::<f64>();
+    if roofline(&added) >= DECIDED_BY_ROOFLINE * roofline(&gone) {
+        return Some(false);
+    }
+    let before = now.seconds(&kinds_now, &gone, check)?;
+    let least: f64 = added.iter().map(|r| bound(&r.price, check.machine)).sum();
+    if least >= before {
+        return Some(false);
+    }
+    let after = new.seconds(&kinds_new, &added, check)?;
+    match after {
+        _ if after < before * SAME_PRICE => Some(true),
+        _ if before < after * SAME_PRICE => Some(false),
+        _ => None,
+    }
+}
+
+/// Kernels of `a` beyond those that `b` has too.
+fn only_in<'a>(a: &BTreeMap<Vec<u32>, Vec<&'a Region>>, b: &BTreeMap<Vec<u32>, Vec<&'a Region>>) -> Vec<&'a Region> {
+    let more = |(key, regions): (&Vec<u32>, &Vec<&'a Region>)| {
+        let shared = b.get(key).map_or(0, Vec::len);
+        regions.iter().copied().skip(shared).collect::<Vec<_>>()
+    };
+    a.iter().flat_map(more).collect()
+}

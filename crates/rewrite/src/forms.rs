@@ -1,0 +1,592 @@
+//! Forms of matmuls, convolutions and attention in the e-graph: by which templates a GPU can compute them.
+//!
+//! Takes: a saturated e-graph and a machine. Adds to the class of each such value one e-node for each template
+//! ([`Template`]) that computes it. Operands of a template are arrays: a class that holds the operand as it is stored
+//! and, where a rule says so, as a copy in the layout that the template reads (`layout(a)`); so n templates and two
+//! arrays for each of two operands are n e-nodes and four more, not 4 n. A GEMM of operands in the other order is in a
+//! class of its own, and the value is its transpose. Sizes of tiles, stages and slices are no part of a form: the price
+//! of a form is that of its cheapest schedule.
+//!
+//! [`RULES`] are data, as all rules are: a name, premises on the machine, the contract and the types, an example and a
+//! near miss. They match ops alone and give nothing that another rule matches, so one pass after saturation finds all.
+use crate::language::{ENode, OpKey, Template, op, template};
+use crate::rules::Saturated;
+use egg::Id;
+use kiln_graph::ops::Class;
+use kiln_graph::{DType, Op, Type};
+use kiln_plan::form::{AttentionForm, Form, GemmForm, GemmTemplate, Patches, Storage};
+use kiln_plan::{Engine, Hardware, Precision};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A premise of a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Premise {
+    /// A machine with instructions of warpgroups.
+    Warpgroups,
+    /// Operands of bf16, f16 or 8-bit floats.
+    Half,
+    /// Operands of f32.
+    Single,
+    /// Operands of f64.
+    Double,
+    /// Operands of types that GPU libraries multiply: bf16, f16, f32 and f64.
+    LibraryTypes,
+    /// The contract computes f32 in tf32.
+    Tf32,
+    /// The contract computes f32 as three matmuls in tf32.
+    Tf32x3,
+    /// The order of a sum may depend on the number of rows.
+    AnyOrder,
+    /// The machine has dual GEMMs of this type.
+    DualGemm,
+    /// One of these holds.
+    Any(&'static [Premise]),
+}
+use Premise::*;
+
+/// What a rule adds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adds {
+    /// A GEMM by this template.
+    Gemm(GemmTemplate),
+    /// The same in slices of K, by a template that stages operands in shared memory.
+    Split(GemmTemplate),
+    /// An operand as a copy.
+    Layout,
+    /// The transpose of a GEMM of operands in the other order.
+    Transpose,
+    /// A launch for two matmuls, or for the halves of one.
+    Dual,
+    /// A convolution's patches.
+    Patches(Patches),
+    /// Attention by this engine.
+    Attention(Engine),
+    /// The same in slices of the keys.
+    AttentionSplit,
+    /// The same of the blocks of keys that a mask leaves.
+    BlockMask,
+}
+
+/// A rule that adds forms.
+pub struct Rule {
+    pub name: &'static str,
+    /// The ops it applies to.
+    pub of: &'static [Class],
+    /// All must hold.
+    pub when: &'static [Premise],
+    pub adds: Adds,
+    /// A target, a contract, and a graph on which it applies.
+    pub example: Case,
+    /// The same, on which it does not.
+    pub near_miss: Case,
+}
+
+/// A target, a contract as in a plan's text, and a graph from the parenthesis of its inputs on.
+pub struct Case(pub &'static str, pub &'static str, pub &'static str);
+
+const MATMUL: &[Class] = &[Class::Matmul];
+const GEMM: &[Class] = &[Class::Matmul, Class::Conv];
+const CONV: &[Class] = &[Class::Conv];
+const ATTENTION: &[Class] = &[Class::Attention];
+
+const HALF: &str = "(%x: bf16[64,64], %z: bf16[64,64]) {\n %y = dot %x, %z\n return %y\n}";
+const HALVES: &str = "(%x: bf16[64,64], %z: bf16[64,64]) {
+ %d = dot %x, %z\n %a = slice %d axis=1 start=0 len=32 step=1\n %b = slice %d axis=1 start=32 len=32 step=1
+ %y = mul %a, %b\n return %y\n}";
+const SINGLE: &str = "(%x: f32[64,64], %z: f32[64,64]) {\n %y = dot %x, %z\n return %y\n}";
+const DOUBLE: &str = "(%x: f64[64,64], %z: f64[64,64]) {\n %y = dot %x, %z\n return %y\n}";
+const INTEGER: &str = "(%x: i32[64,64], %z: i32[64,64]) {\n %y = dot %x, %z\n return %y\n}";
+const CONVOLUTION: &str = "(%x: bf16[2,16,8,8], %w: bf16[16,16,3,3]) {
+ %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1 transposed=false output_padding=[0,0]\n return %y\n}";
+const SINGLE_ATTENTION: &str = "(%q: f32[2,64,64], %k: f32[2,64,64], %v: f32[2,64,64]) {\n %y = attention %q, %k, %v causal=false scale=0.125\n return %y\n}";
+const HALF_ATTENTION: &str = "(%q: bf16[2,64,64], %k: bf16[2,64,64], %v: bf16[2,64,64]) {\n %y = attention %q, %k, %v causal=false scale=0.125\n return %y\n}";
+const HOPPER: &str = "sm_90a";
+const AMPERE: &str = "sm_80";
+const TORCH: &str = "torch";
+
+/// Every rule. Rules that change a form come after those that give one.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "gemm-by-warpgroups",
+        of: GEMM,
+        when: &[Warpgroups, Any(&[Half, Tf32])],
+        adds: Adds::Gemm(GemmTemplate::Tiles(Engine::Wgmma)),
+        example: Case(HOPPER, TORCH, HALF),
+        near_miss: Case(AMPERE, TORCH, HALF),
+    },
+    Rule {
+        name: "gemm-by-warpgroups-3xtf32",
+        of: GEMM,
+        when: &[Warpgroups, Tf32x3],
+        adds: Adds::Gemm(GemmTemplate::Tiles(Engine::Wgmma3xTf32)),
+        example: Case(HOPPER, "torch+splits", SINGLE),
+        near_miss: Case(HOPPER, TORCH, SINGLE),
+    },
+    Rule {
+        name: "gemm-by-warps",
+        of: GEMM,
+        when: &[Any(&[Half, Tf32])],
+        adds: Adds::Gemm(GemmTemplate::Tiles(Engine::Mma)),
+        example: Case(AMPERE, TORCH, HALF),
+        near_miss: Case(AMPERE, TORCH, SINGLE),
+    },
+    Rule {
+        name: "gemm-by-fmas",
+        of: GEMM,
+        when: &[Any(&[Single, Double])],
+        adds: Adds::Gemm(GemmTemplate::Tiles(Engine::Fma)),
+        example: Case(HOPPER, TORCH, SINGLE),
+        near_miss: Case(HOPPER, TORCH, INTEGER),
+    },
+    Rule {
+        name: "gemm-by-rows",
+        of: GEMM,
+        when: &[],
+        adds: Adds::Gemm(GemmTemplate::Rows),
+        example: Case(HOPPER, TORCH, INTEGER),
+        near_miss: Case(HOPPER, TORCH, HALF_ATTENTION),
+    },
+    Rule {
+        name: "gemm-by-library",
+        of: MATMUL,
+        when: &[LibraryTypes],
+        adds: Adds::Gemm(GemmTemplate::Library),
+        example: Case(HOPPER, TORCH, DOUBLE),
+        near_miss: Case(HOPPER, TORCH, INTEGER),
+    },
+    Rule {
+        name: "gemm-in-slices",
+        of: GEMM,
+        when: &[Warpgroups, AnyOrder, Any(&[Half, Tf32])],
+        adds: Adds::Split(GemmTemplate::Tiles(Engine::Wgmma)),
+        example: Case(HOPPER, TORCH, HALF),
+        near_miss: Case(HOPPER, "torch+batch_invariant", HALF),
+    },
+    Rule {
+        name: "gemm-in-slices-3xtf32",
+        of: GEMM,
+        when: &[Warpgroups, AnyOrder, Tf32x3],
+        adds: Adds::Split(GemmTemplate::Tiles(Engine::Wgmma3xTf32)),
+        example: Case(HOPPER, "torch+splits", SINGLE),
+        near_miss: Case(HOPPER, "fast", SINGLE),
+    },
+    Rule {
+        name: "gemm-in-slices-of-fmas",
+        of: GEMM,
+        when: &[Warpgroups, AnyOrder, Single],
+        adds: Adds::Split(GemmTemplate::Tiles(Engine::Fma)),
+        example: Case(HOPPER, TORCH, SINGLE),
+        near_miss: Case(HOPPER, TORCH, HALF),
+    },
+    Rule {
+        name: "copied-operand",
+        of: GEMM,
+        when: &[Warpgroups, Any(&[Half, Single])],
+        adds: Adds::Layout,
+        example: Case(HOPPER, TORCH, HALF),
+        near_miss: Case(AMPERE, TORCH, HALF),
+    },
+    Rule {
+        name: "operands-swapped",
+        of: GEMM,
+        when: &[Warpgroups, AnyOrder, Any(&[Half, Tf32])],
+        adds: Adds::Transpose,
+        example: Case(HOPPER, "fast", SINGLE),
+        near_miss: Case(HOPPER, TORCH, SINGLE),
+    },
+    Rule {
+        name: "dual-gemm",
+        of: MATMUL,
+        when: &[DualGemm],
+        adds: Adds::Dual,
+        example: Case(HOPPER, TORCH, HALVES),
+        near_miss: Case(HOPPER, TORCH, HALF),
+    },
+    Rule {
+        name: "convolution-of-patches",
+        of: CONV,
+        when: &[],
+        adds: Adds::Patches(Patches::Im2col),
+        example: Case(AMPERE, TORCH, CONVOLUTION),
+        near_miss: Case(AMPERE, TORCH, HALF),
+    },
+    Rule {
+        name: "convolution-of-windows",
+        of: CONV,
+        when: &[Warpgroups],
+        adds: Adds::Patches(Patches::Windows),
+        example: Case(HOPPER, TORCH, CONVOLUTION),
+        near_miss: Case(AMPERE, TORCH, CONVOLUTION),
+    },
+    Rule {
+        name: "attention-by-warpgroups",
+        of: ATTENTION,
+        when: &[Warpgroups, Half],
+        adds: Adds::Attention(Engine::Wgmma),
+        example: Case(HOPPER, TORCH, HALF_ATTENTION),
+        near_miss: Case(AMPERE, TORCH, HALF_ATTENTION),
+    },
+    Rule {
+        name: "attention-by-warps",
+        of: ATTENTION,
+        when: &[Half],
+        adds: Adds::Attention(Engine::Mma),
+        example: Case(AMPERE, TORCH, HALF_ATTENTION),
+        near_miss: Case(AMPERE, TORCH, SINGLE_ATTENTION),
+    },
+    Rule {
+        name: "attention-by-warps-3xtf32",
+        of: ATTENTION,
+        when: &[Single, Tf32x3],
+        adds: Adds::Attention(Engine::Mma3xTf32),
+        example: Case(HOPPER, "torch+splits", SINGLE_ATTENTION),
+        near_miss: Case(HOPPER, TORCH, HALF_ATTENTION),
+    },
+    Rule {
+        name: "attention-by-fmas",
+        of: ATTENTION,
+        when: &[Single],
+        adds: Adds::Attention(Engine::Fma),
+        example: Case(HOPPER, TORCH, SINGLE_ATTENTION),
+        near_miss: Case(HOPPER, TORCH, HALF_ATTENTION),
+    },
+    Rule {
+        name: "attention-in-slices",
+        of: ATTENTION,
+        when: &[],
+        adds: Adds::AttentionSplit,
+        example: Case(HOPPER, TORCH, HALF_ATTENTION),
+        near_miss: Case(HOPPER, TORCH, HALF),
+    },
+    Rule {
+        name: "attention-by-block-mask",
+        of: ATTENTION,
+        when: &[Warpgroups, Half],
+        adds: Adds::BlockMask,
+        example: Case(HOPPER, TORCH, HALF_ATTENTION),
+        near_miss: Case(AMPERE, TORCH, HALF_ATTENTION),
+    },
+];
+
+/// Whether a premise holds of an op with operands of this type.
+fn holds(premise: Premise, op: &Op, dtype: DType, m: &Hardware) -> bool {
+    let single = dtype == DType::F32;
+    let precision = m.f32_matmul(op).0;
+    match premise {
+        Warpgroups => m.arch.has_wgmma(),
+        Half => matches!(dtype, DType::Bf16 | DType::F16) || dtype.is_f8(),
+        Single => single,
+        Double => dtype == DType::F64,
+        LibraryTypes => matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64),
+        Tf32 => single && precision == Precision::Tf32,
+        Tf32x3 => single && precision == Precision::Tf32x3,
+        AnyOrder => !m.contract.batch_invariant,
+        DualGemm => m.dual_gemm(dtype.name()),
+        Any(all) => all.iter().any(|p| holds(*p, op, dtype, m)),
+    }
+}
+
+/// The rules that apply to an op on operands of this type.
+fn applicable<'a>(op: &'a Op, dtype: DType, m: &'a Hardware) -> impl Iterator<Item = &'static Rule> + use<'a> {
+    let class = Class::of(op);
+    RULES.iter().filter(move |r| r.of.contains(&class) && r.when.iter().all(|p| holds(*p, op, dtype, m)))
+}
+
+/// Adds the forms of every matmul, convolution and attention. None on the host, which has one program for each.
+pub fn add(s: &mut Saturated, m: &Hardware) {
+    if !m.arch.is_gpu() {
+        return;
+    }
+    let g = &s.builder.g;
+    let multiplies = |t: &&ENode| matches!(Class::of(op(g, t)), Class::Matmul | Class::Conv | Class::Attention);
+    let mut nodes: Vec<(Id, ENode)> = vec![];
+    for class in g.classes() {
+        nodes.extend(class.nodes.iter().filter(multiplies).map(|t| (class.id, t.clone())));
+    }
+    nodes.sort();
+    let duals = duals(s, &nodes);
+    for (class, node) in nodes {
+        let dual = duals.contains(&(class, node.key));
+        Adder { s, m, class, node }.add(dual);
+    }
+    s.builder.g.rebuild();
+}
+
+/// Matmuls that may share a launch: those with a sibling of the same type and left operand, and those of which both
+/// halves of the columns are read.
+fn duals(s: &Saturated, nodes: &[(Id, ENode)]) -> BTreeSet<(Id, u32)> {
+    let g = &s.builder.g;
+    let mut siblings: BTreeMap<(u32, Id), Vec<Id>> = BTreeMap::new();
+    let matmuls = || nodes.iter().filter(|(_, t)| Class::of(op(g, t)) == Class::Matmul);
+    for (class, t) in matmuls() {
+        siblings.entry((t.key, g.find(t.args[0]))).or_default().push(*class);
+    }
+    let has_halves = |class: Id| {
+        let starts: BTreeSet<usize> = g[class]
+            .parents()
+            .flat_map(|p| g[g.find(p)].nodes.iter())
+            .filter(|t| t.args.first().is_some_and(|a| g.find(*a) == class))
+            .filter_map(|t| match op(g, t) {
+                Op::Slice { start, len, .. } if g[class].data.ty.shape.last() == Some(&(2 * len)) => Some(*start),
+                _ => None,
+            })
+            .collect();
+        starts.len() == 2
+    };
+    matmuls()
+        .filter(|(class, t)| siblings[&(t.key, g.find(t.args[0]))].len() > 1 || has_halves(*class))
+        .map(|(class, t)| (*class, t.key))
+        .collect()
+}
+
+/// Adds the forms of one e-node.
+struct Adder<'a, 'm> {
+    s: &'a mut Saturated,
+    m: &'a Hardware<'m>,
+    class: Id,
+    node: ENode,
+}
+
+impl Adder<'_, '_> {
+    fn add(mut self, dual: bool) {
+        let g = &self.s.builder.g;
+        let (o, ty) = (op(g, &self.node).clone(), g[self.class].data.ty.clone());
+        let Some(&left) = self.node.args.first() else { return };
+        let dtype = g[left].data.ty.dtype;
+        let rules: Vec<&Rule> = applicable(&o, dtype, self.m).collect();
+        let has = |adds: Adds| rules.iter().any(|r| r.adds == adds);
+        if Class::of(&o) == Class::Attention {
+            let options = |rule| if has(rule) { vec![false, true] } else { vec![false] };
+            for rule in &rules {
+                let Adds::Attention(engine) = rule.adds else { continue };
+                for split in options(Adds::AttentionSplit) {
+                    for block_mask in options(Adds::BlockMask) {
+                        let args = self.node.args.clone();
+                        let form = self.term(&o, &ty, Template::Attention { engine, split, block_mask }, args);
+                        self.s.builder.equate(self.class, form);
+                    }
+                }
+            }
+            return;
+        }
+        let copies = has(Adds::Layout);
+        let (first, second) = (left, self.node.args[1]);
+        let rest = self.node.args[2..].to_vec();
+        // A convolution multiplies its weight with patches of its input.
+        let pairs: Vec<([Id; 2], Option<Patches>)> = if Class::of(&o) == Class::Conv {
+            let patches = rules.iter().filter_map(|r| if let Adds::Patches(p) = r.adds { Some(p) } else { None });
+            patches.map(|p| ([second, self.value(first, Template::Patches(p))], Some(p))).collect()
+        } else {
+            vec![([first, second], None)]
+        };
+        for ([left, right], patches) in pairs {
+            let of_right = copies && patches != Some(Patches::Windows);
+            let args = [&[self.array(left, copies), self.array(right, of_right)][..], &rest].concat();
+            let swapped = has(Adds::Transpose).then(|| {
+                let [left, right] = [left, right].map(|x| self.value(x, Template::Transpose));
+                [&[self.array(right, of_right), self.array(left, copies)][..], &rest].concat()
+            });
+            for rule in &rules {
+                let (template, split) = match rule.adds {
+                    Adds::Gemm(template) => (template, false),
+                    Adds::Split(template) => (template, true),
+                    _ => continue,
+                };
+                // Tensor maps read windows to shared memory.
+                let staged = matches!(template, GemmTemplate::Tiles(e) if e != Engine::Mma);
+                if patches == Some(Patches::Windows) && !staged {
+                    continue;
+                }
+                let in_halves = if dual && has(Adds::Dual) { vec![false, true] } else { vec![false] };
+                for dual in in_halves {
+                    let how = Template::Gemm { template, split, dual };
+                    let form = self.term(&o, &ty, how, args.clone());
+                    self.s.builder.equate(self.class, form);
+                    if let (Some(swapped), GemmTemplate::Tiles(_), false) = (&swapped, template, dual) {
+                        let transposed = self.term(&o, &ty, how, swapped.clone());
+                        let form = self.value(transposed, Template::Transpose);
+                        self.s.builder.equate(self.class, form);
+                    }
+                }
+            }
+        }
+    }
+    /// An array that holds a value: as it is stored or, where `copies`, as a copy.
+    fn array(&mut self, value: Id, copies: bool) -> Id {
+        let stored = self.value(value, Template::Array(Storage::InPlace));
+        if copies {
+            let copy = self.value(value, Template::Array(Storage::Copied));
+            self.s.builder.equate(stored, copy);
+        }
+        stored
+    }
+    fn value(&mut self, of: Id, template: Template) -> Id {
+        let ty = self.s.builder.ty(of).clone();
+        self.term(&Op::Reshape(ty.shape.clone()), &ty, template, vec![of])
+    }
+    fn term(&mut self, op: &Op, ty: &Type, template: Template, args: Vec<Id>) -> Id {
+        let g = &mut self.s.builder.g;
+        let key = OpKey { op: op.clone(), ty: ty.clone(), serial: None, template: Some(template) };
+        let key = g.analysis.key(key);
+        g.add(ENode { key, args })
+    }
+}
+
+/// The forms in which the class computes an e-node: those of its templates whose operands are arrays of the e-node's.
+pub fn of(s: &Saturated, class: Id, node: &ENode) -> Vec<Form> {
+    let g = &s.builder.g;
+    let multiplies = matches!(Class::of(op(g, node)), Class::Matmul | Class::Conv | Class::Attention);
+    if !multiplies {
+        return vec![];
+    }
+    let mut found = BTreeSet::new();
+    let is = |class: Id, wanted: Template| g[g.find(class)].nodes.iter().find(|t| template(g, t) == Some(wanted));
+    let inner = |class: Id, wanted: Template| is(class, wanted).map(|t| g.find(t.args[0]));
+    // How an array holds the operand, or its transpose: its storages, and the patches of it.
+    let arrays = |array: Id, operand: Id, swap: bool| -> Vec<(Storage, Option<Patches>)> {
+        let operand = g.find(operand);
+        let reads = |storage: Storage| {
+            let stored = inner(array, Template::Array(storage))?;
+            let matrix = if swap { inner(stored, Template::Transpose)? } else { stored };
+            if matrix == operand {
+                return Some((storage, None));
+            }
+            let patches = [Patches::Im2col, Patches::Windows].into_iter();
+            let found = patches.into_iter().find(|p| inner(matrix, Template::Patches(*p)) == Some(operand));
+            found.map(|p| (storage, Some(p)))
+        };
+        [Storage::InPlace, Storage::Copied].into_iter().filter_map(reads).collect()
+    };
+    let same_rest = |t: &ENode| t.args[2..].iter().map(|a| g.find(*a)).eq(node.args[2..].iter().map(|a| g.find(*a)));
+    let is_conv = Class::of(op(g, node)) == Class::Conv;
+    let operands = |args: &[Id]| if is_conv { [args[1], args[0]] } else { [args[0], args[1]] };
+    let mut gemm = |t: &ENode, swap: bool| {
+        let Some(Template::Gemm { template, split, dual }) = template(g, t) else { return };
+        if op(g, t) != op(g, node) || !same_rest(t) {
+            return;
+        }
+        let [left, right] = operands(&node.args);
+        let [a, b] = if swap { [t.args[1], t.args[0]] } else { [t.args[0], t.args[1]] };
+        for (left, no_patches) in arrays(a, left, swap) {
+            for (right, patches) in arrays(b, right, swap) {
+                if no_patches.is_none() && patches.is_some() == is_conv {
+                    let operands = [left, right];
+                    found.insert(Form::Gemm(GemmForm { template, split, dual, swap, operands, patches }));
+                }
+            }
+        }
+    };
+    for t in &g[g.find(class)].nodes {
+        match template(g, t) {
+            Some(Template::Gemm { .. }) => gemm(t, false),
+            Some(Template::Transpose) => g[g.find(t.args[0])].nodes.iter().for_each(|t| gemm(t, true)),
+            _ => {}
+        }
+    }
+    for t in &g[g.find(class)].nodes {
+        if let Some(Template::Attention { engine, split, block_mask }) = template(g, t)
+            && op(g, t) == op(g, node)
+            && t.args == node.args
+        {
+            found.insert(Form::Attention(AttentionForm { engine, split, block_mask }));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// The rules that lead to a form, in order, each with the form that it gives.
+pub fn derivation(form: &Form) -> Vec<(&'static str, Form)> {
+    let named = |adds: Adds| RULES.iter().find(|r| r.adds == adds).map(|r| r.name);
+    let mut steps = vec![];
+    match *form {
+        Form::Attention(a) => {
+            let mut now = AttentionForm { split: false, block_mask: false, ..a };
+            steps.push((named(Adds::Attention(a.engine)), Form::Attention(now)));
+            if a.split {
+                now.split = true;
+                steps.push((named(Adds::AttentionSplit), Form::Attention(now)));
+            }
+            if a.block_mask {
+                now.block_mask = true;
+                steps.push((named(Adds::BlockMask), Form::Attention(now)));
+            }
+        }
+        Form::Gemm(f) => {
+            let patches = f.patches.map(|p| named(Adds::Patches(p)));
+            let mut now = GemmForm { patches: f.patches, ..GemmForm::new(f.template) };
+            steps.extend(patches.map(|name| (name, Form::Gemm(now))));
+            steps.push((named(Adds::Gemm(f.template)), Form::Gemm(now)));
+            for (at, storage) in f.operands.into_iter().enumerate().filter(|o| o.1 == Storage::Copied) {
+                now.operands[at] = storage;
+                steps.push((named(Adds::Layout), Form::Gemm(now)));
+            }
+            if f.dual {
+                now.dual = true;
+                steps.push((named(Adds::Dual), Form::Gemm(now)));
+            }
+            if f.swap {
+                now.swap = true;
+                steps.push((named(Adds::Transpose), Form::Gemm(now)));
+            }
+            if f.split {
+                now.split = true;
+                steps.push((named(Adds::Split(f.template)), Form::Gemm(now)));
+            }
+        }
+    }
+    steps.into_iter().filter_map(|(name, form)| Some((name?, form))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::Builder;
+    use crate::rules::saturate;
+    use kiln_graph::Graph;
+    use kiln_machine::Arch;
+
+    /// The rules that lead to the forms of a case.
+    fn applied(case: &Case) -> BTreeSet<&'static str> {
+        let Case(target, contract, text) = case;
+        let g: Graph = format!("graph g{text}").parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let arch = Arch::ALL.into_iter().find(|a| a.name() == *target).expect("a target");
+        let m = Hardware { machine: arch.machine(), contract: contract.parse().expect("a contract") };
+        let mut s = saturate(Builder::import(&g).0, m.contract.rules());
+        add(&mut s, &m);
+        let classes: Vec<(Id, ENode)> = (s.builder.g.classes())
+            .flat_map(|c| c.nodes.iter().filter(|t| template(&s.builder.g, t).is_none()).map(|t| (c.id, t.clone())))
+            .collect();
+        let forms = classes.iter().flat_map(|(class, t)| of(&s, *class, t));
+        forms.flat_map(|f| derivation(&f)).map(|step| step.0).collect()
+    }
+
+    #[test]
+    fn every_rule_applies_to_its_example_and_not_to_its_near_miss() {
+        for r in RULES {
+            assert!(applied(&r.example).contains(r.name), "{} does not apply to its example", r.name);
+            assert!(!applied(&r.near_miss).contains(r.name), "{} applies to its near miss", r.name);
+        }
+    }
+
+    #[test]
+    fn a_derivation_ends_in_its_form() {
+        for text in [
+            "gemm{wgmma, split}(layout(a), b)",
+            "permute(gemm{wgmma, split}(b, layout(a)))",
+            "gemm{rows, dual}(a, b)",
+            "gemm{wgmma}(w, windows(x))",
+            "gemm{mma}(w, im2col(x))",
+            "attention{wgmma, split, block-mask}(q, k, v)",
+        ] {
+            let form: Form = text.parse().expect("a form");
+            let steps = derivation(&form);
+            assert_eq!(steps.last().map(|s| s.1), Some(form), "{text}");
+            assert!(steps.len() > usize::from(text.contains(',')), "{text}: {steps:?}");
+        }
+    }
+
+    #[test]
+    fn the_host_has_no_forms() {
+        assert!(applied(&Case("cpu", TORCH, HALF)).is_empty());
+    }
+}

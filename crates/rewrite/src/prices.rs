@@ -1,0 +1,31 @@
+//! What kernels take by their cheapest schedules. The planner asks for it where the roofline cannot decide: by which
+//! form a matmul, a convolution or attention is computed, and between programs that differ in these.
+//!
+//! The roofline ([`crate::cost`]) takes constant time and needs no schedule, so it orders the hundreds of regions that
+//! are merged. A price needs a kernel's body and the schedules of each of its forms. What answers is lowering, which
+//! takes the schedule of that price: there is one price, and the form is chosen by it once.
+use kiln_plan::{Form, Kernel};
+
+/// A kernel and the forms that rules give it.
+pub struct Candidate {
+    /// Without a form or a schedule.
+    pub kernel: Kernel,
+    /// None for a kernel that does not multiply.
+    pub forms: Vec<Form>,
+}
+
+impl Candidate {
+    /// Its forms, if it multiplies.
+    pub fn allowed(&self) -> Option<&[Form]> {
+        Some(&self.forms[..]).filter(|forms| !forms.is_empty())
+    }
+}
+
+/// What prices kernels, and chooses their forms by the same prices.
+pub trait Prices {
+    /// For each candidate, the microseconds of its cheapest schedule in one of its forms; `None` where the model has no
+    /// price.
+    fn price(&self, candidates: &[Candidate]) -> Vec<Option<f64>>;
+    /// The form of that schedule, of those that fit; `None` where none fits, or the kernel does not multiply.
+    fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>>;
+}
