@@ -194,7 +194,7 @@ pub struct DeviceArgs {
 /// What must or must not be fused, which schedules kernels have, and the machine that plans are priced for.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
-    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_schedule]], [[kernel]].
+    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_schedule]], [[use_form]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
     /// Store written by `kiln tune`: kernels measured there have the fastest schedule found.
@@ -290,7 +290,7 @@ pub struct Explain {
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why: Vec<String>,
     /// Explain why A and B do not share a kernel, and what the plan would cost if they did; or, of a kernel and a
-    /// schedule, why the kernel does not have it.
+    /// schedule or a form such as 'gemm{mma}(a, b)', why the kernel does not have it.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why_not: Vec<String>,
     /// List every kernel, one line each.

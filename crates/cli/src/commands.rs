@@ -273,6 +273,15 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
             None => render::out(&answer.text(width)),
         };
     }
+    if let [kernel, form] = &a.why_not[..]
+        && let Some(form) = kiln::why_form::named(form)
+    {
+        let answer = kiln::why_form::ask(&model, &options, kernel, form)?;
+        return match &a.json {
+            Some(path) => render::to(path, &json(&answer)?),
+            None => render::out(&answer.text(width)),
+        };
+    }
     // Invariant: both flags take two names (`num_args`), and one of them was given.
     let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
     match &a.json {

@@ -14,6 +14,10 @@
 //! [[use_schedule]]                                   # how kernels are mapped onto a GPU
 //! at = "op:softmax"
 //! schedule = "split r 4096; bind warp 8"             # as `explain --kernel` names them
+//!
+//! [[use_form]]                                       # by which template it multiplies
+//! at = "mlp.down_proj"
+//! form = "gemm{wgmma, split}(a, b)"                  # as `explain --kernel` names them
 //! ```
 //! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the
 //! constraints.
@@ -21,7 +25,7 @@ use crate::{Error, select::select};
 use kiln_graph::Graph;
 use kiln_machine::Arch;
 use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage};
-use kiln_rewrite::{Group, Pinned};
+use kiln_rewrite::{FormOf, Group, Pinned};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,6 +47,17 @@ pub struct Constraints {
     pub kernel: Vec<KernelText>,
     /// Schedules of kernels.
     pub use_schedule: Vec<ScheduleText>,
+    /// Forms of kernels that multiply.
+    pub use_form: Vec<FormText>,
+}
+/// The form of the kernel that computes a value.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FormText {
+    /// Selector of values.
+    pub at: String,
+    /// A form, such as `gemm{wgmma}(a, b)`.
+    pub form: String,
 }
 /// The schedule of the kernel that computes a value.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -81,7 +96,7 @@ impl Constraints {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
                 format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
-                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_schedule]] and [[kernel]] tables",
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_schedule]], [[use_form]] and [[kernel]] tables",
             )
         })
     }
@@ -103,6 +118,7 @@ impl Constraints {
             never_fuse: self.never_fuse.iter().map(|names| each(names)).collect::<Result<_, _>>()?,
             keep_in_memory: each(&self.keep_in_memory)?,
             kernels: self.kernel.iter().map(|k| k.pinned(graph)).collect::<Result<_, _>>()?,
+            forms: self.use_form.iter().map(|f| form_of(f, graph)).collect::<Result<_, _>>()?,
         })
     }
     /// Sets the schedules of a plan's kernels. Whether they fit is left to lowering.
@@ -194,8 +210,19 @@ impl Constraints {
         for u in &self.use_schedule {
             let _ = writeln!(t, "\n[[use_schedule]]\nat = {}\nschedule = {}", quoted(&u.at), quoted(&u.schedule));
         }
+        for f in &self.use_form {
+            let _ = writeln!(t, "\n[[use_form]]\nat = {}\nform = {}", quoted(&f.at), quoted(&f.form));
+        }
         t
     }
+}
+
+fn form_of(f: &FormText, graph: &Graph) -> Result<FormOf, Error> {
+    let form = f.form.parse().map_err(|why: String| {
+        Error::usage(format!("use_form: {why}"), "`kiln explain MODEL --kernel NAME` shows the forms of a kernel")
+    })?;
+    let group = Group { label: format!("`{}`", f.at), values: select(&f.at, graph, None)? };
+    Ok(FormOf { group, names: BTreeSet::new(), form })
 }
 
 fn schedule(text: &str) -> Result<Schedule, Error> {

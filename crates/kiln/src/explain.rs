@@ -138,6 +138,12 @@ pub struct KernelReport {
     /// results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
+    /// On a GPU: by which template it multiplies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<String>,
+    /// On a GPU: its form and others that fit it, each by its cheapest schedule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forms: Vec<FormReport>,
     /// On a GPU: its schedule and others that fit it, with predicted times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedules: Vec<ScheduleReport>,
@@ -149,6 +155,20 @@ pub struct KernelReport {
     /// What a store of measurements says of it, if the plan was made with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,
+}
+
+/// A form that fits a kernel.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FormReport {
+    /// As constraints name it.
+    pub form: String,
+    /// Its cheapest schedule that fits.
+    pub schedule: String,
+    /// Predicted microseconds.
+    pub us: f64,
+    /// Where it computes the ops beside what it multiplies, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epilogue: Option<String>,
 }
 
 /// A schedule that fits a kernel.

@@ -64,6 +64,7 @@ mod torch;
 pub mod trace;
 pub mod tune;
 pub mod why;
+pub mod why_form;
 pub mod why_schedule;
 mod workers;
 mod wrap;

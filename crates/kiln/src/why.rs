@@ -207,7 +207,7 @@ fn pairs<'p>(plan: &Plan, a: &[&'p Kernel], b: &[&'p Kernel]) -> Vec<(&'p Kernel
 }
 
 /// Plans again under constraints that overturn a decision, and compares the kernels.
-fn overturn(
+pub(crate) fn overturn(
     model: &Model,
     options: &CompileOptions,
     plan: &Plan,

@@ -2,7 +2,7 @@
 //! fit, or the prices of both, term by term, and what decides between them.
 use crate::explain::{ScheduleReport, wrapped};
 use crate::{CompileOptions, Error, Model, compile};
-use kiln_plan::Schedule;
+use kiln_plan::{Plan, Schedule};
 use serde::Serialize;
 
 /// The answer about a kernel and a schedule.
@@ -30,11 +30,8 @@ pub fn named(text: &str) -> Option<Schedule> {
 /// The plan has no kernel of that name, is for the host, or cannot be made.
 pub fn ask(model: &Model, options: &CompileOptions, kernel: &str, schedule: &Schedule) -> Result<Answer, Error> {
     let plan = compile::plan(model, options)?;
-    let names: Vec<&str> = plan.kernels.iter().map(|k| k.name.as_str()).collect();
     let Some(k) = plan.kernels.iter().find(|k| k.name == kernel) else {
-        let near = crate::select::suggest(kernel, names.iter().copied());
-        let help = near.unwrap_or_else(|| "`kiln explain MODEL --all` lists the kernels".to_string());
-        return Err(Error::usage(format!("{} has no kernel `{kernel}`", model.graph.name), help));
+        return Err(no_kernel(model, &plan, kernel));
     };
     let machine = options.machine();
     if !machine.arch.is_gpu() {
@@ -49,6 +46,13 @@ pub fn ask(model: &Model, options: &CompileOptions, kernel: &str, schedule: &Sch
         asked: asked.as_ref().ok().map(|price| ScheduleReport::new(schedule, price.as_ref())),
         refused: asked.err().map(kiln_lower::LowerError::why),
     })
+}
+
+/// The error for a name that no kernel of a plan has.
+pub(crate) fn no_kernel(model: &Model, plan: &Plan, name: &str) -> Error {
+    let near = crate::select::suggest(name, plan.kernels.iter().map(|k| k.name.as_str()));
+    let help = near.unwrap_or_else(|| "`kiln explain MODEL --all` lists the kernels".to_string());
+    Error::usage(format!("{} has no kernel `{name}`", model.graph.name), help)
 }
 
 impl Answer {

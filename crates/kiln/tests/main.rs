@@ -5,6 +5,7 @@ mod certificates;
 mod decisions;
 mod engine;
 mod exported;
+mod forms;
 mod host_rows;
 mod indices;
 mod machine_code;

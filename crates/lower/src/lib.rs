@@ -27,8 +27,8 @@ mod steps;
 pub use cost::{features as facts, price};
 pub use error::LowerError;
 pub use select::candidates::{
-    Chosen, PROGRAMS, PricedForm, Scheduled, chosen, chosen_among, fits, forms, neighbours, price_among, priced,
-    relaunched, scheduled, schedules,
+    Chosen, Epilogue, PROGRAMS, PricedForm, Scheduled, chosen, chosen_among, fits, forms, neighbours, price_among,
+    priced, relaunched, scheduled, schedules,
 };
 
 use kiln_machine::{Arch, Machine};

@@ -131,14 +131,24 @@ fn engine_name(engine: Engine) -> &'static str {
     engine.name().trim_start_matches("tensor-core ")
 }
 
-impl fmt::Display for GemmForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let template = match self.template {
+impl GemmTemplate {
+    /// Its name in a form.
+    pub fn name(self) -> &'static str {
+        match self {
             GemmTemplate::Tiles(engine) => engine_name(engine),
             GemmTemplate::Rows => "rows",
             GemmTemplate::Library => "library",
-        };
-        let words = [Some(template), self.split.then_some("split"), self.dual.then_some("dual")];
+        }
+    }
+}
+impl fmt::Display for GemmTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+impl fmt::Display for GemmForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [Some(self.template.name()), self.split.then_some("split"), self.dual.then_some("dual")];
         let words: Vec<&str> = words.into_iter().flatten().collect();
         let (left, right) = match self.patches {
             None => ("a", "b"),

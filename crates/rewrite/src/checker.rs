@@ -67,11 +67,12 @@ impl<'a> Checker<'a> {
         self.priced.extend(new.collect::<Vec<_>>());
         keys.iter().map(|key| self.priced.get(key).copied().flatten()).collect()
     }
-    /// The forms that these regions get, which multiply.
-    pub fn chosen_forms(&self, dag: &Dag, regions: &[&Region]) -> Vec<Option<Form>> {
+    /// The cheapest of these forms of each region that multiplies.
+    pub fn chosen_forms(&self, dag: &Dag, regions: &[&Region], allowed: Vec<Vec<Form>>) -> Vec<Option<Form>> {
         let Some(prices) = self.prices else { return vec![None; regions.len()] };
-        let candidates: Vec<Candidate> = regions.iter().map(|r| candidate(dag, r, self.machine)).collect();
-        prices.choose(&candidates)
+        let candidate =
+            |(region, forms): (&&Region, Vec<Form>)| Candidate { forms, ..candidate(dag, region, self.machine) };
+        prices.choose(&regions.iter().zip(allowed).map(candidate).collect::<Vec<_>>())
     }
     /// Regions of equal keys have equal bodies and prices.
     pub fn key(&mut self, dag: &Dag, kinds: &[u32], region: &Region) -> Vec<u32> {

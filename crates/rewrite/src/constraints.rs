@@ -10,6 +10,7 @@ use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
 use kiln_graph::ops::Class;
 use kiln_graph::{Graph, ValueId};
+use kiln_plan::Form;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Values of the graph that a constraint refers to.
@@ -29,6 +30,16 @@ pub struct Pinned {
     pub reads: Vec<String>,
 }
 
+/// The form of the kernels that compute some values and multiply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FormOf {
+    /// Values of the graph; none if `names` says them.
+    pub group: Group,
+    /// Values by name as in [`kiln_plan::Origin`], which rules may have made.
+    pub names: BTreeSet<String>,
+    pub form: Form,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Constraints {
     /// One kernel computes all values of a group.
@@ -37,6 +48,7 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<Group>>,
     pub keep_in_memory: Vec<Group>,
     pub kernels: Vec<Pinned>,
+    pub forms: Vec<FormOf>,
 }
 impl Constraints {
     pub fn is_empty(&self) -> bool {
@@ -66,8 +78,13 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
     for group in &c.keep_in_memory {
         kept.extend(nodes(group, "keep_in_memory")?);
     }
-    dag.kept = kept.into_iter().collect();
     let names = Names::new(program);
+    for FormOf { group, names: wanted, form } in &c.forms {
+        let named = (0..program.nodes.len()).filter(|v| wanted.contains(names.of(*v)));
+        let values = if wanted.is_empty() { nodes(group, "use_form")? } else { named.collect() };
+        limits.forms.push((format!("use_form [{}]", group.label), values, *form));
+    }
+    dag.kept = kept.into_iter().collect();
     let by_name: BTreeMap<&str, usize> = (0..program.nodes.len()).map(|v| (names.of(v), v)).collect();
     limits.pinned = c.kernels.iter().map(|k| pin(dag, &by_name, k)).collect::<Result<_, _>>()?;
     contradictions(c, &limits)?;

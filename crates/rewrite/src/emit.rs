@@ -4,6 +4,7 @@ use crate::body::{Body, body};
 use crate::checker::Checker;
 use crate::cost::{OpTypes, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
+use crate::impossible::Impossible;
 use crate::names::Names;
 use crate::planner::{self, Apart, Limits, Region, Regions, best_cut, boundaries};
 use crate::region::{alone, kind};
@@ -41,6 +42,8 @@ struct Emitter<'a> {
     program: &'a Program,
     names: Names,
     limits: Option<&'a Limits>,
+    /// Constraints on forms that name a kernel which multiplies.
+    forms_met: BTreeSet<usize>,
     plan: Plan,
     /// Buffer of every value that is in memory.
     at: BTreeMap<usize, BufferId>,
@@ -69,7 +72,8 @@ pub fn emit(
     };
     let names = Names::new(program);
     let (at, params, members) = (BTreeMap::new(), FxHashMap::default(), vec![]);
-    let mut e = Emitter { program, names, limits, plan, at, params, serial: 0, fusion, members };
+    let forms_met = BTreeSet::new();
+    let mut e = Emitter { program, names, limits, forms_met, plan, at, params, serial: 0, fusion, members };
     for &i in &g.inputs {
         let Op::Input(n) = *g.op(i) else { continue };
         e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
@@ -79,6 +83,11 @@ pub fn emit(
     let kernels = fusion.kernels(&load, check);
     e.stage(&load, &kernels, check)?;
     e.stage(run.0, run.1, check)?;
+    let unmet = limits.iter().flat_map(|l| &l.forms).enumerate().find(|(n, _)| !e.forms_met.contains(n));
+    if let Some((_, (constraint, ..))) = unmet {
+        let why = "no kernel that computes it multiplies on a GPU".to_string();
+        return Err(Impossible { constraint: constraint.clone(), why }.into());
+    }
     e.plan.outputs = program.roots.iter().map(|&r| e.buffer(r, Stage::Run)).collect();
     Ok((e.plan, e.members))
 }
@@ -136,7 +145,7 @@ impl Emitter<'_> {
         let frozen = |id: &usize| kernels.by_id[id].members.iter().all(|&m| dag.frozen(m));
         let (early, late): (Vec<usize>, Vec<usize>) = order.into_iter().partition(frozen);
         let order: Vec<usize> = early.into_iter().chain(late).collect();
-        let chosen = Self::chosen_forms(dag, kernels, &order, check);
+        let chosen = self.chosen_forms(dag, kernels, &order, check)?;
         for id in order {
             let stage = if frozen(&id) { Stage::Load } else { dag.stage };
             let k = &kernels.by_id[&id];
@@ -150,13 +159,43 @@ impl Emitter<'_> {
         }
         Ok(())
     }
-    /// The cheapest form of every kernel that multiplies, by its id.
-    fn chosen_forms(dag: &Dag, kernels: &Regions, order: &[usize], check: &Checker) -> BTreeMap<usize, Form> {
+    /// The cheapest form of every kernel that multiplies, by its id; the one that a constraint asks for.
+    fn chosen_forms(
+        &mut self,
+        dag: &Dag,
+        kernels: &Regions,
+        order: &[usize],
+        check: &Checker,
+    ) -> Result<BTreeMap<usize, Form>, RewriteError> {
         let multiplies = |id: &usize| !forms(dag, &kernels.by_id[id]).is_empty();
         let ids: Vec<usize> = order.iter().copied().filter(multiplies).collect();
         let regions: Vec<&Region> = ids.iter().map(|id| &kernels.by_id[id]).collect();
-        let chosen = check.chosen_forms(dag, &regions);
-        ids.into_iter().zip(chosen).filter_map(|(id, form)| Some((id, form?))).collect()
+        let limits = self.limits.map_or(&[][..], |l| &l.forms);
+        let asked = |region: &Region| limits.iter().position(|l| region.members.iter().any(|m| l.1.contains(m)));
+        let mut allowed = vec![];
+        for region in &regions {
+            let mut all = forms(dag, region);
+            if let Some(limit) = asked(region) {
+                self.forms_met.insert(limit);
+                let (constraint, _, form) = &limits[limit];
+                if !all.contains(form) {
+                    let text: Vec<String> = all.iter().map(|f| format!("`{f}`")).collect();
+                    let why = format!("no rule gives it the form `{form}`; its forms are {}", text.join(", "));
+                    return Err(Impossible { constraint: constraint.clone(), why }.into());
+                }
+                all = vec![*form];
+            }
+            allowed.push(all);
+        }
+        let chosen = check.chosen_forms(dag, &regions, allowed);
+        for (region, form) in regions.iter().zip(&chosen) {
+            if let (Some(limit), None, true) = (asked(region), form, check.has_prices()) {
+                let (constraint, _, form) = &limits[limit];
+                let why = format!("no schedule of the form `{form}` fits the kernel");
+                return Err(Impossible { constraint: constraint.clone(), why }.into());
+            }
+        }
+        Ok(ids.into_iter().zip(chosen).filter_map(|(id, form)| Some((id, form?))).collect())
     }
     fn kernel(&mut self, dag: &Dag, k: &Region, name: &str, (stage, machine): (Stage, &Hardware), mut reason: Reason) {
         let (mut planned, b) = kernel(dag, k, name, stage, machine);

@@ -17,6 +17,7 @@ use kiln_graph::{DType, Op, Type};
 use kiln_plan::form::{AttentionForm, Form, GemmForm, GemmTemplate, Patches, Storage};
 use kiln_plan::{Engine, Hardware, Precision};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// A premise of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,6 +269,59 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
+/// The rules as text, for checkers that share no code with them.
+pub fn text() -> String {
+    let mut t = String::new();
+    for r in RULES {
+        let of: Vec<&str> = r.of.iter().map(|class| class_name(*class)).collect();
+        t += &format!("\nform {}\nof {}\n", r.name, of.join(" "));
+        r.when.iter().for_each(|p| t += &format!("when {p}\n"));
+        t += &format!("adds {}\n", r.adds);
+    }
+    t
+}
+
+fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Conv => "conv",
+        Class::Attention => "attention",
+        _ => "matmul",
+    }
+}
+
+impl fmt::Display for Premise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warpgroups => f.write_str("warpgroups"),
+            Half => f.write_str("half"),
+            Single => f.write_str("single"),
+            Double => f.write_str("double"),
+            LibraryTypes => f.write_str("library-types"),
+            Tf32 => f.write_str("tf32"),
+            Tf32x3 => f.write_str("tf32x3"),
+            AnyOrder => f.write_str("any-order"),
+            DualGemm => f.write_str("dual-gemm"),
+            Any(all) => f.write_str(&all.iter().map(Premise::to_string).collect::<Vec<_>>().join("|")),
+        }
+    }
+}
+impl fmt::Display for Adds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Adds::Gemm(template) => write!(f, "gemm {template}"),
+            Adds::Split(template) => write!(f, "split {template}"),
+            Adds::Layout => f.write_str("layout"),
+            Adds::Transpose => f.write_str("transpose"),
+            Adds::Dual => f.write_str("dual"),
+            Adds::Patches(Patches::Im2col) => f.write_str("patches im2col"),
+            Adds::Patches(Patches::Windows) => f.write_str("patches windows"),
+            Adds::Attention(engine) => write!(f, "attention {}", GemmTemplate::Tiles(*engine)),
+            Adds::AttentionSplit => f.write_str("attention-split"),
+            Adds::BlockMask => f.write_str("block-mask"),
+        }
+    }
+}
+
 /// Whether a premise holds of an op with operands of this type.
 fn holds(premise: Premise, op: &Op, dtype: DType, m: &Hardware) -> bool {
     let single = dtype == DType::F32;
@@ -339,6 +393,12 @@ fn duals(s: &Saturated, nodes: &[(Id, ENode)]) -> BTreeSet<(Id, u32)> {
         .collect()
 }
 
+/// Whether tiles of this template are staged in shared memory, on a machine with warpgroups: those of `mma` are loaded
+/// to registers. FMAs take both.
+fn is_staged(template: GemmTemplate) -> bool {
+    matches!(template, GemmTemplate::Tiles(engine) if engine != Engine::Mma)
+}
+
 /// Adds the forms of one e-node.
 struct Adder<'a, 'm> {
     s: &'a mut Saturated,
@@ -380,11 +440,16 @@ impl Adder<'_, '_> {
             vec![([first, second], None)]
         };
         for ([left, right], patches) in pairs {
-            let of_right = copies && patches != Some(Patches::Windows);
-            let args = [&[self.array(left, copies), self.array(right, of_right)][..], &rest].concat();
+            // Tensor maps describe windows of the input itself.
+            let copied = [copies, copies && patches != Some(Patches::Windows)];
+            let [a, b] = [left, right].map(|x| self.value(x, Template::Array));
+            let plain = [&[a, b][..], &rest].concat();
+            let [a, b] = [(left, copied[0]), (right, copied[1])].map(|(x, copies)| self.staged(x, copies));
+            let staged = [&[a, b][..], &rest].concat();
             let swapped = has(Adds::Transpose).then(|| {
                 let [left, right] = [left, right].map(|x| self.value(x, Template::Transpose));
-                [&[self.array(right, of_right), self.array(left, copies)][..], &rest].concat()
+                let [a, b] = [(right, copied[1]), (left, copied[0])].map(|(x, copies)| self.staged(x, copies));
+                [&[a, b][..], &rest].concat()
             });
             for rule in &rules {
                 let (template, split) = match rule.adds {
@@ -392,17 +457,17 @@ impl Adder<'_, '_> {
                     Adds::Split(template) => (template, true),
                     _ => continue,
                 };
-                // Tensor maps read windows to shared memory.
-                let staged = matches!(template, GemmTemplate::Tiles(e) if e != Engine::Mma);
-                if patches == Some(Patches::Windows) && !staged {
+                let stages = is_staged(template) && self.m.arch.has_wgmma();
+                if patches == Some(Patches::Windows) && !stages {
                     continue;
                 }
+                let args = if stages { &staged } else { &plain };
                 let in_halves = if dual && has(Adds::Dual) { vec![false, true] } else { vec![false] };
                 for dual in in_halves {
                     let how = Template::Gemm { template, split, dual };
                     let form = self.term(&o, &ty, how, args.clone());
                     self.s.builder.equate(self.class, form);
-                    if let (Some(swapped), GemmTemplate::Tiles(_), false) = (&swapped, template, dual) {
+                    if let (Some(swapped), true, false) = (&swapped, stages, dual) {
                         let transposed = self.term(&o, &ty, how, swapped.clone());
                         let form = self.value(transposed, Template::Transpose);
                         self.s.builder.equate(self.class, form);
@@ -411,11 +476,11 @@ impl Adder<'_, '_> {
             }
         }
     }
-    /// An array that holds a value: as it is stored or, where `copies`, as a copy.
-    fn array(&mut self, value: Id, copies: bool) -> Id {
-        let stored = self.value(value, Template::Array(Storage::InPlace));
+    /// An array that is staged: the value as it is stored or, where `copies`, as a copy.
+    fn staged(&mut self, value: Id, copies: bool) -> Id {
+        let stored = self.value(value, Template::Staged(Storage::InPlace));
         if copies {
-            let copy = self.value(value, Template::Array(Storage::Copied));
+            let copy = self.value(value, Template::Staged(Storage::Copied));
             self.s.builder.equate(stored, copy);
         }
         stored
@@ -445,8 +510,8 @@ pub fn of(s: &Saturated, class: Id, node: &ENode) -> Vec<Form> {
     // How an array holds the operand, or its transpose: its storages, and the patches of it.
     let arrays = |array: Id, operand: Id, swap: bool| -> Vec<(Storage, Option<Patches>)> {
         let operand = g.find(operand);
-        let reads = |storage: Storage| {
-            let stored = inner(array, Template::Array(storage))?;
+        let reads = |(template, storage): (Template, Storage)| {
+            let stored = inner(array, template)?;
             let matrix = if swap { inner(stored, Template::Transpose)? } else { stored };
             if matrix == operand {
                 return Some((storage, None));
@@ -455,7 +520,12 @@ pub fn of(s: &Saturated, class: Id, node: &ENode) -> Vec<Form> {
             let found = patches.into_iter().find(|p| inner(matrix, Template::Patches(*p)) == Some(operand));
             found.map(|p| (storage, Some(p)))
         };
-        [Storage::InPlace, Storage::Copied].into_iter().filter_map(reads).collect()
+        let arrays = [
+            (Template::Array, Storage::InPlace),
+            (Template::Staged(Storage::InPlace), Storage::InPlace),
+            (Template::Staged(Storage::Copied), Storage::Copied),
+        ];
+        arrays.into_iter().filter_map(reads).collect()
     };
     let same_rest = |t: &ENode| t.args[2..].iter().map(|a| g.find(*a)).eq(node.args[2..].iter().map(|a| g.find(*a)));
     let is_conv = Class::of(op(g, node)) == Class::Conv;
@@ -512,10 +582,12 @@ pub fn derivation(form: &Form) -> Vec<(&'static str, Form)> {
             }
         }
         Form::Gemm(f) => {
-            let patches = f.patches.map(|p| named(Adds::Patches(p)));
-            let mut now = GemmForm { patches: f.patches, ..GemmForm::new(f.template) };
-            steps.extend(patches.map(|name| (name, Form::Gemm(now))));
+            let mut now = GemmForm::new(f.template);
             steps.push((named(Adds::Gemm(f.template)), Form::Gemm(now)));
+            if let Some(patches) = f.patches {
+                now.patches = Some(patches);
+                steps.push((named(Adds::Patches(patches)), Form::Gemm(now)));
+            }
             for (at, storage) in f.operands.into_iter().enumerate().filter(|o| o.1 == Storage::Copied) {
                 now.operands[at] = storage;
                 steps.push((named(Adds::Layout), Form::Gemm(now)));

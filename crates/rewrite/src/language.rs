@@ -32,8 +32,10 @@ pub enum Template {
     Transpose,
     /// The matrix of a convolution's patches.
     Patches(Patches),
-    /// An array that holds its operand.
-    Array(Storage),
+    /// An array that holds its operand, as it is stored.
+    Array,
+    /// An array that is staged in shared memory: as it is stored, or a copy.
+    Staged(Storage),
 }
 
 /// An e-node.

@@ -47,7 +47,7 @@ pub mod why;
 use build::Builder;
 use checker::Checker;
 use compare::{Planned, improves};
-pub use constraints::{Constraints, Group, Pinned};
+pub use constraints::{Constraints, FormOf, Group, Pinned};
 use dag::{Dag, Program};
 use emit::Fusion;
 use extract::{Best, Extractor};
@@ -241,7 +241,9 @@ fn search(
         for (name, members) in members {
             let forms: Vec<_> = members.into_iter().filter_map(form).collect();
             found.applications.insert(name.clone(), prover.applications(forms.iter().copied()).into_iter().collect());
-            found.steps.insert(name, prover.steps(forms.into_iter()));
+            let mut steps = prover.steps(forms.into_iter());
+            steps.extend(plan.kernels.iter().find(|k| k.name == name).into_iter().flat_map(proof::of_form));
+            found.steps.insert(name, steps);
         }
         found.entries =
             certificate::entries(saturated.builder.log.as_deref().unwrap_or_default(), &saturated.builder.g);

@@ -1,11 +1,13 @@
 //! From the graph as it was written to a kernel's body: the rules that made its forms, in an order in which each
 //! matches what is there before it. Every step states that two forms of one class are equal; that all of them are is
 //! tested (`rules/sound.rs`).
+use crate::forms;
 use crate::language::{ENode, op, template};
 use crate::pattern::Pattern;
 use crate::rules::{Application, Right, Saturated};
 use egg::Id;
 use kiln_graph::ValueId;
+use kiln_graph::ops::Class;
 use kiln_plan::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,6 +116,22 @@ impl<'a> Prover<'a> {
     fn term(&self, t: &ENode, deep: usize) -> String {
         call(op(&self.s.builder.g, t).name(), t.args.iter().map(|a| self.name(*a, deep)))
     }
+}
+
+/// The steps from a kernel's body to its form.
+pub fn of_form(k: &kiln_plan::Kernel) -> Vec<Step> {
+    let Some(form) = k.form else { return vec![] };
+    let multiplies = |v: &ValueId| matches!(Class::of(k.body.op(*v)), Class::Matmul | Class::Conv | Class::Attention);
+    let anchor = k.body.values().find(multiplies);
+    let mut from = anchor.map_or_else(String::new, |v| {
+        call(k.body.op(v).name(), k.body.args(v).iter().map(|a| format!("%{} of the body", a.0)))
+    });
+    let mut steps = vec![];
+    for (rule, form) in forms::derivation(&form) {
+        let to = form.to_string();
+        steps.push(Step { rule, numerics: Numerics::Exact, from: std::mem::replace(&mut from, to.clone()), to });
+    }
+    steps
 }
 
 fn call(name: &str, args: impl Iterator<Item = String>) -> String {

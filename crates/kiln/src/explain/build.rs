@@ -43,15 +43,16 @@ impl Report {
     pub fn new(c: &Compiled) -> Report {
         let facts = Facts::new(&c.plan, &c.graph);
         let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
-        // Layers repeat: kernels with equal bodies have the same schedules.
-        let mut alike: BTreeMap<String, Vec<ScheduleReport>> = BTreeMap::new();
+        // Layers repeat: kernels with equal bodies have the same schedules and forms.
+        let mut alike: BTreeMap<String, (Vec<ScheduleReport>, Vec<FormReport>)> = BTreeMap::new();
         for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
             let mut report = facts.kernel(kernel, steps.steps.len());
             report.loop_ends = facts.loop_ends(c, kernel, steps);
             report.schedule = kernel.schedule.as_ref().map(|s| s.to_string());
             let same = format!("{:?} {:?} {}", kernel.schedule, kernel.precision, kernel.body.bare());
-            report.schedules = alike.entry(same).or_insert_with(|| schedules(c, kernel)).clone();
+            (report.schedules, report.forms) =
+                alike.entry(same).or_insert_with(|| (schedules(c, kernel), forms(c, kernel))).clone();
             report.invariance_us = invariance_us(c, kernel);
             list.push(report);
             for work in &steps.steps {
@@ -166,6 +167,8 @@ impl<'a> Facts<'a> {
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
             loop_ends: vec![],
+            form: k.form.map(|f| f.to_string()),
+            forms: vec![],
             schedule: None,
             schedules: vec![],
             invariance_us: None,
@@ -317,6 +320,33 @@ fn schedules(c: &Compiled, k: &Kernel) -> Vec<ScheduleReport> {
         }
     }
     shown
+}
+
+/// A kernel's form and others on a GPU, the cheapest in the model first.
+fn forms(c: &Compiled, k: &Kernel) -> Vec<FormReport> {
+    if k.form.is_none() {
+        return vec![];
+    }
+    let multiplies = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Matmul | Class::Conv | Class::Attention);
+    let has_epilogue =
+        k.body.values().any(|v| !multiplies(v) && !Class::of(k.body.op(v)).is_free() && !is_leaf(k.body.op(v)));
+    // A defect shows where the kernel is lowered.
+    let all = kiln_lower::forms(k, c.options.machine()).unwrap_or_default();
+    let report = |p: kiln_lower::PricedForm| {
+        let epilogue = match p.epilogue {
+            kiln_lower::Epilogue::Fused => "fuses the epilogue",
+            kiln_lower::Epilogue::SumOfSlices => "fuses the epilogue with the sum of slices",
+            kiln_lower::Epilogue::Library => "the library computes the epilogue",
+            kiln_lower::Epilogue::Launch => "a launch of its own computes the epilogue",
+        };
+        FormReport {
+            form: p.form.to_string(),
+            schedule: p.schedule.to_string(),
+            us: (p.us * 100.0).round() / 100.0,
+            epilogue: has_epilogue.then(|| epilogue.to_string()),
+        }
+    };
+    all.into_iter().map(report).collect()
 }
 
 /// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend

@@ -116,6 +116,18 @@ impl KernelReport {
         *t += &wrapped("roofline    ", &sum, width);
     }
     fn reasons_text(&self, t: &mut String, width: usize) {
+        if let Some(form) = &self.form {
+            *t += &wrapped("form        ", form, width);
+        }
+        if self.forms.len() > 1 {
+            let one = |f: &FormReport| {
+                let chosen = if Some(&f.form) == self.form.as_ref() { " (chosen)" } else { "" };
+                let epilogue = f.epilogue.as_ref().map(|e| format!(", {e}")).unwrap_or_default();
+                format!("{:.2} us by {}{chosen}{epilogue}", f.us, f.form)
+            };
+            let all: Vec<String> = self.forms.iter().map(one).collect();
+            *t += &wrapped("forms       ", &format!("predicted: {}", all.join(" | ")), width);
+        }
         if let Some(schedule) = &self.schedule {
             *t += &wrapped("schedule    ", schedule, width);
         }

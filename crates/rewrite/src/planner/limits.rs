@@ -6,6 +6,7 @@ use crate::impossible::Impossible;
 use crate::planner::Region;
 use crate::why::{label, refusal};
 use kiln_graph::ops::Class;
+use kiln_plan::Form;
 use std::collections::BTreeSet;
 
 /// A kernel that the plan must contain exactly like this.
@@ -25,6 +26,8 @@ pub struct Limits {
     /// Sets of groups; no kernel has values of two groups of a set.
     pub apart: Vec<Vec<BTreeSet<usize>>>,
     pub pinned: Vec<Pin>,
+    /// Forms of the kernels that compute some values, with the text of the constraint.
+    pub forms: Vec<(String, BTreeSet<usize>, Form)>,
 }
 impl Limits {
     /// Does `apart` allow a kernel with these members?

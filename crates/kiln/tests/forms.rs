@@ -1,0 +1,114 @@
+//! Forms of kernels that multiply: rules give every form that lowering has schedules of, constraints ask for one, and
+//! the planner's bound is below every price.
+use kiln::constraints::{Constraints, FormText};
+use kiln::{CompileOptions, Graph, Model, Target, compile, why_form};
+use kiln_graph::Type;
+use kiln_plan::{Form, Hardware, Plan, Stage};
+use kiln_rewrite::cost::{OpTypes, Price, bound};
+use std::collections::BTreeSet;
+
+fn model(file: &str) -> Model {
+    let path = format!("{}/../../graphs/{file}.kiln", env!("CARGO_MANIFEST_DIR"));
+    let graph: Graph = std::fs::read_to_string(path).expect("a file").parse().expect("a graph");
+    Model::from_graph(graph).expect("a model")
+}
+fn options(target: Target) -> CompileOptions {
+    CompileOptions { target, ..CompileOptions::default() }
+}
+fn with_form(model: &Model, target: Target, at: &str, form: &str) -> Result<Plan, kiln::Error> {
+    let use_form = vec![FormText { at: at.into(), form: form.into() }];
+    let constraints = Constraints { use_form, ..Constraints::default() };
+    compile::plan(model, &CompileOptions { constraints, ..options(target) })
+}
+
+#[test]
+fn every_form_with_a_schedule_can_be_asked_for() {
+    let mut seen = BTreeSet::new();
+    for (file, target) in [
+        ("swiglu_bf16", Target::Sm90a),
+        ("llama_block", Target::Sm90a),
+        ("resnet_basic_block", Target::Sm90a),
+        ("attention_bf16", Target::Sm90a),
+        ("linear_f8", Target::Sm90a),
+        ("linear_softmax_bf16", Target::Sm90a),
+        ("gpt2_block", Target::Sm80),
+        ("resnet_basic_block", Target::Sm80),
+    ] {
+        let model = model(file);
+        let plan = compile::plan(&model, &options(target)).expect("a plan");
+        for k in plan.kernels.iter().filter(|k| k.form.is_some()) {
+            for priced in kiln_lower::forms(k, target.machine()).expect("forms") {
+                if !seen.insert((
+                    target.name(),
+                    k.kind.name(),
+                    priced.form.to_string(),
+                    k.body.dtype(k.body.outputs[0]),
+                )) {
+                    continue;
+                }
+                let answer = why_form::ask(&model, &options(target), &k.name, priced.form).expect("an answer");
+                assert_eq!(answer.plan.forbidden, None, "{file} {}: {}", k.name, priced.form);
+                assert_eq!(answer.asked.map(|a| a.form), Some(priced.form.to_string()), "{file} {}", k.name);
+            }
+        }
+    }
+    assert!(seen.len() > 25, "{}: {seen:?}", seen.len());
+}
+
+#[test]
+fn constraints_ask_for_a_form() {
+    let model = model("swiglu");
+    let found = |form: &str| with_form(&model, Target::Sm90a, "op:linear", form);
+    let plan = found("gemm{fma}(a, b)").expect("a plan");
+    let forms: BTreeSet<Option<Form>> = plan.kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.form).collect();
+    assert!(forms.contains(&"gemm{fma}(a, b)".parse().ok()), "{plan}");
+    assert!(!forms.contains(&"gemm{fma, split}(a, b)".parse().ok()), "{plan}");
+    for (target, at, form, why) in [
+        (Target::Sm90a, "op:linear", "gemm{wgmma}(a, b)", "no rule gives it the form"),
+        (Target::Sm90a, "op:linear", "gemm{dmma}(a, b)", "is not a form"),
+        (Target::Sm90a, "op:silu", "gemm{fma}(a, b)", "no kernel that computes it multiplies"),
+        (Target::Cpu, "op:linear", "gemm{fma}(a, b)", "no kernel that computes it multiplies"),
+    ] {
+        let e = with_form(&model, target, at, form).expect_err(form).to_string();
+        assert!(e.contains(why), "{at} {form}: {e}");
+    }
+}
+
+/// Two matmuls are joined where one wide GEMM fills the machine better, which a roofline does not see.
+#[test]
+fn prices_join_matmuls() {
+    let model = model("swiglu");
+    let plan = compile::plan(&model, &options(Target::Sm90a)).expect("a plan");
+    let wide = Type::new(kiln_graph::DType::F32, [64, 2048]);
+    let matmuls = plan.kernels.iter().filter(|k| k.form.is_some());
+    assert!(matmuls.clone().any(|k| k.body.values().any(|v| k.body.ty(v).count() == wide.count())), "{plan}");
+    assert_eq!(matmuls.count(), 2, "{plan}");
+}
+
+/// No schedule of any kernel is priced below the bound by which the planner refuses programs.
+#[test]
+fn bounds_are_below_prices() {
+    let machine = Target::Sm90a.machine();
+    let (mut checked, mut multiply) = (0, 0);
+    for seed in 0..250 {
+        let model = Model::from_graph(kiln_graphgen::case(seed, kiln_graphgen::Scale::Small)).expect("a model");
+        let plan = compile::plan(&model, &options(Target::Sm90a)).expect("a plan");
+        for k in plan.kernels.iter().filter(|k| k.stage == Stage::Run) {
+            let (Some(us), true) = (k.cost.us, k.cost.us != k.cost.roofline_us) else { continue };
+            let m = &Hardware { machine, contract: plan.contract };
+            let seconds = |v| {
+                let op = k.body.op(v);
+                let types =
+                    OpTypes { op, ty: k.body.ty(v), args: k.body.args(v).iter().map(|a| k.body.ty(*a)).collect() };
+                if types.matrix_flops() > 0.0 { types.matrix_seconds(m) } else { 0.0 }
+            };
+            let matrix_seconds = k.body.values().map(seconds).sum();
+            let (read, written) = (k.cost.bytes_read as f64, k.cost.bytes_written as f64);
+            let least = bound(&Price { read, written, matrix_seconds, ..Price::default() }, machine) * 1e6;
+            assert!(least <= us * 1.0001, "seed {seed}, {}: bound {least}, price {us}", k.name);
+            checked += 1;
+            multiply += usize::from(k.form.is_some());
+        }
+    }
+    assert!(checked > 300 && multiply > 20, "{checked}, {multiply}");
+}
