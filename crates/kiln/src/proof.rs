@@ -4,8 +4,9 @@ use crate::{CompileOptions, Error, Model, compile, explain::wrapped};
 use kiln_graph::{Op, text};
 use kiln_plan::{BufferId, BufferKind};
 pub use kiln_proof_check::Certificate;
-use kiln_proof_check::{Kernel, Term};
+use kiln_proof_check::{FormStep, Kernel, Term};
 use kiln_rewrite::certificate::Entry;
+use kiln_rewrite::forms::derivation;
 use serde::Serialize;
 
 /// The steps to a kernel's body.
@@ -87,10 +88,13 @@ pub fn certificate(model: &Model, options: &CompileOptions) -> Result<Certificat
         inputs: places(&k.inputs),
         outputs: places(&k.outputs),
         steps: found.applications.get(&k.name).into_iter().flatten().map(|a| rules[*a]).collect(),
+        form: k.form.map(|form| form.to_string()),
+        form_steps: k.form.iter().flat_map(derivation).map(form_step).collect(),
     };
     Ok(Certificate {
         graph: text::print(&model.graph),
         numerics: options.contract.rules().name().to_string(),
+        contract: options.contract.to_string(),
         buffers: plan.buffers.iter().map(held).collect(),
         kernels: plan.kernels.iter().map(kernel).collect(),
         outputs: places(&plan.outputs),
@@ -109,6 +113,10 @@ pub fn check(certificate: &str) -> Result<kiln_proof_check::Checked, Error> {
             "report this with the graph; `kiln run --unfused` runs the graph as it was written",
         )
     })
+}
+
+fn form_step((rule, to): (&'static str, kiln_plan::Form)) -> FormStep {
+    FormStep { rule: rule.to_string(), to: to.to_string() }
 }
 
 fn stated(e: Entry) -> kiln_proof_check::Step {

@@ -37,16 +37,19 @@ fn plans_of_the_samples_compute_their_graphs() {
 /// Random graphs of all families, on both kinds of machines.
 #[test]
 fn plans_of_random_graphs_compute_them() {
-    let (mut failed, mut steps) = (vec![], 0);
+    let (mut failed, mut steps, mut forms) = (vec![], 0, 0);
     for seed in 0..300 {
         let graph = kiln_graphgen::case(seed, kiln_graphgen::Scale::Small);
         match checked(&graph, if seed % 2 == 0 { Target::Sm90a } else { Target::Cpu }) {
-            Ok(c) => steps += c.by_pattern + c.evaluated,
+            Ok(c) => {
+                steps += c.by_pattern + c.evaluated;
+                forms += c.forms;
+            }
             Err(e) => failed.push(format!("seed {seed}: {e}")),
         }
     }
     assert!(failed.is_empty(), "{} fail\n{}", failed.len(), failed.join("\n"));
-    assert!(steps > 100, "{steps} steps");
+    assert!(steps > 100 && forms > 50, "{steps} steps, {forms} to forms");
 }
 
 /// Another op of the same type.
@@ -64,6 +67,49 @@ fn other_op(op: &Op) -> Option<Op> {
     })
 }
 
+/// A change of a kernel's form, of the steps to it, or of a rule that they apply.
+fn form_mutated(c: &mut Certificate, rules: &mut String, r: &mut Random) -> Option<String> {
+    let with_form: Vec<usize> = (0..c.kernels.len()).filter(|k| c.kernels[*k].form.is_some()).collect();
+    let k = *with_form.get(r.next_below(with_form.len().max(1)))?;
+    let kernel = &mut c.kernels[k];
+    let step = r.next_below(kernel.form_steps.len().max(1));
+    let what = match r.next_below(6) {
+        0 => {
+            kernel.form = Some("gemm{dmma}(a, b)".into());
+            "has another form"
+        }
+        1 => {
+            kernel.form_steps.remove(step);
+            "lacks a step"
+        }
+        2 => {
+            let is_conv = kernel.form_steps[step].rule == "convolution-of-patches";
+            kernel.form_steps[step].rule = if is_conv { "copied-operand" } else { "convolution-of-patches" }.into();
+            "applies another rule"
+        }
+        3 => {
+            kernel.form_steps[step].to.push(' ');
+            "has a step to another form"
+        }
+        4 => {
+            let rule = format!("\nform {}\n", kernel.form_steps[step].rule);
+            let start = rules.find(&rule)? + rule.len();
+            let end = start + rules[start..].find("adds ")?;
+            rules.replace_range(start..end, "of matmul conv attention\nwhen no-such-premise\n");
+            "has a rule with another premise"
+        }
+        _ => {
+            let rule = format!("\nform {}\n", kernel.form_steps[step].rule);
+            let start = rules.find(&rule)? + rule.len();
+            let adds = start + rules[start..].find("adds ")?;
+            let end = adds + rules[adds..].find('\n')?;
+            rules.replace_range(adds..end, "adds gemm dmma");
+            "has a rule that gives another form"
+        }
+    };
+    Some(format!("kernel {k} {what}"))
+}
+
 /// One change of a chain or of a rule that it uses; `None` if that change is not possible here.
 fn mutated(c: &Certificate, r: &mut Random) -> Option<(String, String, Certificate)> {
     let (mut c, mut rules) = (c.clone(), RULES.to_string());
@@ -75,7 +121,8 @@ fn mutated(c: &Certificate, r: &mut Random) -> Option<(String, String, Certifica
         _ => Op::Select,
     };
     let inputs: Vec<usize> = (0..terms.len()).filter(|t| matches!(op(&c, *t), Op::Input(_))).collect();
-    let what = match r.next_below(9) {
+    let what = match r.next_below(13) {
+        9..13 => form_mutated(&mut c, &mut rules, r)?,
         0 => {
             let k = r.next_below(c.kernels.len());
             let body: Graph = c.kernels[k].body.parse().expect("a body");

@@ -10,6 +10,9 @@ pub struct Certificate {
     pub graph: String,
     /// The numerics class that rules may have: exact, torch or fast.
     pub numerics: String,
+    /// The contract that the plan was made under, as plans state it.
+    #[serde(default)]
+    pub contract: String,
     /// In the order in which they were found.
     pub steps: Vec<Step>,
     /// What each buffer of the plan holds before its kernels run, if anything.
@@ -44,6 +47,21 @@ pub struct Kernel {
     pub outputs: Vec<usize>,
     /// Steps that lead to its body.
     pub steps: Vec<usize>,
+    /// By which template a GPU computes what it multiplies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<String>,
+    /// The rules that lead from its body to that form.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub form_steps: Vec<FormStep>,
+}
+
+/// A rule of a form was applied.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FormStep {
+    /// Its name.
+    pub rule: String,
+    /// The form that it gives.
+    pub to: String,
 }
 
 /// What a step states.

@@ -1,6 +1,7 @@
 //! Goes through a certificate step by step.
 use crate::certificate::{Certificate, Kernel, Step};
 use crate::evaluate::Evaluated;
+use crate::form::{self, Contract};
 use crate::normal;
 use crate::pattern::{Match, build};
 use crate::rules::{RULES, Rules, class};
@@ -20,6 +21,8 @@ pub struct Checked {
     pub by_pattern: usize,
     /// Of these, by evaluation of both forms.
     pub evaluated: usize,
+    /// Steps from bodies to the forms of kernels that multiply.
+    pub forms: usize,
 }
 
 impl fmt::Display for Checked {
@@ -27,7 +30,8 @@ impl fmt::Display for Checked {
         let n = |n: usize, what: &str| kiln_graph::count(n, what);
         write!(f, "{} hold for {}: ", n(self.steps, "step"), n(self.kernels, "kernel"))?;
         write!(f, "{} by a rule's patterns, {} by evaluation, ", self.by_pattern, self.evaluated)?;
-        write!(f, "{} by congruence and views", self.steps - self.by_pattern - self.evaluated)
+        write!(f, "{} by congruence and views", self.steps - self.by_pattern - self.evaluated)?;
+        if self.forms > 0 { write!(f, "; {} to forms", n(self.forms, "step")) } else { Ok(()) }
     }
 }
 
@@ -180,7 +184,7 @@ impl Checker<'_> {
         let (from, to, matched) = (self.id(from)?, self.id(to)?, self.all(matched)?);
         let vars =
             vars.iter().map(|(n, t)| Ok((n.clone(), self.id(*t)?))).collect::<Result<BTreeMap<_, _>, String>>()?;
-        let rule = self.rules.0.get(name).ok_or_else(|| format!("there is no rule {name}"))?;
+        let rule = self.rules.values.get(name).ok_or_else(|| format!("there is no rule {name}"))?;
         let said = |e: String| format!("rule {name}: {e}");
         let dtype = self.t.ty(from).dtype;
         let half = dtype.is_float() && dtype.bytes() == 2;
@@ -249,6 +253,8 @@ impl Checker<'_> {
         for k in &c.kernels {
             let refused = |why: String| Refused::Kernel { kernel: k.name.clone(), why };
             let outputs = self.body(k, &buffers).map_err(refused)?;
+            let body: Graph = k.body.parse().map_err(|e| refused(format!("its body: {e}")))?;
+            self.done.forms += form::check(k, &body, self.rules, &Contract(&c.contract)).map_err(refused)?;
             for (o, (b, term)) in k.outputs.iter().zip(outputs).enumerate() {
                 if strange.is_none() && self.t.members(term).iter().all(|m| *m >= known) {
                     strange =

@@ -17,6 +17,8 @@
 //! - **rule** whose equal form is computed by code of the rewriter: the left pattern, the premises and the class as
 //!   above; then both terms are **evaluated** on random inputs, in f64, at a sample of the elements. So is what joins
 //!   matmuls of one operand, and what splits a composite op.
+//! - **forms**: each step from what a body multiplies to the form that the plan states applies a rule of a form: it is
+//!   for that op, its premises on types and contract hold, and it gives the form that the step names (`form`).
 //! - **kernels**: bodies are built from the terms of the buffers they read. In the end each output of the plan is in
 //!   the class of the graph's output.
 //!
@@ -26,11 +28,12 @@
 mod certificate;
 mod check;
 mod evaluate;
+mod form;
 mod normal;
 mod pattern;
 mod rules;
 mod terms;
 
-pub use certificate::{Certificate, Kernel, Step, Term};
+pub use certificate::{Certificate, FormStep, Kernel, Step, Term};
 pub use check::{Checked, Refused, check, check_with};
 pub use rules::{RULES, Rules};

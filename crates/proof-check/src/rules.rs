@@ -6,8 +6,19 @@
 //! to (silu ?x)
 //! ```
 //!
+//! A rule of a form says for which ops it is, its premises, and what it adds (`form`):
+//!
+//! ```text
+//! form gemm-by-warpgroups
+//! of matmul conv
+//! when warpgroups
+//! when half|tf32
+//! adds gemm wgmma
+//! ```
+//!
 //! After the name: the numerics class of the rule, and that on half types. `when` lines are premises; `to computed`
 //! says that code of the rewriter builds the equal form, which the checker then evaluates.
+use crate::form::FormRule;
 use crate::pattern::{Pattern, axes};
 use crate::terms::Terms;
 use kiln_graph::Op;
@@ -32,7 +43,12 @@ pub(crate) struct Rule {
 
 /// Rules by name.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rules(pub(crate) BTreeMap<String, Rule>);
+pub struct Rules {
+    /// Of values.
+    pub(crate) values: BTreeMap<String, Rule>,
+    /// Of forms.
+    pub(crate) forms: BTreeMap<String, FormRule>,
+}
 
 /// The place of a numerics class, from the strictest.
 pub(crate) fn class(name: &str) -> Option<usize> {
@@ -46,11 +62,21 @@ impl Rules {
     /// The line that is no part of a rule.
     pub fn parse(text: &str) -> Result<Rules, String> {
         let mut all: BTreeMap<String, Rule> = BTreeMap::new();
+        let mut forms: BTreeMap<String, FormRule> = BTreeMap::new();
         let mut name = String::new();
+        let mut is_form = false;
         for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
             let bad = || format!("`{line}` is no line of a rule");
             let (word, rest) = line.split_once(' ').ok_or_else(bad)?;
+            if word == "form" {
+                (name, is_form) = (rest.to_string(), true);
+                if forms.insert(name.clone(), FormRule::default()).is_some() {
+                    return Err(format!("rule {name} stands twice"));
+                }
+                continue;
+            }
             if word == "rule" {
+                is_form = false;
                 let [n, numerics, half] = rest.split(' ').collect::<Vec<_>>()[..] else { return Err(bad()) };
                 let (numerics, half) = (class(numerics).ok_or_else(bad)?, class(half).ok_or_else(bad)?);
                 name = n.to_string();
@@ -58,6 +84,10 @@ impl Rules {
                 if all.insert(name.clone(), rule).is_some() {
                     return Err(format!("rule {name} stands twice"));
                 }
+                continue;
+            }
+            if is_form {
+                forms.get_mut(&name).and_then(|form| form.read(word, rest)).ok_or_else(bad)?;
                 continue;
             }
             let rule = all.get_mut(&name).ok_or_else(bad)?;
@@ -69,7 +99,7 @@ impl Rules {
                 _ => return Err(bad()),
             }
         }
-        Ok(Rules(all))
+        Ok(Rules { values: all, forms })
     }
 }
 

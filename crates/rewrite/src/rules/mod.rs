@@ -105,7 +105,7 @@ pub fn text() -> String {
             By(_) => "to computed\n".to_string(),
         };
     }
-    t
+    t + &crate::forms::text()
 }
 
 impl fmt::Display for Premise {
