@@ -48,7 +48,7 @@ pub struct GemmForm {
     pub template: GemmTemplate,
     /// Slices of K are summed by another launch.
     pub split: bool,
-    /// Two matmuls of one left operand, or the halves of one, share a launch.
+    /// Two matmuls that share their left operand, or the halves of a matmul, are one launch.
     pub dual: bool,
     /// The transpose is computed, from the operands in the other order.
     pub swap: bool,
@@ -77,6 +77,35 @@ pub enum Form {
     Gemm(GemmForm),
     /// Attention.
     Attention(AttentionForm),
+}
+
+/// The programs that one cost model prices: their prices err alike, those of two families do not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum ProgramFamily {
+    /// Tiles whose operands are staged in shared memory.
+    StagedTiles,
+    /// Tiles whose operands are loaded to registers.
+    RegisterTiles,
+    /// Sums along rows.
+    Rows,
+    /// A library.
+    Library,
+    /// Attention with staged operands.
+    StagedAttention,
+    /// Attention with operands in registers.
+    RegisterAttention,
+}
+impl ProgramFamily {
+    /// The family of a schedule that multiplies.
+    pub fn of(schedule: &MatmulSchedule) -> ProgramFamily {
+        match schedule {
+            MatmulSchedule::Library => ProgramFamily::Library,
+            MatmulSchedule::Matmul(p) if p.tile.stages.is_some() => ProgramFamily::StagedTiles,
+            MatmulSchedule::Matmul(_) => ProgramFamily::RegisterTiles,
+            MatmulSchedule::Attention(a) if a.stages.is_some() => ProgramFamily::StagedAttention,
+            MatmulSchedule::Attention(_) => ProgramFamily::RegisterAttention,
+        }
+    }
 }
 
 impl GemmForm {

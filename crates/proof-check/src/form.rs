@@ -8,30 +8,6 @@ use crate::certificate::{FormStep, Kernel};
 use crate::rules::Rules;
 use kiln_graph::{DType, Graph, Op, ValueId};
 
-/// A rule that changes a form.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct FormRule {
-    /// matmul, conv, attention.
-    of: Vec<String>,
-    /// All must hold; of a line's words one.
-    when: Vec<Vec<String>>,
-    adds: Vec<String>,
-}
-
-impl FormRule {
-    /// Reads a line; `None` if it is none of a form's rule.
-    pub fn read(&mut self, word: &str, rest: &str) -> Option<()> {
-        let words = |by: char| rest.split(by).map(String::from).collect::<Vec<_>>();
-        match word {
-            "of" => self.of = words(' '),
-            "when" => self.when.push(words('|')),
-            "adds" => self.adds = words(' '),
-            _ => return None,
-        }
-        Some(())
-    }
-}
-
 /// A form in the making.
 #[derive(Clone, Default)]
 struct State {

@@ -18,7 +18,6 @@
 //!
 //! After the name: the numerics class of the rule, and that on half types. `when` lines are premises; `to computed`
 //! says that code of the rewriter builds the equal form, which the checker then evaluates.
-use crate::form::FormRule;
 use crate::pattern::{Pattern, axes};
 use crate::terms::Terms;
 use kiln_graph::Op;
@@ -39,6 +38,30 @@ pub(crate) struct Rule {
     pub when: Vec<Premise>,
     /// `None`: computed by the rewriter.
     pub right: Option<Pattern>,
+}
+
+/// A rule that changes a form.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct FormRule {
+    /// matmul, conv, attention.
+    pub of: Vec<String>,
+    /// All must hold; of a line's words one.
+    pub when: Vec<Vec<String>>,
+    pub adds: Vec<String>,
+}
+
+impl FormRule {
+    /// Reads a line; `None` if it is none of a form's rule.
+    fn read(&mut self, word: &str, rest: &str) -> Option<()> {
+        let words = |by: char| rest.split(by).map(String::from).collect::<Vec<_>>();
+        match word {
+            "of" => self.of = words(' '),
+            "when" => self.when.push(words('|')),
+            "adds" => self.adds = words(' '),
+            _ => return None,
+        }
+        Some(())
+    }
 }
 
 /// Rules by name.

@@ -1,9 +1,11 @@
 //! Builds a kernel's body: its members as a graph, whose inputs are the values it reads and whose outputs are the
 //! values it stores.
+use crate::cost::OpTypes;
 use crate::dag::Dag;
-use crate::planner::Region;
-use crate::region::main_output;
+use crate::region::{kind, main_output};
+use crate::regions::Region;
 use kiln_graph::{BinaryOp, Graph, Op, Scalar, Source, Type, UnaryOp, ValueId};
+use kiln_plan::{Cost, Form, Hardware, Kernel, KernelKind, Precision, Reason, Stage};
 use std::collections::BTreeMap;
 
 /// A body with the values it stores, in the order of its outputs; its inputs are the values the kernel reads, in the
@@ -75,4 +77,48 @@ fn batch_norm(g: &mut Graph, eps: Scalar, ty: &Type, args: &[ValueId]) -> ValueI
         y = g.push(Op::Binary(op), full.clone(), &[y, other]);
     }
     if wide == ty.dtype { y } else { g.push(Op::Cast(ty.dtype), ty.clone(), &[y]) }
+}
+
+/// The kernel of a region, without its buffers and reasons; and its body.
+pub fn kernel(dag: &Dag, k: &Region, name: &str, stage: Stage, machine: &Hardware) -> (Kernel, Body) {
+    let mut b = body(dag, k, name);
+    let precision_of = |&m: &usize| {
+        let op = OpTypes::of(dag, m);
+        let multiplies = !op.args.is_empty() && op.is_f32_matmul();
+        let attention = op.attention_sizes(machine).map(|sizes| sizes.precision);
+        attention.or(multiplies.then(|| machine.f32_matmul(op.op).0))
+    };
+    let precision = k.members.iter().find_map(precision_of).filter(|_| stage == Stage::Run).unwrap_or(Precision::Exact);
+    let planned = Kernel {
+        name: name.to_string(),
+        kind: kind(dag, &k.members),
+        stage,
+        body: std::mem::take(&mut b.graph),
+        inputs: vec![],
+        outputs: vec![],
+        cost: match kind(dag, &k.members) {
+            KernelKind::Fallback => Cost { us: None, roofline_us: None, ..k.price.cost() },
+            _ => k.price.cost(),
+        },
+        precision,
+        rounding: machine.contract.rounding(),
+        batch_invariant: machine.contract.batch_invariant,
+        form: None,
+        schedule: None,
+        reason: Reason::default(),
+    };
+    (planned, b)
+}
+
+/// The forms that rules give a region: those of its matmul, convolution or attention; of two matmuls those of a dual
+/// GEMM.
+pub fn forms(dag: &Dag, k: &Region) -> Vec<Form> {
+    let multiplies = |m: &&usize| !dag.nodes[**m].value.forms.is_empty();
+    let found: Vec<usize> = k.members.iter().filter(multiplies).copied().collect();
+    let dual = |form: &Form| matches!(form, Form::Gemm(gemm) if gemm.dual);
+    match found[..] {
+        [] => vec![],
+        [one] => dag.nodes[one].value.forms.clone(),
+        [one, ..] => dag.nodes[one].value.forms.iter().copied().filter(dual).collect(),
+    }
 }

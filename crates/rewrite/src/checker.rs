@@ -1,12 +1,12 @@
 //! A cache for `region::check`: regions of the same structure (repeated layers, or the same region again) are checked
 //! once.
 use crate::Work;
+use crate::body::{forms, kernel};
 use crate::cost::Price;
 use crate::dag::Dag;
-use crate::emit::{forms, kernel};
-use crate::planner::Region;
-use crate::prices::{Candidate, Prices};
+use crate::prices::{Candidate, Priced, Prices};
 use crate::region::{MAX_MEMBERS, Reject, check};
+use crate::regions::Region;
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
 use kiln_plan::{Form, Hardware, Stage};
@@ -23,8 +23,8 @@ type Kind = (Option<Op>, Type, Class, Vec<Form>);
 pub struct Checker<'a> {
     pub machine: &'a Hardware<'a>,
     prices: Option<&'a dyn Prices>,
-    /// Microseconds by the key of a region.
-    priced: FxHashMap<Vec<u32>, Option<f64>>,
+    /// By the key of a region.
+    priced: FxHashMap<Vec<u32>, Option<Priced>>,
     kinds: FxHashMap<Kind, u32>,
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     pub work: Work,
@@ -54,8 +54,8 @@ impl<'a> Checker<'a> {
     pub fn has_prices(&self) -> bool {
         self.prices.is_some()
     }
-    /// Microseconds of these regions by their cheapest schedules; `None` where there is no price.
-    pub fn priced(&mut self, dag: &Dag, kinds: &[u32], regions: &[&Region]) -> Vec<Option<f64>> {
+    /// What these regions take by their cheapest schedules; `None` where there is no price.
+    pub fn priced(&mut self, dag: &Dag, kinds: &[u32], regions: &[&Region]) -> Vec<Option<Priced>> {
         let Some(prices) = self.prices else { return vec![None; regions.len()] };
         let keys: Vec<Vec<u32>> = regions.iter().map(|r| self.key(dag, kinds, r)).collect();
         let mut asked: BTreeMap<&[u32], Candidate> = BTreeMap::new();

@@ -8,12 +8,16 @@
 use crate::checker::Checker;
 use crate::cost::bound;
 use crate::dag::Dag;
-use crate::planner::{Region, Regions};
+use crate::prices::Priced;
+use crate::regions::{Region, Regions};
 use kiln_graph::Type;
-use std::collections::BTreeMap;
+use kiln_plan::form::ProgramFamily;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Prices that are closer than that are as often in the wrong order: then the roofline decides.
 const SAME_PRICE: f64 = 0.98;
+/// How much cheaper kernels of other families of programs must be: their prices err apart.
+const ADVANTAGE_OF_OTHER_PROGRAMS: f64 = 1.5;
 /// How much slower by the roofline kernels are that are refused without a price.
 const DECIDED_BY_ROOFLINE: f64 = 1.5;
 /// The same for rooflines, which only err in how they round.
@@ -44,11 +48,18 @@ impl<'a> Planned<'a> {
         }
         all
     }
-    /// What these kernels take, if all have prices.
-    fn seconds(&self, kinds: &[u32], regions: &[&Region], check: &mut Checker) -> Option<f64> {
-        let priced = check.priced(self.dag, kinds, regions);
-        priced.into_iter().map(|price| Some(price? * 1e-6)).sum()
+    /// What these kernels take, if all have prices; and the families of programs that multiply.
+    fn total(&self, kinds: &[u32], regions: &[&Region], check: &mut Checker) -> Option<Total> {
+        let priced: Vec<Priced> = check.priced(self.dag, kinds, regions).into_iter().collect::<Option<_>>()?;
+        let families = priced.iter().filter_map(|p| p.family).collect();
+        Some(Total { us: priced.iter().map(|p| p.us).sum(), families })
     }
+}
+
+/// The price of some kernels.
+struct Total {
+    us: f64,
+    families: BTreeSet<ProgramFamily>,
 }
 
 /// What a program multiplies in a run: types of results and operands, with how often each occurs.
@@ -71,7 +82,7 @@ pub fn improves(now: &Planned, new: &Planned, check: &mut Checker) -> bool {
     by_price(now, new, check).unwrap_or(by_roofline)
 }
 
-/// The same by the prices of the kernels that only one of them has; `None` if these are equal, or unknown.
+/// The same by the prices of the kernels that only one of them has; `None` if these are close, or unknown.
 fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     let (kinds_now, kinds_new) = (check.kinds(now.dag), check.kinds(new.dag));
     let (all_now, all_new) = (now.by_key(&kinds_now, check), new.by_key(&kinds_new, check));
@@ -80,17 +91,25 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     if roofline(&added) >= DECIDED_BY_ROOFLINE * roofline(&gone) {
         return Some(false);
     }
-    let before = now.seconds(&kinds_now, &gone, check)?;
+    let before = now.total(&kinds_now, &gone, check)?;
     let least: f64 = added.iter().map(|r| bound(&r.price, check.machine)).sum();
-    if least >= before {
+    if least * 1e6 >= before.us {
         return Some(false);
     }
-    let after = new.seconds(&kinds_new, &added, check)?;
-    match after {
-        _ if after < before * SAME_PRICE => Some(true),
-        _ if before < after * SAME_PRICE => Some(false),
-        _ => None,
+    let after = new.total(&kinds_new, &added, check)?;
+    if before.families == after.families {
+        return decided(before.us, after.us, SAME_PRICE);
     }
+    // A launch of slack for each kernel: rooflines of short matmuls are low.
+    let slack = gone.len() as f64 * check.machine.rates.launch;
+    let by_roofline = roofline(&added) + slack < roofline(&gone);
+    decided(before.us, after.us, 1. / ADVANTAGE_OF_OTHER_PROGRAMS).or(Some(by_roofline))
+}
+
+/// Whether `after` is less than `before` by this factor; `None` if neither is less than the other.
+fn decided(before: f64, after: f64, factor: f64) -> Option<bool> {
+    let (better, worse) = (after < before * factor, before < after * factor);
+    (better || worse).then_some(better)
 }
 
 /// Kernels of `a` beyond those that `b` has too.

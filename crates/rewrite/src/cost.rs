@@ -143,7 +143,18 @@ impl<'a> OpTypes<'a> {
         let flops = self.matrix_flops();
         if flops > 0. { flops / self.matrix_rate(m) } else { 0. }
     }
-    /// Seconds of the op before kernels are known: its arithmetic; of an anchor op also its launch and its result.
+    /// The same at the full rate of the unit.
+    fn least_seconds(&self, m: &Hardware) -> f64 {
+        let has_program = self.attention_sizes(m).map_or(!self.op.is_attention_of_steps(), |sizes| sizes.has_program());
+        let flops = self.matrix_flops();
+        match flops > 0. {
+            true if has_program => flops / self.matrix_rate(m),
+            true => INTERPRETED,
+            false => 0.,
+        }
+    }
+    /// Seconds of the op before kernels are known: its arithmetic; of an anchor op also its launch and its result. Flops
+    /// are at the full rate: a composite op starts from what it can reach, and prices decide against it.
     pub fn seconds(&self, m: &Hardware) -> f64 {
         let class = Class::of(self.op);
         let computed = if class == Class::Reduce { count(self.args[0]) } else { self.op.weight() * count(self.ty) };
@@ -151,7 +162,7 @@ impl<'a> OpTypes<'a> {
         let written = count(self.ty) * self.ty.dtype.bytes() as f64;
         match class {
             Class::Leaf | Class::View | Class::Generator => 0.,
-            _ if launches => m.rates.launch + self.matrix_seconds(m) + written / m.rates.bandwidth,
+            _ if launches => m.rates.launch + self.least_seconds(m) + written / m.rates.bandwidth,
             _ => computed / m.rates.alu,
         }
     }

@@ -1,21 +1,18 @@
 //! From chosen kernels to a [`Plan`]: buffers, bodies, names, and the reason for each kernel.
 use crate::RewriteError;
-use crate::body::{Body, body};
+use crate::body::{forms, kernel};
 use crate::checker::Checker;
-use crate::cost::{OpTypes, lower_bound, microseconds};
+use crate::cost::{lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::impossible::Impossible;
 use crate::names::Names;
 use crate::planner::{self, Apart, Limits, Region, Regions, best_cut, boundaries};
-use crate::region::{alone, kind};
+use crate::region::alone;
 use crate::why::label;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::Hardware;
-use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Cost, Form, Kernel as Planned, KernelKind, Origin, Plan, Precision,
-    Reason, Stage, Stop,
-};
+use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Form, Origin, Plan, Reason, Stage, Stop};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -210,50 +207,6 @@ impl Emitter<'_> {
         planned.outputs = b.stores.iter().map(|&v| self.buffer(v, stage)).collect();
         self.plan.kernels.push(planned);
         self.members.push((name.to_string(), k.members.clone()));
-    }
-}
-
-/// The kernel of a region, without its buffers and reasons; and its body.
-pub fn kernel(dag: &Dag, k: &Region, name: &str, stage: Stage, machine: &Hardware) -> (Planned, Body) {
-    let mut b = body(dag, k, name);
-    let precision_of = |&m: &usize| {
-        let op = OpTypes::of(dag, m);
-        let multiplies = !op.args.is_empty() && op.is_f32_matmul();
-        let attention = op.attention_sizes(machine).map(|sizes| sizes.precision);
-        attention.or(multiplies.then(|| machine.f32_matmul(op.op).0))
-    };
-    let precision = k.members.iter().find_map(precision_of).filter(|_| stage == Stage::Run).unwrap_or(Precision::Exact);
-    let planned = Planned {
-        name: name.to_string(),
-        kind: kind(dag, &k.members),
-        stage,
-        body: std::mem::take(&mut b.graph),
-        inputs: vec![],
-        outputs: vec![],
-        cost: match kind(dag, &k.members) {
-            KernelKind::Fallback => Cost { us: None, roofline_us: None, ..k.price.cost() },
-            _ => k.price.cost(),
-        },
-        precision,
-        rounding: machine.contract.rounding(),
-        batch_invariant: machine.contract.batch_invariant,
-        form: None,
-        schedule: None,
-        reason: Reason::default(),
-    };
-    (planned, b)
-}
-
-/// The forms that rules give a region: those of its matmul, convolution or attention; of two matmuls those of a dual
-/// GEMM.
-pub fn forms(dag: &Dag, k: &Region) -> Vec<Form> {
-    let multiplies = |m: &&usize| !dag.nodes[**m].value.forms.is_empty();
-    let found: Vec<usize> = k.members.iter().filter(multiplies).copied().collect();
-    let dual = |form: &Form| matches!(form, Form::Gemm(gemm) if gemm.dual);
-    match found[..] {
-        [] => vec![],
-        [one] => dag.nodes[one].value.forms.clone(),
-        [one, ..] => dag.nodes[one].value.forms.iter().copied().filter(dual).collect(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! The roofline ([`crate::cost`]) takes constant time and needs no schedule, so it orders the hundreds of regions that
 //! are merged. A price needs a kernel's body and the schedules of each of its forms. What answers is lowering, which
 //! takes the schedule of that price: there is one price, and the form is chosen by it once.
+use kiln_plan::form::ProgramFamily;
 use kiln_plan::{Form, Kernel};
 
 /// A kernel and the forms that rules give it.
@@ -21,11 +22,19 @@ impl Candidate {
     }
 }
 
+/// What a kernel takes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Priced {
+    /// Microseconds of all its launches.
+    pub us: f64,
+    /// Of a kernel that multiplies: the programs that have this price.
+    pub family: Option<ProgramFamily>,
+}
+
 /// What prices kernels, and chooses their forms by the same prices.
 pub trait Prices {
-    /// For each candidate, the microseconds of its cheapest schedule in one of its forms; `None` where the model has no
-    /// price.
-    fn price(&self, candidates: &[Candidate]) -> Vec<Option<f64>>;
+    /// For each candidate, the price of its cheapest schedule in one of its forms; `None` where the model has none.
+    fn price(&self, candidates: &[Candidate]) -> Vec<Option<Priced>>;
     /// The form of that schedule, of those that fit; `None` where none fits, or the kernel does not multiply.
     fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>>;
 }

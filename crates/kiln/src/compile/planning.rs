@@ -11,7 +11,7 @@ use crate::{
 use kiln_lower::{Chosen, LowerError};
 use kiln_machine::Machine;
 use kiln_plan::{Form, Plan, Schedule};
-use kiln_rewrite::{Candidate, Prices, RewriteError};
+use kiln_rewrite::{Candidate, Priced, Prices, RewriteError};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
@@ -125,9 +125,12 @@ impl<'a> Schedules<'a> {
 }
 
 impl Prices for Schedules<'_> {
-    fn price(&self, candidates: &[Candidate]) -> Vec<Option<f64>> {
+    fn price(&self, candidates: &[Candidate]) -> Vec<Option<Priced>> {
         // A kernel that the model refuses has no price; a defect is met again where the plan's kernels are lowered.
-        let price = |c: &Candidate| kiln_lower::price_among(&c.kernel, self.machine, c.allowed()).ok().flatten();
+        let price = |c: &Candidate| {
+            let (us, family) = kiln_lower::price_among(&c.kernel, self.machine, c.allowed()).ok().flatten()?;
+            Some(Priced { us, family })
+        };
         workers::map(candidates, price)
     }
     fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>> {

@@ -11,7 +11,7 @@ use crate::scalar::composite::Decomposed;
 use crate::select::{self, propose};
 use kiln_machine::Machine;
 use kiln_plan::exec::Work;
-use kiln_plan::form::{Form, GemmTemplate};
+use kiln_plan::form::{Form, GemmTemplate, ProgramFamily};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
@@ -171,18 +171,22 @@ fn products(kernel: &Kernel, machine: &Machine, forms: FormsAllowed) -> Result<V
 }
 
 /// Microseconds of a kernel by the cheapest schedule of these forms, without lowering it: a schedule of that price may
-/// not fit. `None` on the host, and where the model has no price.
-pub fn price_among(kernel: &Kernel, machine: &Machine, forms: Option<&[Form]>) -> Result<Option<f64>, LowerError> {
+/// not fit; and the family of programs, if it multiplies. `None` on the host, and where the model has no price.
+pub fn price_among(
+    kernel: &Kernel,
+    machine: &Machine,
+    forms: Option<&[Form]>,
+) -> Result<Option<(f64, Option<ProgramFamily>)>, LowerError> {
     if !machine.arch.is_gpu() {
         return Ok(None);
     }
-    if multiplies(kernel, machine)?
-        && let Some(cheapest) = products(kernel, machine, FormsAllowed::new(kernel, forms))?.first()
-    {
-        return Ok(Some(cheapest.1));
+    let multiplies = multiplies(kernel, machine)?;
+    if multiplies && let Some((schedule, us)) = products(kernel, machine, FormsAllowed::new(kernel, forms))?.first() {
+        return Ok(Some((*us, Some(ProgramFamily::of(schedule)))));
     }
     let nests = each_nest(kernel, machine, &|_, nest| Ok(propose::cheapest(nest)?.1.us))?;
-    Ok(if nests.is_empty() { None } else { Some(nests.iter().sum()) })
+    let family = kernel.form_of(&Schedule::default()).map(|_| ProgramFamily::Rows);
+    Ok(if nests.is_empty() { None } else { Some((nests.iter().sum(), family)) })
 }
 
 /// The form that a schedule gives a kernel on this machine; `None` on the host, which has one program for each matmul.
