@@ -14,6 +14,6 @@ mod values;
 
 pub use affine::Affine;
 pub use ends::loop_ends;
-pub use groups::{APART, Interleaved};
+pub use groups::APART;
 pub use run::Axis;
 pub use values::{Analysis, Bounds, Def, analyse};

@@ -8,9 +8,13 @@
 //! [`Flat`] is the same on row-major element numbers, whose bits are the concatenated bits of the coordinates: there
 //! reshaping and inserting axes change nothing, and the other ops move or drop bits. Passes and code generation work on
 //! that form.
+//!
+//! [`choose()`] gives the layout of a tile from the accesses of its elements.
+pub mod choose;
 mod flat;
 pub mod fragment;
 
+pub use choose::{Choice, Combined, Interleaved, Tile, TileAccess, choose};
 pub use flat::{Flat, LANE_BITS, axis_bits, bits_of, take_lanes};
 use serde::{Deserialize, Serialize};
 

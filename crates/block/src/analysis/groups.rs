@@ -6,18 +6,8 @@
 //! into quotients and remainders by multiples of the group's size.
 use super::axis::unit;
 use super::values::{ANY, Analysis, Def, power_of_two_in};
+use crate::layout::Interleaved;
 use crate::{BinaryOp, BlockProgram, Elem, Op, Value};
-
-/// Pointers that are contiguous across two axes: `count` neighbours along `across`, then those of the next
-/// element along `along`, which is `count` elements further, except at breaks of `along` that are far apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Interleaved {
-    pub along: usize,
-    pub across: usize,
-    pub count: usize,
-    /// A power of two that divides the address of every group, in bytes.
-    pub align: usize,
-}
 
 /// Sizes of groups that are looked for.
 const COUNTS: [i64; 2] = [2, 4];

@@ -3,7 +3,8 @@
 //! Takes an upper-level kernel, gives the same program with [`crate::ValueData::layout`] set on everything that threads
 //! hold.
 //! 1. Values that must share a layout (pointwise operands, carried values, accumulators) form groups ([`groups`]).
-//! 2. Each group takes the layout of its heaviest anchor: a matmul, else its largest memory access ([`anchors`]).
+//! 2. Each group takes the layout of its heaviest anchor: a matmul, else its largest memory access ([`anchors`],
+//!    [`crate::layout::choose()`]).
 //!    Layouts propagate through reshapes, permutations, reductions and broadcasts to groups without a stronger
 //!    preference ([`spread`]).
 //! 3. The program is rebuilt ([`rebuild`]): what depends on thread numbers alone (indices, masks, pointers, constants)
@@ -17,15 +18,11 @@ mod rebuild;
 mod spread;
 mod windows;
 
+pub use crate::layout::choose::{SMALL, VECTOR};
 pub use windows::WINDOW;
 
 use crate::BlockProgram;
 use crate::analysis::analyse;
-
-/// Bytes of a block up to which it does not matter how it is accessed.
-pub const SMALL: usize = 1024;
-/// Bytes of the longest access of a thread.
-pub const VECTOR: usize = 16;
 
 /// The kernel with layouts.
 pub fn assign(kernel: &BlockProgram) -> BlockProgram {

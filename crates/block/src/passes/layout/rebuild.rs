@@ -1,5 +1,5 @@
 //! Rebuilds the program with every use in the layout it needs.
-use super::anchors::{Access, default_layout, left_operand, roles, takes_any_layout, tensor_matmul, warp_bits};
+use super::anchors::{access, default_layout, left_operand, roles, takes_any_layout, tensor_matmul, tile, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
 use crate::analysis::Analysis;
@@ -45,7 +45,6 @@ struct Rebuild<'k> {
     groups: &'k Groups,
     natural: Vec<Option<Flat>>,
     defs: Vec<Option<Inst>>,
-    /// The program has a scan, so threads hold consecutive elements whatever layout stores prefer.
     /// Region depth at which each value is defined.
     depth: Vec<usize>,
     /// Instructions of the open regions, outermost first.
@@ -229,17 +228,16 @@ impl Rebuild<'_> {
         if roles(self.old).is_some() {
             return flat;
         }
-        let access = Access::of(self.old, self.facts, ptr);
+        let access = access(self.old, self.facts, ptr);
         if access.suits(&flat, self.old.ty(ptr).shape(), load) { flat } else { self.preferred(ptr) }
     }
     /// Whether what is stored is converted first. Blocks that share an instance exchange no elements.
     fn scatters(&self, ptr: Value, flat: &Flat) -> bool {
-        Access::of(self.old, self.facts, ptr).scatters(flat, self.old.ty(ptr).shape())
+        access(self.old, self.facts, ptr).scatters(flat, self.old.ty(ptr).shape())
             && (self.old.blocks == 1 || self.preferred(ptr).warps == flat.warps)
     }
     fn preferred(&self, ptr: Value) -> Flat {
-        let access = Access::of(self.old, self.facts, ptr);
-        access.layout(self.old, self.old.ty(ptr).shape(), access.vector, &[])
+        access(self.old, self.facts, ptr).preferred(&tile(self.old, self.old.ty(ptr).shape()))
     }
     fn reduce(&mut self, i: Inst, data: &InstData, axis: usize) {
         let (arg, flat) = self.as_it_lies(data.args[0]);

@@ -1,9 +1,9 @@
 //! Propagates layouts from anchors to every value.
-use super::VECTOR;
-use super::anchors::{Access, accumulator, default_layout, left_operand, width};
+use super::anchors::{access, accumulator, left_operand, staged_rows, tile};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
-use crate::layout::{Flat, axis_bits};
+use crate::layout::choose::heaviest;
+use crate::layout::{Flat, Tile, TileAccess, axis_bits, choose};
 use crate::{BlockProgram, Elem, InstData, Op, Value};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,11 +11,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 #[derive(Default)]
 struct Wishes {
     matmul: Option<Flat>,
-    /// The largest access and its bytes.
-    access: Option<(usize, Access)>,
-    accesses: Vec<Access>,
-    /// Rows go through shared memory.
-    rows: bool,
+    /// In the order of the program.
+    accesses: Vec<TileAccess>,
     /// Axes that are reduced or scanned, and one that is scanned.
     reduced: Vec<usize>,
     scanned: Option<usize>,
@@ -27,31 +24,17 @@ pub(super) fn natural(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> Ve
     let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
     let wishes = wishes(k, facts, groups);
     let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
-    let weight = |w: &Wishes| (w.matmul.is_some(), w.access.map_or(0, |a| a.0));
+    let weight = |w: &Wishes| (w.matmul.is_some(), heaviest(&w.accesses).map_or(0, TileAccess::weight));
     order.sort_by_key(|(v, w)| (std::cmp::Reverse(weight(w)), **v));
     for (&root, wish) in order {
         if s.natural[root.0 as usize].is_some() {
             continue;
         }
         let shape = k.ty(root).shape();
-        let home = match (&wish.matmul, wish.access) {
-            (Some(matmul), _) => matmul.clone(),
-            (None, Some((_, access))) => {
-                let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
-                let most = along.clone().map(|a| a.vector).max().unwrap_or(access.vector);
-                // Lanes of more elements than are a vector of the widest type do not fill sectors: these would be
-                // converted.
-                let widest = along.filter(|a| !wish.rows && !a.is_small(shape)).map(|a| a.bytes).max();
-                let vector = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1)));
-                let asked = k.vector.filter(|n| access.run >= *n).map_or(1, |n| width(k, shape, n));
-                let vector = vector.max(asked);
-                match wish.scanned {
-                    Some(axis) => access.scanned(k, shape, vector, axis),
-                    None => access.layout(k, shape, vector, &wish.reduced),
-                }
-            }
-            (None, None) => default_layout(k, shape),
-        };
+        let home = wish.matmul.clone().unwrap_or_else(|| {
+            let tile = Tile { reduced: &wish.reduced, scanned: wish.scanned, ..tile(k, shape) };
+            choose(&tile, &wish.accesses).layout
+        });
         s.natural[root.0 as usize] = Some(home);
         while s.sweep() {}
     }
@@ -80,7 +63,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
         {
             wish.matmul = wish.matmul.take().or_else(|| Some(left_operand(k, left)));
         }
-        let (value, access) = match (&data.op, &data.args[..]) {
+        let (value, pointers) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
             (Op::Load(_) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store | Op::Atomic(_) | Op::Publish, [ptr, value, ..]) => (*value, Some(*ptr)),
@@ -91,7 +74,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
-            wish.add(k, facts, data, access);
+            wish.add(k, facts, data, pointers);
         }
     });
     all
@@ -111,7 +94,7 @@ pub(super) fn staged(k: &BlockProgram) -> HashMap<Value, Value> {
 }
 
 impl Wishes {
-    fn add(&mut self, k: &BlockProgram, facts: &Analysis, data: &InstData, access: Option<Value>) {
+    fn add(&mut self, k: &BlockProgram, facts: &Analysis, data: &InstData, pointers: Option<Value>) {
         if let Op::Scan { axis, .. } = data.op {
             self.scanned = Some(axis as usize);
         }
@@ -122,23 +105,11 @@ impl Wishes {
             Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
             Op::Pack { .. } | Op::Unpack { .. } => {
                 let value = if matches!(data.op, Op::Pack { .. }) { data.args[0] } else { data.results[0] };
-                let access = Access::of_rows(k, value);
-                self.rows = true;
-                self.accesses.push(access);
-                self.access = Some((k.ty(value).count() * access.bytes, access));
+                self.accesses.push(staged_rows(k, value));
             }
             _ => {}
         }
-        if let Some(ptr) = access {
-            let a = Access::of(k, facts, ptr);
-            let bytes = k.ty(ptr).count() * a.bytes;
-            self.accesses.push(a);
-            // A contiguous access has a preference; a gather takes any layout.
-            let weight = if a.run > 1 { bytes } else { 0 };
-            if self.access.is_none_or(|(w, _)| weight > w) {
-                self.access = Some((weight, a));
-            }
-        }
+        self.accesses.extend(pointers.map(|ptr| access(k, facts, ptr)));
     }
 }
 
