@@ -15,7 +15,7 @@ mod flat;
 pub mod fragment;
 
 pub use choose::{Choice, Combined, Interleaved, Tile, TileAccess, choose};
-pub use flat::{Flat, LANE_BITS, axis_bits, bits_of, take_lanes};
+pub use flat::{Flat, LANE_BITS, axis_bits, bits_of};
 use serde::{Deserialize, Serialize};
 
 /// Coordinates that one bit adds, one number per axis: a power of two on one axis, zeros elsewhere. All zeros:

@@ -24,7 +24,7 @@ mod schedule;
 mod select;
 mod steps;
 
-pub use cost::{features as facts, price};
+pub use cost::{features as facts, price, tile_layout};
 pub use error::LowerError;
 pub use select::candidates::{
     Chosen, Epilogue, PROGRAMS, PricedForm, Scheduled, chosen, chosen_among, fits, forms, neighbours, price_among,

@@ -217,7 +217,7 @@ impl Flat {
 
 /// Takes the bits of a warp's lanes: at most `along` of the first `fastest` bits, then those behind them, then what is
 /// left.
-pub fn take_lanes<T>(bits: &mut Vec<T>, fastest: usize, along: usize) -> Vec<T> {
+fn take_lanes<T>(bits: &mut Vec<T>, fastest: usize, along: usize) -> Vec<T> {
     let own = fastest.min(along).min(LANE_BITS).min(bits.len());
     let mut lanes: Vec<T> = bits.drain(..own).collect();
     let others = (fastest - own).min(bits.len());

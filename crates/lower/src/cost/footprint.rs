@@ -39,7 +39,7 @@ impl ThreadElements<'_> {
         let of_vector = if is_fastest { layout.vector_bits } else { 0 };
         let bits = layout.register_bits(n).saturating_sub(of_vector);
         // Of a row in a thread the masks are constants.
-        let is_constant = self.has_tail && *axis == Axis::Row || nest.bound_vector >= *block && is_fastest;
+        let is_constant = self.has_tail && *axis == Axis::Row || nest.bound_vector.unwrap_or(1) >= *block && is_fastest;
         let chunk = if is_constant { 1 } else { *block >> bits };
         let lanes = nest.extent(axis).div_ceil(chunk.max(1)) * chunk.max(1);
         (lanes as f64 / *block as f64).min(1.0)
@@ -82,7 +82,7 @@ impl TileFootprint {
         let nest = TiledNest::new(facts, schedule, &mut w);
         w.count_instances(&nest);
         let mut accesses = nest.accesses(w.copies);
-        let layout = TileLayout::new(&nest, &accesses, w.whole);
+        let layout = TileLayout::new(&nest, &accesses);
         w.crosses = vectors_cross(&nest, &layout);
         let visits = w.trips * w.passes;
         let thread = ThreadElements { nest: &nest, layout: &layout, has_tail: w.tail, crosses: w.crosses, visits };
@@ -169,7 +169,7 @@ impl TileFootprint {
         let Some((axis, block)) = layout.fastest.map(|f| &nest.splits[f]) else { return };
         let Some(last) = nest.axes.get(axis).and_then(|coords| coords.last().copied()) else { return };
         // At the end of an axis as many neighbours have one mask as its extent is a multiple of.
-        let (n, whole) = (nest.extent(axis), nest.bound_vector >= *block && !self.crosses);
+        let (n, whole) = (nest.extent(axis), nest.bound_vector.unwrap_or(1) >= *block && !self.crosses);
         let masked = if n.is_multiple_of(*block) || whole { usize::MAX } else { 1 << n.trailing_zeros() };
         let neighbours = if self.crosses { 1 } else { n.min(layout.vector()) };
         windows::share_loads(accesses, last, windows::Own { neighbours, masked, whole });

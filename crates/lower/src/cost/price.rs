@@ -147,6 +147,8 @@ pub struct TiledAccess<'a> {
     pub spans: f64,
     pub length: f64,
     pub align: usize,
+    /// Elements of a tile that follow each other in memory.
+    pub run: usize,
     pub vector: usize,
     /// Share of the tiles' elements that are in the nest.
     pub valid: f64,

@@ -1,10 +1,10 @@
-//! The layout of a tile over registers, lanes and warps, as the layout pass of the block IR chooses it for the tile's
-//! heaviest access ([`kiln_block::passes::layout`]).
-use crate::cost::price::{Bit, TiledAccess, log2};
+//! The layout of a tile over registers, lanes and warps: that which the layout pass of the block IR chooses, by the same
+//! function ([`kiln_block::layout::choose`]).
+use crate::cost::features::NestFeatures;
+use crate::cost::price::{Bit, TileFootprint, TiledAccess, log2};
 use crate::cost::tiled_nest::TiledNest;
-use kiln_block::layout::take_lanes;
-use kiln_block::passes::layout::{SMALL, VECTOR};
-use kiln_plan::Axis;
+use kiln_block::layout::{Choice, Combined, Tile, TileAccess, axis_bits, choose};
+use kiln_plan::{Axis, Schedule};
 
 /// Which coordinates of a tile a thread, a warp and a block hold.
 pub struct TileLayout {
@@ -20,40 +20,40 @@ pub struct TileLayout {
 }
 
 impl TileLayout {
-    /// The layout of the tile of these accesses. `whole`: a tile has whole rows.
-    pub fn new(nest: &TiledNest, accesses: &[TiledAccess], whole: bool) -> TileLayout {
-        let splits = &nest.splits;
-        // The largest contiguous access gives the layout.
-        let weight = |s: &TiledAccess| if s.along.is_some() { s.elements * s.access.bytes as f64 } else { 0.0 };
-        let largest =
-            accesses.iter().rev().max_by(|a, b| weight(a).total_cmp(&weight(b))).filter(|s| s.along.is_some());
-        let fastest = largest.and_then(|s| s.along).or(splits.len().checked_sub(1));
-        let row = splits.iter().position(|s| s.0 == Axis::Row);
-        // Blocks of fewer elements have layouts of their own.
-        let full = largest.map_or(0.0, |s| s.elements);
-        let vector = vector(nest, accesses, fastest, row, (full, whole));
-        let vector_bits = log2(vector).min(fastest.map_or(0, |f| log2(splits[f].1))) as usize;
-        let scans = nest.facts.scans > 0;
-        let reduced = row.filter(|_| nest.facts.levels > 0 || scans);
-        let order = fastest.into_iter().chain((0..splits.len()).rev().filter(|n| Some(*n) != fastest));
-        let mut bits: Vec<Bit> = order.flat_map(|n| (0..log2(splits[n].1)).map(move |b| (n, b))).collect();
-        let mut registers: Vec<Bit> = bits.drain(..vector_bits).collect();
-        if scans && fastest != row {
-            let spare = bits.len().saturating_sub(5 + log2(nest.warps) as usize);
-            let scanned: Vec<Bit> = bits.iter().copied().filter(|b| Some(b.0) == row).take(spare).collect();
-            bits.retain(|b| !scanned.contains(b));
-            registers.extend(scanned);
+    /// The layout of the tile of a schedule that fits the nest.
+    pub fn of(facts: &NestFeatures, schedule: &Schedule) -> TileLayout {
+        let mut w = TileFootprint::default();
+        let nest = TiledNest::new(facts, schedule, &mut w);
+        TileLayout::new(&nest, &nest.accesses(w.copies))
+    }
+    /// The layout of the tile of these accesses.
+    pub(super) fn new(nest: &TiledNest, accesses: &[TiledAccess]) -> TileLayout {
+        let shape: Vec<usize> = nest.splits.iter().map(|s| s.1.next_power_of_two()).collect();
+        let row = nest.splits.iter().position(|s| s.0 == Axis::Row);
+        let reduced = row.filter(|_| nest.facts.levels > 0 || nest.facts.scans > 0);
+        let tile = Tile {
+            shape: &shape,
+            warp_bits: log2(nest.warps) as usize,
+            lane_bits: nest.lane_bits,
+            bound_vector: nest.bound_vector,
+            reduced: reduced.as_slice(),
+            scanned: row.filter(|_| nest.facts.scans > 0),
+            combined: if nest.trips > 1 { Combined::AfterLoop } else { Combined::PerTile },
+        };
+        let accesses: Vec<TileAccess> = accesses.iter().map(|s| tile_access(nest, &tile, s)).collect();
+        let Choice { fastest, vector_bits, layout } = choose(&tile, &accesses);
+        let bit = |bit: u8| -> Bit {
+            let axis = (0..shape.len()).rev().find(|a| axis_bits(&shape, *a).contains(&bit)).unwrap_or(0);
+            (axis, u32::from(bit - axis_bits(&shape, axis).start))
+        };
+        TileLayout {
+            fastest,
+            vector_bits,
+            row,
+            registers: layout.registers.iter().map(|b| bit(*b)).collect(),
+            lanes: layout.lanes.iter().flatten().map(|b| bit(*b)).collect(),
+            warps: layout.warps.iter().map(|b| b.map(bit)).collect(),
         }
-        let along = bits.iter().filter(|b| Some(b.0) == fastest).count();
-        let lanes = take_lanes(&mut bits, along, nest.lane_bits);
-        let mut warps: Vec<Option<Bit>> = vec![];
-        for _ in 0..log2(nest.warps) {
-            let other = bits.iter().position(|b| Some(b.0) != reduced);
-            let last = if scans { bits.len().saturating_sub(1) } else { 0 };
-            warps.push((!bits.is_empty()).then(|| bits.remove(other.unwrap_or(last))));
-        }
-        registers.extend(bits);
-        TileLayout { fastest, vector_bits, row, registers, lanes, warps }
     }
     /// Elements of a vector.
     pub fn vector(&self) -> usize {
@@ -74,45 +74,23 @@ impl TileLayout {
     }
 }
 
-/// Elements of a thread's vector along the fastest axis. `full`: elements of the largest access.
-fn vector(
-    nest: &TiledNest,
-    accesses: &[TiledAccess],
-    fastest: Option<usize>,
-    row: Option<usize>,
-    (full, whole): (f64, bool),
-) -> usize {
-    let (facts, splits) = (nest.facts, &nest.splits);
-    let alike = accesses.iter().filter(|s| s.along == fastest && s.elements >= full);
-    let most = alike.clone().map(|s| nest.width(s.vector)).max().unwrap_or(1);
-    // A vector of the widest type at most: its lanes would not fill sectors.
-    let small = |s: &&TiledAccess| s.elements * s.access.bytes as f64 <= SMALL as f64;
-    let widest = alike.filter(|s| !small(s)).map(|s| s.access.bytes).max();
-    let by_type = widest.map_or(most, |bytes| most.min((VECTOR / bytes).max(1)));
-    let mut vector = by_type.max(nest.width(nest.bound_vector));
-    let reduced = row.filter(|_| facts.levels > 0 || facts.scans > 0);
-    if let (Some(f), Some(r)) = (fastest, reduced)
-        && f != r
-        && whole
-        && facts.levels > 0
-    {
-        let each = splits[f].1 >> (5 + log2(nest.warps));
-        let bytes = accesses.iter().filter(|s| s.along == fastest).map(|s| s.access.bytes).max().unwrap_or(4);
-        if each * bytes >= 4 {
-            vector = vector.min(each.max(1));
+/// An access of the nest as the choice of a layout sees it.
+fn tile_access(nest: &TiledNest, tile: &Tile, s: &TiledAccess) -> TileAccess {
+    let last = nest.splits.len().saturating_sub(1);
+    let bytes = s.access.bytes;
+    match s.along {
+        Some(axis) if nest.staged_rows && nest.splits[axis].0 == Axis::Row => {
+            TileAccess::of_staged_rows(tile, axis, bytes)
         }
+        along => TileAccess {
+            axis: along.unwrap_or(last),
+            vector: s.vector,
+            run: if along.is_some() { s.run } else { 1 },
+            bytes,
+            elements: s.elements as usize,
+            staged_rows: false,
+            // Neighbours across two axes are not known of a nest.
+            interleaved: None,
+        },
     }
-    if nest.staged_rows
-        && let Some(r) = row
-    {
-        vector = if splits[r].1 <= 32 { nest.width(splits[r].1.min(16)) } else { 1 };
-    }
-    if facts.scans > 0
-        && fastest == row
-        && let Some(f) = fastest
-    {
-        let bytes = accesses.iter().map(|s| s.access.bytes).max().unwrap_or(4);
-        vector = vector.max(nest.width((16 / bytes).min(splits[f].1)));
-    }
-    vector
 }

@@ -27,8 +27,8 @@ pub struct TiledNest<'a> {
     pub peel: usize,
     /// Rows of a tile are loaded as one run.
     pub staged_rows: bool,
-    /// Neighbours along the last axis that a thread holds, if a schedule binds them, else 1.
-    pub bound_vector: usize,
+    /// Neighbours along the last axis that a thread holds, if a schedule binds them.
+    pub bound_vector: Option<usize>,
     /// log2 of the lanes along the contiguous axis, at most.
     pub lane_bits: usize,
 }
@@ -80,7 +80,7 @@ impl<'a> TiledNest<'a> {
             trips: 1,
             peel: 0,
             staged_rows: false,
-            bound_vector: 1,
+            bound_vector: None,
             lane_bits: LANE_BITS,
         };
         schedule.steps.iter().for_each(|step| nest.apply(step, w));
@@ -104,7 +104,7 @@ impl<'a> TiledNest<'a> {
             Step::Widen(_, n) => w.wide = Some(*n),
             Step::Warps(n) => self.warps = *n,
             Step::Cluster(n) => self.blocks = *n,
-            Step::Vector(n) => self.bound_vector = *n,
+            Step::Vector(n) => self.bound_vector = Some(*n),
             Step::Lanes(n) => self.lane_bits = n.ilog2() as usize,
             Step::Registers(n) => w.limit = Some(*n as f64),
             Step::SplitReduce(_, n) => self.parts = *n,
@@ -163,11 +163,6 @@ impl<'a> TiledNest<'a> {
     /// Positions of a coordinate inside a tile.
     pub fn inside(&self, coord: usize) -> usize {
         self.inner[coord].unwrap_or(1)
-    }
-    /// Elements of a vector that every thread can have.
-    pub fn width(&self, wish: usize) -> usize {
-        let threads = 32 * self.warps;
-        if self.tile() >= threads { wish.min(self.tile() / threads).max(1) } else { 1 }
     }
 
     /// What follows from strides: accesses of a window have the same.
@@ -277,6 +272,7 @@ impl<'a> TiledNest<'a> {
             spans: count,
             length,
             align,
+            run,
             vector: 1 << vector.ilog2(),
             valid: pattern.valid,
             lines: 0.0,
