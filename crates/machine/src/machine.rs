@@ -65,7 +65,9 @@ fn is_narrow_offsets(n: &u64) -> bool {
 pub struct Rates {
     /// Bytes per second of a large copy, reads plus writes.
     pub bandwidth: f64,
-    /// Seconds per launch.
+    /// Seconds of a kernel that does next to nothing, behind another one on the same stream: its start, one round trip
+    /// to memory and its end. The constant of the roofline, and of launches that are priced by bytes alone. Larger than
+    /// [`Nests::launch`](crate::Nests::launch), which has the start alone.
     pub launch: f64,
     /// f32 flops per second outside of matmuls.
     pub alu: f64,

@@ -1,5 +1,17 @@
 //! Parameters of the cost models that choose schedules: not facts of the hardware but fitted to measurements on it, one
 //! set per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
+//!
+//! Each model has launches of its own, since each counts another part of one. No figure has the time of the host, which
+//! queues launches ahead.
+//!
+//! - [`Rates::launch`](crate::Rates::launch): a whole kernel that does next to nothing;
+//! - [`Nests::launch`]: the start of a kernel behind another one; what its first and last instances wait for is in
+//!   [`Nests::exposed`], its blocks in [`Nests::dispatch`];
+//! - [`Nests::second`]: one more kernel for the same nest, all of it but its bytes;
+//! - [`Gemm::start`], [`Warpgroups::fill`]: the start of a matmul's main kernel, with the first loads of its operands;
+//! - [`Gemm::launch`], [`Gemm::dependent_launch`]: a kernel beside the matmul, all of it but its bytes, after the end of
+//!   the kernel before it or overlapping that;
+//! - [`Attention::join`], [`Beside::join`]: the kernel that combines slices of keys, all of it but its bytes.
 use serde::{Deserialize, Serialize};
 
 /// Kernels over rows, beside [`Nests`].
@@ -15,7 +27,8 @@ pub struct Rows {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nests {
-    /// Microseconds of a launch behind another one.
+    /// Microseconds from the end of the kernel before to the first instruction: without the latency of the first
+    /// instances, which is [`Nests::exposed`], and without blocks, which are [`Nests::dispatch`].
     pub launch: f64,
     /// Microseconds to dispatch a block.
     pub dispatch: f64,
@@ -64,7 +77,8 @@ pub struct Nests {
     pub page: f64,
     /// Share of an instance's time that others do not hide.
     pub exposed: f64,
-    /// Microseconds of a further launch.
+    /// Microseconds of a further kernel of the same nest, which combines partial results or copies operands: start,
+    /// latency and end, all but its bytes.
     pub second: f64,
 }
 
@@ -72,7 +86,7 @@ pub struct Nests {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
-    /// Cycles of the launch of tiles without pipelining.
+    /// Cycles of the launch of tiles without pipelining, up to their first matmul.
     pub start: f64,
     /// Bytes per cycle that these read and write, from and to memory.
     pub memory: f64,
@@ -80,9 +94,11 @@ pub struct Gemm {
     pub mma: Tiles,
     /// Tiles by FMAs.
     pub fma: Tiles,
-    /// Cycles of a launch.
+    /// Cycles of a kernel beside a matmul that starts after the one before it has ended, all but its bytes: the splits
+    /// of 3xTF32 operands, and half the transposes.
     pub launch: f64,
-    /// Cycles of a launch that overlaps the end of the previous kernel (programmatic dependent launch).
+    /// The same where its start overlaps the end of the kernel before (programmatic dependent launch): copies, sums of
+    /// slices, and the other half.
     pub dependent_launch: f64,
     /// Bytes per cycle that the kernels of either kind of launch read and write.
     pub read: f64,
@@ -139,7 +155,7 @@ pub struct Warpgroups {
     pub latency: f64,
     /// Factor on the bytes of results whose rows end within a line of the cache.
     pub ragged: f64,
-    /// Cycles to launch, and to fill the ring of operand stages at the start.
+    /// Cycles of the launch of the persistent kernel, and until its ring of operand stages is full for the first time.
     pub fill: f64,
     /// Cycles on top for clusters.
     pub cluster: f64,
@@ -226,7 +242,7 @@ pub struct Attention {
     pub most: usize,
     /// The same for blocks of fewer than 64 queries, with half types: they wait for memory.
     pub most_narrow: usize,
-    /// Seconds of the second launch, which combines the slices.
+    /// Seconds of the second kernel, which combines the slices after the first has ended, all but its bytes.
     pub join: f64,
 }
 
@@ -238,7 +254,8 @@ pub struct Beside {
     pub iteration: f64,
     /// Seconds of a tile of queries.
     pub tile: f64,
-    /// Seconds of the second launch, which combines slices and overlaps the end of the first.
+    /// Seconds of the second kernel, which combines slices and whose start overlaps the end of the first, all but its
+    /// bytes.
     pub join: f64,
 }
 
