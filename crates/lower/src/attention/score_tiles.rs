@@ -28,8 +28,8 @@ pub fn of(dag: &Dag, score: NodeId, extents: &[usize], axes: [(CoordId, usize); 
 }
 
 /// Buffers that the score reads beside these tiles.
-pub fn others(dag: &Dag, score: NodeId, tiles: &[(NodeId, Strided)]) -> Vec<Used> {
-    let is_tile = |n: NodeId| tiles.iter().any(|t| t.0 == n);
+pub fn others(dag: &Dag, score: NodeId, tiles: &[NodeId]) -> Vec<Used> {
+    let is_tile = |n: NodeId| tiles.contains(&n);
     let mut rest = dag.reach_until(&[score], is_tile);
     rest.retain(|n| !is_tile(*n));
     loads(dag, &rest, |_| true)
