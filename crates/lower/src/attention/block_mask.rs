@@ -19,7 +19,7 @@ use crate::scalar::expr::{CoordId, Expr, linear};
 use crate::scalar::mask_value;
 use crate::scalar::scores::Sizes;
 use crate::schedule::tile::{Cut, Shape};
-use kiln_block::{BinaryOp as B, BlockProgram, CmpOp, ReduceOp as R, Value};
+use kiln_block::{BinaryOp as B, BlockProgram, Builder, CmpOp, ReduceOp as R, Value};
 use kiln_graph::{BinaryOp, CompareOp, DType, Type as Array, UnaryOp};
 use kiln_machine::Machine;
 use kiln_plan::attention::{self, Tiles};
@@ -183,13 +183,7 @@ impl Mask {
         ends: [Option<NodeId>; 2],
         machine: &Machine,
     ) -> Result<Work<BlockProgram>, LowerError> {
-        let Coords { s, t: [t, _], .. } = Coords::of(z);
-        let mut scene = Scene { dag: dag.clone(), stores: vec![] };
-        let part = Expr::coord(self.part.0, self.part.1);
-        for i in 0..4 {
-            let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
-            scene.stores.push(Store::new(self.slot, DType::I32, self.at(part.clone()).shift(i), value));
-        }
+        let scene = self.scene(dag);
         let roots: Vec<NodeId> = ends.into_iter().flatten().chain([self.all]).collect();
         let mut used = loads(&scene.dag, &roots, |_| false);
         used.push((self.slot, DType::I32, false));
@@ -197,77 +191,139 @@ impl Mask {
         let shape = Shape { cuts, rank: 2, parts: 1, warps: WARPS, blocks: 1, reversed: false };
         let mut f = open_with(name, &scene, &shape, &used, machine);
 
-        let keys = tiles.keys;
-        let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
-        let (of_part, of_keys) = (cut(s, z.s, ROWS, 0), cut(t, z.t, keys, 1));
-        let place = Expr::coord(self.tile.0, self.tile.1).scale(self.part.1 as i64).plus(&part);
-        let place = f.em.expr(&mut f.b, &place);
-        let lanes = f.lanes(of_part, Some(place));
-        f.em.coords.insert(s, lanes);
-        let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(&mut f, n?, by, &of_part)));
+        let rows = self.rows(&mut f, z);
+        let of_part = |(n, by): (Option<NodeId>, R)| Some(of_block(&mut f, n?, by, &rows));
+        let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(of_part);
         let range = bounds(&mut f, z, tiles, ends, None);
-        let wide = [ROWS, keys];
-        let lane = f.iota(of_keys);
-        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
-        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &wide));
-        // Of a row and a column of the blocks: the first block with a key that counts, the end of the last one, and how
-        // many there are.
-        let found = looped(&mut f, range, &[beyonds, zeros, zeros], |f, block, now| {
-            let base = f.b.cast(block, f.em.index);
-            let ragged = !z.t.is_multiple_of(keys);
-            let there = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, z.t));
-            f.em.coords.insert(t, Lanes { base: Some(base), lane, mask: there, block: 0 });
-            let counts = f.em.value(&mut f.b, self.all);
-            let mut counts = f.b.broadcast_to(counts, &wide);
-            for inside in [lanes.mask, there].into_iter().flatten() {
-                let inside = f.b.broadcast_to(inside, &wide);
-                counts = f.b.binary(B::And, counts, inside);
-            }
-            let b = &mut f.b;
-            let next = b.binary(B::Add, block, range[2]);
-            let [block, next] = [block, next].map(|v| b.splat(v, &wide));
-            let first = b.select(counts, block, beyonds);
-            let first = b.binary(B::Min, now[0], first);
-            let last = b.select(counts, next, now[1]);
-            let more = b.select(counts, ones, zeros);
-            vec![first, last, b.binary(B::Add, now[2], more)]
-        });
-        let b = &mut f.b;
+        let search = Search::of(&mut f, z, tiles.keys, &rows);
+        let found = search.over_keys(&mut f, range, self.all);
         let [first, last, count] = found[..] else {
             return Err(LowerError::Invariant {
                 kernel: name.into(),
                 what: "a loop does not give what it carries".into(),
             });
         };
-        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no
-        // mask.
-        let step = b.splat(range[2], &wide);
-        let counted = b.binary(B::Mul, count, step);
-        let length = b.binary(B::Sub, last, first);
-        let whole = b.cmp(CmpOp::Eq, counted, length);
-        let (mut from, mut to) = (first, b.select(whole, last, zeros));
-        let (mut first, mut last) = (first, last);
-        if self.attends {
-            let end = b.reduce(R::Max, last, 1);
-            let end = b.expand_dims(end, 1);
-            let nowhere = b.splat(zero, &[ROWS, 1]);
-            let mut none = b.cmp(CmpOp::Eq, end, nowhere);
-            if let Some(inside) = lanes.mask {
-                none = b.binary(B::And, none, inside);
-            }
-            let none = b.broadcast_to(none, &wide);
-            (first, last) = (b.select(none, zeros, first), b.select(none, beyonds, last));
-        }
-        if let Some(inside) = lanes.mask {
-            let inside = b.broadcast_to(inside, &wide);
-            (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
-        }
-        let by = [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)];
-        let found = by.map(|(v, by)| reduced(b, v, by));
+        let found = search.positions(&mut f.b, Found { first, last, count }, range[2], self.attends);
         for (store, value) in scene.stores.iter().zip(found) {
             f.em.set(store.value, value);
             f.store(store);
         }
         f.finish()
+    }
+    /// The stores of the positions of a part of a tile, which the program sets.
+    fn scene(&self, dag: &Dag) -> Scene {
+        let mut scene = Scene { dag: dag.clone(), stores: vec![] };
+        let part = Expr::coord(self.part.0, self.part.1);
+        for i in 0..4 {
+            let value = scene.dag.add(NodeOp::Anchor { at: vec![Expr::constant(i)] }, DType::I32);
+            scene.stores.push(Store::new(self.slot, DType::I32, self.at(part.clone()).shift(i), value));
+        }
+        scene
+    }
+    /// Sets the coordinate of the rows of a part of a tile; the cut of these.
+    fn rows(&self, f: &mut Frame, z: &Sizes) -> Cut {
+        let rows = Cut { id: Coords::of(z).s, extent: z.s, block: ROWS, axis: 0 };
+        let part = Expr::coord(self.part.0, self.part.1);
+        let place = Expr::coord(self.tile.0, self.tile.1).scale(self.part.1 as i64).plus(&part);
+        let place = f.em.expr(&mut f.b, &place);
+        let lanes = f.lanes(rows, Some(place));
+        f.em.coords.insert(rows.id, lanes);
+        rows
+    }
+}
+
+/// The search for blocks of keys, by the rows and columns of a block.
+struct Search {
+    keys: Cut,
+    lane: Option<Value>,
+    /// The rows that exist.
+    rows_mask: Option<Value>,
+    zero: Value,
+    /// Zeros, ones, and the block beyond all keys, for each row and column.
+    zeros: Value,
+    ones: Value,
+    beyonds: Value,
+}
+
+/// Of a row and a column of the blocks: the first block with a key that counts, the end of the last one, and how many
+/// there are.
+struct Found {
+    first: Value,
+    last: Value,
+    count: Value,
+}
+
+impl Search {
+    fn of(f: &mut Frame, z: &Sizes, keys: usize, rows: &Cut) -> Search {
+        let cut = Cut { id: Coords::of(z).t[0], extent: z.t, block: keys, axis: 1 };
+        let lane = f.iota(cut);
+        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
+        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &[ROWS, keys]));
+        let rows_mask = f.em.coords.get(&rows.id).and_then(|lanes| lanes.mask);
+        Search { keys: cut, lane, rows_mask, zero, zeros, ones, beyonds }
+    }
+    fn shape(&self) -> [usize; 2] {
+        [ROWS, self.keys.block]
+    }
+    /// The loop over blocks of keys: what is in [`Found`]. `counts`: whether a score is not masked.
+    fn over_keys(&self, f: &mut Frame, range: [Value; 3], counts: NodeId) -> Vec<Value> {
+        looped(f, range, &[self.beyonds, self.zeros, self.zeros], |f, block, now| {
+            let counts = self.counts(f, block, counts);
+            let b = &mut f.b;
+            let next = b.binary(B::Add, block, range[2]);
+            let [block, next] = [block, next].map(|v| b.splat(v, &self.shape()));
+            let first = b.select(counts, block, self.beyonds);
+            let first = b.binary(B::Min, now[0], first);
+            let last = b.select(counts, next, now[1]);
+            let more = b.select(counts, self.ones, self.zeros);
+            vec![first, last, b.binary(B::Add, now[2], more)]
+        })
+    }
+    /// Which scores of the block of keys that starts at `block` are not masked.
+    fn counts(&self, f: &mut Frame, block: Value, counts: NodeId) -> Value {
+        let Cut { id, extent, block: keys, .. } = self.keys;
+        let base = f.b.cast(block, f.em.index);
+        let ragged = !extent.is_multiple_of(keys);
+        let there = self.lane.filter(|_| ragged).map(|l| f.below(Some(base), l, extent));
+        f.em.coords.insert(id, Lanes { base: Some(base), lane: self.lane, mask: there, block: 0 });
+        let counts = f.em.value(&mut f.b, counts);
+        let mut counts = f.b.broadcast_to(counts, &self.shape());
+        for inside in [self.rows_mask, there].into_iter().flatten() {
+            let inside = f.b.broadcast_to(inside, &self.shape());
+            counts = f.b.binary(B::And, counts, inside);
+        }
+        counts
+    }
+    /// The four positions of a part: from where to where keys have to be read, and from where to where no score is
+    /// masked. `attends`: whether a row without a key attends to all of them.
+    fn positions(&self, b: &mut Builder, found: Found, step: Value, attends: bool) -> [Value; 4] {
+        let Search { zeros, beyonds, .. } = *self;
+        let Found { mut first, mut last, count } = found;
+        // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no
+        // mask.
+        let step = b.splat(step, &self.shape());
+        let counted = b.binary(B::Mul, count, step);
+        let length = b.binary(B::Sub, last, first);
+        let whole = b.cmp(CmpOp::Eq, counted, length);
+        let (mut from, mut to) = (first, b.select(whole, last, zeros));
+        if attends {
+            let none = self.rows_without_keys(b, last);
+            (first, last) = (b.select(none, zeros, first), b.select(none, beyonds, last));
+        }
+        if let Some(inside) = self.rows_mask {
+            let inside = b.broadcast_to(inside, &self.shape());
+            (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
+        }
+        [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)].map(|(v, by)| reduced(b, v, by))
+    }
+    fn rows_without_keys(&self, b: &mut Builder, last: Value) -> Value {
+        let end = b.reduce(R::Max, last, 1);
+        let end = b.expand_dims(end, 1);
+        let nowhere = b.splat(self.zero, &[ROWS, 1]);
+        let mut none = b.cmp(CmpOp::Eq, end, nowhere);
+        if let Some(inside) = self.rows_mask {
+            none = b.binary(B::And, none, inside);
+        }
+        b.broadcast_to(none, &self.shape())
     }
 }
