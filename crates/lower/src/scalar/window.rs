@@ -2,7 +2,8 @@
 //! is large.
 use crate::scalar::dag::{Guard, NodeId, NodeOp};
 use crate::scalar::expr::{Expr, delinear};
-use crate::scalar::resolve::{Inside, ResolvePoint, Resolved, Resolver, inside, joined, kept};
+use crate::scalar::resolve::guards::{Inside, inside, joined};
+use crate::scalar::resolve::{ResolvePoint, Resolved, Resolver, kept};
 use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
 use kiln_plan::Rounding;
 

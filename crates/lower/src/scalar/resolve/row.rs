@@ -12,7 +12,8 @@
 use crate::error::LowerError;
 use crate::scalar::dag::{Guard, NodeId, NodeOp};
 use crate::scalar::expr::{CoordId, Expr, delinear_unbounded};
-use crate::scalar::resolve::{Inside, ResolvePoint, Resolved, Resolver, inside, joined, kept};
+use crate::scalar::resolve::guards::{Inside, inside, joined};
+use crate::scalar::resolve::{ResolvePoint, Resolved, Resolver, kept};
 use crate::scalar::row::LEVEL;
 use kiln_graph::{BinaryOp, ReduceOp, ScanOp, ValueId};
 
