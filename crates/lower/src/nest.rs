@@ -31,7 +31,7 @@ pub struct Nest<'a> {
     /// Name of the program.
     pub name: &'a str,
     pub machine: &'a Hardware<'a>,
-    /// Split and merged until accesses are affine and contiguous ([`Space::settle`]).
+    /// Split and merged until accesses are affine and contiguous ([`Space::canonicalise`]).
     pub space: Space,
     /// The program in that space.
     pub scene: Rc<Scene>,

@@ -9,7 +9,7 @@ use crate::scalar::dag::{Dag, NodeOp, Scene, Store};
 use crate::scalar::expr::{CoordId, Expr, delinear, delinear_unbounded, linear};
 use crate::scalar::resolve::Body;
 use crate::scalar::row::Row;
-use crate::scalar::space::Space;
+use crate::scalar::space::{Coord, Space};
 use crate::scalar::window::{MAX_UNROLLED, window_len};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::Hardware;
@@ -17,80 +17,102 @@ use kiln_plan::exec::Slot;
 
 /// Calls `f` with the nests of a body: one if it has rows, else one for each size of outputs.
 pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
-    let (name, body) = (source.name, source.graph);
     let Some(len) = row_len(source)? else { return pointwise::visit_nests(source, machine, f) };
-    let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
+    let Some(driver) = driver(source, len) else { return Ok(()) };
+    let rows = Rows::of(source, driver, len)?;
+    let extents = [&rows.kept_shape()[..], &[len]].concat();
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == rows.kept.len()).collect();
+    let all = |s: &Space| rows.scene(source, s);
+    f(&Nest::new(source.name, Space::new(&extents, &row_axes), &all, machine)?.of_body(source.graph))
+}
+
+/// Outputs that have elements.
+fn live(body: &Graph) -> Vec<usize> {
+    (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect()
+}
+
+/// The first of the largest outputs, preferring one that depends on a reduction.
+fn driver(source: &Body, len: usize) -> Option<usize> {
+    let body = source.graph;
     let count = |i: usize| body.ty(body.outputs[i]).count();
-    // The first of the largest outputs, preferring one that depends on a reduction.
     let reduces =
         |i: usize| reached(source, vec![body.outputs[i]]).iter().any(|v| reduced_len(source, *v) == Some(len));
-    let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
-        return Ok(());
-    };
-    let shape = body.shape(body.outputs[driver]).to_vec();
+    live(body).into_iter().rev().max_by_key(|&i| (count(i), reduces(i)))
+}
 
-    // Which of the driver's coordinates are the row's: those that no reduction depends on. For now the reductions' own
-    // row is a separate coordinate.
-    let extents = [&shape[..], &[len]].concat();
-    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
-    let mut space = Space::new(&extents, &row_axes);
-    let alone = |s: &Space| driver_scene(source, driver, s, len);
-    let scene = space.refine(&alone)?;
-    let row = space.row_ids();
-    let deps = scene.dag.depends(&row);
-    let mut kept: Vec<CoordId> = vec![];
-    for n in scene.live() {
-        if matches!(scene.dag.node(n).op, NodeOp::Reduce { .. }) {
-            kept.extend(&deps[n as usize]);
+/// The rows of a body, in terms of the coordinates of its driver.
+struct Rows {
+    /// The output that gives the coordinates.
+    driver: usize,
+    len: usize,
+    /// Coordinates of the driver that reductions depend on, and those that are the row's; none of these where the
+    /// driver has one value per row.
+    kept: Vec<Coord>,
+    across: Vec<Coord>,
+    /// The driver's axes by its coordinates.
+    axes: Vec<Expr>,
+}
+
+impl Rows {
+    /// Which of the driver's coordinates are the row's: those that no reduction depends on.
+    fn of(source: &Body, driver: usize, len: usize) -> Result<Rows, LowerError> {
+        let shape = source.graph.shape(source.graph.outputs[driver]);
+        // For now the reductions' own row is a separate coordinate.
+        let extents = [shape, &[len]].concat();
+        let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
+        let mut space = Space::new(&extents, &row_axes);
+        let scene = space.refine(&|s: &Space| driver_scene(source, driver, s, len))?;
+        let deps = scene.dag.depends(&space.row_ids());
+        let mut reduced: Vec<CoordId> = vec![];
+        for n in scene.live() {
+            if matches!(scene.dag.node(n).op, NodeOp::Reduce { .. }) {
+                reduced.extend(&deps[n as usize]);
+            }
         }
+        let of_driver = || space.coords.iter().filter(|c| !c.row).copied();
+        let (mut kept, mut across): (Vec<Coord>, Vec<Coord>) = of_driver().partition(|c| reduced.contains(&c.id));
+        if across.iter().map(|c| c.extent).product::<usize>() != len {
+            // The output has one value per row; coordinates that no reduction depends on only repeat it.
+            (kept, across) = (of_driver().collect(), vec![]);
+        }
+        Ok(Rows { driver, len, kept, across, axes: space.axes[..shape.len()].to_vec() })
     }
-    let own: Vec<_> = space.coords.iter().filter(|c| !c.row).copied().collect();
-    let mut across: Vec<_> = own.iter().filter(|c| !kept.contains(&c.id)).copied().collect();
-    let wide: usize = across.iter().map(|c| c.extent).product();
-    if wide != len {
-        // The output has one value per row; coordinates that no reduction depends on only repeat it.
-        across.clear();
+    fn kept_shape(&self) -> Vec<usize> {
+        self.kept.iter().map(|c| c.extent).collect()
     }
-    let full = !across.is_empty();
-
-    // The final space: kept coordinates, then the row; and the driver's axes in terms of it.
-    let kept: Vec<_> = own.iter().filter(|c| !across.iter().any(|a| a.id == c.id)).copied().collect();
-    let mut extents: Vec<usize> = kept.iter().map(|c| c.extent).collect();
-    let rows: usize = extents.iter().product();
-    extents.push(len);
-    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == kept.len()).collect();
-    let old_axes = space.axes[..shape.len()].to_vec();
-    let across_shape: Vec<usize> = across.iter().map(|c| c.extent).collect();
-    let driver_axes = |axes: &[Expr]| -> Vec<Expr> {
-        let parts = delinear_unbounded(&axes[kept.len()], &across_shape);
+    /// The driver's axes in a space of the kept coordinates, then the row.
+    fn driver_axes(&self, axes: &[Expr]) -> Vec<Expr> {
+        let across_shape: Vec<usize> = self.across.iter().map(|c| c.extent).collect();
+        let parts = delinear_unbounded(&axes[self.kept.len()], &across_shape);
         let source = |id: CoordId| {
-            let in_kept = kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
-            in_kept.or_else(|| across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
+            let in_kept = self.kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
+            in_kept.or_else(|| self.across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
         };
-        old_axes.iter().map(|e| e.substitute(&source)).collect()
-    };
-    let kept_shape = extents[..kept.len()].to_vec();
-    let all = |s: &Space| -> Result<Scene, LowerError> {
+        self.axes.iter().map(|e| e.substitute(&source)).collect()
+    }
+    /// The program in such a space.
+    fn scene(&self, source: &Body, s: &Space) -> Result<Scene, LowerError> {
+        let (body, len, kept_shape) = (source.graph, self.len, self.kept_shape());
+        let count = |i: usize| body.ty(body.outputs[i]).count();
+        let shape = body.shape(body.outputs[self.driver]);
         let mut r = source.resolver();
-        r.row = Some(Row::of(s, &s.axes[kept.len()], len));
-        let axes = driver_axes(&s.axes);
-        let whole = linear(&axes, &shape);
+        r.row = Some(Row::of(s, &s.axes[self.kept.len()], len));
+        let axes = self.driver_axes(&s.axes);
+        let whole = linear(&axes, shape);
         // Positions of rows that are rounded up are beyond the end of an inner axis.
-        let beyond = axes.iter().zip(&shape).any(|(e, n)| e.range().1 >= *n as i64);
-        let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
+        let beyond = axes.iter().zip(shape).any(|(e, n)| e.range().1 >= *n as i64);
+        let row_sized = linear(&s.axes[..self.kept.len()], &kept_shape);
         let mut stores = vec![];
-        for &i in &live {
+        for i in live(body) {
             let v = body.outputs[i];
-            let position = if count(i) == count(driver) {
+            let position = if count(i) == count(self.driver) {
                 &whole
-            } else if full && count(i) == rows {
+            } else if !self.across.is_empty() && count(i) == kept_shape.iter().product::<usize>() {
                 &row_sized
             } else {
-                return Err(source.unsupported(format!(
-                    "outputs of {} and {} elements over rows of {len}",
-                    count(driver),
-                    count(i)
-                )));
+                let (largest, other) = (count(self.driver), count(i));
+                let why = format!("outputs of {largest} and {other} elements over rows of {len}");
+                return Err(source.unsupported(why));
             };
             let ix = match beyond && body.shape(v) == shape {
                 true => axes.clone(),
@@ -101,11 +123,10 @@ pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(
             stores.push(Store::new(Slot::Output(i as u32), body.dtype(v), at, value));
         }
         Ok(Scene { dag: r.dag, stores })
-    };
-    let space = Space::new(&extents, &row_axes);
-    f(&Nest::new(name, space, &all, machine)?.of_body(source.graph))
+    }
 }
 
+/// The program of the driver alone.
 fn driver_scene(source: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {
     let body = source.graph;
     let v = body.outputs[driver];
