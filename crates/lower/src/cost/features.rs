@@ -2,8 +2,8 @@
 use crate::cost::arithmetic::{self, Instructions};
 use crate::nest::Nest;
 use crate::nest::passes::in_passes;
-use crate::scalar::dag::{Guard, NodeId, NodeOp, Scene};
-use crate::scalar::expr::{Atom, Expr};
+use crate::scalar::dag::{Guard, NodeId, NodeOp, Scene, Store};
+use crate::scalar::expr::{Atom, CoordId, Expr};
 use kiln_block::passes::layout::WINDOW;
 use kiln_graph::DType;
 use kiln_machine::ptxas;
@@ -155,143 +155,175 @@ impl NestFeatures {
         let extents: Vec<usize> = self.coords.iter().map(|c| c.0).collect();
         compare(&mut self.accesses, &extents);
     }
+    /// The numbers of a nest.
     pub fn of(nest: &Nest) -> NestFeatures {
-        let (scene, space) = (&nest.scene, &nest.space);
-        let dag = &scene.dag;
-        let live = scene.live();
-        // An index that a node computes has no stride along what the node depends on.
-        let deps = dag.depends(&[]);
-        let strides = |e: &Expr| -> Vec<Option<i64>> {
-            let mut computed = vec![];
-            e.nodes(&mut |n| computed.extend(deps[n as usize].iter().copied()));
-            space.coords.iter().map(|c| e.stride(c.id).filter(|_| !computed.contains(&c.id))).collect()
-        };
-        let gathered = |e: &Expr| {
-            let mut reads = false;
-            e.nodes(&mut |_| reads = true);
-            reads
-        };
-        let (mut reductions, mut scans, mut ordered) = (0, 0, 0);
-        for &n in &live {
-            let node = dag.node(n);
-            reductions += usize::from(matches!(node.op, NodeOp::Reduce { .. }));
-            scans += usize::from(matches!(node.op, NodeOp::Scan { .. }));
-            ordered += usize::from(!node.sums_in_any_order());
-        }
+        let reader = Reader::new(nest);
+        let (scene, space) = (reader.scene, &nest.space);
+        let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
+        let mut accesses = reader.accesses();
+        compare(&mut accesses, &extents);
+        let nodes = || reader.live.iter().map(|n| scene.dag.node(*n));
         let levels = scene.levels();
-        let phases = phases(scene, &levels);
-        let mut accesses = vec![];
-        let mut bounds: BTreeSet<&Guard> = BTreeSet::new();
-        let mut access = |slot, dtype: DType, at: &Expr, guards: &[Guard], node: Option<NodeId>| {
-            let (strides, bytes) = (strides(at), dtype.bytes());
-            let share = guards.iter().map(Guard::share).product();
-            let mut within = vec![usize::MAX; space.coords.len()];
-            for (id, most) in guards.iter().filter_map(Guard::bounds) {
-                for i in space.among(&[id]) {
-                    within[i] = within[i].min(most);
-                }
+        let bounds = reader.bounds();
+        NestFeatures {
+            coords: space.coords.iter().map(|c| (c.extent, c.row)).collect(),
+            levels: levels.len(),
+            passes: in_passes(scene, &levels, &space.row_ids(), nest.row().unwrap_or(1)).len(),
+            kept: reader.kept_functions(),
+            reductions: nodes().filter(|n| matches!(n.op, NodeOp::Reduce { .. })).count(),
+            scans: nodes().filter(|n| matches!(n.op, NodeOp::Scan { .. })).count(),
+            ordered: nodes().filter(|n| !n.sums_in_any_order()).count(),
+            arithmetic: reader.arithmetic(),
+            indices: reader.indices(&bounds),
+            guards: bounds.len(),
+            window: has_window(&accesses),
+            bytes: transferred(nest, &accesses, &extents),
+            accesses,
+        }
+    }
+}
+
+/// Reads the numbers of a nest from its program.
+struct Reader<'a> {
+    nest: &'a Nest<'a>,
+    scene: &'a Scene,
+    live: Vec<NodeId>,
+    /// Coordinates that each node depends on, those of reductions included.
+    deps: Vec<Vec<CoordId>>,
+    phases: Vec<Phase>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(nest: &'a Nest) -> Reader<'a> {
+        let scene: &Scene = &nest.scene;
+        let phases = phases(scene, &scene.levels());
+        Reader { nest, scene, live: scene.live(), deps: scene.dag.depends(&[]), phases }
+    }
+    /// Loads, then stores.
+    fn accesses(&self) -> Vec<Access> {
+        let dag = &self.scene.dag;
+        let loads = self.live.iter().filter_map(|&n| match &dag.node(n).op {
+            NodeOp::Load { slot, at, guards } => {
+                let access = self.access(*slot, dag.node(n).dtype, at, guards);
+                let Phase { levels, after } = self.phases[n as usize];
+                Some(Access { late: levels == 0, held: levels + usize::from(after) > 1, ..access })
             }
-            let (offset, gathered) = (at.constant, gathered(at));
-            let (before, after) = node.map_or((0, true), |n| phases[n as usize]);
-            let (store, late) = (node.is_none(), before == 0);
-            let held = before + usize::from(after) > 1;
-            let guarded = !guards.is_empty();
-            accesses.push(Access {
-                slot,
-                bytes,
-                store,
-                strides,
-                offset,
-                share,
-                within,
-                late,
-                held,
-                gathered,
-                guarded,
-                shares_sectors: false,
-                same_strides_as: 0,
-                same_bounds_as: 0,
-            });
-        };
-        for n in &live {
-            if let NodeOp::Load { slot, at, guards } = &dag.node(*n).op {
-                bounds.extend(guards);
-                access(*slot, dag.node(*n).dtype, at, guards, Some(*n));
+            _ => None,
+        });
+        let store = |s: &Store| Access { store: true, ..self.access(s.slot, s.dtype, &s.at, &s.guards) };
+        loads.chain(self.scene.stores.iter().map(store)).collect()
+    }
+    /// An access after the reductions, which has nothing in common with others yet.
+    fn access(&self, slot: Slot, dtype: DType, at: &Expr, guards: &[Guard]) -> Access {
+        let space = &self.nest.space;
+        let mut within = vec![usize::MAX; space.coords.len()];
+        for (id, count) in guards.iter().filter_map(Guard::bounds) {
+            for i in space.among(&[id]) {
+                within[i] = within[i].min(count);
             }
         }
-        for s in &scene.stores {
-            bounds.extend(&s.guards);
-            access(s.slot, s.dtype, &s.at, &s.guards, None);
+        let mut gathered = false;
+        at.nodes(&mut |_| gathered = true);
+        Access {
+            slot,
+            bytes: dtype.bytes(),
+            store: false,
+            strides: self.strides(at),
+            offset: at.constant,
+            share: guards.iter().map(Guard::share).product(),
+            within,
+            late: true,
+            held: false,
+            gathered,
+            guarded: !guards.is_empty(),
+            shares_sectors: false,
+            same_strides_as: 0,
+            same_bounds_as: 0,
         }
-        let mut different: BTreeSet<(&Expr, i64)> = BTreeSet::new();
-        scene.exprs(&mut |e| {
+    }
+    /// An index that a node computes has no stride along what the node depends on.
+    fn strides(&self, e: &Expr) -> Vec<Option<i64>> {
+        let mut computed = vec![];
+        e.nodes(&mut |n| computed.extend(self.deps[n as usize].iter().copied()));
+        self.nest.space.coords.iter().map(|c| e.stride(c.id).filter(|_| !computed.contains(&c.id))).collect()
+    }
+    /// Coordinates of the nest that an expression depends on.
+    fn coords_of(&self, e: &Expr) -> Vec<usize> {
+        let mut ids = vec![];
+        e.coords(&mut |c| ids.push(c));
+        e.nodes(&mut |n| ids.extend(&self.deps[n as usize]));
+        self.nest.space.among(&ids)
+    }
+    /// Different bounds within which accesses are.
+    fn bounds(&self) -> BTreeSet<&'a Guard> {
+        let loads = self.live.iter().filter_map(|n| match &self.scene.dag.node(*n).op {
+            NodeOp::Load { guards, .. } => Some(guards),
+            _ => None,
+        });
+        loads.chain(self.scene.stores.iter().map(|s| &s.guards)).flatten().collect()
+    }
+    /// Quotients in index expressions, and bounds.
+    fn indices(&self, bounds: &BTreeSet<&Guard>) -> Vec<Instructions> {
+        let mut quotients: BTreeSet<(&Expr, i64)> = BTreeSet::new();
+        self.scene.exprs(&mut |e| {
             e.walk(&mut |e| {
-                different.extend(e.terms.iter().filter_map(|(a, _)| match a {
+                quotients.extend(e.terms.iter().filter_map(|(a, _)| match a {
                     Atom::Div(x, k) | Atom::Mod(x, k) => Some((&**x, *k)),
                     _ => None,
                 }))
             })
         });
-        let coords_of = |e: &Expr| {
-            let mut ids = vec![];
-            e.coords(&mut |c| ids.push(c));
-            e.nodes(&mut |n| ids.extend(&deps[n as usize]));
-            space.among(&ids)
-        };
         let mut indices: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
-        for (x, k) in different {
-            *indices.entry(coords_of(x)).or_default() += arithmetic::quotient(k.unsigned_abs() as usize);
+        for (x, k) in quotients {
+            *indices.entry(self.coords_of(x)).or_default() += arithmetic::quotient(k.unsigned_abs() as usize);
         }
-        for g in &bounds {
-            *indices.entry(coords_of(&g.expr)).or_default() += ptxas().instructions.bound;
+        for g in bounds {
+            *indices.entry(self.coords_of(&g.expr)).or_default() += ptxas().instructions.bound;
         }
-        let row = space.row_ids();
-        let passes = in_passes(scene, &levels, &row, nest.row().unwrap_or(1)).len();
-        let levels = levels.len();
-        let deps = dag.depends(&row);
-        let along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
-        let mut arithmetic: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
-        let mut kept = 0;
-        for (n, count) in arithmetic::arithmetic(dag, &live) {
+        arithmetic::list(indices)
+    }
+    fn arithmetic(&self) -> Vec<Instructions> {
+        let (dag, space) = (&self.scene.dag, &self.nest.space);
+        let deps = dag.depends(&space.row_ids());
+        let mut found: BTreeMap<Vec<usize>, f64> = BTreeMap::new();
+        for (n, count) in arithmetic::arithmetic(dag, &self.live) {
             // A reduction adds up every element of its row.
-            let of = match dag.node(n).op {
+            let element = match dag.node(n).op {
                 NodeOp::Reduce { body, .. } => body,
                 _ => n,
             };
-            *arithmetic.entry(space.among(&deps[of as usize])).or_default() += count;
-            let (before, after) = phases[n as usize];
-            kept +=
-                usize::from(along(n) && count >= ptxas().instructions.recomputed && before + usize::from(after) > 1);
+            *found.entry(space.among(&deps[element as usize])).or_default() += count;
         }
-        let extents: Vec<usize> = space.coords.iter().map(|c| c.extent).collect();
-        compare(&mut accesses, &extents);
-        let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
-        for a in accesses.iter().filter(|a| !a.shares_sectors) {
-            *sizes.entry(a.slot).or_default() += a.touched(&extents);
-        }
-        let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
-        let bytes = sizes.into_iter().map(whole).sum::<f64>() as u64;
-        let coords = space.coords.iter().map(|c| (c.extent, c.row)).collect();
-        let guards = bounds.len();
-        let loads = || accesses.iter().filter(|a| !a.store);
-        let alike = |a: &Access, b: &Access| b.slot == a.slot && b.strides == a.strides;
-        let window = loads().any(|a| loads().filter(|b| alike(a, b)).count() >= WINDOW);
-        NestFeatures {
-            coords,
-            accesses,
-            levels,
-            passes,
-            kept,
-            reductions,
-            scans,
-            ordered,
-            arithmetic: arithmetic::list(arithmetic),
-            indices: arithmetic::list(indices),
-            guards,
-            window,
-            bytes,
-        }
+        arithmetic::list(found)
     }
+    /// Special functions of an element that are needed as [`Access::held`] is.
+    fn kept_functions(&self) -> usize {
+        let (dag, row) = (&self.scene.dag, self.nest.space.row_ids());
+        let deps = dag.depends(&row);
+        let is_along = |n: NodeId| row.is_empty() || row.iter().any(|r| deps[n as usize].contains(r));
+        let is_kept = |(n, count): &(NodeId, f64)| {
+            let Phase { levels, after } = self.phases[*n as usize];
+            is_along(*n) && *count >= ptxas().instructions.recomputed && levels + usize::from(after) > 1
+        };
+        arithmetic::arithmetic(dag, &self.live).iter().filter(|n| is_kept(n)).count()
+    }
+}
+
+/// Bytes that the accesses read and write once.
+fn transferred(nest: &Nest, accesses: &[Access], extents: &[usize]) -> u64 {
+    let mut sizes: BTreeMap<Slot, f64> = BTreeMap::new();
+    for a in accesses.iter().filter(|a| !a.shares_sectors) {
+        *sizes.entry(a.slot).or_default() += a.touched(extents);
+    }
+    let whole = |(slot, bytes): (Slot, f64)| nest.size(slot).map_or(bytes, |size| bytes.min(size as f64));
+    sizes.into_iter().map(whole).sum::<f64>() as u64
+}
+
+/// Whether several loads are those of a window.
+fn has_window(accesses: &[Access]) -> bool {
+    let loads = || accesses.iter().filter(|a| !a.store);
+    let alike = |a: &Access, b: &Access| b.slot == a.slot && b.strides == a.strides;
+    loads().any(|a| loads().filter(|b| alike(a, b)).count() >= WINDOW)
 }
 
 /// Notes of each access what others before it have in common with it.
@@ -307,16 +339,25 @@ fn compare(accesses: &mut [Access], extents: &[usize]) {
     }
 }
 
-/// For each node, in how many levels of reductions it is needed, and whether it is after them.
-fn phases(scene: &Scene, levels: &[Vec<NodeId>]) -> Vec<(usize, bool)> {
+/// Where a node is needed.
+#[derive(Clone, Copy, Default)]
+struct Phase {
+    /// In how many levels of reductions.
+    levels: usize,
+    /// After all of them.
+    after: bool,
+}
+
+/// Where each node is needed.
+fn phases(scene: &Scene, levels: &[Vec<NodeId>]) -> Vec<Phase> {
     let dag = &scene.dag;
     let reduces = |n: NodeId| matches!(dag.node(n).op, NodeOp::Reduce { .. });
-    let mut found = vec![(0, false); dag.nodes.len()];
+    let mut found = vec![Phase::default(); dag.nodes.len()];
     for level in levels {
         let bodies: Vec<NodeId> = level.iter().flat_map(|n| dag.node(*n).operands()).collect();
-        dag.reach_until(&bodies, reduces).into_iter().for_each(|n| found[n as usize].0 += 1);
+        dag.reach_until(&bodies, reduces).into_iter().for_each(|n| found[n as usize].levels += 1);
     }
     let results: Vec<NodeId> = scene.stores.iter().map(|s| s.value).collect();
-    dag.reach_until(&results, reduces).into_iter().for_each(|n| found[n as usize].1 = true);
+    dag.reach_until(&results, reduces).into_iter().for_each(|n| found[n as usize].after = true);
     found
 }

@@ -192,93 +192,155 @@ impl TileFootprint {
 
     /// Adds what an access costs an instance.
     fn access(&mut self, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) {
-        let (rows, fastest, held, idle) = (&nest.rows, layout.fastest, layout.vector(), layout.copies());
-        let run = nest.staged_rows && s.along.is_some_and(|n| nest.splits[n].0 == Axis::Row);
-        let (bytes, store) = (s.access.bytes as f64, s.access.store);
-        let times = if rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
-            self.trips * if store { 1.0 } else { self.passes }
-        } else {
-            1.0
-        };
-        let mut each = if s.elements == self.tile {
-            self.elements_per_thread
-        } else {
-            (self.elements_per_thread * s.elements / self.tile).max(1.0)
-        };
-        let mut vector = if s.along == fastest && s.along.is_some() { s.vector.min(held) } else { 1 };
-        if s.elements == 1.0 {
-            (each, vector) = (1.0, 1);
+        let thread = ThreadAccess::of(self, s, nest, layout);
+        if s.masked && thread.neighbours > 1 {
+            self.masked += thread.elements * thread.times;
         }
-        // Rows of a tile that are aligned differently read what they share at places of their own.
-        if self.peeled && self.tile > self.chunk && rows.iter().any(|i| s.access.strides[*i] != Some(0)) {
-            each = self.elements_per_thread;
-        }
-        let small = s.elements.min(self.tile) * bytes <= SMALL as f64;
-        let scatters = store && s.vector < held && s.vector * s.access.bytes < 8 && !small;
-        let converted = s.along.is_some() && (scatters || s.along != fastest && s.elements >= self.tile);
-        if converted || run {
-            vector = s.vector.min(16 / s.access.bytes.max(1)).max(1);
-        }
-        if s.masked && vector > 1 {
-            self.masked += each * times;
-        }
-        if run {
-            self.packed += each * times;
-            self.lines += (self.passes_of_rows - 1.0) * PASS * each * times * self.warps;
-        } else if converted {
-            self.moved += each * times;
-        }
-        // An access takes 16 bytes.
-        let vector = vector.min(16 / s.access.bytes.max(1)).max(1);
-        let accesses = s.loads.map_or(each / vector as f64, |(loads, _)| each * loads) * times * self.warps / idle;
-        self.accesses += accesses;
-        // Bulk copies of persistent kernels touch each line once.
-        let of_warp = WARP * (vector * s.access.bytes) as f64;
-        let contiguous = |bytes: f64| (bytes / lanes::LINE as f64).max(1.0);
-        let lines = match s.along {
-            Some(_) if converted || run => {
-                (of_warp / (s.length * bytes)).max(1.0) * contiguous((s.length * bytes).min(of_warp))
+        match thread.path {
+            Path::StagedRows => {
+                self.packed += thread.elements * thread.times;
+                let passes = self.passes_of_rows - 1.0;
+                self.lines += passes * PASS * thread.elements * thread.times * self.warps;
             }
-            _ => s.lines,
-        };
-        self.lines += if self.persist > 0.0 && !store { 0.0 } else { accesses * lines.min(WARP) };
+            Path::Converted => self.moved += thread.elements * thread.times,
+            Path::Registers => {}
+        }
+        self.accesses += thread.accesses;
+        // Bulk copies of persistent kernels touch each line once.
+        let copied = self.persist > 0.0 && !s.access.store;
+        self.lines += if copied { 0.0 } else { thread.accesses * thread.lines(s).min(WARP) };
+        self.count_sectors(s, &thread);
+        // A persistent kernel has rows in shared memory.
+        if !s.access.store && self.persist == 0.0 {
+            let words = thread.elements * s.access.bytes as f64 / 4.0 * s.access.share;
+            self.words += words;
+            self.words_once += if s.again { 0.0 } else { words };
+            self.words_live_across += if s.access.held { words } else { 0.0 };
+            self.words_after_reduction += if s.access.late { words } else { 0.0 };
+        }
+    }
+    /// Sectors that an access touches, and what neighbouring instances share of them.
+    fn count_sectors(&mut self, s: &TiledAccess, thread: &ThreadAccess) {
+        let (bytes, store) = (s.access.bytes as f64, s.access.store);
         // What several accesses read of one buffer at computed positions is mostly the same.
         let spans = if s.again { 0.0 } else { s.spans * s.valid };
         let length = s.length * bytes;
         let mut touched = spans * of_run(length as usize, s.align);
         if store {
-            // No cache of a multiprocessor combines them.
-            let of_warp = WARP * (vector * s.access.bytes) as f64;
-            let each = if converted || run {
-                let length = length.min(of_warp);
-                [of_run(length as usize, s.align), lines_of_run(length as usize, s.align)].map(|n| of_warp / length * n)
-            } else {
-                s.written
-            };
-            // Registers outside of the nest are left out of `self.each` already.
+            // Registers outside of the nest are left out of the elements of a thread already.
             let valid = (s.valid * self.registers_for_tile / self.elements_per_thread).min(1.0);
-            let [sectors, lines] = each.map(|n| accesses / times * n * valid * s.access.share);
+            let [sectors, lines] =
+                thread.written(s).map(|n| thread.accesses / thread.times * n * valid * s.access.share);
             touched = touched.max(sectors);
             // Lines of computed positions are not known.
-            self.written += if s.access.gathered { 0.0 } else { lines * lanes::LINE as f64 * times };
+            self.written += if s.access.gathered { 0.0 } else { lines * lanes::LINE as f64 * thread.times };
         }
-        self.sectors += touched * SECTOR as f64 * times;
+        self.sectors += touched * SECTOR as f64 * thread.times;
         let whole = match store && s.align < SECTOR && length >= SECTOR as f64 {
             true => lanes::moved(length as usize, s.align),
             false => of_run(length as usize, s.align) * SECTOR as f64,
         };
-        let beside = spans * (whole - length);
-        if beside > 0.0 && s.next > 0.0 {
-            self.shared.push((beside, s.next));
+        let at_edges = spans * (whole - length);
+        if at_edges > 0.0 && s.next > 0.0 {
+            self.shared.push((at_edges, s.next));
         }
-        self.spans += spans * times;
-        // A persistent kernel has rows in shared memory.
-        if !store && self.persist == 0.0 {
-            let words = each * bytes / 4.0 * s.access.share;
-            self.words += words;
-            self.words_once += if s.again { 0.0 } else { words };
-            self.words_live_across += if s.access.held { words } else { 0.0 };
-            self.words_after_reduction += if s.access.late { words } else { 0.0 };
+        self.spans += spans * thread.times;
+    }
+}
+
+/// How elements get to or from the layout of the tile.
+#[derive(Clone, Copy, PartialEq)]
+enum Path {
+    Registers,
+    /// In a layout of the access, by way of shared memory.
+    Converted,
+    /// As a run of whole rows through shared memory.
+    StagedRows,
+}
+
+/// What a thread does for an access.
+struct ThreadAccess {
+    /// How often an instance makes it.
+    times: f64,
+    /// Elements of a thread, each time.
+    elements: f64,
+    path: Path,
+    /// Neighbours that lie in the thread's registers, and elements of one of its accesses.
+    neighbours: usize,
+    vector: usize,
+    /// Accesses of all warps.
+    accesses: f64,
+}
+
+impl ThreadAccess {
+    fn of(w: &TileFootprint, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> ThreadAccess {
+        let bytes = s.access.bytes;
+        let moves_along_row = nest.rows.iter().any(|i| s.access.strides[*i] != Some(0));
+        let times = match moves_along_row {
+            true => w.trips * if s.access.store { 1.0 } else { w.passes },
+            false => 1.0,
+        };
+        let path = Path::of(w, s, nest, layout);
+        let mut neighbours =
+            if s.along == layout.fastest && s.along.is_some() { s.vector.min(layout.vector()) } else { 1 };
+        if s.elements == 1.0 {
+            neighbours = 1;
+        }
+        if path != Path::Registers {
+            neighbours = s.vector.min(16 / bytes.max(1)).max(1);
+        }
+        // Rows of a tile that are aligned differently read what they share at places of their own.
+        let elements = if w.peeled && w.tile > w.chunk && moves_along_row {
+            w.elements_per_thread
+        } else if s.elements == 1.0 {
+            1.0
+        } else if s.elements == w.tile {
+            w.elements_per_thread
+        } else {
+            (w.elements_per_thread * s.elements / w.tile).max(1.0)
+        };
+        // An access takes 16 bytes.
+        let vector = neighbours.min(16 / bytes.max(1)).max(1);
+        let loads = s.loads.map_or(elements / vector as f64, |(loads, _)| elements * loads);
+        let accesses = loads * times * w.warps / layout.copies();
+        ThreadAccess { times, elements, path, neighbours, vector, accesses }
+    }
+    /// Bytes of an access of a warp.
+    fn bytes_of_warp(&self, s: &TiledAccess) -> f64 {
+        WARP * (self.vector * s.access.bytes) as f64
+    }
+    /// Cache lines that an access of a warp touches.
+    fn lines(&self, s: &TiledAccess) -> f64 {
+        let (span, of_warp) = (s.length * s.access.bytes as f64, self.bytes_of_warp(s));
+        match s.along {
+            Some(_) if self.path != Path::Registers => {
+                (of_warp / span).max(1.0) * (span.min(of_warp) / lanes::LINE as f64).max(1.0)
+            }
+            _ => s.lines,
+        }
+    }
+    /// Sectors and cache lines that a store of a warp touches. No cache of a multiprocessor combines them.
+    fn written(&self, s: &TiledAccess) -> [f64; 2] {
+        if self.path == Path::Registers {
+            return s.written;
+        }
+        let of_warp = self.bytes_of_warp(s);
+        let length = (s.length * s.access.bytes as f64).min(of_warp);
+        [of_run(length as usize, s.align), lines_of_run(length as usize, s.align)].map(|n| of_warp / length * n)
+    }
+}
+
+impl Path {
+    fn of(w: &TileFootprint, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> Path {
+        if nest.staged_rows && s.along.is_some_and(|n| nest.splits[n].0 == Axis::Row) {
+            return Path::StagedRows;
+        }
+        let bytes = s.access.bytes;
+        let small = s.elements.min(w.tile) * bytes as f64 <= SMALL as f64;
+        let scatters = s.access.store && s.vector < layout.vector() && s.vector * bytes < 8 && !small;
+        match s.along.is_some() && (scatters || s.along != layout.fastest && s.elements >= w.tile) {
+            true => Path::Converted,
+            false => Path::Registers,
         }
     }
 }
