@@ -28,9 +28,9 @@ pub struct Access {
     /// How many values of each coordinate may be within them; `usize::MAX` without bounds.
     pub within: Vec<usize>,
     /// Needed after the reductions alone.
-    pub late: bool,
+    pub after_reductions: bool,
     /// Needed for several levels of reductions, or for one and after it.
-    pub held: bool,
+    pub live_across: bool,
     /// Its index is read from memory.
     pub gathered: bool,
     /// It is within bounds that not all points are in.
@@ -53,7 +53,7 @@ pub struct NestFeatures {
     pub levels: usize,
     /// Passes over rows that do not fit a tile, for these: some levels have what is computed beside those before them.
     pub passes: usize,
-    /// Special functions of an element that are needed as [`Access::held`] is.
+    /// Special functions of an element that are needed as [`Access::live_across`] is.
     pub kept: usize,
     /// Reductions and scans.
     pub reductions: usize,
@@ -75,6 +75,25 @@ pub struct NestFeatures {
 /// Bytes of a sector of the L2 cache.
 pub const SECTOR: usize = 32;
 
+/// Spans of memory along a coordinate: elements from one to the next, where that is known, and how many.
+pub struct SpanAxis {
+    pub stride: Option<u64>,
+    pub extent: usize,
+}
+
+/// Where an access goes in a tile: along each coordinate from span to span, and the elements of a span.
+pub struct SpanPattern {
+    pub axes: Vec<SpanAxis>,
+    pub length: u64,
+}
+
+impl SpanPattern {
+    /// Number of spans.
+    pub fn count(&self) -> usize {
+        self.axes.iter().map(|a| a.extent).product()
+    }
+}
+
 impl Access {
     /// Whether it reads or writes other elements along some of these coordinates.
     pub fn moves_along(&self, coords: &[usize]) -> bool {
@@ -83,7 +102,7 @@ impl Access {
     /// Whether all its elements are in the sectors of those of another access, whose spans have so many elements.
     fn in_lines_of(&self, other: &Access, length: u64, extents: &[usize]) -> bool {
         let near = |bytes: i64| bytes.unsigned_abs() as usize * self.bytes <= SECTOR;
-        let apart = (self.offset - other.offset).unsigned_abs();
+        let distance = (self.offset - other.offset).unsigned_abs();
         let alike = |i: usize| match (self.strides[i], other.strides[i]) {
             (Some(a), Some(b)) => a == b || near(a.abs().max(b.abs()) * extents[i] as i64),
             (a, b) => a == b,
@@ -91,7 +110,7 @@ impl Access {
         self.slot == other.slot
             && self.gathered == other.gathered
             && near(self.offset - other.offset)
-            && apart < length
+            && distance < length
             && (0..extents.len()).all(alike)
     }
     /// Where it goes in a tile of these extents: the number of spans of memory without gaps of so many elements or
@@ -102,31 +121,28 @@ impl Access {
     }
     /// The same for tiles that are within its bounds.
     pub fn spans_within(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (f64, f64) {
-        let (apart, length) = self.run(&extents, gap);
-        let spans: f64 = apart.iter().map(|(_, extent)| *extent as f64).product();
+        let pattern = self.span_pattern(&extents, gap);
         let within = (0..self.within.len()).map(|i| extents(i) as f64 / extents(i).min(self.within[i]) as f64);
-        (spans * within.product::<f64>(), length as f64)
+        (pattern.count() as f64 * within.product::<f64>(), pattern.length as f64)
     }
-    /// The same for one of several tiles that is within its bounds: elements from one span to the next along each
-    /// coordinate, with its extent (`u64::MAX` where that is not known), and the elements of a span.
-    pub fn run(&self, extents: impl Fn(usize) -> usize, gap: usize) -> (Vec<(u64, usize)>, u64) {
-        let mut used: Vec<(u64, usize)> = vec![];
+    /// The spans of one of several tiles that is within its bounds.
+    pub fn span_pattern(&self, extents: impl Fn(usize) -> usize, gap: usize) -> SpanPattern {
+        let mut axes: Vec<SpanAxis> = vec![];
         for (i, s) in self.strides.iter().enumerate() {
             let extent = extents(i).min(self.within[i]);
             if *s != Some(0) && extent > 1 {
-                used.push((s.map_or(u64::MAX, i64::unsigned_abs), extent));
+                axes.push(SpanAxis { stride: s.map(i64::unsigned_abs), extent });
             }
         }
-        used.sort_unstable();
-        let (mut apart, mut length) = (vec![], 1u64);
-        for (stride, extent) in used {
-            if stride < length + gap as u64 {
-                length += stride * (extent as u64 - 1);
-            } else {
-                apart.push((stride, extent));
+        axes.sort_unstable_by_key(|a| (a.stride.unwrap_or(u64::MAX), a.extent));
+        let mut pattern = SpanPattern { axes: vec![], length: 1 };
+        for axis in axes {
+            match axis.stride.filter(|stride| *stride < pattern.length + gap as u64) {
+                Some(stride) => pattern.length += stride * (axis.extent as u64 - 1),
+                None => pattern.axes.push(axis),
             }
         }
-        (apart, length)
+        pattern
     }
     /// Elements that end a span: those of a sector.
     pub fn gap(&self) -> usize {
@@ -206,7 +222,7 @@ impl<'a> Reader<'a> {
             NodeOp::Load { slot, at, guards } => {
                 let access = self.access(*slot, dag.node(n).dtype, at, guards);
                 let Phase { levels, after } = self.phases[n as usize];
-                Some(Access { late: levels == 0, held: levels + usize::from(after) > 1, ..access })
+                Some(Access { after_reductions: levels == 0, live_across: levels + usize::from(after) > 1, ..access })
             }
             _ => None,
         });
@@ -232,8 +248,8 @@ impl<'a> Reader<'a> {
             offset: at.constant,
             share: guards.iter().map(Guard::share).product(),
             within,
-            late: true,
-            held: false,
+            after_reductions: true,
+            live_across: false,
             gathered,
             guarded: !guards.is_empty(),
             shares_sectors: false,
@@ -296,7 +312,7 @@ impl<'a> Reader<'a> {
         }
         arithmetic::list(found)
     }
-    /// Special functions of an element that are needed as [`Access::held`] is.
+    /// Special functions of an element that are needed as [`Access::live_across`] is.
     fn kept_functions(&self) -> usize {
         let (dag, row) = (&self.scene.dag, self.nest.space.row_ids());
         let deps = dag.depends(&row);
@@ -328,7 +344,7 @@ fn has_window(accesses: &[Access]) -> bool {
 
 /// Notes of each access what others before it have in common with it.
 fn compare(accesses: &mut [Access], extents: &[usize]) {
-    let lengths: Vec<u64> = accesses.iter().map(|a| a.run(|i| extents[i], a.gap()).1).collect();
+    let lengths: Vec<u64> = accesses.iter().map(|a| a.span_pattern(|i| extents[i], a.gap()).length).collect();
     for at in 0..accesses.len() {
         let (before, from) = accesses.split_at_mut(at);
         let a = &mut from[0];

@@ -172,7 +172,7 @@ impl TileFootprint {
         let (n, whole) = (nest.extent(axis), nest.bound_vector.unwrap_or(1) >= *block && !self.crosses);
         let masked = if n.is_multiple_of(*block) || whole { usize::MAX } else { 1 << n.trailing_zeros() };
         let neighbours = if self.crosses { 1 } else { n.min(layout.vector()) };
-        windows::share_loads(accesses, last, windows::Own { neighbours, masked, whole });
+        windows::share_loads(accesses, last, windows::ThreadWindow { neighbours, masked, whole });
     }
     /// 32-bit words that a thread loads, each as often as it holds it.
     fn count_loaded(&mut self, thread: &ThreadElements, accesses: &[TiledAccess]) {
@@ -215,8 +215,8 @@ impl TileFootprint {
             let words = thread.elements * s.access.bytes as f64 / 4.0 * s.access.share;
             self.words += words;
             self.words_once += if s.again { 0.0 } else { words };
-            self.words_live_across += if s.access.held { words } else { 0.0 };
-            self.words_after_reduction += if s.access.late { words } else { 0.0 };
+            self.words_live_across += if s.access.live_across { words } else { 0.0 };
+            self.words_after_reduction += if s.access.after_reductions { words } else { 0.0 };
         }
     }
     /// Sectors that an access touches, and what neighbouring instances share of them.

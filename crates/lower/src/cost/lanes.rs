@@ -64,9 +64,9 @@ pub(super) fn written(access: &Access, places: &[Vec<i64>], bytes: usize, align:
 }
 
 /// Passes of shared memory in which a warp reads an element a lane of rows of `row` elements that follow each other,
-/// with 2^`along` lanes along each, `apart` elements from each other.
-pub(super) fn passes(row: usize, (along, apart): (u32, usize), bytes: usize) -> f64 {
-    let word = |lane: usize| ((lane >> along) * row + lane % (1 << along) * apart) * bytes / 4;
+/// with 2^`along` lanes along each, `spacing` elements from each other.
+pub(super) fn passes(row: usize, (along, spacing): (u32, usize), bytes: usize) -> f64 {
+    let word = |lane: usize| ((lane >> along) * row + lane % (1 << along) * spacing) * bytes / 4;
     let mut words: Vec<usize> = (0..32).map(word).collect();
     words.dedup();
     let of_bank = |bank: usize| words.iter().filter(|w| **w % 32 == bank).count();
@@ -97,8 +97,8 @@ mod tests {
     use kiln_plan::exec::Slot;
 
     /// 32 lanes, so many elements from each other.
-    fn lanes(apart: i64) -> Vec<Vec<i64>> {
-        (0..32).map(|lane| vec![lane * apart]).collect()
+    fn lanes(spacing: i64) -> Vec<Vec<i64>> {
+        (0..32).map(|lane| vec![lane * spacing]).collect()
     }
 
     #[test]
@@ -120,8 +120,8 @@ mod tests {
             offset: 0,
             share: 1.0,
             within: vec![32],
-            late: true,
-            held: false,
+            after_reductions: true,
+            live_across: false,
             gathered: false,
             guarded: false,
             shares_sectors: false,

@@ -27,21 +27,21 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let threads = WARP * t.warps;
     let loaded = (m + n) * t.k;
     let registers = (t.m * t.n * p.sums() + loaded * bytes / 4) / threads + OTHER_REGISTERS;
-    let most = p.machine.limits.registers_per_multiprocessor / (registers * threads);
-    let resident = most.clamp(1, p.machine.limits.warps_per_multiprocessor / t.warps);
+    let fit = p.machine.limits.registers_per_multiprocessor / (registers * threads);
+    let resident = fit.clamp(1, p.machine.limits.warps_per_multiprocessor / t.warps);
     // Instances of the busiest multiprocessor.
-    let own = instances.div_ceil(p.machine.units.multiprocessors);
-    let at_once = own.min(resident);
-    let each = |rows: Rows, own: bool| match rows {
+    let of_processor = instances.div_ceil(p.machine.units.multiprocessors);
+    let at_once = of_processor.min(resident);
+    let instructions = |rows: Rows, column_per_thread: bool| match rows {
         // Elements of f32 are rounded to tf32.
         Rows::Aligned if engine == Engine::Mma && bytes == 4 => figures.unaligned,
         Rows::Aligned => 0.0,
         Rows::Unaligned => figures.unaligned,
-        Rows::Gathered if own => figures.own_column,
+        Rows::Gathered if column_per_thread => figures.own_column,
         Rows::Gathered => figures.gathered,
     };
     let lanes = (ISSUED * WARP) as f64;
-    let read = each(rows_of[0], false) * m as f64 + each(rows_of[1], t.n >= threads) * n as f64;
+    let read = instructions(rows_of[0], false) * m as f64 + instructions(rows_of[1], t.n >= threads) * n as f64;
     let read = read * t.k as f64 / lanes;
     let halves = if engine == Engine::Mma { 2.0 } else { 4.0 };
     let rate = figures.rate / (1.0 + figures.narrow * (1.0 / t.m as f64 + 1.0 / t.n as f64));
@@ -55,8 +55,8 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let waits = figures.step + figures.loading * (loaded * bytes / threads) as f64;
     let alone = steps * (waits + (read + figures.exposed * multiplied) / busy) + finish;
     let together = steps * (multiplied.max(cache) + read) + finish / ISSUED as f64;
-    let own = own as f64;
-    let cycles = (own / at_once as f64 * alone).max(own * together);
+    let of_processor = of_processor as f64;
+    let cycles = (of_processor / at_once as f64 * alone).max(of_processor * together);
     let moved = elements as f64 * p.sectors + (batch * (p.m * p.k + p.sums() * p.k * p.n)) as f64;
     let memory = (moved * bytes as f64 + p.epilogue_bytes) / gemm.memory;
     gemm.start + cycles.hypot(memory)

@@ -21,8 +21,8 @@ impl TileFootprint {
         }
         if facts.scans > 0 && !w.whole {
             let fit = if w.tile > w.chunk { &fits.scanned_tiles } else { &fits.scanned_rows };
-            let each = if w.halves { fit.half_element } else { fit.element };
-            return fit.base + each * if long { 2.0 } else { 1.0 } * element;
+            let per_element = if w.halves { fit.half_element } else { fit.element };
+            return fit.base + per_element * if long { 2.0 } else { 1.0 } * element;
         }
         if facts.scans > 0 {
             let fit = if w.halves { &fits.scanned_whole_half_rows } else { &fits.scanned_whole_rows };
@@ -68,21 +68,20 @@ impl TileFootprint {
         }
     }
 
-    /// The register file of a multiprocessor, registers of a thread without a limit, and the limit.
-    pub(super) fn allocated(&self, facts: &NestFeatures, machine: &Hardware) -> (f64, f64, f64) {
+    pub(super) fn allocated(&self, facts: &NestFeatures, machine: &Hardware) -> Allocation {
         let (w, limits) = (self, &machine.limits);
         let of_block = (w.warps / w.blocks).max(1.0);
         let threads = WARP * of_block;
         let file = limits.registers_per_multiprocessor as f64;
         let block = if threads > 256.0 { (file / threads / 8.0).floor() * 8.0 } else { f64::INFINITY };
-        let most = block.min(limits.registers_per_thread as f64).min(w.limit.unwrap_or(f64::INFINITY));
-        (file, w.registers(facts), most)
+        let limit = block.min(limits.registers_per_thread as f64).min(w.limit.unwrap_or(f64::INFINITY));
+        Allocation { file, registers: w.registers(facts), limit }
     }
 
     /// Registers that a thread keeps in memory: ptxas computes again, or loads again, before it spills.
     pub fn spilled(&self, facts: &NestFeatures, machine: &Hardware) -> f64 {
-        let (w, (_, registers, most)) = (self, self.allocated(facts, machine));
-        let least = if w.whole && facts.coords.iter().any(|c| c.1) {
+        let (w, Allocation { registers, limit, .. }) = (self, self.allocated(facts, machine));
+        let needed = if w.whole && facts.coords.iter().any(|c| c.1) {
             let fit = &ptxas().spills;
             let (word, computed) = if w.halves { (0.5, fit.half_element) } else { (1.0, fit.element) };
             let across = if w.persist > 0.0 { w.elements_per_thread * word } else { w.words_live_across };
@@ -90,6 +89,15 @@ impl TileFootprint {
         } else {
             registers
         };
-        (least - most).max(0.0)
+        (needed - limit).max(0.0)
     }
+}
+
+/// Registers of a schedule.
+pub(super) struct Allocation {
+    /// Of a multiprocessor.
+    pub file: f64,
+    /// Of a thread as ptxas allocates them without a limit, and the limit.
+    pub registers: f64,
+    pub limit: f64,
 }

@@ -4,6 +4,7 @@
 //! ([`kiln_machine::Nests`]). Never: chooses, or looks at a program.
 use crate::cost::features::{NestFeatures, SECTOR};
 use crate::cost::price::{Price, TileFootprint, WARP};
+use crate::cost::registers::Allocation;
 use crate::schedule::{look_back, widen};
 use kiln_machine::Nests;
 use kiln_plan::Hardware;
@@ -51,7 +52,7 @@ impl Waves {
         let multiprocessors = machine.units.multiprocessors as f64;
         let of_block = (w.warps / w.blocks).max(1.0);
         let threads = WARP * of_block;
-        let (file, registers, limit) = w.allocated(facts, machine);
+        let Allocation { file, registers, limit } = w.allocated(facts, machine);
         let by_threads = (limits.warps_per_multiprocessor as f64 / of_block).floor();
         let mut resident = (file / (registers.min(limit) * threads)).floor();
         resident = resident.min(by_threads).min(limits.blocks_per_multiprocessor as f64).max(1.0);

@@ -1,5 +1,5 @@
-//! The layout of a tile over registers, lanes and warps: that which the layout pass of the block IR chooses, by the same
-//! function ([`kiln_block::layout::choose`]).
+//! The layout of a tile over registers, lanes and warps: that which the layout pass of the block IR chooses, by the
+//! same function ([`kiln_block::layout::choose()`]).
 use crate::cost::features::NestFeatures;
 use crate::cost::price::{Bit, TileFootprint, TiledAccess, log2};
 use crate::cost::tiled_nest::TiledNest;

@@ -259,10 +259,10 @@ impl<'a> TiledNest<'a> {
         let run = spans.run as usize;
         let mut vector = if pattern.along.is_some() { (align.min(16) / access.bytes).min(run).max(1) } else { 1 };
         let mut masked = false;
-        if let Some((most, goes_on)) = pattern.ends.filter(|(most, _)| vector > *most) {
+        if let Some((longest, goes_on)) = pattern.ends.filter(|(longest, _)| vector > *longest) {
             match goes_on && !(access.guarded && facts.window) {
                 true => masked = access.guarded,
-                false => vector = most,
+                false => vector = longest,
             }
         }
         TiledAccess {

@@ -98,7 +98,7 @@ impl Shape {
         // Bytes that a tile is the first to read, on average. Of the window points that read a row in an implicit GEMM,
         // one is the first.
         let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.pitch);
-        let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
+        let read_first = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
         // Window points read a row again, from the L2 cache; tiles one below the other read the same.
         let windows = if p.run.is_some() { right * span * depths / self.tiles_m as f64 } else { 0.0 };
         // Bytes of the sectors that a tile stores to; few where rows are reduced.
@@ -124,21 +124,21 @@ impl Shape {
         let after = if many && self.engine != Engine::Simt { p.epilogue_ops } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         // What the epilogue reads beside the accumulators. By address it waits for that; what is prefetched is there.
-        let beside = if p.full_k.is_none() { p.epilogue_bytes / tiles as f64 } else { 0.0 };
-        let waits = if self.buffers > 0 { 0.0 } else { beside / figures.beside };
+        let epilogue = if p.full_k.is_none() { p.epilogue_bytes / tiles as f64 } else { 0.0 };
+        let waits = if self.buffers > 0 { 0.0 } else { epilogue / figures.beside };
         let finish = figures.finish + figures.finish_wide * area / 32768.0 + after / figures.after + waits;
         let processors = multiprocessors / self.cluster * self.cluster;
         // Ping-pong: the epilogue of a tile overlaps the multiplication of the next, and copies never stop. Epilogues
         // that reduce rows gain from it where blocks have two tiles and more.
-        let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
-        let ping_pong = self.in_flight > 1 && tiles >= least;
+        let enough = if p.row.is_some() { 2 * processors } else { processors + 1 };
+        let ping_pong = self.in_flight > 1 && tiles >= enough;
         // Shared memory is written by copies, and read once for each 64 rows.
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
         let shared = (written + again) / figures.shared;
         let crosses = sides.iter().any(|s| !s.lines);
         let moved = if ping_pong && !crosses { shared } else { shared.max(copied) };
         let wave = |running: usize| {
-            let memory = (own / one).max(own * running as f64 / figures.all);
+            let memory = (read_first / one).max(read_first * running as f64 / figures.all);
             let multiplied = arithmetic.max(moved).max(memory).max(windows * running as f64 / figures.windows);
             let passed = if self.in_flight > 1 { figures.pass } else { 0.0 };
             // Stores by address hold an epilogue up until all but its last part is on its way to memory; those by
@@ -146,7 +146,7 @@ impl Shape {
             let finish = if by_map { finish } else { finish.max(sent * running as f64 / figures.all) };
             let all =
                 passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
-            all.max((own + ragged * (sent + beside)) * running as f64 / figures.all)
+            all.max((read_first + ragged * (sent + epilogue)) * running as f64 / figures.all)
         };
         let (whole, left) = (tiles / processors, tiles % processors);
         let last = if ping_pong { finish } else { 0.0 };

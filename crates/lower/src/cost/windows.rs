@@ -1,6 +1,6 @@
 //! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors,
 //! serve several of them.
-use crate::cost::features::SECTOR;
+use crate::cost::features::{SECTOR, SpanPattern};
 use crate::cost::price::TiledAccess;
 use kiln_block::passes::layout::WINDOW;
 
@@ -11,8 +11,8 @@ const SPANS: usize = 2048;
 fn alike(seen: &[TiledAccess], n: usize, among: impl Fn(&TiledAccess) -> bool) -> Option<Vec<usize>> {
     let of = seen[n].access;
     let like = |s: &TiledAccess| among(s) && s.access.slot == of.slot && s.access.same_strides_as == of.same_strides_as;
-    let first = like(&seen[n]) && !seen[..n].iter().any(like);
-    first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
+    let is_first = like(&seen[n]) && !seen[..n].iter().any(like);
+    is_first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
 }
 
 /// Counts sectors once that several accesses of a tile touch. `inside`: extents of coordinates in the tile.
@@ -20,14 +20,14 @@ pub(super) fn share_sectors(seen: &mut [TiledAccess], inside: impl Fn(usize) -> 
     for n in 0..seen.len() {
         let Some(all) = alike(seen, n, |s| !s.again && !s.access.store).filter(|all| all.len() > 1) else { continue };
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
-        let (apart, length) = seen[n].access.run(&inside, seen[n].access.gap());
-        let shared = together(&offsets, &apart, length, seen[n].access.bytes);
+        let pattern = seen[n].access.span_pattern(&inside, seen[n].access.gap());
+        let shared = shared_sectors(&offsets, &pattern, seen[n].access.bytes);
         all.into_iter().for_each(|m| seen[m].spans *= shared);
     }
 }
 
 /// What a thread has along a coordinate.
-pub(super) struct Own {
+pub(super) struct ThreadWindow {
     pub neighbours: usize,
     /// Of these so many have one mask.
     pub masked: usize,
@@ -36,29 +36,37 @@ pub(super) struct Own {
 }
 
 /// Counts a window's loads of a thread, which has these elements along coordinate `last`.
-pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: Own) {
+pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: ThreadWindow) {
     for n in 0..seen.len() {
         let access = seen[n].access;
         let Some(stride) = access.strides[last] else { continue };
         let Some(all) = alike(seen, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
-        let own = if stride == 0 { 1 } else { thread.neighbours };
+        let neighbours = if stride == 0 { 1 } else { thread.neighbours };
         // Along a coordinate without a stride, any element may follow.
         let others = access.strides.iter().enumerate().filter(|(i, _)| *i != last).map(|(_, s)| s.unwrap_or(1));
         let bytes = |stride: i64| stride.unsigned_abs() as usize * access.bytes;
-        let next = if thread.whole { 0 } else { stride * own as i64 };
-        let apart = others.chain([next]).filter(|s| *s != 0);
-        let align = apart.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
+        let next = if thread.whole { 0 } else { stride * neighbours as i64 };
+        let strides = others.chain([next]).filter(|s| *s != 0);
+        let align = strides.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
         let vector = ((1usize << align) / access.bytes.max(1)).min(thread.masked).max(1) as i64;
         let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
-        let each = of_window(&offsets, (own, stride), vector) / (own * all.len()) as f64;
-        all.into_iter().for_each(|m| seen[m].loads = Some((each, vector as usize)));
+        let loads = of_window(&offsets, Neighbours { count: neighbours, stride }, vector);
+        let loads = loads / (neighbours * all.len()) as f64;
+        all.into_iter().for_each(|m| seen[m].loads = Some((loads, vector as usize)));
     }
 }
 
-/// Loads of a thread for elements of a window at these offsets from each of `own` neighbours, which are `stride`
-/// elements apart: aligned vectors of `vector` elements, each once (`codegen/nvptx/gathered`).
-fn of_window(offsets: &[i64], (own, stride): (usize, i64), vector: i64) -> f64 {
-    let near = offsets.iter().flat_map(|o| (0..own as i64).map(move |n| (o + n * stride).div_euclid(vector)));
+/// Elements of a thread along a coordinate, and elements of memory from one to the next.
+#[derive(Clone, Copy)]
+struct Neighbours {
+    count: usize,
+    stride: i64,
+}
+
+/// Loads of a thread for elements of a window at these offsets from each of its neighbours: aligned vectors of `vector`
+/// elements, each once (`codegen/nvptx/gathered`).
+fn of_window(offsets: &[i64], Neighbours { count, stride }: Neighbours, vector: i64) -> f64 {
+    let near = offsets.iter().flat_map(|o| (0..count as i64).map(move |n| (o + n * stride).div_euclid(vector)));
     let mut found: Vec<i64> = near.collect();
     found.sort_unstable();
     found.dedup();
@@ -66,16 +74,17 @@ fn of_window(offsets: &[i64], (own, stride): (usize, i64), vector: i64) -> f64 {
 }
 
 /// Of accesses that differ in their offsets alone, such as those of a window: the sectors of a tile that they touch
-/// together, relative to the sum of each. Offsets and what a tile's [`crate::cost::features::Access::run`] gives are in
-/// elements of so many bytes.
-fn together(offsets: &[i64], apart: &[(u64, usize)], length: u64, bytes: usize) -> f64 {
-    let spans: usize = apart.iter().map(|a| a.1).product::<usize>() * offsets.len();
-    if spans > SPANS || apart.iter().any(|a| a.0 == u64::MAX) {
+/// together, relative to the sum of each. Offsets and spans are in elements of so many bytes.
+fn shared_sectors(offsets: &[i64], pattern: &SpanPattern, bytes: usize) -> f64 {
+    let length = pattern.length;
+    let spans: usize = pattern.count() * offsets.len();
+    if spans > SPANS {
         return 1.0;
     }
     let mut starts = offsets.to_vec();
-    for (stride, extent) in apart {
-        starts = (0..*extent as i64).flat_map(|n| starts.iter().map(move |s| s + n * *stride as i64)).collect();
+    for axis in &pattern.axes {
+        let Some(stride) = axis.stride else { return 1.0 };
+        starts = (0..axis.extent as i64).flat_map(|n| starts.iter().map(move |s| s + n * stride as i64)).collect();
     }
     starts.sort_unstable();
     let (mut sum, mut end) = (0, i64::MIN);
@@ -93,22 +102,27 @@ fn together(offsets: &[i64], apart: &[(u64, usize)], length: u64, bytes: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::features::SpanAxis;
 
     #[test]
     fn loads_of_a_window() {
         let row: Vec<i64> = (-2..3).collect();
-        assert_eq!(of_window(&row, (4, 2), 8), 3.0, "from -2 to 8, by 8");
-        assert_eq!(of_window(&row, (4, 1), 1), 8.0, "from -2 to 5");
-        assert_eq!(of_window(&[0, 100], (2, 1), 2), 2.0, "two rows");
+        let neighbours = |count, stride| Neighbours { count, stride };
+        assert_eq!(of_window(&row, neighbours(4, 2), 8), 3.0, "from -2 to 8, by 8");
+        assert_eq!(of_window(&row, neighbours(4, 1), 1), 8.0, "from -2 to 5");
+        assert_eq!(of_window(&[0, 100], neighbours(2, 1), 2), 2.0, "two rows");
     }
 
     #[test]
     fn rows_of_a_window_overlap() {
+        let rows = |extent, length| SpanPattern { axes: vec![SpanAxis { stride: Some(64), extent }], length };
         // 3 rows of 64 elements of 4 bytes, of which 8 rows are a tile: 10 rows of memory, not 24.
-        let found = together(&[0, 64, 128], &[(64, 8)], 64, 4);
+        let found = shared_sectors(&[0, 64, 128], &rows(8, 64), 4);
         assert!((found - 10.0 * 64.0 / (24.0 * 68.0)).abs() < 0.01, "{found}");
-        assert_eq!(together(&[0], &[(64, 8)], 32, 4), 1.0, "alone");
-        assert_eq!(together(&[0, 1 << 20], &[(64, 8)], 32, 4), 1.0, "far from each other");
-        assert_eq!(together(&[0, 64], &[(64, 100_000)], 64, 4), 1.0, "too many to compare");
+        assert_eq!(shared_sectors(&[0], &rows(8, 32), 4), 1.0, "alone");
+        assert_eq!(shared_sectors(&[0, 1 << 20], &rows(8, 32), 4), 1.0, "far from each other");
+        assert_eq!(shared_sectors(&[0, 64], &rows(100_000, 64), 4), 1.0, "too many to compare");
+        let unknown = SpanPattern { axes: vec![SpanAxis { stride: None, extent: 8 }], length: 64 };
+        assert_eq!(shared_sectors(&[0, 64], &unknown, 4), 1.0, "strides that are not known");
     }
 }
