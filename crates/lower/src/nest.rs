@@ -64,7 +64,7 @@ impl<'a> Nest<'a> {
         Nest { body: Some(body), ..self }
     }
     /// A nest beside the one that the kernel is about.
-    pub fn beside(self) -> Nest<'a> {
+    pub fn auxiliary(self) -> Nest<'a> {
         Nest { is_auxiliary: true, ..self }
     }
     /// Bytes of a buffer, where that is known.

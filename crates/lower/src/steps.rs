@@ -48,8 +48,8 @@ impl Emitted {
 }
 
 /// Limits the registers of a thread.
-pub fn limit_registers(step: &mut Work<kiln_block::BlockProgram>, most: Option<usize>) {
+pub fn limit_registers(step: &mut Work<kiln_block::BlockProgram>, limit: Option<usize>) {
     if let Work::Block { code, .. } = step {
-        code.registers = most;
+        code.registers = limit;
     }
 }

@@ -111,9 +111,9 @@ impl Mask {
         let mut all = Conditions { dag, dtype, heads: [head, group], found: vec![], finite: false };
         all.of(score);
         let Conditions { found, finite, .. } = all;
-        let each: Vec<NodeId> =
+        let holds: Vec<NodeId> =
             found.iter().map(|(c, yes)| if *yes { *c } else { dag.unary(UnaryOp::Not, *c) }).collect();
-        let all = each.into_iter().reduce(|a, b| dag.binary(BinaryOp::And, a, b))?;
+        let all = holds.into_iter().reduce(|a, b| dag.binary(BinaryOp::And, a, b))?;
         let nodes = dag.reach(&[all]);
         let by_data = |n: &NodeId| matches!(&dag.node(*n).op, NodeOp::Load { at, .. } if at.uses(s) || at.uses(t));
         // An index that is out of range is reported by the attention, at the place of its score.
@@ -160,9 +160,9 @@ impl Mask {
         let by = [B::Min, B::Max, B::Max, B::Min];
         let [start, end, from, to] = [0, 1, 2, 3].map(|i| {
             let mut all = positions.iter().map(|part| part[i]);
-            let first = all.next().map(|n| f.em.value(&mut f.b, n));
-            let first = first.unwrap_or_else(|| f.b.broken("no part of a tile"));
-            all.fold(first, |v, n| {
+            let position = all.next().map(|n| f.em.value(&mut f.b, n));
+            let position = position.unwrap_or_else(|| f.b.broken("no part of a tile"));
+            all.fold(position, |v, n| {
                 let next = f.em.value(&mut f.b, n);
                 f.b.binary(by[i], v, next)
             })
@@ -197,13 +197,13 @@ impl Mask {
         let range = bounds(&mut f, z, tiles, ends, None);
         let search = Search::of(&mut f, z, tiles.keys, &rows);
         let found = search.over_keys(&mut f, range, self.all);
-        let [first, last, count] = found[..] else {
+        let [start, end, count] = found[..] else {
             return Err(LowerError::Invariant {
                 kernel: name.into(),
                 what: "a loop does not give what it carries".into(),
             });
         };
-        let found = search.positions(&mut f.b, Found { first, last, count }, range[2], self.attends);
+        let found = search.positions(&mut f.b, Found { start, end, count }, range[2], self.attends);
         for (store, value) in scene.stores.iter().zip(found) {
             f.em.set(store.value, value);
             f.store(store);
@@ -248,8 +248,8 @@ struct Search {
 /// Of a row and a column of the blocks: the first block with a key that counts, the end of the last one, and how many
 /// there are.
 struct Found {
-    first: Value,
-    last: Value,
+    start: Value,
+    end: Value,
     count: Value,
 }
 
@@ -272,11 +272,11 @@ impl Search {
             let b = &mut f.b;
             let next = b.binary(B::Add, block, range[2]);
             let [block, next] = [block, next].map(|v| b.splat(v, &self.shape()));
-            let first = b.select(counts, block, self.beyonds);
-            let first = b.binary(B::Min, now[0], first);
-            let last = b.select(counts, next, now[1]);
-            let more = b.select(counts, self.ones, self.zeros);
-            vec![first, last, b.binary(B::Add, now[2], more)]
+            let start = b.select(counts, block, self.beyonds);
+            let start = b.binary(B::Min, now[0], start);
+            let end = b.select(counts, next, now[1]);
+            let one = b.select(counts, self.ones, self.zeros);
+            vec![start, end, b.binary(B::Add, now[2], one)]
         })
     }
     /// Which scores of the block of keys that starts at `block` are not masked.
@@ -298,26 +298,26 @@ impl Search {
     /// masked. `attends`: whether a row without a key attends to all of them.
     fn positions(&self, b: &mut Builder, found: Found, step: Value, attends: bool) -> [Value; 4] {
         let Search { zeros, beyonds, .. } = *self;
-        let Found { mut first, mut last, count } = found;
+        let Found { mut start, mut end, count } = found;
         // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no
         // mask.
         let step = b.splat(step, &self.shape());
         let counted = b.binary(B::Mul, count, step);
-        let length = b.binary(B::Sub, last, first);
+        let length = b.binary(B::Sub, end, start);
         let whole = b.cmp(CmpOp::Eq, counted, length);
-        let (mut from, mut to) = (first, b.select(whole, last, zeros));
+        let (mut from, mut to) = (start, b.select(whole, end, zeros));
         if attends {
-            let none = self.rows_without_keys(b, last);
-            (first, last) = (b.select(none, zeros, first), b.select(none, beyonds, last));
+            let none = self.rows_without_keys(b, end);
+            (start, end) = (b.select(none, zeros, start), b.select(none, beyonds, end));
         }
         if let Some(inside) = self.rows_mask {
             let inside = b.broadcast_to(inside, &self.shape());
             (from, to) = (b.select(inside, from, zeros), b.select(inside, to, beyonds));
         }
-        [(first, R::Min), (last, R::Max), (from, R::Max), (to, R::Min)].map(|(v, by)| reduced(b, v, by))
+        [(start, R::Min), (end, R::Max), (from, R::Max), (to, R::Min)].map(|(v, by)| reduced(b, v, by))
     }
-    fn rows_without_keys(&self, b: &mut Builder, last: Value) -> Value {
-        let end = b.reduce(R::Max, last, 1);
+    fn rows_without_keys(&self, b: &mut Builder, end: Value) -> Value {
+        let end = b.reduce(R::Max, end, 1);
         let end = b.expand_dims(end, 1);
         let nowhere = b.splat(self.zero, &[ROWS, 1]);
         let mut none = b.cmp(CmpOp::Eq, end, nowhere);

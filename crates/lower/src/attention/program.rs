@@ -67,8 +67,9 @@ pub fn joined(
     for anchor in std::iter::once(v).chain(kernel.second_output.map(|d| d.0)) {
         // A step for what is as large as the result, and one for what has a number for each query.
         let outputs = kernel.graph.outputs.iter().enumerate();
-        let own = outputs.filter(|(_, out)| kernel.second_output.is_none() || follows(kernel.graph, **out, anchor));
-        let (stored, outputs): (Vec<usize>, Vec<ValueId>) = own.unzip();
+        let of_anchor =
+            outputs.filter(|(_, out)| kernel.second_output.is_none() || follows(kernel.graph, **out, anchor));
+        let (stored, outputs): (Vec<usize>, Vec<ValueId>) = of_anchor.unzip();
         let mut graph = kernel.graph.clone();
         graph.outputs = outputs;
         let name = format!(
@@ -76,7 +77,7 @@ pub fn joined(
             kernel.name,
             if kernel.second_output.is_some_and(|d| d.0 == anchor) { "join_sums" } else { "join" }
         );
-        let matmul = Some((anchor, MatmulSource::KeyParts { first: 0, count: parts }));
+        let matmul = Some((anchor, MatmulSource::KeyParts { scratch: 0, count: parts }));
         let body = kernel.with_body(Body { name: &name, graph: &graph, matmul, second_output: None, ..kernel.body });
         let mut rest = launch::body(&body, all.scratch.len() as u32)?;
         for step in &mut rest.steps {
@@ -177,12 +178,12 @@ pub fn sums(kernel: &Lowering, scene: &Scene, parts: usize) -> Result<Vec<(NodeI
 }
 
 /// The logarithm of a sum of exponentials, from the maximum of the exponents and the sum relative to it.
-pub fn log_sum_exp(b: &mut Builder, most: Value, weights: Value) -> Value {
+pub fn log_sum_exp(b: &mut Builder, maximum: Value, weights: Value) -> Value {
     let log = b.unary(U::Log, weights);
-    let log = b.binary(B::Add, most, log);
+    let log = b.binary(B::Add, maximum, log);
     let infinity = math::float(b, Elem::F32, f64::INFINITY);
-    let infinite = b.cmp(CmpOp::Eq, most, infinity);
-    b.select(infinite, most, log)
+    let infinite = b.cmp(CmpOp::Eq, maximum, infinity);
+    b.select(infinite, maximum, log)
 }
 
 /// What the program of an attention reads, at the coordinates of [`Coords`].
@@ -245,9 +246,9 @@ pub fn start(f: &mut Frame, sink: Option<NodeId>, scale: f64, [rows, parts]: [us
     let mut sink = f.em.value(&mut f.b, sink);
     if let Some(part) = f.part {
         let part = f.b.cast(part, Elem::I32);
-        let first = f.b.i32(0);
-        let first = f.b.cmp(CmpOp::Eq, part, first);
-        sink = f.b.select(first, sink, lowest);
+        let zero = f.b.i32(0);
+        let is_first = f.b.cmp(CmpOp::Eq, part, zero);
+        sink = f.b.select(is_first, sink, lowest);
     }
     let none = f.b.cmp(CmpOp::Eq, sink, lowest);
     // One; NaN for a sink that is not a number, or infinite.
@@ -258,17 +259,17 @@ pub fn start(f: &mut Frame, sink: Option<NodeId>, scale: f64, [rows, parts]: [us
         let share = math::float(&mut f.b, Elem::F32, 1.0 / parts as f64);
         weight = f.b.binary(B::Mul, weight, share);
     }
-    let mut most = sink;
+    let mut maximum = sink;
     if scale != 1.0 {
         // Finite, also when it is multiplied by the scale and by the logarithm of e again.
         let bound = f64::from(f32::MAX) / (2.0 * scale * LOG2_E).max(2.0);
         let [unit, lo, hi] = [1.0 / scale, -bound, bound].map(|x| math::float(&mut f.b, Elem::F32, x));
-        most = f.b.binary(B::Mul, sink, unit);
-        most = f.b.binary(B::Min, most, hi);
-        most = f.b.binary(B::Max, most, lo);
-        most = f.b.select(none, lowest, most);
+        maximum = f.b.binary(B::Mul, sink, unit);
+        maximum = f.b.binary(B::Min, maximum, hi);
+        maximum = f.b.binary(B::Max, maximum, lo);
+        maximum = f.b.select(none, lowest, maximum);
     }
-    [f.b.broadcast_to(most, &[rows, 1]), f.b.broadcast_to(weight, &[rows, parts])]
+    [f.b.broadcast_to(maximum, &[rows, 1]), f.b.broadcast_to(weight, &[rows, parts])]
 }
 
 /// The loop over the keys of an instance: first, end, step. `start`, `end`: between which keys the mask leaves any;
@@ -295,8 +296,8 @@ pub fn bounds(
     if let Some(base) = queries.and_then(|s| f.em.coords.get(&s)?.base) {
         // Keys past the block's last query are masked for all of its queries.
         let base = f.b.cast(base, Elem::I32);
-        let own = f.b.i32(tiles.queries as i64);
-        let end = f.b.binary(B::Add, base, own);
+        let queries = f.b.i32(tiles.queries as i64);
+        let end = f.b.binary(B::Add, base, queries);
         hi = f.b.binary(B::Min, hi, end);
     }
     [lo, hi, step]
@@ -309,10 +310,10 @@ pub fn slice(f: &mut Frame, tiles: &Tiles, [lo, hi]: [Value; 2], [starts, ends]:
     let len = if starts || ends {
         // Blocks of keys for each slice, rounded up.
         let once = (tiles.parts * tiles.keys) as i64;
-        let (once, less, step) = (f.b.i32(once), f.b.i32(once - 1), f.b.i32(tiles.keys as i64));
+        let (once, round_up, step) = (f.b.i32(once), f.b.i32(once - 1), f.b.i32(tiles.keys as i64));
         let keys = if starts { f.b.binary(B::Sub, hi, lo) } else { hi };
-        let up = f.b.binary(B::Add, keys, less);
-        let blocks = f.b.binary(B::Div, up, once);
+        let rounded = f.b.binary(B::Add, keys, round_up);
+        let blocks = f.b.binary(B::Div, rounded, once);
         f.b.binary(B::Mul, blocks, step)
     } else {
         f.b.i32(tiles.part as i64)
@@ -338,8 +339,8 @@ pub fn of_block(f: &mut Frame, bound: NodeId, by: R, queries: &Cut) -> Value {
     if (trend == Trend::Rises) == (by == R::Max) {
         let last = f.em.int(&mut f.b, queries.block as i64 - 1);
         let position = base.map_or(last, |base| f.b.binary(B::Add, base, last));
-        let most = f.em.int(&mut f.b, queries.extent as i64 - 1);
-        base = Some(f.b.binary(B::Min, position, most));
+        let end = f.em.int(&mut f.b, queries.extent as i64 - 1);
+        base = Some(f.b.binary(B::Min, position, end));
     }
     f.em.enter();
     f.em.coords.insert(queries.id, Lanes { base, ..Lanes::default() });

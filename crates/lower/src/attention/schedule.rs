@@ -88,8 +88,8 @@ pub fn way(z: &Sizes, asked: &TiledAttention, m: &Hardware) -> Result<Way, Strin
         return Ok(Way::Warps(Tiles { queries, keys, warps, part, parts }));
     };
     let Some(like) = z.warpgroups(m).filter(|_| asked.engine == Engine::Wgmma) else {
-        let why = "tiles in shared memory are for `tensor-core wgmma`: half types, more than 32 queries, heads of at most 256, a \
-                   multiple of 8, from sm_90 on";
+        let why = "tiles in shared memory are for `tensor-core wgmma`: half types, more than 32 queries, heads of at \
+                   most 256, a multiple of 8, from sm_90 on";
         return refuse(&multiply, why.into());
     };
     if asked.warps.is_some() {

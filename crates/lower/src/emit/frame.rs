@@ -168,11 +168,11 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask, block: cut.block }
     }
-    /// Lanes of the cut's block that starts at `first`.
-    pub fn lanes_from(&mut self, cut: Cut, first: usize) -> Lanes {
-        let base = (first > 0).then(|| self.em.int(&mut self.b, first as i64));
+    /// Lanes of the cut's block that starts at `start`.
+    pub fn lanes_from(&mut self, cut: Cut, start: usize) -> Lanes {
+        let base = (start > 0).then(|| self.em.int(&mut self.b, start as i64));
         let lane = self.iota(cut);
-        let ragged = first + cut.block > cut.extent;
+        let ragged = start + cut.block > cut.extent;
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask, block: 0 }
     }
@@ -180,7 +180,7 @@ impl Frame<'_> {
     pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, lanes: Lanes) -> Lanes {
         let within = self.within_peeled(cut, shift, lanes);
         let Some(lane) = lanes.lane else { return lanes };
-        let at = lanes.base.map_or(lane, |first| self.b.binary(B::Add, first, lane));
+        let at = lanes.base.map_or(lane, |base| self.b.binary(B::Add, base, lane));
         let start = self.em.expr(&mut self.b, &shift.start);
         let length = self.em.int(&mut self.b, cut.extent as i64);
         let end = self.b.binary(B::Add, start, length);
@@ -250,11 +250,11 @@ impl Frame<'_> {
         self.b.atomic(op, p, v, mask);
     }
     /// Adds a value to what its element has, in the type `held`; no other instance may write there.
-    pub fn accumulate(&mut self, s: &Store, held: Elem) {
+    pub fn accumulate(&mut self, s: &Store, elem: Elem) {
         let (p, mask) = self.place_of(s, &[]);
         let v = self.em.value(&mut self.b, s.value);
         let old = self.b.load(p, mask, None);
-        let (old, new) = (self.b.cast(old, held), self.b.cast(v, held));
+        let (old, new) = (self.b.cast(old, elem), self.b.cast(v, elem));
         let sum = self.b.binary(B::Add, old, new);
         let sum = self.b.cast(sum, types::stored(s.dtype));
         let sum = self.b.broadcast_to(sum, &self.b.shape(p));
@@ -307,18 +307,18 @@ impl Frame<'_> {
         let extent = (len * high).next_power_of_two();
         let lane = self.b.iota(extent);
         let lane = self.b.cast(lane, self.em.index);
-        let first = self.em.coords.get(&kept.id).copied().unwrap_or_default().base;
-        let base = first.map(|first| {
+        let row = self.em.coords.get(&kept.id).copied().unwrap_or_default().base;
+        let base = row.map(|row| {
             let len = self.em.int(&mut self.b, len as i64);
-            self.b.binary(B::Mul, first, len)
+            self.b.binary(B::Mul, row, len)
         });
-        let own = (extent > len * high).then(|| self.below(None, lane, len * high));
+        let in_tile = (extent > len * high).then(|| self.below(None, lane, len * high));
         let all = kept.extent * len;
         let ragged = !kept.extent.is_multiple_of(high);
         let all = ragged.then(|| self.below(base, lane, all));
-        let mask = match (own, all) {
-            (Some(own), Some(all)) => Some(self.b.binary(B::And, own, all)),
-            (own, all) => own.or(all),
+        let mask = match (in_tile, all) {
+            (Some(in_tile), Some(all)) => Some(self.b.binary(B::And, in_tile, all)),
+            (in_tile, all) => in_tile.or(all),
         };
         let shape = [high, plan.row.block];
         Some(Run { kept: kept.id, row: plan.row.id, len, shape, extent, base, lane, mask })

@@ -54,11 +54,11 @@ pub fn tf32(b: &mut Builder, x: Value, part: Tf32) -> Value {
     if part == Tf32::Nearest {
         return b.unary(U::Tf32, x);
     }
-    let most = f64::from(f32::from_bits(0x7f7f_e000));
+    let limit = f64::from(f32::from_bits(0x7f7f_e000));
     let mut c = Chain { b, elem: Elem::F32 };
     let near = c.un(U::Tf32, x);
-    let near = c.with(B::Min, near, most);
-    let near = c.with(B::Max, near, -most);
+    let near = c.with(B::Min, near, limit);
+    let near = c.with(B::Max, near, -limit);
     let sign = c.with(B::Min, x, 1.0);
     let sign = c.with(B::Max, sign, -1.0);
     let infinite = c.un(U::IsInf, x);
@@ -160,16 +160,16 @@ fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let Some(dtype) = DType::ALL.into_iter().find(|d| stored(*d) == elem) else {
         return b.broken(format!("no dtype is stored as {elem}"));
     };
-    let apart = match decompose_op(&Op::Unary(op), &[kiln_graph::Type::new(dtype, [])]) {
-        Ok(Some(apart)) => apart,
+    let formula = match decompose_op(&Op::Unary(op), &[kiln_graph::Type::new(dtype, [])]) {
+        Ok(Some(formula)) => formula,
         _ => return b.broken(format!("{} has no formula on {dtype}", op.name())),
     };
-    let mut values: Vec<Value> = Vec::with_capacity(apart.len());
-    for v in apart.values() {
-        let arg = |i: usize| values[apart.args(v)[i].0 as usize];
-        let value = match apart.op(v) {
+    let mut values: Vec<Value> = Vec::with_capacity(formula.len());
+    for v in formula.values() {
+        let arg = |i: usize| values[formula.args(v)[i].0 as usize];
+        let value = match formula.op(v) {
             Op::Input(_) => x,
-            Op::Const(s) => constant(b, apart.dtype(v), *s),
+            Op::Const(s) => constant(b, formula.dtype(v), *s),
             Op::Unary(op) => unary(b, *op, arg(0)),
             Op::Binary(op) => binary(b, *op, arg(0), arg(1), None),
             Op::Compare(op) => compare(b, *op, arg(0), arg(1)),
@@ -179,7 +179,7 @@ fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
         };
         values.push(value);
     }
-    match apart.outputs.first() {
+    match formula.outputs.first() {
         Some(y) => values[y.0 as usize],
         None => b.broken(format!("the formula of {} has no output", op.name())),
     }
@@ -233,15 +233,15 @@ fn floor_div(b: &mut Builder, elem: Elem, x: Value, y: Value) -> Value {
     let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
     if !elem.is_float() {
         let q = b.binary(B::Div, x, y);
-        let less = b.binary(B::Sub, q, one);
+        let previous = b.binary(B::Sub, q, one);
         // Division by zero gives 0, also its remainder, so nothing is corrected.
-        return b.select(wrong, less, q);
+        return b.select(wrong, previous, q);
     }
     let m = b.binary(B::Rem, x, y);
     let even = b.binary(B::Sub, x, m);
     let q = b.binary(B::Div, even, y);
-    let less = b.binary(B::Sub, q, one);
-    let q = b.select(wrong, less, q);
+    let previous = b.binary(B::Sub, q, one);
+    let q = b.select(wrong, previous, q);
     let floor = b.unary(U::Floor, q);
     let rest = b.binary(B::Sub, q, floor);
     let half = float(b, elem, 0.5);
@@ -348,7 +348,7 @@ pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
         Elem::Bool => Const::Bool(matches!(op, ReduceOp::All | ReduceOp::Min)),
         _ if extreme && elem.is_float() => Const::Float(if lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
         _ if extreme => match elem.int_range() {
-            Some((least, largest)) => Const::Int(if lowest { least } else { largest }),
+            Some((min, max)) => Const::Int(if lowest { min } else { max }),
             None => return b.broken(format!("{elem:?} has no minimum and maximum")),
         },
         _ => {

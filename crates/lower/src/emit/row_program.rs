@@ -227,21 +227,21 @@ impl<'a> RowLoop<'a> {
         let full = f.b.i32(self.plan.row.extent as i64 - i64::from(wide));
         let full = f.b.binary(B::Min, hi, full);
         // Parts are whole chunks, so only one that begins at 0 has the first chunk of a row.
-        let first = if peeled { f.b.binary(B::Max, lo, chunk) } else { lo };
-        let there = f.b.binary(B::Sub, full, first);
+        let whole_from = if peeled { f.b.binary(B::Max, lo, chunk) } else { lo };
+        let there = f.b.binary(B::Sub, full, whole_from);
         let whole = f.b.binary(B::Div, there, chunk);
         let whole = f.b.binary(B::Mul, whole, chunk);
-        let whole = f.b.binary(B::Add, first, whole);
+        let whole = f.b.binary(B::Add, whole_from, whole);
         if reversed {
             let mut now = self.over(f, lane, [whole, hi], Chunks::Ragged, carried, &mut body);
-            now = self.over(f, lane, [first, whole], Chunks::Reversed, &now, &mut body);
-            return if peeled { self.over(f, lane, [lo, first], Chunks::Ragged, &now, body) } else { now };
+            now = self.over(f, lane, [whole_from, whole], Chunks::Reversed, &now, &mut body);
+            return if peeled { self.over(f, lane, [lo, whole_from], Chunks::Ragged, &now, body) } else { now };
         }
         let mut now = carried.to_vec();
         if peeled {
-            now = self.over(f, lane, [lo, first], Chunks::Ragged, &now, &mut body);
+            now = self.over(f, lane, [lo, whole_from], Chunks::Ragged, &now, &mut body);
         }
-        now = self.over(f, lane, [first, whole], Chunks::Whole, &now, &mut body);
+        now = self.over(f, lane, [whole_from, whole], Chunks::Whole, &now, &mut body);
         self.over(f, lane, [whole, hi], Chunks::Ragged, &now, body)
     }
     /// Whether a load of the row's elements is aligned to less than half a vector.
@@ -250,9 +250,9 @@ impl<'a> RowLoop<'a> {
         self.scene.live().into_iter().any(|n| {
             let node = self.scene.dag.node(n);
             let NodeOp::Load { at, .. } = &node.op else { return false };
-            let apart =
+            let splits_vectors =
                 |c: i64| c != 1 && !(c * node.dtype.bytes() as i64).unsigned_abs().is_multiple_of(VECTOR as u64 / 2);
-            at.uses(row) && at.terms.iter().any(|t| apart(t.1))
+            at.uses(row) && at.terms.iter().any(|t| splits_vectors(t.1))
         })
     }
     /// Where this instance's part of the row begins and ends.
@@ -358,12 +358,12 @@ impl<'a> RowLoop<'a> {
     }
     /// Where the chunk of these lanes begins.
     fn chunk(&self, f: &mut Frame, lanes: Lanes) -> Value {
-        let first = match &self.plan.unaligned {
+        let start = match &self.plan.unaligned {
             Some(shift) => f.em.coords.get(&shift.lane).and_then(|l| l.base),
             None => lanes.base,
         };
-        let first = first.unwrap_or_else(|| f.b.broken("a chunk of a row has no beginning"));
-        f.b.cast(first, Elem::I32)
+        let start = start.unwrap_or_else(|| f.b.broken("a chunk of a row has no beginning"));
+        f.b.cast(start, Elem::I32)
     }
     /// The positions that the lanes of an arg-reduction found, from the chunks that these are in.
     fn position(&self, f: &mut Frame, chunk: Value, lane: Option<Value>) -> Value {

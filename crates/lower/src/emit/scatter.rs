@@ -47,8 +47,8 @@ pub fn copied(body: &Graph, steps: &[Work<BlockProgram>]) -> Option<u32> {
     let operand = body.args(*scatter)[0];
     let slot = body.inputs.iter().position(|i| *i == operand)? as u32;
     let uses = |w: &Work<BlockProgram>, slot: Slot| matches!(w, Work::Block { args, .. } if args.contains(&slot));
-    let (first, rest) = steps.split_first()?;
-    let copies = uses(first, Slot::Input(slot)) && uses(first, Slot::Output(0));
+    let (copy, rest) = steps.split_first()?;
+    let copies = uses(copy, Slot::Input(slot)) && uses(copy, Slot::Output(0));
     (copies && !rest.iter().any(|w| uses(w, Slot::Input(slot)))).then_some(slot)
 }
 
@@ -72,7 +72,7 @@ fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<BlockProgram>,
     let lines: usize = space.count();
     // Lanes are along the innermost axis of the indices, unless that is the scatter's.
     let inner = space.coords.last().filter(|c| space.axes.last().and_then(Expr::as_coord) == Some(c.id)).copied();
-    let most = match machine.arch.is_gpu() {
+    let largest = match machine.arch.is_gpu() {
         // Several lanes are profitable only where they are contiguous.
         false if inner.is_some() => 1024,
         false => 1,
@@ -83,7 +83,7 @@ fn in_order(scatter: &Scatter, machine: &Hardware) -> Result<Work<BlockProgram>,
     };
     let across = inner.or(space.coords.last().copied());
     let extent = across.map_or(1, |c| c.extent);
-    let mut block = extent.next_power_of_two().min(most);
+    let mut block = extent.next_power_of_two().min(largest);
     while block > MIN_LANES && extent.div_ceil(block) * (lines / extent) < MIN_INSTANCES {
         block /= 2;
     }

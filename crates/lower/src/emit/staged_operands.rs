@@ -16,7 +16,7 @@ const WARPS: usize = 4;
 
 /// Redirects loads of shared operands to copies; returns their buffers, from scratch buffer `first` on, and the step
 /// that makes them. Persistent kernels read shared operands once, unaligned.
-pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emitted {
+pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first_scratch: u32) -> Emitted {
     let mut out = Emitted::default();
     let Some(shift) = plan.unaligned.as_ref().filter(|_| plan.copies) else { return out };
     let width = shift.width(plan.row.extent);
@@ -27,7 +27,7 @@ pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emit
         if !guards.is_empty() || !follows(at, plan.row.id) {
             continue;
         }
-        let to = Slot::Scratch(first + out.scratch.len() as u32);
+        let to = Slot::Scratch(first_scratch + out.scratch.len() as u32);
         copies.push(Copy { from: *slot, offset: at.constant, to, dtype });
         out.scratch.push(Type::new(dtype, [shift.vector, width]));
         let at = place(shift, plan.row.block, width);
@@ -65,8 +65,8 @@ fn step(name: &str, copies: &[Copy], [count, len, width]: [usize; 3]) -> Work<Bl
     let (number, parts) = (b.program_id(0), b.i32(parts as i64));
     let (copy, part) = (b.binary(B::Div, number, parts), b.binary(B::Rem, number, parts));
     let (block, lane) = (b.i32(BLOCK as i64), b.iota(BLOCK));
-    let first = b.binary(B::Mul, part, block);
-    let at = b.binary(B::Add, first, lane);
+    let start = b.binary(B::Mul, part, block);
+    let at = b.binary(B::Add, start, lane);
     let position = b.binary(B::Sub, at, copy);
     let (zero, len, width) = (b.i32(0), b.i32(len as i64), b.i32(width as i64));
     let (after, before) = (b.cmp(CmpOp::Ge, position, zero), b.cmp(CmpOp::Lt, position, len));

@@ -12,7 +12,12 @@ use crate::steps::{Emitted, limit_registers};
 use kiln_plan::{Axis, Schedule, Step};
 
 /// The steps of a nest whose rows are widened along an axis; `rest` is the schedule of the wide rows.
-pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u32) -> Result<Emitted, LowerError> {
+pub fn run(
+    nest: &Nest,
+    (axis, count): (Axis, usize),
+    rest: &Schedule,
+    first_scratch: u32,
+) -> Result<Emitted, LowerError> {
     let refuse = |why: &str| refusal(nest, &Step::Widen(axis, count), why);
     let Axis::Kept(k) = axis else { return Err(refuse("it is for an axis that is kept")) };
     let Fit { rows, columns } = fits(nest, usize::from(k)).map_err(refuse)?;
@@ -35,7 +40,7 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
     }
     plan.wide = (!rows.is_multiple_of(count)).then_some(Wide { along, extent, all: rows * columns });
     let norm = tiled.scene.stores.iter().any(|s| s.at.uses(plan.row.id));
-    let mut before = RowLoop::new(nest.name, &tiled.scene, plan, first);
+    let mut before = RowLoop::new(nest.name, &tiled.scene, plan, first_scratch);
     if before.levels.len() != 1 {
         return Err(refuse("a block has a whole wide row"));
     }
@@ -46,12 +51,12 @@ pub fn run(nest: &Nest, (axis, count): (Axis, usize), rest: &Schedule, first: u3
     }
     let warps = joining_warps(together(before.plan.parts, count) * parts).max(COLUMNS / 32);
     let joins = [Step::Split(Axis::Row, 1), Step::Split(axis, COLUMNS), Step::Warps(warps)].into_iter().collect();
-    let mut own = tile(nest, &joins)?;
-    let own_plan = row_plan(nest, &joins, &mut own)?;
+    let mut join_tile = tile(nest, &joins)?;
+    let join_plan = row_plan(nest, &joins, &mut join_tile)?;
     let mut steps = vec![step];
     let mut scratch = before.scratch();
-    let after = RowPlan { parts, ..own_plan };
-    let mut after = RowLoop::new(nest.name, &own.scene, after, first + scratch.len() as u32);
+    let after = RowPlan { parts, ..join_plan };
+    let mut after = RowLoop::new(nest.name, &join_tile.scene, after, first_scratch + scratch.len() as u32);
     if norm {
         let (join, results) = after.results(&found, count)?;
         scratch.extend(after.scratch());

@@ -132,11 +132,11 @@ impl Moments {
         let NodeOp::Reduce { op: ReduceOp::Sum, body } = dag.node(sum).op else { return None };
         let NodeOp::Reduce { op: ReduceOp::Sum, body: square } = dag.node(squares).op else { return None };
         let NodeOp::Binary(BinaryOp::Mul, x, y) = dag.node(square).op else { return None };
-        let NodeOp::Binary(BinaryOp::Sub, of, mean) = dag.node(x).op else { return None };
+        let NodeOp::Binary(BinaryOp::Sub, element, mean) = dag.node(x).op else { return None };
         let NodeOp::Binary(BinaryOp::Div, total, length) = dag.node(mean).op else { return None };
         let NodeOp::Const(length) = dag.node(length).op else { return None };
         let float = types::held(dag.node(body).dtype) == Elem::F32;
-        let same = x == y && of == body && total == sum && length.as_f64() == row as f64;
+        let same = x == y && element == body && total == sum && length.as_f64() == row as f64;
         (float && same).then_some(Moments { sum, squares, body })
     }
 }

@@ -34,10 +34,10 @@ pub fn visit_nests(source: &Body, machine: &Hardware, f: &mut Visit) -> Result<(
 
     // The index at which the first output reads the scan defines the row.
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
-    let apart = || Some(Row::alone(Expr::coord(u32::MAX - 1, len), len));
-    let first = |s: &Space| Ok(outputs(source, &s.axes, &shape, apart())?.0);
-    space.refine(&first)?;
-    let (_, positions) = outputs(source, &space.axes, &shape, apart())?;
+    let separate_row = || Some(Row::alone(Expr::coord(u32::MAX - 1, len), len));
+    let scene = |s: &Space| Ok(outputs(source, &s.axes, &shape, separate_row())?.0);
+    space.refine(&scene)?;
+    let (_, positions) = outputs(source, &space.axes, &shape, separate_row())?;
     if len == 1 {
         return pointwise::visit_nests(source, machine, f);
     }

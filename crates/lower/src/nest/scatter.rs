@@ -69,8 +69,8 @@ impl<'a> Scatter<'a> {
             return Err(of.unsupported(format!("a scatter of {dtype} by {by}")));
         }
         let (shape, walked) = (body.shape(*operand).to_vec(), body.shape(*index).to_vec());
-        let most = i32::MAX as usize;
-        if shape[axis] > most || walked[axis] > most {
+        let max = i32::MAX as usize;
+        if shape[axis] > max || walked[axis] > max {
             return Err(of.unsupported("a scatter along an axis of more than 2^31 elements"));
         }
         Ok(Scatter { of, site, operand: *operand, index: *index, source: *source, axis, mode, dtype, shape, walked })
@@ -106,8 +106,8 @@ impl<'a> Scatter<'a> {
         let len = self.shape[self.axis];
         let index = r.at(self.index, axes, &[])?;
         let index = r.dag.as_index(index);
-        let (least, most) = r.dag.range(index);
-        let inside = least >= 0 && most < len as i64;
+        let (min, max) = r.dag.range(index);
+        let inside = min >= 0 && max < len as i64;
         if let NodeOp::Index(e) = &r.dag.node(index).op
             && inside
         {
@@ -168,14 +168,16 @@ impl<'a> Scatter<'a> {
     pub fn nests(&self, target: Target, machine: &Hardware, f: &mut Visit) -> Result<(), LowerError> {
         let scratch = Slot::Scratch(0);
         let (slot, dtype) = self.written(target);
-        let mut beside = |part: &str, shape: &[usize], scene: &dyn Fn(&[Expr]) -> Result<Scene, LowerError>| {
-            pointwise::of_points(&format!("{}_{part}", self.of.name), shape, &scene, machine, |nest| f(&nest.beside()))
+        let mut auxiliary = |part: &str, shape: &[usize], scene: &dyn Fn(&[Expr]) -> Result<Scene, LowerError>| {
+            pointwise::of_points(&format!("{}_{part}", self.of.name), shape, &scene, machine, |nest| {
+                f(&nest.auxiliary())
+            })
         };
-        beside("copy", &self.shape, &|axes| self.copied(axes, slot, dtype))?;
+        auxiliary("copy", &self.shape, &|axes| self.copied(axes, slot, dtype))?;
         if self.finds_last(target) {
             let of = self.index_axes()?;
             let shape: Vec<usize> = of.iter().map(|&d| self.shape[d]).collect();
-            beside("none", &shape, &|axes| {
+            auxiliary("none", &shape, &|axes| {
                 let mut r = self.of.resolver();
                 let value = r.dag.add(NodeOp::Const(Scalar::Int(-1)), DType::I32);
                 Ok(Scene { dag: r.dag, stores: vec![Store::new(scratch, DType::I32, linear(axes, &shape), value)] })
@@ -183,7 +185,7 @@ impl<'a> Scatter<'a> {
             // Along other axes, indices are the same.
             let walked: Vec<usize> =
                 self.axes().iter().map(|d| if of.contains(d) { self.walked[*d] } else { 1 }).collect();
-            beside("last", &walked, &|axes| {
+            auxiliary("last", &walked, &|axes| {
                 let mut r = self.of.resolver();
                 let (place, guards) = self.place(&mut r, axes)?;
                 let value = r.dag.add(NodeOp::Index(axes[self.axis].clone()), DType::I32);
@@ -203,7 +205,7 @@ impl<'a> Scatter<'a> {
                 Ok(Scene { dag: r.dag, stores: vec![Store::new(Slot::Output(0), self.dtype, at, value)] })
             };
             let name = format!("{}_round", self.of.name);
-            pointwise::of_points(&name, &self.shape, &rounded, machine, |nest| f(&nest.beside()))?;
+            pointwise::of_points(&name, &self.shape, &rounded, machine, |nest| f(&nest.auxiliary()))?;
         }
         Ok(())
     }

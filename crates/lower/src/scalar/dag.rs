@@ -21,32 +21,32 @@ pub struct Guard {
 
 impl Guard {
     /// The term that moves the expression most, with least and greatest value of the others together.
-    fn most(&self) -> Option<(&Atom, i64, (i64, i64))> {
+    fn widest_term(&self) -> Option<(&Atom, i64, (i64, i64))> {
         let moves = |(a, c): &(Atom, i64)| {
             let (lo, hi) = a.range();
             (hi - lo).saturating_mul(c.abs())
         };
-        let most = (0..self.expr.terms.len()).max_by_key(|n| moves(&self.expr.terms[*n]))?;
+        let widest = (0..self.expr.terms.len()).max_by_key(|n| moves(&self.expr.terms[*n]))?;
         let mut others = self.expr.clone();
-        let (atom, c) = others.terms.remove(most);
-        Some((&self.expr.terms[most].0, c, others.range())).filter(|_| moves(&(atom, c)) > 0)
+        let (atom, c) = others.terms.remove(widest);
+        Some((&self.expr.terms[widest].0, c, others.range())).filter(|_| moves(&(atom, c)) > 0)
     }
     /// Share of the points that are within it, if terms are independent and take each value in their range as often. Of
     /// all but the term that moves the expression most, the mean counts.
     pub fn share(&self) -> f64 {
         let (lo, hi) = (self.lo as f64, self.hi as f64 - 1.0);
-        let Some((atom, c, others)) = self.most() else {
+        let Some((atom, c, others)) = self.widest_term() else {
             return f64::from(u8::from(self.expr.constant >= self.lo && self.expr.constant < self.hi));
         };
         let (c, mean) = (c as f64, (others.0 as f64 + others.1 as f64) / 2.0);
-        let (least, greatest) = atom.range();
+        let (min, max) = atom.range();
         let (a, b) = ((lo - mean) / c, (hi - mean) / c);
-        let within = a.max(b).floor().min(greatest as f64) - a.min(b).ceil().max(least as f64) + 1.0;
-        (within / (greatest - least + 1) as f64).clamp(0.0, 1.0)
+        let within = a.max(b).floor().min(max as f64) - a.min(b).ceil().max(min as f64) + 1.0;
+        (within / (max - min + 1) as f64).clamp(0.0, 1.0)
     }
     /// The coordinate that moves the expression most, and how many of its values may be within.
     pub fn bounds(&self) -> Option<(CoordId, usize)> {
-        let (Atom::Coord { id, extent }, c, others) = self.most()? else { return None };
+        let (Atom::Coord { id, extent }, c, others) = self.widest_term()? else { return None };
         let width = (self.hi - self.lo).saturating_add(others.1 - others.0) as usize;
         Some((*id, width.div_ceil(c.unsigned_abs() as usize).clamp(1, *extent)))
     }
@@ -320,8 +320,8 @@ impl Dag {
             _ => return None,
         };
         const LARGEST: i64 = 1 << 61;
-        let ((lo, hi), (least, most)) = (e.range(), node.dtype.int_range()?);
-        (lo >= least.max(-LARGEST) && hi <= most.min(LARGEST)).then_some(e)
+        let ((lo, hi), (min, max)) = (e.range(), node.dtype.int_range()?);
+        (lo >= min.max(-LARGEST) && hi <= max.min(LARGEST)).then_some(e)
     }
     /// The same integer with what it computes from coordinates as index expressions.
     pub fn as_index(&mut self, n: NodeId) -> NodeId {

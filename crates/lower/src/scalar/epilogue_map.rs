@@ -108,18 +108,18 @@ pub fn output(
     let value = scene.stores.first()?.value;
     let all = anchors(&scene.dag, &[value]);
     let along = space.row_ids();
-    let (others, own): (Vec<_>, Vec<_>) =
+    let (along_row, elements): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|at| at.iter().any(|e| along.iter().any(|id| e.uses(*id))));
     // A row must be all columns of the matmul, or the columns of one head, in order.
     let is_row = |at: &[Expr]| {
         let lead = place(at);
         let (column, lead) = lead.split_last()?;
-        let apart = !lead.iter().any(|e| along.iter().any(|id| e.uses(*id)));
-        (apart && Some(&column.clone().rem(row? as i64)) == space.axes.get(rank)).then_some(())
+        let is_whole = !lead.iter().any(|e| along.iter().any(|id| e.uses(*id)));
+        (is_whole && Some(&column.clone().rem(row? as i64)) == space.axes.get(rank)).then_some(())
     };
-    others.iter().try_for_each(|at| is_row(at))?;
-    let rows_alone = own.is_empty();
-    let at = match &(if rows_alone { others } else { own })[..] {
+    along_row.iter().try_for_each(|at| is_row(at))?;
+    let rows_alone = elements.is_empty();
+    let at = match &(if rows_alone { along_row } else { elements })[..] {
         [at] => at.clone(),
         [a, b] if row.is_none() => first_of_pair(a, b, *dims.last()?)?,
         _ => return None,
@@ -157,10 +157,10 @@ pub fn on_lattice(body: &Body, out: ValueId, space: &mut Space, lattice: &[Latti
 /// Drops guards from the loads of `value` that do not concern their addresses: the store has these guards anyway.
 fn unguarded(dag: &mut Dag, value: NodeId, guards: &[Guard]) {
     for n in dag.reach(&[value]) {
-        let NodeOp::Load { at, guards: own, .. } = &mut dag.nodes[n as usize].op else { continue };
+        let NodeOp::Load { at, guards: of_load, .. } = &mut dag.nodes[n as usize].op else { continue };
         let mut used = vec![];
         at.coords(&mut |c| used.push(c));
-        own.retain(|g| !guards.contains(g) || used.iter().any(|c| g.expr.uses(*c)));
+        of_load.retain(|g| !guards.contains(g) || used.iter().any(|c| g.expr.uses(*c)));
     }
 }
 

@@ -59,9 +59,9 @@ struct Linear {
 impl Search<'_> {
     fn bound(&mut self, score: NodeId) -> Option<NodeId> {
         let bound = self.masked(score, DEEP)?;
-        let (least, most) = (self.number(0), self.number(self.keys));
-        let bound = self.dag.binary(BinaryOp::Min, bound, most);
-        Some(self.dag.binary(BinaryOp::Max, bound, least))
+        let (lowest, highest) = (self.number(0), self.number(self.keys));
+        let bound = self.dag.binary(BinaryOp::Min, bound, highest);
+        Some(self.dag.binary(BinaryOp::Max, bound, lowest))
     }
     /// The bound of a property that all keys have.
     fn all(&mut self) -> NodeId {
@@ -127,9 +127,9 @@ impl Search<'_> {
         // Farther than any key with its offset.
         let limit = self.within(limit, 4 * FAR);
         if let NodeOp::Unary(UnaryOp::Abs, a) = self.dag.node(side).op {
-            let (least, _) = self.dag.node(a).dtype.int_range()?;
+            let (min, _) = self.dag.node(a).dtype.int_range()?;
             // |a| is below a limit only if both a and -a are; the least integer is its own negative.
-            if self.dag.range(a).0 == least {
+            if self.dag.range(a).0 == min {
                 return None;
             }
             let zero = self.number(0);
@@ -166,16 +166,16 @@ impl Search<'_> {
     /// around.
     fn key_plus(&mut self, n: NodeId) -> Option<Linear> {
         let node = self.dag.node(n).clone();
-        let (least, most) = node.dtype.int_range()?;
-        let fits = |(lo, hi): (i64, i64)| least <= lo && hi <= most && -FAR <= lo && hi <= FAR;
+        let (lowest, highest) = node.dtype.int_range()?;
+        let fits = |(lo, hi): (i64, i64)| lowest <= lo && hi <= highest && -FAR <= lo && hi <= FAR;
         match node.op {
             NodeOp::Index(e) if matches!(e.stride(self.key), Some(1 | -1)) && fits(e.range()) => {
-                let own = e
+                let key = e
                     .terms
                     .iter()
                     .find(|(a, _)| matches!(a, crate::scalar::expr::Atom::Coord { id, .. } if *id == self.key));
-                let own = Expr { terms: own.cloned().into_iter().collect(), constant: 0 };
-                let rest = e.plus(&own.scale(-1));
+                let key = Expr { terms: key.cloned().into_iter().collect(), constant: 0 };
+                let rest = e.plus(&key.scale(-1));
                 let nothing = rest == Expr::default();
                 let offset = (!nothing).then(|| self.dag.add(NodeOp::Index(rest), DType::I64));
                 Some(Linear { negative: e.stride(self.key) == Some(-1), offset })
@@ -195,12 +195,12 @@ impl Search<'_> {
                 };
                 let Linear { negative, offset } = self.key_plus(with_key)?;
                 let zero = self.number(0);
-                let own = offset.unwrap_or(zero);
+                let offset = offset.unwrap_or(zero);
                 let other = self.dag.add(NodeOp::Cast(other), DType::I64);
                 let offset = match (subtracts, swapped) {
-                    (true, true) => self.dag.binary(BinaryOp::Sub, other, own),
-                    (true, false) => self.dag.binary(BinaryOp::Sub, own, other),
-                    (false, _) => self.dag.binary(BinaryOp::Add, own, other),
+                    (true, true) => self.dag.binary(BinaryOp::Sub, other, offset),
+                    (true, false) => self.dag.binary(BinaryOp::Sub, offset, other),
+                    (false, _) => self.dag.binary(BinaryOp::Add, offset, other),
                 };
                 Some(Linear { negative: negative != (subtracts && swapped), offset: Some(offset) })
             }
@@ -214,9 +214,9 @@ impl Search<'_> {
         if -far <= lo && hi <= far {
             return wide;
         }
-        let (least, most) = (self.number(-far), self.number(far));
-        let n = self.dag.binary(BinaryOp::Min, wide, most);
-        self.dag.binary(BinaryOp::Max, n, least)
+        let (lowest, highest) = (self.number(-far), self.number(far));
+        let n = self.dag.binary(BinaryOp::Min, wide, highest);
+        self.dag.binary(BinaryOp::Max, n, lowest)
     }
     /// Whether a value depends on the key.
     fn varies(&self, n: NodeId) -> bool {

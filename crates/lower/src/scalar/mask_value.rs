@@ -93,8 +93,8 @@ impl Witness<'_> {
     fn is_bias(&self, n: NodeId) -> bool {
         let of_head = |at: &Expr| {
             let mut found = false;
-            let of = |(a, _): &(Atom, i64)| self.head.terms.iter().any(|(b, _)| a == b);
-            at.walk(&mut |e| found |= e.terms.iter().any(of));
+            let is_of_head = |(a, _): &(Atom, i64)| self.head.terms.iter().any(|(b, _)| a == b);
+            at.walk(&mut |e| found |= e.terms.iter().any(is_of_head));
             found
         };
         self.dag.reach(&[n]).into_iter().all(|n| match &self.dag.node(n).op {
@@ -119,7 +119,7 @@ impl Witness<'_> {
             if looked_up {
                 return None;
             }
-            let of = |n: NodeId| now.get(&n).copied().unwrap_or(n);
+            let current = |n: NodeId| now.get(&n).copied().unwrap_or(n);
             let put = |e: &Expr| e.substitute(&|id| (id == self.key).then(|| self.seen.clone()));
             let guards = |all: &[Guard]| all.iter().map(|g| Guard { expr: put(&g.expr), ..*g }).collect();
             let op = match &node.op {
@@ -128,11 +128,11 @@ impl Witness<'_> {
                     NodeOp::Load { slot: *slot, at: put(at), guards: guards(all) }
                 }
                 NodeOp::Inside(all) => NodeOp::Inside(guards(all)),
-                NodeOp::Unary(op, a) => NodeOp::Unary(*op, of(*a)),
-                NodeOp::Binary(op, a, b) => NodeOp::Binary(*op, of(*a), of(*b)),
-                NodeOp::Compare(op, a, b) => NodeOp::Compare(*op, of(*a), of(*b)),
-                NodeOp::Select(c, a, b) => NodeOp::Select(of(*c), of(*a), of(*b)),
-                NodeOp::Cast(a) => NodeOp::Cast(of(*a)),
+                NodeOp::Unary(op, a) => NodeOp::Unary(*op, current(*a)),
+                NodeOp::Binary(op, a, b) => NodeOp::Binary(*op, current(*a), current(*b)),
+                NodeOp::Compare(op, a, b) => NodeOp::Compare(*op, current(*a), current(*b)),
+                NodeOp::Select(c, a, b) => NodeOp::Select(current(*c), current(*a), current(*b)),
+                NodeOp::Cast(a) => NodeOp::Cast(current(*a)),
                 NodeOp::Const(_) => continue,
                 _ => return None,
             };
@@ -200,7 +200,7 @@ impl Witness<'_> {
     /// An integer as an index expression, if its arithmetic does not wrap around.
     fn affine(&self, n: NodeId) -> Option<Expr> {
         let node = self.dag.node(n);
-        let (least, most) = node.dtype.int_range()?;
+        let (min, max) = node.dtype.int_range()?;
         let e = match &node.op {
             NodeOp::Const(Scalar::Int(v)) => Expr::constant(*v),
             NodeOp::Index(e) => e.clone(),
@@ -210,7 +210,7 @@ impl Witness<'_> {
             _ => return None,
         };
         let (lo, hi) = e.range();
-        (least.max(-FAR) <= lo && hi <= most.min(FAR)).then_some(e)
+        (min.max(-FAR) <= lo && hi <= max.min(FAR)).then_some(e)
     }
 }
 

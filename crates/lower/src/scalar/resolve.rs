@@ -38,9 +38,9 @@ pub enum MatmulSource {
     At(Slot, DType),
     /// In memory as `count` split-K slices, one after the other, which are still to be summed.
     Parts { slot: Slot, dtype: DType, count: usize },
-    /// Attention over `count` slices of its keys, in three scratch buffers from `first` on: weighted sums of values,
+    /// Attention over `count` slices of its keys, in three scratch buffers from `scratch` on: weighted sums of values,
     /// maxima of scores, and sums of weights, in f32 and relative to the slice's maximum.
-    KeyParts { first: u32, count: usize },
+    KeyParts { scratch: u32, count: usize },
 }
 
 /// What is lowered: a graph with its inputs, and its matmul if another part of the program computes that.
@@ -133,8 +133,8 @@ impl<'a> Resolver<'a> {
 
     /// The value's element at `ix` (one expression per axis), read only where `guards` hold.
     pub fn at(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
-        let own = if self.bounds.is_empty() { vec![] } else { joined(guards, &self.bounds) };
-        let guards = if own.is_empty() { guards } else { &own };
+        let all = if self.bounds.is_empty() { vec![] } else { joined(guards, &self.bounds) };
+        let guards = if all.is_empty() { guards } else { &all };
         let key = (self.within.map(|w| w.0), v, ix.to_vec(), guards.to_vec());
         if let Some(&n) = self.memo.get(&key) {
             return Ok(n);

@@ -113,9 +113,9 @@ impl Space {
     pub fn members(&self) -> Vec<Space> {
         let Some((id, count)) = self.group else { return vec![self.clone()] };
         let member = |k| {
-            let mut of = Space { group: None, ..self.clone() };
-            of.replace(|c| (c == id).then(|| Expr::constant(k as i64)));
-            of
+            let mut member = Space { group: None, ..self.clone() };
+            member.replace(|c| (c == id).then(|| Expr::constant(k as i64)));
+            member
         };
         (0..count).map(member).collect()
     }

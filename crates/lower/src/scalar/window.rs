@@ -78,21 +78,21 @@ impl Resolver<'_> {
                 bounds.push((e.clone(), 0, x[d + 2] as i64));
                 xi.push(e);
             }
-            let own = match inside(bounds.into_iter()) {
+            let needed = match inside(bounds.into_iter()) {
                 Inside::Never => continue,
                 Inside::Always => vec![],
-                Inside::When(own) => own,
+                Inside::When(needed) => needed,
             };
             let mut wi = if *transposed { vec![channel, o.clone()] } else { vec![here.ix[1].clone(), at[0].clone()] };
             wi.extend_from_slice(&at[1..]);
             let term = |r: &mut Self, guards: &[Guard]| {
-                let a = r.at(args[0], &xi, &joined(guards, &own))?;
+                let a = r.at(args[0], &xi, &joined(guards, &needed))?;
                 // The zeros between points of a transposed convolution must not meet a weight: an infinite one would
                 // give NaN.
-                let also = if *transposed { joined(guards, &own) } else { guards.to_vec() };
-                let a = r.where_inside(own.clone(), a, 0.0, dtype);
+                let also = if *transposed { joined(guards, &needed) } else { guards.to_vec() };
+                let a = r.where_inside(needed.clone(), a, 0.0, dtype);
                 let b = r.at(args[1], &wi, &also)?;
-                let b = if *transposed { r.where_inside(own, b, 0.0, dtype) } else { b };
+                let b = if *transposed { r.where_inside(needed, b, 0.0, dtype) } else { b };
                 Ok(r.dag.binary(BinaryOp::Mul, a, b))
             };
             terms.push(if along_row { self.body(&wanted, here.guards, term)? } else { term(self, here.guards)? });
@@ -113,26 +113,26 @@ impl Resolver<'_> {
             // The window is all padding.
             None => Ok(self.lowest(0.0, dtype)),
             Some(row) if len > MAX_UNROLLED => self.reduced(ReduceOp::Sum, row, len),
-            Some(first) => Ok(terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t))),
+            Some(term) => Ok(terms.fold(term, |sum, t| self.dag.binary(BinaryOp::Add, sum, t))),
         }
     }
 
-    fn where_inside(&mut self, own: Vec<Guard>, x: NodeId, outside: f64, dtype: DType) -> NodeId {
-        if own.is_empty() {
+    fn where_inside(&mut self, needed: Vec<Guard>, x: NodeId, outside: f64, dtype: DType) -> NodeId {
+        if needed.is_empty() {
             return x;
         }
         // A masked load is 0 outside already.
         if outside == 0.0 && matches!(self.dag.node(x).op, NodeOp::Load { .. }) {
             return x;
         }
-        let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+        let c = self.dag.add(NodeOp::Inside(needed), DType::Bool);
         let other = self.lowest(outside, dtype);
         self.dag.add(NodeOp::Select(c, x, other), dtype)
     }
     /// A constant; minus infinity is the minimum of an integer type.
     fn lowest(&mut self, v: f64, dtype: DType) -> NodeId {
         match dtype.int_range() {
-            Some((least, _)) if v == f64::NEG_INFINITY => self.dag.add(NodeOp::Const(Scalar::Int(least)), dtype),
+            Some((min, _)) if v == f64::NEG_INFINITY => self.dag.add(NodeOp::Const(Scalar::Int(min)), dtype),
             _ => self.dag.number(dtype, v),
         }
     }
@@ -184,15 +184,15 @@ impl Resolver<'_> {
         here: &ResolvePoint,
     ) -> Result<Option<NodeId>, crate::error::LowerError> {
         let bounds = xi.iter().zip(self.graph.shape(x)).skip(lead).map(|(e, &n)| (e.clone(), 0, n as i64));
-        let own = match inside(bounds) {
+        let needed = match inside(bounds) {
             Inside::Never => return Ok(None),
             Inside::Always => vec![],
-            Inside::When(own) => own,
+            Inside::When(needed) => needed,
         };
         let dtype = self.graph.dtype(x);
         let wanted = kept(here.ix, self.graph.shape(here.v), &[]);
-        let element = self.body(&wanted, here.guards, |r, guards| r.at(x, xi, &joined(guards, &own)))?;
-        let element = self.where_inside(own, element, nothing(op), dtype);
+        let element = self.body(&wanted, here.guards, |r, guards| r.at(x, xi, &joined(guards, &needed)))?;
+        let element = self.where_inside(needed, element, nothing(op), dtype);
         // A sum: an average is divided by the number of elements inside later.
         let len = self.row.as_ref().map_or(1, |row| row.len);
         self.reduced(op, element, len).map(Some)
@@ -221,15 +221,15 @@ impl Resolver<'_> {
         &mut self,
         w: &Taps,
         ix: &[Expr],
-        own: &[Guard],
+        needed: &[Guard],
     ) -> Result<Option<NodeId>, crate::error::LowerError> {
         let dtype = self.graph.dtype(w.x);
         let axis = ix.len();
         let rank = self.graph.shape(w.x).len();
         if axis == rank {
-            let x = self.at(w.x, ix, &joined(w.guards, own))?;
+            let x = self.at(w.x, ix, &joined(w.guards, needed))?;
             // A sum takes zeros outside of any axis.
-            let outside = if w.op == ReduceOp::Sum { own.to_vec() } else { vec![] };
+            let outside = if w.op == ReduceOp::Sum { needed.to_vec() } else { vec![] };
             return Ok(Some(self.where_inside(outside, x, 0.0, dtype)));
         }
         let n = self.graph.shape(w.x)[axis] as i64;
@@ -241,7 +241,7 @@ impl Resolver<'_> {
                 Inside::When(here) => here,
             };
             let ix = [ix, std::slice::from_ref(at)].concat();
-            let Some(mut x) = self.fold_window(w, &ix, &joined(own, &here))? else { continue };
+            let Some(mut x) = self.fold_window(w, &ix, &joined(needed, &here))? else { continue };
             if w.op == ReduceOp::Max {
                 x = self.where_inside(here, x, f64::NEG_INFINITY, dtype);
             }
@@ -262,8 +262,8 @@ impl Resolver<'_> {
             let term = match inside(std::iter::once(b)) {
                 Inside::Never => continue,
                 Inside::Always => one,
-                Inside::When(own) => {
-                    let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+                Inside::When(needed) => {
+                    let c = self.dag.add(NodeOp::Inside(needed), DType::Bool);
                     self.dag.add(NodeOp::Select(c, one, zero), dtype)
                 }
             };
@@ -282,14 +282,14 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
     match inside(bounds.into_iter()) {
         Inside::Always => r.at(v, ix, &[]),
         Inside::Never => Ok(zero(r)),
-        Inside::When(own) => {
-            let value = r.at(v, ix, &own)?;
+        Inside::When(needed) => {
+            let value = r.at(v, ix, &needed)?;
             // A masked load is zero outside already.
             if matches!(r.dag.node(value).op, NodeOp::Load { .. }) {
                 return Ok(value);
             }
             let dtype = r.dag.node(value).dtype;
-            let c = r.dag.add(NodeOp::Inside(own), DType::Bool);
+            let c = r.dag.add(NodeOp::Inside(needed), DType::Bool);
             let zero = zero(r);
             Ok(r.dag.add(NodeOp::Select(c, value, zero), dtype))
         }

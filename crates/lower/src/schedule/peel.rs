@@ -71,8 +71,8 @@ fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
         .collect();
     let bytes = rows.iter().map(|r| r.1).min()?;
     let vector = VECTOR / bytes.clamp(1, VECTOR);
-    let most = |at: &Expr| rows.iter().filter(|r| offset(r.0, row, vector) == offset(at, row, vector)).count();
-    let start = offset(rows.iter().max_by_key(|r| most(r.0))?.0, row, vector);
+    let aligned_with = |at: &Expr| rows.iter().filter(|r| offset(r.0, row, vector) == offset(at, row, vector)).count();
+    let start = offset(rows.iter().max_by_key(|r| aligned_with(r.0))?.0, row, vector);
     let mut reads = false;
     start.nodes(&mut |_| reads = true);
     (start != Expr::default() && start.range().0 >= 0 && !reads).then_some((start, vector))
@@ -83,8 +83,8 @@ fn offset(at: &Expr, row: CoordId, vector: usize) -> Expr {
     let v = vector as i64;
     let mut offset = Expr::constant(at.constant.rem_euclid(v));
     for (atom, factor) in &at.terms {
-        let own = matches!(atom, Atom::Coord { id, .. } if *id == row);
-        if !own && factor.rem_euclid(v) != 0 {
+        let is_row = matches!(atom, Atom::Coord { id, .. } if *id == row);
+        if !is_row && factor.rem_euclid(v) != 0 {
             offset.terms.push((atom.clone(), factor.rem_euclid(v)));
         }
     }

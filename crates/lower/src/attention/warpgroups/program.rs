@@ -164,8 +164,8 @@ impl<'a> KeyLoop<'a> {
             lo = within(f, lo, hi, beyond);
         }
         let one = f.b.i32(1);
-        let least = f.b.binary(B::Add, lo, one);
-        hi = f.b.binary(B::Max, hi, least);
+        let next = f.b.binary(B::Add, lo, one);
+        hi = f.b.binary(B::Max, hi, next);
         KeyLoop { range: [lo, hi, step], start, lane, ragged, unmasked, zero, lowest }
     }
 }
@@ -235,9 +235,9 @@ impl Program<'_> {
         // Where all keys so far are masked, the maximum is minus infinity, which must not be subtracted from itself.
         let empty = b.cmp(CmpOp::Eq, maximum, keys.lowest);
         let subtracted = b.select(empty, keys.zero, maximum);
-        let less = b.binary(B::Mul, subtracted, unit);
-        let less = b.unary(U::Neg, less);
-        let power = Power { unit, subtracted, less, overflows: a.overflows };
+        let product = b.binary(B::Mul, subtracted, unit);
+        let negated = b.unary(U::Neg, product);
+        let power = Power { unit, subtracted, negated, overflows: a.overflows };
         let weights = power.of(b, scores);
         let keep = power.of(b, carried.maximum);
         let sum = parts_summed(b, weights);
@@ -304,7 +304,7 @@ struct Power {
     unit: Value,
     /// The maximum, and its product with `-unit`.
     subtracted: Value,
-    less: Value,
+    negated: Value,
     /// Whether products with the unit may overflow.
     overflows: bool,
 }
@@ -318,7 +318,7 @@ impl Power {
             return b.unary(U::Exp2Approx, x);
         }
         let x = b.binary(B::Mul, x, self.unit);
-        let x = b.binary(B::Add, x, self.less);
+        let x = b.binary(B::Add, x, self.negated);
         b.unary(U::Exp2Approx, x)
     }
 }

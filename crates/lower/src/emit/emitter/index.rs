@@ -44,15 +44,13 @@ impl Emitter<'_> {
     /// The conjunction of `mask` and all guards.
     pub fn guard(&mut self, b: &mut Builder, guards: &[Guard], mut mask: Option<Value>) -> Option<Value> {
         for g in guards {
-            let (least, most) = g.expr.range();
+            let (min, max) = g.expr.range();
             // The range of an index read from memory is what its guard enforces, so it must not be used to drop the
             // guard.
             let mut read = false;
             g.expr.nodes(&mut |_| read = true);
             let v = self.expr(b, &g.expr);
-            for (op, bound, needed) in
-                [(CmpOp::Ge, g.lo, least < g.lo || read), (CmpOp::Lt, g.hi, most >= g.hi || read)]
-            {
+            for (op, bound, needed) in [(CmpOp::Ge, g.lo, min < g.lo || read), (CmpOp::Lt, g.hi, max >= g.hi || read)] {
                 if !needed || bound == i64::MIN || bound == i64::MAX {
                     continue;
                 }

@@ -36,13 +36,13 @@ pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Val
 
 /// The inverse: each lane's value in all lanes of a chunk of this shape that became it.
 pub fn to_groups(b: &mut Builder, v: Value, shape: &[usize]) -> Value {
-    let own = b.shape(v);
-    let groups = shape.iter().product::<usize>() / own.iter().product::<usize>();
+    let old = b.shape(v);
+    let groups = shape.iter().product::<usize>() / old.iter().product::<usize>();
     if groups == 1 {
         return v;
     }
     let v = b.expand_dims(v, 0);
-    let v = b.broadcast_to(v, &[&[groups], &own[..]].concat());
+    let v = b.broadcast_to(v, &[&[groups], &old[..]].concat());
     b.reshape(v, shape)
 }
 
@@ -73,14 +73,14 @@ pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, 
     let Some(at) = acc.other else { return acc };
     let elem = math::elem(b, v);
     let (x, y) = if elem == Elem::Bool { (b.cast(v, Elem::I32), b.cast(acc.value, Elem::I32)) } else { (v, acc.value) };
-    let least = op == ReduceOp::ArgMin;
+    let is_min = op == ReduceOp::ArgMin;
     let mut wins = if elem.is_float() {
-        let no_better = b.cmp(if least { CmpOp::Ge } else { CmpOp::Le }, x, y);
+        let no_better = b.cmp(if is_min { CmpOp::Ge } else { CmpOp::Le }, x, y);
         let (better, nan) = (b.unary(U::Not, no_better), b.unary(U::IsNan, y));
         let number = b.unary(U::Not, nan);
         b.binary(B::And, better, number)
     } else {
-        b.cmp(if least { CmpOp::Lt } else { CmpOp::Gt }, x, y)
+        b.cmp(if is_min { CmpOp::Lt } else { CmpOp::Gt }, x, y)
     };
     if let Some(m) = mask {
         wins = b.binary(B::And, wins, m);

@@ -13,13 +13,13 @@ impl Exponentials {
     /// The accumulator with a chunk, whose lanes outside of the row are minus infinity. Elements that are a multiple of
     /// `to`'s size apart belong to one lane.
     pub(super) fn add(&self, b: &mut Builder, acc: Acc, x: Value, to: &[usize]) -> Acc {
-        let own = over_groups(b, ReduceOp::Max, x, to);
-        let max = b.binary(B::Max, acc.value, own);
+        let of_chunk = over_groups(b, ReduceOp::Max, x, to);
+        let max = b.binary(B::Max, acc.value, of_chunk);
         let shift = finite(b, max);
         let before = scaled(b, acc, shift);
         let shape = b.shape(x);
-        let each = to_groups(b, shift, &shape);
-        let terms = term(b, x, each);
+        let of_element = to_groups(b, shift, &shape);
+        let terms = term(b, x, of_element);
         let terms = over_groups(b, ReduceOp::Sum, terms, to);
         Acc { value: max, other: Some(b.binary(B::Add, before, terms)) }
     }
@@ -40,8 +40,8 @@ impl Exponentials {
         f.em.set(self.max, max);
         let asked = f.em.value(&mut f.b, self.shift);
         let shift = finite(&mut f.b, max);
-        let apart = f.b.binary(B::Sub, shift, asked);
-        let factor = f.b.unary(U::Exp, apart);
+        let difference = f.b.binary(B::Sub, shift, asked);
+        let factor = f.b.unary(U::Exp, difference);
         let sum = f.b.binary(B::Mul, sum, factor);
         f.em.set(self.sum, sum);
     }

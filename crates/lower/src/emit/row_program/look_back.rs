@@ -97,8 +97,8 @@ impl RowLoop<'_> {
     fn totals_by_groups(&self, f: &mut Frame, total: &Total, [part, sum]: [Value; 2], group: usize) -> Value {
         let size = f.em.int(&mut f.b, group as i64);
         let (above, within) = (f.b.binary(B::Div, part, size), f.b.binary(B::Rem, part, size));
-        let first = f.b.binary(B::Mul, above, size);
-        let own = self.totals_of(f, total, (Some(first), within), group);
+        let start = f.b.binary(B::Mul, above, size);
+        let in_group = self.totals_of(f, total, (Some(start), within), group);
         let chunks = f.em.int(&mut f.b, self.plan.parts as i64);
         let number = f.b.binary(B::Add, chunks, above);
         let (at, last) = (self.total_at(f, total, number), f.em.int(&mut f.b, group as i64 - 1));
@@ -106,20 +106,20 @@ impl RowLoop<'_> {
         if let Some(there) = self.rows_there(f) {
             mask = f.b.binary(B::And, mask, there);
         }
-        let whole = math::combine(&mut f.b, total.op, own, sum);
+        let whole = math::combine(&mut f.b, total.op, in_group, sum);
         f.b.publish(at, whole, Some(mask));
         let groups = self.totals_of(f, total, (Some(chunks), above), at_once(self.plan.warps, self.tile_rows()));
-        math::combine(&mut f.b, total.op, groups, own)
+        math::combine(&mut f.b, total.op, groups, in_group)
     }
     /// So many totals from the first on combined: each thread waits for some, in order, and adds them up.
-    fn totals_of(&self, f: &mut Frame, total: &Total, (first, count): (Option<Value>, Value), at_once: usize) -> Value {
+    fn totals_of(&self, f: &mut Frame, total: &Total, (start, count): (Option<Value>, Value), at_once: usize) -> Value {
         let row = self.parts_row();
         let mut lane = f.b.iota(at_once);
         for axis in (0..row.rank).filter(|a| *a != row.axis) {
             lane = f.b.expand_dims(lane, axis);
         }
         let lane = f.b.cast(lane, f.em.index);
-        let number = first.map_or(lane, |first| f.b.binary(B::Add, first, lane));
+        let number = start.map_or(lane, |start| f.b.binary(B::Add, start, lane));
         let there = self.rows_there(f);
         let at = self.total_at(f, total, number);
         let nothing = math::identity(&mut f.b, total.op, total.elem);

@@ -35,10 +35,10 @@ impl Moments {
         let sum = f.em.reduce_axis(&mut f.b, ReduceOp::Sum, acc.value, row);
         let mean = f.b.binary(B::Div, sum, all);
         let b = &mut f.b;
-        let own = mean_of(b, Of { count, sum: acc.value, squares });
-        let apart = b.binary(B::Sub, own, mean);
-        let apart = where_some(b, count, apart);
-        let square = b.binary(B::Mul, apart, apart);
+        let mean_of_lane = mean_of(b, Of { count, sum: acc.value, squares });
+        let difference = b.binary(B::Sub, mean_of_lane, mean);
+        let difference = where_some(b, count, difference);
+        let square = b.binary(B::Mul, difference, difference);
         let square = b.binary(B::Mul, square, count);
         let squares = b.binary(B::Add, squares, square);
         Acc { value: sum, other: Some(f.em.reduce_axis(&mut f.b, ReduceOp::Sum, squares, row)) }
@@ -86,8 +86,8 @@ fn of_groups(b: &mut Builder, x: Value, mask: Option<Value>, count: Value, to: &
     let mean = mean_of(b, Of { count, sum, squares: zero });
     let mean = b.broadcast_to(mean, to);
     let mean = to_groups(b, mean, &shape);
-    let apart = b.binary(B::Sub, x, mean);
-    let square = b.binary(B::Mul, apart, apart);
+    let difference = b.binary(B::Sub, x, mean);
+    let square = b.binary(B::Mul, difference, difference);
     let square = inside(b, square);
     Acc { value: sum, other: Some(over_groups(b, ReduceOp::Sum, square, to)) }
 }
@@ -96,12 +96,12 @@ fn of_groups(b: &mut Builder, x: Value, mask: Option<Value>, count: Value, to: &
 fn joined(b: &mut Builder, x: Of, y: Of) -> Of {
     let count = b.binary(B::Add, x.count, y.count);
     let (of_x, of_y) = (mean_of(b, x), mean_of(b, y));
-    let apart = b.binary(B::Sub, of_x, of_y);
-    let apart = where_some(b, x.count, apart);
-    let apart = where_some(b, y.count, apart);
+    let difference = b.binary(B::Sub, of_x, of_y);
+    let difference = where_some(b, x.count, difference);
+    let difference = where_some(b, y.count, difference);
     let share = part_of(b, y.count, count);
     let weight = b.binary(B::Mul, x.count, share);
-    let square = b.binary(B::Mul, apart, apart);
+    let square = b.binary(B::Mul, difference, difference);
     let square = b.binary(B::Mul, square, weight);
     let squares = b.binary(B::Add, x.squares, y.squares);
     Of { count, sum: b.binary(B::Add, x.sum, y.sum), squares: b.binary(B::Add, squares, square) }
@@ -115,8 +115,8 @@ fn part_of(b: &mut Builder, x: Value, all: Value) -> Value {
 }
 fn mean_of(b: &mut Builder, x: Of) -> Value {
     let one = math::float(b, Elem::F32, 1.0);
-    let each = part_of(b, one, x.count);
-    b.binary(B::Mul, x.sum, each)
+    let reciprocal = part_of(b, one, x.count);
+    b.binary(B::Mul, x.sum, reciprocal)
 }
 /// `v`, or 0 where there are no elements.
 fn where_some(b: &mut Builder, count: Value, v: Value) -> Value {

@@ -7,15 +7,15 @@ use crate::scalar::expr::CoordId;
 use crate::schedule::tile::Cut;
 use kiln_block::Value;
 
-/// Lanes of a row from `first` on.
+/// Lanes of a row from `start` on.
 #[derive(Clone, Copy)]
 struct Piece {
-    first: usize,
+    start: usize,
     lanes: usize,
 }
 
 /// A piece, with the values that have been emitted for it.
-struct Held {
+struct EmittedPiece {
     row: Lanes,
     shifted: Option<(CoordId, Lanes)>,
     scope: Scope,
@@ -25,11 +25,11 @@ impl RowLoop<'_> {
     /// Emits the whole row, in a tile and a tail of `tail` lanes.
     pub fn in_pieces(&self, f: &mut Frame, tail: usize) {
         let half = self.plan.row.block / 2;
-        let pieces = [Piece { first: 0, lanes: half }, Piece { first: half, lanes: tail }];
-        let mut held: Vec<Held> = pieces.into_iter().map(|p| self.held(f, p)).collect();
+        let pieces = [Piece { start: 0, lanes: half }, Piece { start: half, lanes: tail }];
+        let mut pieces: Vec<EmittedPiece> = pieces.into_iter().map(|p| self.emitted(f, p)).collect();
         for level in &self.levels {
             let mut parts: Vec<Vec<Value>> = vec![];
-            for piece in &mut held {
+            for piece in &mut pieces {
                 self.take_up(f, piece);
                 let row = piece.row;
                 let mut filled = vec![];
@@ -49,24 +49,24 @@ impl RowLoop<'_> {
         }
         let (along, once): (Vec<_>, Vec<_>) = self.scene.stores.iter().partition(|s| s.at.uses(self.plan.row.id));
         once.into_iter().for_each(|s| f.store(s));
-        for piece in &mut held {
+        for piece in &mut pieces {
             self.take_up(f, piece);
             along.iter().for_each(|s| f.store(s));
             piece.scope = f.em.leave(&mut f.b);
         }
     }
-    fn held(&self, f: &mut Frame, piece: Piece) -> Held {
+    fn emitted(&self, f: &mut Frame, piece: Piece) -> EmittedPiece {
         let cut = Cut { block: piece.lanes, ..self.plan.row };
         let Some(shift) = &self.plan.unaligned else {
-            return Held { row: f.lanes_from(cut, piece.first), shifted: None, scope: Scope::default() };
+            return EmittedPiece { row: f.lanes_from(cut, piece.start), shifted: None, scope: Scope::default() };
         };
-        let lanes = f.lanes_from(Cut { extent: self.plan.width(), ..cut }, piece.first);
+        let lanes = f.lanes_from(Cut { extent: self.plan.width(), ..cut }, piece.start);
         let row = f.peeled(cut, shift, lanes);
         let shifted = f.em.coords.get(&shift.lane).map(|lanes| (shift.lane, *lanes));
-        Held { row, shifted, scope: Scope::default() }
+        EmittedPiece { row, shifted, scope: Scope::default() }
     }
     /// Makes this piece the current one, until its scope is left.
-    fn take_up(&self, f: &mut Frame, piece: &mut Held) {
+    fn take_up(&self, f: &mut Frame, piece: &mut EmittedPiece) {
         f.em.coords.insert(self.plan.row.id, piece.row);
         f.em.coords.extend(piece.shifted);
         f.em.resume(std::mem::take(&mut piece.scope));

@@ -15,7 +15,7 @@ impl Frame<'_> {
         let later = self.b.binary(B::Add, number, by);
         let last = self.em.int(&mut self.b, instances as i64 - 1);
         let later = self.b.binary(B::Min, later, last);
-        let own = self.em.coords.clone();
+        let coords = self.em.coords.clone();
         self.em.enter();
         self.place_at(&shape, Some(later));
         for lanes in self.em.coords.values_mut() {
@@ -26,6 +26,6 @@ impl Frame<'_> {
             self.b.prefetch(p, bytes);
         }
         self.em.leave(&mut self.b);
-        self.em.coords = own;
+        self.em.coords = coords;
     }
 }

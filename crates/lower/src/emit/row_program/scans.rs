@@ -88,8 +88,8 @@ impl RowLoop<'_> {
         self.settle_parts();
         let scans = self.totals();
         let totals = self.partials(&scans);
-        let first = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals)?;
-        Ok(vec![first, self.scan_from(&totals)?])
+        let totals_step = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals)?;
+        Ok(vec![totals_step, self.scan_from(&totals)?])
     }
     fn scan_from(&self, totals: &[Partial]) -> Result<Work<BlockProgram>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);

@@ -17,7 +17,7 @@ use kiln_plan::exec::{Slot, Work};
 /// Reductions whose partial results are in scratch: the values of their accumulator.
 #[derive(Clone, Debug)]
 pub struct Partial {
-    pub of: Reduced,
+    pub reduced: Reduced,
     pub places: Vec<(Slot, DType)>,
 }
 /// A step, and the partial results that it leaves.
@@ -30,17 +30,17 @@ impl RowLoop<'_> {
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
         for i in 0..self.levels.len() {
-            let (step, own) = self.level_step(i, &slots)?;
+            let (step, partials) = self.level_step(i, &slots)?;
             steps.push(step);
-            slots.extend(own);
+            slots.extend(partials);
         }
         steps.push(self.final_step(&slots)?);
         Ok(steps)
     }
     fn level_step(&mut self, i: usize, before: &[Partial]) -> Result<Step, LowerError> {
         let level = self.levels[i].clone();
-        let own = self.partials(&level);
-        Ok((self.partial_step(&format!("{}_part{i}", self.name), &level, before, &own)?, own))
+        let partials = self.partials(&level);
+        Ok((self.partial_step(&format!("{}_part{i}", self.name), &level, before, &partials)?, partials))
     }
     /// The step that leaves partial results of the first level, and where they are.
     pub fn first_level(&mut self) -> Result<Step, LowerError> {
@@ -58,30 +58,31 @@ impl RowLoop<'_> {
         // Of whole rows there are no pairs.
         let levels = in_passes(self.scene, &self.scene.levels(), &[self.plan.row.id], self.plan.row.extent);
         let level = levels.first().into_iter().flatten();
-        let slots: Vec<Partial> = level.zip(found).map(|(of, found)| Partial { of: *of, ..found }).collect();
+        let slots: Vec<Partial> =
+            level.zip(found).map(|(reduced, found)| Partial { reduced: *reduced, ..found }).collect();
         self.final_step(&slots)
     }
     /// The same, but it leaves the results in scratch, one for each column of the matrix.
     pub fn results(&mut self, found: &[Partial], per_wide_row: usize) -> Result<Step, LowerError> {
         self.narrow_to_parts();
-        let mut own = vec![];
+        let mut partials = vec![];
         for p in found {
             let count = self.rows();
             let places = p.places.iter().map(|(_, d)| (self.new_scratch(*d, count), *d)).collect();
-            own.push(Partial { of: p.of, places });
+            partials.push(Partial { reduced: p.reduced, places });
         }
-        let used: Vec<Used> = places(found, true).chain(places(&own, false)).collect();
+        let used: Vec<Used> = places(found, true).chain(places(&partials, false)).collect();
         let mut f =
             open_with(&format!("{}_joined", self.name), self.scene, &self.plan.shape(1), &used, self.plan.machine);
-        for (p, own) in found.iter().zip(&own) {
+        for (p, result) in found.iter().zip(&partials) {
             self.per_wide_row = per_wide_row;
             let acc = self.combined(&mut f, p, None);
             self.per_wide_row = 1;
-            for (&(slot, dtype), v) in own.places.iter().zip([Some(acc.value), acc.other].into_iter().flatten()) {
+            for (&(slot, dtype), v) in result.places.iter().zip([Some(acc.value), acc.other].into_iter().flatten()) {
                 self.store_partial(&mut f, slot, dtype, v);
             }
         }
-        Ok((f.finish()?, own))
+        Ok((f.finish()?, partials))
     }
     /// The step that stores along wide rows, whose columns belong to `columns` of the matrix with these results.
     pub fn written(&self, results: &[Partial], columns: usize) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
@@ -102,8 +103,8 @@ impl RowLoop<'_> {
                 let p = f.em.address(&mut f.b, slot, &at);
                 values.push(f.b.load(p, mask, None));
             }
-            let acc = self.read(&mut f, &partial.of, &mut values.into_iter());
-            self.settle(&mut f, &partial.of, acc);
+            let acc = self.read(&mut f, &partial.reduced, &mut values.into_iter());
+            self.settle(&mut f, &partial.reduced, acc);
         }
         let lane = f.iota(self.plan.row);
         self.write(&mut f, lane);
@@ -125,12 +126,12 @@ impl RowLoop<'_> {
     /// Allocates scratch for a partial result of each part and row.
     pub fn partials(&mut self, level: &[Reduced]) -> Vec<Partial> {
         let count = self.plan.parts * self.rows();
-        let mut own = vec![];
-        for of in level {
-            let places = self.carried(of).into_iter().map(|d| (self.new_scratch(d, count), d)).collect();
-            own.push(Partial { of: *of, places });
+        let mut partials = vec![];
+        for reduced in level {
+            let places = self.carried(reduced).into_iter().map(|d| (self.new_scratch(d, count), d)).collect();
+            partials.push(Partial { reduced: *reduced, places });
         }
-        own
+        partials
     }
     pub fn new_scratch(&mut self, dtype: DType, count: usize) -> Slot {
         self.scratch.push(Type::new(dtype, [count]));
@@ -154,14 +155,14 @@ impl RowLoop<'_> {
         name: &str,
         level: &[Reduced],
         before: &[Partial],
-        own: &[Partial],
+        partials: &[Partial],
     ) -> Result<Work<kiln_block::BlockProgram>, LowerError> {
-        let mut f = self.open_partial(name, level, before, own);
+        let mut f = self.open_partial(name, level, before, partials);
         self.combine_parts(&mut f, before);
         let lane = f.iota(self.plan.row);
         let done = self.accumulate(&mut f, level, lane);
-        for (p, acc) in own.iter().zip(done) {
-            let acc = self.fold_lanes(&mut f, &p.of, acc, lane);
+        for (p, acc) in partials.iter().zip(done) {
+            let acc = self.fold_lanes(&mut f, &p.reduced, acc, lane);
             for (&(slot, dtype), v) in p.places.iter().zip([Some(acc.value), acc.other].into_iter().flatten()) {
                 self.store_partial(&mut f, slot, dtype, v);
             }
@@ -169,15 +170,15 @@ impl RowLoop<'_> {
         f.finish()
     }
     /// Starts a step that leaves partial results of `level`.
-    fn open_partial(&self, name: &str, level: &[Reduced], before: &[Partial], own: &[Partial]) -> Frame<'_> {
+    fn open_partial(&self, name: &str, level: &[Reduced], before: &[Partial], partials: &[Partial]) -> Frame<'_> {
         let mut used = self.reads(level.iter().map(Reduced::body), before);
-        used.extend(places(own, false));
+        used.extend(places(partials, false));
         open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used, self.plan.machine)
     }
     /// What nodes read where these partial results are known, and these.
     fn reads(&self, roots: impl Iterator<Item = NodeId>, done: &[Partial]) -> Vec<Used> {
-        let roots: Vec<NodeId> = roots.chain(done.iter().filter_map(|p| p.of.needs())).collect();
-        let known = |n: NodeId| done.iter().any(|p| p.of.nodes().any(|m| m == n));
+        let roots: Vec<NodeId> = roots.chain(done.iter().filter_map(|p| p.reduced.needs())).collect();
+        let known = |n: NodeId| done.iter().any(|p| p.reduced.nodes().any(|m| m == n));
         let mut used = loads(&self.scene.dag, &roots, known);
         used.extend(places(done, true));
         used
@@ -202,7 +203,7 @@ impl RowLoop<'_> {
     pub fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
         for p in done {
             let acc = self.combined(f, p, None);
-            self.settle(f, &p.of, acc);
+            self.settle(f, &p.reduced, acc);
         }
     }
     /// The partial results of all parts, or of those before part `until`: read and combined in the order of the parts.
@@ -223,11 +224,11 @@ impl RowLoop<'_> {
     /// Combines all parts as lanes of one block.
     pub(super) fn combine_lanes(&self, f: &mut Frame, partial: &Partial, until: Option<Value>) -> Acc {
         let read = self.read_lanes(f, partial, until);
-        let acc = self.read(f, &partial.of, &mut read.into_iter());
+        let acc = self.read(f, &partial.reduced, &mut read.into_iter());
         let row = self.parts_row();
         let lane = self.part_lanes(f);
         let count = self.count_of_part(f, lane);
-        self.folded(f, &partial.of, acc, row, Some(count))
+        self.folded(f, &partial.reduced, acc, row, Some(count))
     }
     /// The number of each part along the lanes of a tile.
     fn part_lanes(&self, f: &mut Frame) -> Value {
@@ -275,7 +276,7 @@ impl RowLoop<'_> {
             let p = f.b.broadcast_to(p, &shape);
             let offset = f.b.broadcast_to(offset, &shape);
             let p = f.b.ptr_add(p, offset);
-            let other = mask.map(|_| self.nothing(f, &partial.of, i, types::stored(dtype)));
+            let other = mask.map(|_| self.nothing(f, &partial.reduced, i, types::stored(dtype)));
             read.push(f.b.load(p, mask, other));
         }
         read
@@ -300,11 +301,11 @@ impl RowLoop<'_> {
         for (i, &(_, dtype)) in partial.places.iter().enumerate() {
             // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded
             // once.
-            let elem = match (&partial.of, types::held(dtype)) {
+            let elem = match (&partial.reduced, types::held(dtype)) {
                 (Reduced::One { op: ReduceOp::Sum, .. }, Elem::F32) => Elem::F64,
                 (_, elem) => elem,
             };
-            let nothing = self.nothing(f, &partial.of, i, elem);
+            let nothing = self.nothing(f, &partial.reduced, i, elem);
             start.push(f.b.broadcast_to(nothing, &shape));
         }
         let mut pointers = vec![];
@@ -331,12 +332,12 @@ impl RowLoop<'_> {
             let before = f.b.binary(B::Mul, i, length);
             let before = f.b.cast(before, Elem::F32);
             let count = self.count_of_part(f, i);
-            let old = self.read(f, &partial.of, &mut now.iter().copied());
-            let new = self.read(f, &partial.of, &mut read.into_iter());
-            let acc = self.both(f, &partial.of, [old, new], [before, count]);
+            let old = self.read(f, &partial.reduced, &mut now.iter().copied());
+            let new = self.read(f, &partial.reduced, &mut read.into_iter());
+            let acc = self.both(f, &partial.reduced, [old, new], [before, count]);
             [Some(acc.value), acc.other].into_iter().flatten().collect()
         });
-        self.read(f, &partial.of, &mut end.into_iter())
+        self.read(f, &partial.reduced, &mut end.into_iter())
     }
 
     /// Narrows blocks of columns, so that a block has all parts of its columns.

@@ -45,27 +45,27 @@ impl<'a> Resolver<'a> {
     pub(crate) fn softmax_along(&mut self, x: ValueId, axis: usize, here: &ResolvePoint) -> Resolved {
         let shape = self.graph.shape(x);
         let len = shape[axis];
-        let own = self.at(x, here.ix, here.guards)?;
+        let element = self.at(x, here.ix, here.guards)?;
         if len == 1 {
-            return self.softmax(own, own, len);
+            return self.softmax(element, element, len);
         }
         let mut row = here.ix.to_vec();
         row[axis] = self.row_index(&[len])?.swap_remove(0);
         let other = self.body(&kept(here.ix, shape, &[axis]), here.guards, |r, guards| r.at(x, &row, guards))?;
-        self.softmax(own, other, len)
+        self.softmax(element, other, len)
     }
-    /// Softmax of `own`, an element of a row whose elements are `other`.
-    pub(crate) fn softmax(&mut self, own: NodeId, other: NodeId, len: usize) -> Resolved {
+    /// Softmax of `element`, one of a row whose elements are `other`.
+    pub(crate) fn softmax(&mut self, element: NodeId, other: NodeId, len: usize) -> Resolved {
         let over_row = |r: &mut Self, op, body| if len == 1 { Ok(body) } else { r.reduced(op, body, len) };
-        let most = over_row(self, ReduceOp::Max, other)?;
-        let difference = self.dag.binary(BinaryOp::Sub, other, most);
+        let maximum = over_row(self, ReduceOp::Max, other)?;
+        let difference = self.dag.binary(BinaryOp::Sub, other, maximum);
         let term = self.dag.unary(UnaryOp::Exp, difference);
         let sum = over_row(self, ReduceOp::Sum, term)?;
-        let mine = self.dag.binary(BinaryOp::Sub, own, most);
-        let mine = self.dag.unary(UnaryOp::Exp, mine);
+        let weight = self.dag.binary(BinaryOp::Sub, element, maximum);
+        let weight = self.dag.unary(UnaryOp::Exp, weight);
         // One division a row: a vector of them takes as long as an exponential. The sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
-        Ok(self.dag.binary(BinaryOp::Mul, mine, scale))
+        Ok(self.dag.binary(BinaryOp::Mul, weight, scale))
     }
 }

@@ -18,11 +18,11 @@ pub fn inside(bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
 pub(super) fn inside_within(within: &[Guard], bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
     let mut guards = vec![];
     for (expr, lo, hi) in bounds {
-        let (least, most) = within.iter().fold(expr.range(), |range, g| narrowed(range, &expr, g));
-        if most < lo || least >= hi {
+        let (min, max) = within.iter().fold(expr.range(), |range, g| narrowed(range, &expr, g));
+        if max < lo || min >= hi {
             return Inside::Never;
         }
-        if least < lo || most >= hi {
+        if min < lo || max >= hi {
             guards.push(Guard { expr, lo, hi });
         }
     }
@@ -30,15 +30,15 @@ pub(super) fn inside_within(within: &[Guard], bounds: impl Iterator<Item = (Expr
 }
 
 /// The range of an expression where a guard holds that bounds the same expression, or one that differs by a constant.
-fn narrowed((least, most): (i64, i64), expr: &Expr, guard: &Guard) -> (i64, i64) {
+fn narrowed((min, max): (i64, i64), expr: &Expr, guard: &Guard) -> (i64, i64) {
     if guard.expr.terms != expr.terms {
-        return (least, most);
+        return (min, max);
     }
     let by = expr.constant.saturating_sub(guard.expr.constant);
     // Unbounded on one side: nothing is known there.
     let lo = if guard.lo == i64::MIN { i64::MIN } else { guard.lo.saturating_add(by) };
     let hi = if guard.hi == i64::MAX { i64::MAX } else { guard.hi.saturating_add(by).saturating_sub(1) };
-    (least.max(lo), most.min(hi))
+    (min.max(lo), max.min(hi))
 }
 
 pub fn joined(a: &[Guard], b: &[Guard]) -> Vec<Guard> {

@@ -35,15 +35,15 @@ impl Resolver<'_> {
             index = self.dag.add(NodeOp::Cast(index), DType::I32);
         }
         index = self.dag.as_index(index);
-        let (least, most) = self.dag.range(index);
+        let (min, max) = self.dag.range(index);
         if let NodeOp::Index(e) = &self.dag.node(index).op
-            && least >= 0
-            && most < len as i64
+            && min >= 0
+            && max < len as i64
         {
             *at = e.clone();
             return here.guards.to_vec();
         }
-        if least < 0 || most >= len as i64 {
+        if min < 0 || max >= len as i64 {
             let guards = here.guards.to_vec();
             let check =
                 NodeOp::Check { index, extent: len, site: self.within.map_or(here.v, |w| w.0), at: place, guards };
@@ -58,8 +58,8 @@ impl Resolver<'_> {
             }
         }
         *at = Expr::value(index, len);
-        let (least, most) = self.dag.range_anywhere(index);
-        if least >= 0 && most < len as i64 {
+        let (min, max) = self.dag.range_anywhere(index);
+        if min >= 0 && max < len as i64 {
             return here.guards.to_vec();
         }
         joined(here.guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])

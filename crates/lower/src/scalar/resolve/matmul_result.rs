@@ -27,7 +27,7 @@ impl Resolver<'_> {
             MatmulSource::Zero => self.dag.number(dtype, 0.0),
             MatmulSource::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
             MatmulSource::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
-            MatmulSource::KeyParts { first, count } => self.joined_parts(first, count, here),
+            MatmulSource::KeyParts { scratch, count } => self.joined_parts(scratch, count, here),
         };
         self.biased(value, here)
     }
@@ -62,7 +62,7 @@ impl Resolver<'_> {
     }
 
     /// Combines attention over slices of the keys, in order, or the logarithms of their sums of exponentials.
-    fn joined_parts(&mut self, first: u32, count: usize, here: &ResolvePoint) -> NodeId {
+    fn joined_parts(&mut self, scratch: u32, count: usize, here: &ResolvePoint) -> NodeId {
         let shape = self.graph.shape(here.v);
         let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
         let row = linear(&here.ix[..lead], &shape[..lead]);
@@ -71,21 +71,21 @@ impl Resolver<'_> {
         let dag = &mut self.dag;
         let mut load = |buffer: u32, at: &Expr, size: usize| -> Vec<NodeId> {
             let at = (0..count).map(|part| at.clone().shift((part * size) as i64));
-            let slot = Slot::Scratch(first + buffer);
+            let slot = Slot::Scratch(scratch + buffer);
             at.map(|at| dag.add(NodeOp::Load { slot, at, guards: guards.to_vec() }, DType::F32)).collect()
         };
         let lse = matches!(self.graph.op(here.v), Op::Attention { lse: true, .. });
         let (maxima, weights) = (load(1, &row, rows), load(2, &row, rows));
         let values = if lse { vec![] } else { load(0, &whole, size) };
-        let most = maxima[1..].iter().fold(maxima[0], |a, b| dag.binary(BinaryOp::Max, a, *b));
+        let maximum = maxima[1..].iter().fold(maxima[0], |a, b| dag.binary(BinaryOp::Max, a, *b));
         let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
         let (zero, one) = (dag.number(DType::F32, 0.0), dag.number(DType::F32, 1.0));
         // Where all keys are masked, the maximum is minus infinity, which must not be subtracted from itself.
-        let nothing = dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
-        let most = dag.add(NodeOp::Select(nothing, zero, most), DType::F32);
+        let nothing = dag.add(NodeOp::Compare(CompareOp::Eq, maximum, lowest), DType::Bool);
+        let maximum = dag.add(NodeOp::Select(nothing, zero, maximum), DType::F32);
         let [mut sum, mut all] = [zero; 2];
-        for (part, (own, weight)) in maxima.into_iter().zip(weights).enumerate() {
-            let below = dag.binary(BinaryOp::Sub, own, most);
+        for (part, (of_part, weight)) in maxima.into_iter().zip(weights).enumerate() {
+            let below = dag.binary(BinaryOp::Sub, of_part, maximum);
             let factor = dag.unary(UnaryOp::Exp, below);
             if let Some(&value) = values.get(part) {
                 let value = dag.binary(BinaryOp::Mul, factor, value);
@@ -96,11 +96,11 @@ impl Resolver<'_> {
         }
         if lse {
             let log = dag.unary(UnaryOp::Log, all);
-            let log = dag.binary(BinaryOp::Add, most, log);
+            let log = dag.binary(BinaryOp::Add, maximum, log);
             // As PyTorch's, which subtracts no infinity.
             let infinity = dag.number(DType::F32, f64::INFINITY);
-            let infinite = dag.add(NodeOp::Compare(CompareOp::Eq, most, infinity), DType::Bool);
-            return dag.add(NodeOp::Select(infinite, most, log), DType::F32);
+            let infinite = dag.add(NodeOp::Compare(CompareOp::Eq, maximum, infinity), DType::Bool);
+            return dag.add(NodeOp::Select(infinite, maximum, log), DType::F32);
         }
         // Where all keys are masked, both sums are zero, and their quotient is NaN.
         if !matches!(self.graph.op(here.v), Op::Attention { fully_masked: FullyMasked::Nan, .. }) {

@@ -25,11 +25,11 @@ impl Resolver<'_> {
         match inside_within(here.guards, bounds) {
             Inside::Always => self.at(args[0], &inner, here.guards),
             Inside::Never => self.at(args[1], &[], here.guards),
-            Inside::When(own) => {
-                let x = self.at(args[0], &inner, &joined(here.guards, &own))?;
+            Inside::When(needed) => {
+                let x = self.at(args[0], &inner, &joined(here.guards, &needed))?;
                 let value = self.at(args[1], &[], here.guards)?;
                 let dtype = self.graph.dtype(here.v);
-                let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+                let c = self.dag.add(NodeOp::Inside(needed), DType::Bool);
                 Ok(self.dag.add(NodeOp::Select(c, x, value), dtype))
             }
         }
@@ -44,24 +44,24 @@ impl Resolver<'_> {
             let bound = (here.ix[axis].clone(), start, start + len);
             let offset = start;
             start += len;
-            let own = match inside_within(here.guards, [bound].into_iter()) {
+            let needed = match inside_within(here.guards, [bound].into_iter()) {
                 Inside::Never => continue,
                 Inside::Always => vec![],
-                Inside::When(own) => own,
+                Inside::When(needed) => needed,
             };
             let mut inner = here.ix.to_vec();
             // A part of one element has no index but 0.
             inner[axis] = if len == 1 { Expr::default() } else { inner[axis].clone().shift(-offset) };
-            let x = self.at(a, &inner, &joined(here.guards, &own))?;
-            parts.push((own, x));
+            let x = self.at(a, &inner, &joined(here.guards, &needed))?;
+            parts.push((needed, x));
         }
         let Some((_, mut value)) = parts.pop() else {
             return Ok(self.dag.number(dtype, 0.0));
         };
-        for (own, x) in parts.into_iter().rev() {
+        for (needed, x) in parts.into_iter().rev() {
             // Parts are tested in order, so the upper bound alone decides.
-            let own = own.into_iter().map(|g| Guard { lo: i64::MIN, ..g }).collect();
-            let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+            let needed = needed.into_iter().map(|g| Guard { lo: i64::MIN, ..g }).collect();
+            let c = self.dag.add(NodeOp::Inside(needed), DType::Bool);
             value = self.dag.add(NodeOp::Select(c, x, value), dtype);
         }
         Ok(value)

@@ -38,7 +38,7 @@ impl Resolver<'_> {
         guards: &[Guard],
         f: impl FnOnce(&mut Self, &[Guard]) -> Result<T, LowerError>,
     ) -> Result<T, LowerError> {
-        let guards = self.own_guards(kept, guards)?;
+        let guards = self.guards_of_body(kept, guards)?;
         self.depth += 1;
         let found = f(self, &guards);
         self.depth -= 1;
@@ -46,7 +46,7 @@ impl Resolver<'_> {
     }
 
     /// Guards for a body: those of the result that bound the body's index and depend on kept coordinates alone.
-    fn own_guards(&self, kept: &[(Expr, usize)], guards: &[Guard]) -> Result<Vec<Guard>, LowerError> {
+    fn guards_of_body(&self, kept: &[(Expr, usize)], guards: &[Guard]) -> Result<Vec<Guard>, LowerError> {
         let Some(row) = &self.row else { return Ok(guards.to_vec()) };
         let along = |ids: &[CoordId]| ids.iter().any(|id| row.has(*id));
         let mut used = vec![];
@@ -59,23 +59,23 @@ impl Resolver<'_> {
         if row.ids.is_empty() && !guards.is_empty() {
             return Err(self.unsupported("a guarded reduction of rows that are parts of one axis"));
         }
-        let mut own = vec![];
+        let mut needed = vec![];
         let mut dropped = false;
         for g in guards {
-            let mut of = vec![];
-            self.depends(&g.expr, &mut of);
-            let shared = of.iter().any(|id| used.contains(id));
-            match along(&of) {
-                false if shared => own.push(g.clone()),
+            let mut coords = vec![];
+            self.depends(&g.expr, &mut coords);
+            let shared = coords.iter().any(|id| used.contains(id));
+            match along(&coords) {
+                false if shared => needed.push(g.clone()),
                 // Replaced below by bounds on the index itself.
                 true if shared => dropped = true,
                 _ => {}
             }
         }
         if dropped && let Inside::When(more) = inside(kept.iter().map(|(e, n)| (e.clone(), 0, *n as i64))) {
-            own = joined(&own, &more);
+            needed = joined(&needed, &more);
         }
-        Ok(own)
+        Ok(needed)
     }
 
     /// Coordinates that an expression depends on, directly or through indices read from memory.
@@ -142,8 +142,8 @@ impl Resolver<'_> {
         let binds = |n: NodeId| matches!(self.dag.node(n).op, NodeOp::Reduce { .. } | NodeOp::Scan { .. });
         let mut around = false;
         for n in self.dag.reach_until(&[body], binds).into_iter().filter(|n| !binds(*n)) {
-            let own = |c: CoordId| c / LEVEL == self.depth + 1;
-            self.dag.node(n).exprs(&mut |e| e.coords(&mut |c| around |= row.has(c) && !own(c)));
+            let is_inner = |c: CoordId| c / LEVEL == self.depth + 1;
+            self.dag.node(n).exprs(&mut |e| e.coords(&mut |c| around |= row.has(c) && !is_inner(c)));
         }
         if around {
             return Err(self.invariant("the operand of a reduction depends on the row of an enclosing reduction"));
@@ -163,7 +163,7 @@ mod tests {
     use kiln_plan::Rounding;
 
     /// Reduces rows of 8 under a guard that holds for half of the elements stored along them.
-    fn reduced(apart: bool, inherit: bool) -> Result<(), LowerError> {
+    fn reduced(distinct_inner_rows: bool, inherit: bool) -> Result<(), LowerError> {
         let graph: Graph = "graph k(%x: f32[4,8]) { %y = neg %x\n return %y }".parse().unwrap();
         let body = Body {
             name: "k",
@@ -174,7 +174,7 @@ mod tests {
             rounding: Rounding::AtStores,
         };
         let space = Space::new(&[4, 8], &[false, true]);
-        let space = if apart { space.with_distinct_inner_rows() } else { space };
+        let space = if distinct_inner_rows { space.with_distinct_inner_rows() } else { space };
         let [i, j] = [0, 1].map(|axis: usize| space.axes[axis].clone());
         let mut r = body.resolver();
         r.row = Some(Row::of(&space, &j, 8));
@@ -194,8 +194,8 @@ mod tests {
         assert!(matches!(reduced(true, true), Err(LowerError::Invariant { .. })));
         // Without separate coordinates the inherited guard cannot be distinguished from one of the body's own.
         assert!(reduced(false, true).is_ok());
-        for apart in [false, true] {
-            assert!(reduced(apart, false).is_ok());
+        for distinct_inner_rows in [false, true] {
+            assert!(reduced(distinct_inner_rows, false).is_ok());
         }
     }
 }
