@@ -7,7 +7,7 @@ pub mod score_tiles;
 pub mod warpgroups;
 pub mod warps;
 
-use crate::attention::program::{joined, sizes_of};
+use crate::attention::program::{TileRows, joined, sizes_of};
 use crate::error::LowerError;
 use crate::matmul;
 use crate::matmul::host::{ON_HOST, only_matmul};
@@ -67,12 +67,12 @@ fn on_gpu(kernel: &Lowering, v: ValueId, z: &Sizes, machine: &Hardware) -> Resul
             let made = MatmulSchedule::Attention(schedule::of_tiles(&sizes, &tiles));
             let step = Emitted {
                 matmul_schedule: Some(made),
-                ..Emitted::step(warps::program(kernel, v, z, tiles, sizes.packed > 1)?)
+                ..Emitted::step(warps::program(kernel, v, z, tiles, TileRows::of(&sizes))?)
             };
             joined(kernel, v, z, step, tiles.parts, machine)
         }
         Way::Warpgroups(shape) => {
-            let request = warpgroups::Request { v, z, shape, packed: sizes.packed > 1, asked: &asked };
+            let request = warpgroups::Request { v, z, shape, rows: TileRows::of(&sizes), asked: &asked };
             let steps = warpgroups::lower(kernel, &request, machine)?;
             let steps = steps.ok_or_else(|| kernel.unsupported(warpgroups::NEEDS))?;
             joined(kernel, v, z, steps, shape.parts, machine)

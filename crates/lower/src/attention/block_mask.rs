@@ -195,7 +195,7 @@ impl Mask {
         let of_part = |(n, by): (Option<NodeId>, R)| Some(of_block(&mut f, n?, by, &rows));
         let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(of_part);
         let range = bounds(&mut f, z, tiles, ends, None);
-        let search = Search::of(&mut f, z, tiles.keys, &rows);
+        let search = self.search(&mut f, z, tiles.keys, &rows);
         let found = search.over_keys(&mut f, range, self.all);
         let [start, end, count] = found[..] else {
             return Err(LowerError::Invariant {
@@ -203,7 +203,7 @@ impl Mask {
                 what: "a loop does not give what it carries".into(),
             });
         };
-        let found = search.positions(&mut f.b, Found { start, end, count }, range[2], self.attends);
+        let found = search.positions(&mut f.b, Found { start, end, count }, range[2]);
         for (store, value) in scene.stores.iter().zip(found) {
             f.em.set(store.value, value);
             f.store(store);
@@ -230,10 +230,20 @@ impl Mask {
         f.em.coords.insert(rows.id, lanes);
         rows
     }
+    fn search(&self, f: &mut Frame, z: &Sizes, keys: usize, rows: &Cut) -> Search {
+        let cut = Cut { id: Coords::of(z).t[0], extent: z.t, block: keys, axis: 1 };
+        let lane = f.iota(cut);
+        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
+        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &[ROWS, keys]));
+        let rows_mask = f.em.coords.get(&rows.id).and_then(|lanes| lanes.mask);
+        Search { attends: self.attends, keys: cut, lane, rows_mask, zero, zeros, ones, beyonds }
+    }
 }
 
 /// The search for blocks of keys, by the rows and columns of a block.
 struct Search {
+    /// Whether a row without a key attends to all of them.
+    attends: bool,
     keys: Cut,
     lane: Option<Value>,
     /// The rows that exist.
@@ -254,14 +264,6 @@ struct Found {
 }
 
 impl Search {
-    fn of(f: &mut Frame, z: &Sizes, keys: usize, rows: &Cut) -> Search {
-        let cut = Cut { id: Coords::of(z).t[0], extent: z.t, block: keys, axis: 1 };
-        let lane = f.iota(cut);
-        let [zero, one, beyond] = [0, 1, z.t.next_multiple_of(keys)].map(|n| f.b.i32(n as i64));
-        let [zeros, ones, beyonds] = [zero, one, beyond].map(|v| f.b.splat(v, &[ROWS, keys]));
-        let rows_mask = f.em.coords.get(&rows.id).and_then(|lanes| lanes.mask);
-        Search { keys: cut, lane, rows_mask, zero, zeros, ones, beyonds }
-    }
     fn shape(&self) -> [usize; 2] {
         [ROWS, self.keys.block]
     }
@@ -295,8 +297,8 @@ impl Search {
         counts
     }
     /// The four positions of a part: from where to where keys have to be read, and from where to where no score is
-    /// masked. `attends`: whether a row without a key attends to all of them.
-    fn positions(&self, b: &mut Builder, found: Found, step: Value, attends: bool) -> [Value; 4] {
+    /// masked.
+    fn positions(&self, b: &mut Builder, found: Found, step: Value) -> [Value; 4] {
         let Search { zeros, beyonds, .. } = *self;
         let Found { mut start, mut end, count } = found;
         // Blocks without a gap are counted in full by a row and a column; all of these are in the range that needs no
@@ -306,7 +308,7 @@ impl Search {
         let length = b.binary(B::Sub, end, start);
         let whole = b.cmp(CmpOp::Eq, counted, length);
         let (mut from, mut to) = (start, b.select(whole, end, zeros));
-        if attends {
+        if self.attends {
             let none = self.rows_without_keys(b, end);
             (start, end) = (b.select(none, zeros, start), b.select(none, beyonds, end));
         }

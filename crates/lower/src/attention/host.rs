@@ -1,6 +1,8 @@
 //! Attention on the host: a call of its library, which keeps scores in the caches, masks them and skips keys that a
-//! causal query does not attend to. A mask that is not in memory is stored by a step; where it ends the keys at a number
-//! read from memory ([`crate::scalar::key_range`]), a step computes the end for each query, and the library stops there.
+//! causal query does not attend to.
+//!
+//! A mask that is not in memory is stored by a step. Where it ends the keys at a number read from memory
+//! ([`crate::scalar::key_range`]), a step computes the end for each query, and the library stops there.
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::host::{Host, Operand};

@@ -224,12 +224,34 @@ pub fn part_id(z: &Sizes) -> CoordId {
     z.batch.len() as CoordId + 8
 }
 
+/// What the rows of a tile are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TileRows {
+    /// The queries of a head.
+    OfHead,
+    /// The queries of all heads of a group, which share their keys.
+    OfGroup,
+}
+
+impl TileRows {
+    pub fn of(sizes: &attention::Sizes) -> TileRows {
+        if sizes.packed > 1 { TileRows::OfGroup } else { TileRows::OfHead }
+    }
+    /// Sizes where a query of a group is a row.
+    pub fn sizes(self, z: &Sizes) -> Sizes {
+        let (group, s) = match self {
+            TileRows::OfHead => (z.group, z.s),
+            TileRows::OfGroup => (1, z.group * z.s),
+        };
+        Sizes { batch: z.batch.clone(), group, s, ..*z }
+    }
+}
+
 /// Indices of the result by the program's coordinates: batch…, key head, query head of its group, query, column.
-/// `packed`: the rows of a tile are the queries of all heads of a group.
-pub fn indices(z: &Sizes, packed: bool) -> Vec<Expr> {
+pub fn indices(z: &Sizes, rows: TileRows) -> Vec<Expr> {
     let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
     let mut at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
-    if packed {
+    if rows == TileRows::OfGroup {
         let row = Expr::coord(Coords::of(z).s, z.group * z.s);
         let group = z.batch.len() + 1;
         (at[group], at[group + 1]) = (row.clone().div(z.s as i64), row.rem(z.s as i64));

@@ -23,6 +23,7 @@ mod tiles;
 
 pub use crate::attention::schedule::RING;
 
+use crate::attention::program::TileRows;
 use crate::attention::schedule;
 use crate::error::LowerError;
 use crate::nest::lowering::Lowering;
@@ -50,8 +51,7 @@ pub struct Request<'a> {
     pub v: ValueId,
     pub z: &'a Sizes,
     pub shape: Warpgroups,
-    /// The rows of a tile are the queries of all heads of a group.
-    pub packed: bool,
+    pub rows: TileRows,
     /// What the schedule asks for beside the tiles.
     pub asked: &'a TiledAttention,
 }
@@ -112,6 +112,6 @@ pub fn finds_keys(
     sizes: &attention::Sizes,
     machine: &Hardware,
 ) -> Result<bool, LowerError> {
-    let mask = resolved::data_mask(kernel, v, z, sizes.packed > 1)?;
+    let mask = resolved::data_mask(kernel, v, z, TileRows::of(sizes))?;
     Ok(mask.is_some_and(|mask| sizes.finds_keys(mask.heads(), machine)))
 }

@@ -18,7 +18,7 @@
 //! memory. Where PyTorch multiplies an infinite or NaN value there by zero, which gives NaN, the result here may be
 //! finite.
 use crate::attention::program::{
-    Coords, Operands, Sum, bounds, indices, log_sum_exp, of_block, operands, part_id, results, start, sums,
+    Coords, Operands, Sum, TileRows, bounds, indices, log_sum_exp, of_block, operands, part_id, results, start, sums,
 };
 use crate::emit::emitter::Lanes;
 use crate::emit::frame::{Frame, Used, loads, looped, open_with};
@@ -40,16 +40,15 @@ use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::Work;
 use std::f64::consts::LOG2_E;
 
-/// The program of an attention whose blocks are multiplied by warps. `packed`: the rows of a tile are the queries of all
-/// heads of a group.
+/// The program of an attention whose blocks are multiplied by warps.
 pub fn program(
     kernel: &Lowering,
     v: ValueId,
     z: &Sizes,
     tiles: Tiles,
-    packed: bool,
+    rows: TileRows,
 ) -> Result<Work<BlockProgram>, LowerError> {
-    let a = Resolved::new(kernel, v, z, tiles, packed)?;
+    let a = Resolved::new(kernel, v, z, tiles, rows)?;
     let (shape, queries) = (a.shape(), a.queries());
     let mut f = open_with(kernel.name, &a.scene, &shape, &a.buffers(), kernel.machine);
     let part = f.part;
@@ -67,7 +66,7 @@ pub fn program(
 struct Resolved<'a> {
     z: &'a Sizes,
     tiles: Tiles,
-    packed: bool,
+    rows: TileRows,
     products: Products,
     /// Of queries, keys and values.
     dtype: DType,
@@ -85,12 +84,12 @@ impl<'a> Resolved<'a> {
         v: ValueId,
         z: &'a Sizes,
         tiles: Tiles,
-        packed: bool,
+        rows: TileRows,
     ) -> Result<Resolved<'a>, LowerError> {
         let Op::Attention { causal, fully_masked, .. } = *kernel.graph.op(v) else {
             return Err(kernel.unsupported("not attention"));
         };
-        let at = indices(z, packed);
+        let at = indices(z, rows);
         let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
         let stores = results(kernel, v, z, &at, tiles.parts, &mut r)?;
         let mut scene = Scene { dag: r.dag.clone(), stores };
@@ -104,19 +103,17 @@ impl<'a> Resolved<'a> {
         let single_query = tiles.queries == 1;
         let products = Products { single_query, queries: tiles.queries, keys: tiles.keys, precision };
         let dtype = matmul::operand_dtype(kernel, v);
-        Ok(Resolved { z, tiles, packed, products, dtype, causal, fully_masked, scene, sums, operands })
+        Ok(Resolved { z, tiles, rows, products, dtype, causal, fully_masked, scene, sums, operands })
     }
     /// The queries, cut into blocks.
     fn queries(&self) -> Cut {
-        let extent = if self.packed { self.z.group * self.z.s } else { self.z.s };
-        Cut { id: Coords::of(self.z).s, extent, block: self.tiles.queries, axis: 0 }
+        Cut { id: Coords::of(self.z).s, extent: self.rows.sizes(self.z).s, block: self.tiles.queries, axis: 0 }
     }
     fn shape(&self) -> Shape {
         let (z, tiles) = (self.z, &self.tiles);
         let Coords { head, group, e, .. } = Coords::of(z);
-        let groups = if self.packed { 1 } else { z.group };
         let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
-        cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, groups), self.queries()]);
+        cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, self.rows.sizes(z).group), self.queries()]);
         cuts.push(Cut { id: e, extent: z.e, block: z.e.next_power_of_two().max(16), axis: 1 });
         Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps, blocks: 1, reversed: false }
     }

@@ -81,7 +81,7 @@ impl TileFootprint {
         let mut w = TileFootprint::default();
         let nest = TiledNest::new(facts, schedule, &mut w);
         w.count_instances(&nest);
-        let mut accesses = nest.accesses(w.copies);
+        let mut accesses = nest.accesses();
         let layout = TileLayout::new(&nest, &accesses);
         w.crosses = vectors_cross(&nest, &layout);
         let visits = w.trips * w.passes;

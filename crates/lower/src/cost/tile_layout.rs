@@ -24,7 +24,7 @@ impl TileLayout {
     pub fn of(facts: &NestFeatures, schedule: &Schedule) -> TileLayout {
         let mut w = TileFootprint::default();
         let nest = TiledNest::new(facts, schedule, &mut w);
-        TileLayout::new(&nest, &nest.accesses(w.copies))
+        TileLayout::new(&nest, &nest.accesses())
     }
     /// The layout of the tile of these accesses.
     pub(super) fn new(nest: &TiledNest, accesses: &[TiledAccess]) -> TileLayout {

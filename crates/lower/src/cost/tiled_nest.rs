@@ -25,6 +25,8 @@ pub struct TiledNest<'a> {
     pub trips: usize,
     /// Elements of a vector of peeled rows; 0 where they are not peeled.
     pub peel: usize,
+    /// Operands of peeled rows are copied to where they are aligned.
+    pub copies_operands: bool,
     /// Rows of a tile are loaded as one run.
     pub staged_rows: bool,
     /// Neighbours along the last axis that a thread holds, if a schedule binds them.
@@ -79,6 +81,7 @@ impl<'a> TiledNest<'a> {
             parts: 1,
             trips: 1,
             peel: 0,
+            copies_operands: false,
             staged_rows: false,
             bound_vector: None,
             lane_bits: LANE_BITS,
@@ -112,7 +115,7 @@ impl<'a> TiledNest<'a> {
             Step::Peel(_, n) => (self.peel, w.peeled) = (*n, true),
             Step::StageRows => self.staged_rows = true,
             Step::Tail(..) => w.tail = true,
-            Step::StageOperands => w.copies = true,
+            Step::StageOperands => (self.copies_operands, w.copies) = (true, true),
             Step::Persist(n) => w.persist = *n as f64,
             Step::Prefetch(_) => w.prefetch = true,
             Step::Reverse(_) => w.reversed = true,
@@ -228,7 +231,7 @@ impl<'a> TiledNest<'a> {
     }
 
     /// The accesses of a tile, in the order of the nest's.
-    pub fn accesses(&self, copies: bool) -> Vec<TiledAccess<'a>> {
+    pub fn accesses(&self) -> Vec<TiledAccess<'a>> {
         let facts = self.facts;
         let mut patterns: Vec<StridePattern> = vec![];
         let mut spans: Vec<Spans> = vec![];
@@ -241,13 +244,13 @@ impl<'a> TiledNest<'a> {
                 let (count, length) = access.spans_within(|i| self.inside(i), access.gap());
                 Spans { run: access.spans_within(|i| self.inside(i), 1).1, count, length }
             }));
-            all.push(self.tiled(at, &patterns[at], spans[at], copies));
+            all.push(self.tiled(at, &patterns[at], spans[at]));
         }
         windows::share_sectors(&mut all, |i| self.inside(i));
         all
     }
     /// Access number `at` of the nest.
-    fn tiled(&self, at: usize, pattern: &StridePattern, spans: Spans, copies: bool) -> TiledAccess<'a> {
+    fn tiled(&self, at: usize, pattern: &StridePattern, spans: Spans) -> TiledAccess<'a> {
         let (facts, access) = (self.facts, &self.facts.accesses[at]);
         // Elements at computed positions are taken to be near each other, as in an image that is resampled.
         let near = pattern.along.is_none() && access.gathered;
@@ -255,7 +258,7 @@ impl<'a> TiledNest<'a> {
             if near { (access.share, pattern.elements) } else { (spans.count * access.share, spans.length) };
         let read = |a: &Access| a.slot == access.slot && a.gathered;
         let again = !access.store && (access.shares_sectors || near && facts.accesses[..at].iter().any(read));
-        let align = self.alignment_of_vectors(access, pattern, again, copies);
+        let align = self.alignment_of_vectors(access, pattern, again);
         let run = spans.run as usize;
         let mut vector = if pattern.along.is_some() { (align.min(16) / access.bytes).min(run).max(1) } else { 1 };
         let mut masked = false;
@@ -284,7 +287,7 @@ impl<'a> TiledNest<'a> {
         }
     }
     /// Bytes to which vectors of an access are aligned.
-    fn alignment_of_vectors(&self, access: &Access, pattern: &StridePattern, again: bool, copies: bool) -> usize {
+    fn alignment_of_vectors(&self, access: &Access, pattern: &StridePattern, again: bool) -> usize {
         let mut align = pattern.align;
         // What others load beside it is taken out of their vectors.
         let offset = if again { 0 } else { access.offset.unsigned_abs() as usize * access.bytes };
@@ -295,7 +298,11 @@ impl<'a> TiledNest<'a> {
         if self.peel > 0 && along_row {
             let coords = 0..self.facts.coords.len();
             let of_row = coords.into_iter().any(|i| !self.facts.coords[i].1 && access.strides[i] != Some(0));
-            align = if of_row || copies { align.max((self.peel * access.bytes).min(16)) } else { access.bytes };
+            align = if of_row || self.copies_operands {
+                align.max((self.peel * access.bytes).min(16))
+            } else {
+                access.bytes
+            };
         }
         if self.staged_rows && along_row { 16 } else { align }
     }

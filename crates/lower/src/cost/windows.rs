@@ -8,21 +8,23 @@ use kiln_block::passes::layout::WINDOW;
 const SPANS: usize = 2048;
 
 /// The accesses that differ from the n-th in their offsets alone, if it is the first of these.
-fn alike(seen: &[TiledAccess], n: usize, among: impl Fn(&TiledAccess) -> bool) -> Option<Vec<usize>> {
-    let of = seen[n].access;
+fn alike(accesses: &[TiledAccess], n: usize, among: impl Fn(&TiledAccess) -> bool) -> Option<Vec<usize>> {
+    let of = accesses[n].access;
     let like = |s: &TiledAccess| among(s) && s.access.slot == of.slot && s.access.same_strides_as == of.same_strides_as;
-    let is_first = like(&seen[n]) && !seen[..n].iter().any(like);
-    is_first.then(|| (n..seen.len()).filter(|m| like(&seen[*m])).collect())
+    let is_first = like(&accesses[n]) && !accesses[..n].iter().any(like);
+    is_first.then(|| (n..accesses.len()).filter(|m| like(&accesses[*m])).collect())
 }
 
 /// Counts sectors once that several accesses of a tile touch. `inside`: extents of coordinates in the tile.
-pub(super) fn share_sectors(seen: &mut [TiledAccess], inside: impl Fn(usize) -> usize) {
-    for n in 0..seen.len() {
-        let Some(all) = alike(seen, n, |s| !s.again && !s.access.store).filter(|all| all.len() > 1) else { continue };
-        let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
-        let pattern = seen[n].access.span_pattern(&inside, seen[n].access.gap());
-        let shared = shared_sectors(&offsets, &pattern, seen[n].access.bytes);
-        all.into_iter().for_each(|m| seen[m].spans *= shared);
+pub(super) fn share_sectors(accesses: &mut [TiledAccess], inside: impl Fn(usize) -> usize) {
+    for n in 0..accesses.len() {
+        let Some(all) = alike(accesses, n, |s| !s.again && !s.access.store).filter(|all| all.len() > 1) else {
+            continue;
+        };
+        let offsets: Vec<i64> = all.iter().map(|m| accesses[*m].access.offset).collect();
+        let pattern = accesses[n].access.span_pattern(&inside, accesses[n].access.gap());
+        let shared = shared_sectors(&offsets, &pattern, accesses[n].access.bytes);
+        all.into_iter().for_each(|m| accesses[m].spans *= shared);
     }
 }
 
@@ -36,11 +38,11 @@ pub(super) struct ThreadWindow {
 }
 
 /// Counts a window's loads of a thread, which has these elements along coordinate `last`.
-pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: ThreadWindow) {
-    for n in 0..seen.len() {
-        let access = seen[n].access;
+pub(super) fn share_loads(accesses: &mut [TiledAccess], last: usize, thread: ThreadWindow) {
+    for n in 0..accesses.len() {
+        let access = accesses[n].access;
         let Some(stride) = access.strides[last] else { continue };
-        let Some(all) = alike(seen, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
+        let Some(all) = alike(accesses, n, |s| !s.access.store).filter(|all| all.len() >= WINDOW) else { continue };
         let neighbours = if stride == 0 { 1 } else { thread.neighbours };
         // Along a coordinate without a stride, any element may follow.
         let others = access.strides.iter().enumerate().filter(|(i, _)| *i != last).map(|(_, s)| s.unwrap_or(1));
@@ -49,10 +51,10 @@ pub(super) fn share_loads(seen: &mut [TiledAccess], last: usize, thread: ThreadW
         let strides = others.chain([next]).filter(|s| *s != 0);
         let align = strides.map(|s| bytes(s).trailing_zeros()).fold(4, u32::min);
         let vector = ((1usize << align) / access.bytes.max(1)).min(thread.masked).max(1) as i64;
-        let offsets: Vec<i64> = all.iter().map(|m| seen[*m].access.offset).collect();
+        let offsets: Vec<i64> = all.iter().map(|m| accesses[*m].access.offset).collect();
         let loads = of_window(&offsets, Neighbours { count: neighbours, stride }, vector);
         let loads = loads / (neighbours * all.len()) as f64;
-        all.into_iter().for_each(|m| seen[m].loads = Some((loads, vector as usize)));
+        all.into_iter().for_each(|m| accesses[m].loads = Some((loads, vector as usize)));
     }
 }
 

@@ -1,7 +1,6 @@
 //! The program of a tile of queries: where it is, its loop over keys, and what it stores.
-use crate::attention::program::Coords;
-use crate::attention::program::{Sum, bounds, log_sum_exp, of_block, part_id, slice, start};
-use crate::attention::warpgroups::resolved::{Resolved, packed_ids};
+use crate::attention::program::{Coords, Sum, TileRows, bounds, log_sum_exp, of_block, part_id, slice, start};
+use crate::attention::warpgroups::resolved::{Resolved, group_row_ids};
 use crate::attention::warpgroups::tiles::{Arrays, MappedArrays, TileSizes};
 use crate::emit::emitter::Lanes;
 use crate::emit::frame::{Frame, looped, open_bare};
@@ -141,8 +140,8 @@ impl<'a> KeyLoop<'a> {
         let zero = math::float(&mut f.b, Elem::F32, 0.0);
         let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
         let mut queries = sizes.queries;
-        if a.packed {
-            queries = Cut { id: packed_ids(z)[0], extent: z.s, block: z.s, axis: 0 };
+        if a.rows == TileRows::OfGroup {
+            queries = Cut { id: group_row_ids(z)[0], extent: z.s, block: z.s, axis: 0 };
             f.em.coords.insert(queries.id, Lanes::default());
         }
         let ends = [(ends[0], R::Min), (ends[1], R::Max)].map(|(n, by)| Some(of_block(f, n?, by, &queries)));

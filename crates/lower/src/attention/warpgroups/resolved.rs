@@ -1,7 +1,7 @@
 //! An attention as scalar programs over the coordinates of [`Coords`]: what a tile of queries reads, which keys its
 //! masks leave, what it stores.
 use crate::attention::block_mask::Mask;
-use crate::attention::program::{Coords, Operands, Sum, indices, operands, results, sums, trend};
+use crate::attention::program::{Coords, Operands, Sum, TileRows, indices, operands, results, sums, trend};
 use crate::attention::warpgroups::Request;
 use crate::error::LowerError;
 use crate::matmul;
@@ -31,8 +31,7 @@ pub struct Resolved<'a> {
     pub kernel: &'a Lowering<'a>,
     pub z: &'a Sizes,
     pub shape: Warpgroups,
-    /// The rows of a tile are the queries of all heads of a group.
-    pub packed: bool,
+    pub rows: TileRows,
     /// Sizes where a row of a tile is a query.
     pub row_sizes: Sizes,
     /// Of queries, keys and values.
@@ -54,11 +53,11 @@ pub struct Resolved<'a> {
 impl<'a> Resolved<'a> {
     /// The programs of an attention; an error where a block mask is asked for and does not fit.
     pub fn new(kernel: &'a Lowering<'a>, request: &Request<'a>) -> Result<Resolved<'a>, LowerError> {
-        let Request { v, z, shape, packed, asked } = *request;
+        let Request { v, z, shape, rows, asked } = *request;
         let Op::Attention { fully_masked, .. } = *kernel.graph.op(v) else {
             return Err(kernel.unsupported("not attention"));
         };
-        let at = indices(z, packed);
+        let at = indices(z, rows);
         let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
         let stores = results(kernel, v, z, &at, shape.parts, &mut r)?;
         let scene = Scene { dag: r.dag.clone(), stores };
@@ -69,8 +68,8 @@ impl<'a> Resolved<'a> {
             kernel,
             z,
             shape,
-            packed,
-            row_sizes: in_rows(z, packed),
+            rows,
+            row_sizes: rows.sizes(z),
             dtype: matmul::operand_dtype(kernel, v),
             fully_masked,
             scene,
@@ -83,8 +82,8 @@ impl<'a> Resolved<'a> {
         };
         if asked.block_mask {
             resolved.find_keys(&mut r.dag, v)?;
-        } else if packed {
-            resolved.operands.ends = packed_ends(&mut r, v, z, resolved.operands.raw)?;
+        } else if rows == TileRows::OfGroup {
+            resolved.operands.ends = group_row_ends(&mut r, v, z, resolved.operands.raw)?;
         }
         resolved.scene.dag = r.dag;
         Ok(resolved)
@@ -125,32 +124,26 @@ impl<'a> Resolved<'a> {
 }
 
 /// The mask of the scores, if it depends on data and a launch ahead may find the keys that it leaves.
-pub fn data_mask(kernel: &Lowering, v: ValueId, z: &Sizes, packed: bool) -> Result<Option<Mask>, LowerError> {
+pub fn data_mask(kernel: &Lowering, v: ValueId, z: &Sizes, rows: TileRows) -> Result<Option<Mask>, LowerError> {
     let mut r = Body { matmul: Some((v, MatmulSource::Node)), ..kernel.body }.resolver();
-    let Operands { raw, score, .. } = operands(&mut r, v, z, &indices(z, packed), Causal::Comparison)?;
+    let Operands { raw, score, .. } = operands(&mut r, v, z, &indices(z, rows), Causal::Comparison)?;
     let (score, _) = without_scale(&mut r.dag, score, raw);
-    let (dtype, row_sizes) = (mask_dtype(kernel.graph, v), in_rows(z, packed));
+    let (dtype, row_sizes) = (mask_dtype(kernel.graph, v), rows.sizes(z));
     Ok(Mask::of(&mut r.dag, score, dtype, &row_sizes, Warpgroups::ROWS, Slot::Scratch(0)))
 }
 
-/// Sizes where, packed, the rows of all heads of a group are those of one.
-fn in_rows(z: &Sizes, packed: bool) -> Sizes {
-    let (group, s) = if packed { (1, z.group * z.s) } else { (z.group, z.s) };
-    Sizes { batch: z.batch.clone(), group, s, ..*z }
-}
-
-/// Coordinates of a packed row: its query, and its head within the group.
-pub fn packed_ids(z: &Sizes) -> [CoordId; 2] {
+/// Coordinates of a row of a group: its query, and its head within the group.
+pub fn group_row_ids(z: &Sizes) -> [CoordId; 2] {
     [11, 12].map(|i| z.batch.len() as CoordId + i)
 }
 
-/// Between which keys the mask leaves any, by the query of a packed row. A tile has the rows of all heads of a group,
+/// Between which keys the mask leaves any, by the query of a row of a group. A tile has the rows of all heads of a group,
 /// and a producer does not look through them: bounds that differ by head, or do not rise or fall along the queries, are
 /// not used.
-fn packed_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
-    let [query, head] = packed_ids(z);
+fn group_row_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
+    let [query, head] = group_row_ids(z);
     let key = Coords::of(z).t[0];
-    let (all, nb) = (indices(z, false), z.batch.len());
+    let (all, nb) = (indices(z, TileRows::OfHead), z.batch.len());
     let heads = all[nb].clone().scale(z.group as i64).plus(&Expr::coord(head, z.group));
     let at = [&all[..nb], &[heads, Expr::coord(query, z.s), Expr::coord(key, z.t)]].concat();
     let score = masked_score(r, raw, v, &at, Causal::Comparison)?;
