@@ -7,7 +7,6 @@ use crate::cost::tile_layout::TileLayout;
 use crate::cost::tiled_nest::TiledNest;
 use crate::cost::windows;
 use kiln_block::layout::LANE_BITS;
-use kiln_block::passes::layout::SMALL;
 use kiln_plan::{Axis, Schedule};
 
 /// Cache lines that take as long as a pass of shared memory.
@@ -91,8 +90,8 @@ impl TileFootprint {
         w.count_lines(&nest, &layout, &mut accesses);
         w.share_loads(&nest, &layout, &mut accesses);
         w.count_loaded(&thread, &accesses);
-        for s in &accesses {
-            w.access(s, &nest, &layout);
+        for (n, s) in accesses.iter().enumerate() {
+            w.access(n, s, &nest, &layout);
         }
         w
     }
@@ -190,9 +189,9 @@ impl TileFootprint {
         }
     }
 
-    /// Adds what an access costs an instance.
-    fn access(&mut self, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) {
-        let thread = ThreadAccess::of(self, s, nest, layout);
+    /// Adds what access number `n` costs an instance.
+    fn access(&mut self, n: usize, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) {
+        let thread = ThreadAccess::of(self, Path::of(self, n, s, nest, layout), s, nest, layout);
         if s.masked && thread.neighbours > 1 {
             self.masked += thread.elements * thread.times;
         }
@@ -273,14 +272,13 @@ struct ThreadAccess {
 }
 
 impl ThreadAccess {
-    fn of(w: &TileFootprint, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> ThreadAccess {
+    fn of(w: &TileFootprint, path: Path, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> ThreadAccess {
         let bytes = s.access.bytes;
         let moves_along_row = nest.rows.iter().any(|i| s.access.strides[*i] != Some(0));
         let times = match moves_along_row {
             true => w.trips * if s.access.store { 1.0 } else { w.passes },
             false => 1.0,
         };
-        let path = Path::of(w, s, nest, layout);
         let mut neighbours =
             if s.along == layout.fastest && s.along.is_some() { s.vector.min(layout.vector()) } else { 1 };
         if s.elements == 1.0 {
@@ -331,13 +329,11 @@ impl ThreadAccess {
 }
 
 impl Path {
-    fn of(w: &TileFootprint, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> Path {
+    fn of(w: &TileFootprint, n: usize, s: &TiledAccess, nest: &TiledNest, layout: &TileLayout) -> Path {
         if nest.staged_rows && s.along.is_some_and(|n| nest.splits[n].0 == Axis::Row) {
             return Path::StagedRows;
         }
-        let bytes = s.access.bytes;
-        let small = s.elements.min(w.tile) * bytes as f64 <= SMALL as f64;
-        let scatters = s.access.store && s.vector < layout.vector() && s.vector * bytes < 8 && !small;
+        let scatters = s.access.store && layout.scatters(n);
         match s.along.is_some() && (scatters || s.along != layout.fastest && s.elements >= w.tile) {
             true => Path::Converted,
             false => Path::Registers,

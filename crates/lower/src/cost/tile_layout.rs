@@ -3,7 +3,7 @@
 use crate::cost::features::NestFeatures;
 use crate::cost::price::{Bit, TileFootprint, TiledAccess, log2};
 use crate::cost::tiled_nest::TiledNest;
-use kiln_block::layout::{Choice, Combined, Tile, TileAccess, axis_bits, choose};
+use kiln_block::layout::{Choice, Combined, Flat, LANE_BITS, Tile, TileAccess, axis_bits, choose};
 use kiln_plan::{Axis, Schedule};
 
 /// Which coordinates of a tile a thread, a warp and a block hold.
@@ -17,6 +17,10 @@ pub struct TileLayout {
     pub lanes: Vec<Bit>,
     /// Bits of warps, those of a block first; `None` where warps hold the same.
     pub warps: Vec<Option<Bit>>,
+    /// The same on element numbers of a tile of this shape, and its accesses.
+    flat: Flat,
+    shape: Vec<usize>,
+    accesses: Vec<TileAccess>,
 }
 
 impl TileLayout {
@@ -46,14 +50,14 @@ impl TileLayout {
             let axis = (0..shape.len()).rev().find(|a| axis_bits(&shape, *a).contains(&bit)).unwrap_or(0);
             (axis, u32::from(bit - axis_bits(&shape, axis).start))
         };
-        TileLayout {
-            fastest,
-            vector_bits,
-            row,
-            registers: layout.registers.iter().map(|b| bit(*b)).collect(),
-            lanes: layout.lanes.iter().flatten().map(|b| bit(*b)).collect(),
-            warps: layout.warps.iter().map(|b| b.map(bit)).collect(),
-        }
+        let registers = layout.registers.iter().map(|b| bit(*b)).collect();
+        let lanes = layout.lanes.iter().flatten().map(|b| bit(*b)).collect();
+        let warps = layout.warps.iter().map(|b| b.map(bit)).collect();
+        TileLayout { fastest, vector_bits, row, registers, lanes, warps, flat: layout, shape, accesses }
+    }
+    /// Whether the store with this number writes parts of sectors from this layout, so that it is converted first.
+    pub fn scatters(&self, access: usize) -> bool {
+        self.accesses[access].scatters(&self.flat, &self.shape)
     }
     /// Elements of a vector.
     pub fn vector(&self) -> usize {
@@ -61,7 +65,7 @@ impl TileLayout {
     }
     /// Threads that hold the same element.
     pub fn copies(&self) -> f64 {
-        let idle = (5 - self.lanes.len()) as u32 + self.warps.iter().filter(|b| b.is_none()).count() as u32;
+        let idle = (LANE_BITS - self.lanes.len()) as u32 + self.warps.iter().filter(|b| b.is_none()).count() as u32;
         f64::from(1u32 << idle)
     }
     /// Bits of an axis of the tile that are in registers.
@@ -84,7 +88,7 @@ fn tile_access(nest: &TiledNest, tile: &Tile, s: &TiledAccess) -> TileAccess {
         }
         along => TileAccess {
             axis: along.unwrap_or(last),
-            vector: s.vector,
+            vector: tile.vector(s.vector),
             run: if along.is_some() { s.run } else { 1 },
             bytes,
             elements: s.elements as usize,
