@@ -8,7 +8,6 @@
 use crate::checker::Checker;
 use crate::cost::bound;
 use crate::dag::Dag;
-use crate::prices::Priced;
 use crate::regions::{Region, Regions};
 use kiln_graph::Type;
 use kiln_plan::form::ProgramFamily;
@@ -48,11 +47,19 @@ impl<'a> Planned<'a> {
         }
         all
     }
-    /// What these kernels take, if all have prices; and the families of programs that multiply.
-    fn total(&self, kinds: &[u32], regions: &[&Region], check: &mut Checker) -> Option<Total> {
-        let priced: Vec<Priced> = check.priced(self.dag, kinds, regions).into_iter().collect::<Option<_>>()?;
-        let families = priced.iter().filter_map(|p| p.family).collect();
-        Some(Total { us: priced.iter().map(|p| p.us).sum(), families })
+    /// What these kernels take, if all have prices; and the families of programs that multiply. Not all are priced if
+    /// some exceed `most` microseconds.
+    fn total(&self, kinds: &[u32], regions: &[&Region], most: f64, check: &mut Checker) -> Option<Total> {
+        let mut total = Total { us: 0., families: BTreeSet::new() };
+        for region in regions {
+            let priced = check.priced(self.dag, kinds, &[*region]).pop()??;
+            total.us += priced.us;
+            total.families.extend(priced.family);
+            if total.us >= most {
+                break;
+            }
+        }
+        Some(total)
     }
 }
 
@@ -91,18 +98,23 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     if roofline(&added) >= DECIDED_BY_ROOFLINE * roofline(&gone) {
         return Some(false);
     }
-    let before = now.total(&kinds_now, &gone, check)?;
+    let before = now.total(&kinds_now, &gone, f64::INFINITY, check)?;
     let least: f64 = added.iter().map(|r| bound(&r.price, check.machine)).sum();
     if least * 1e6 >= before.us {
         return Some(false);
     }
-    let after = new.total(&kinds_new, &added, check)?;
-    if before.families == after.families {
-        return decided(before.us, after.us, SAME_PRICE);
-    }
     // A launch of slack for each kernel: rooflines of short matmuls are low.
     let slack = gone.len() as f64 * check.machine.rates.launch;
     let by_roofline = roofline(&added) + slack < roofline(&gone);
+    // Kernels of this price are refused whatever the others take.
+    let most = before.us * if by_roofline { ADVANTAGE_OF_OTHER_PROGRAMS } else { 1. / SAME_PRICE };
+    let after = new.total(&kinds_new, &added, most, check)?;
+    if after.us >= most {
+        return Some(false);
+    }
+    if before.families == after.families {
+        return decided(before.us, after.us, SAME_PRICE);
+    }
     decided(before.us, after.us, 1. / ADVANTAGE_OF_OTHER_PROGRAMS).or(Some(by_roofline))
 }
 

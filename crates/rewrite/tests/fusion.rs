@@ -451,7 +451,7 @@ fn attention_of_score_functions() {
         ("%e = mul %d, %scale\n %s = add %e, %m".into(), "mul operand"),
         (
             format!("%e = mul %scale, %d\n {cap}\n %f = div %c, %root\n {causal}\n %s = select %late, -inf, %f"),
-            "mul operand, mul 0.2",
+            "tanh, mul 5.0",
         ),
         ("%e = sub %d, %scale\n %f = max %e, -1.0\n %s = min %f, %one".into(), "sub operand, max -1.0, min operand"),
         ("%e = mul %d, 0.204\n %f = silu %e\n %s = add %f, %m".into(), "silu"),
