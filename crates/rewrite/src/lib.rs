@@ -262,12 +262,16 @@ fn within(
     check: &mut Checker,
 ) -> Result<(Best, planner::Limits), RewriteError> {
     tried.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (first_seconds, count) = (best.first_seconds, best.tried);
-    tried.insert(0, (best.kernels.seconds(), best.program));
+    let (first_seconds, count, unconstrained) = (best.first_seconds, best.tried, best.kernels.seconds());
+    tried.insert(0, (unconstrained, best.program));
     let (mut found, mut refused): (Option<(Best, planner::Limits)>, Option<Impossible>) = (None, None);
     for (least, program) in tried {
         let mut dag = Dag::run(&program);
         let have = found.as_ref().map(|f| Planned::new(&f.0.dag, &f.0.kernels));
+        // The best of all programs, whose constraints cost nothing.
+        if have.is_some_and(|have| have.kernels.seconds() <= unconstrained) {
+            break;
+        }
         if have.is_some_and(|have| have.refuses(&dag, least, check)) {
             continue;
         }
