@@ -27,9 +27,10 @@ mod steps;
 pub use cost::{features as facts, price, tile_layout};
 pub use error::LowerError;
 pub use select::candidates::{
-    Chosen, Epilogue, PROGRAMS, PricedForm, Scheduled, chosen, chosen_among, fits, forms, neighbours, price_among,
-    priced, relaunched, scheduled, schedules,
+    Chosen, PROGRAMS, Scheduled, chosen, chosen_among, fits, price_among, priced, scheduled, schedules,
 };
+pub use select::forms::{Epilogue, PricedForm, forms};
+pub use select::neighbours::{neighbours, relaunched};
 
 use kiln_machine::{Arch, Machine};
 use kiln_plan::Kernel;

@@ -8,11 +8,11 @@ use crate::matmul::pairwise;
 use crate::nest::Nest;
 use crate::nest::lowering::{Lowering, Stated};
 use crate::scalar::composite::Decomposed;
+use crate::select::allowed::{FormsAllowed, form_of};
 use crate::select::{self, propose};
 use kiln_machine::Machine;
-use kiln_plan::exec::Work;
-use kiln_plan::form::{Form, GemmTemplate, ProgramFamily};
-use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
+use kiln_plan::form::{Form, ProgramFamily};
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are
@@ -101,7 +101,7 @@ pub fn lowered(kernel: &Kernel, machine: &Machine) -> Result<Lowered, LowerError
 }
 
 /// Most schedules of one form, with one number of slices, that are tried.
-const MAX_TRIES_OF_FORM: usize = 2;
+pub const MAX_TRIES_OF_FORM: usize = 2;
 
 /// Lowers a kernel without a schedule by the cheapest one that fits and that `takes` admits, with its microseconds; by
 /// those of its nests where none does.
@@ -189,46 +189,6 @@ pub fn price_among(
     Ok(if nests.is_empty() { None } else { Some((nests.iter().sum(), family)) })
 }
 
-/// The form that a schedule gives a kernel on this machine; `None` on the host, which has one program for each matmul.
-fn form_of(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Option<Form> {
-    if machine.arch.is_gpu() { kernel.form_of(schedule) } else { None }
-}
-
-/// The forms that a choice is among; all of them if none are named.
-#[derive(Clone, Copy, Default)]
-struct FormsAllowed<'a>(Option<&'a [Form]>);
-
-impl<'a> FormsAllowed<'a> {
-    /// These forms; the one that the plan states, if it states one.
-    fn new(kernel: &'a Kernel, forms: Option<&'a [Form]>) -> FormsAllowed<'a> {
-        FormsAllowed(kernel.form.as_ref().map(std::slice::from_ref).or(forms))
-    }
-    fn contain(self, form: &Form) -> bool {
-        self.0.is_none_or(|all| all.contains(form))
-    }
-    /// Whether sums along rows are among them.
-    fn rows(self) -> bool {
-        self.0.is_none_or(|all| all.iter().any(is_by_rows))
-    }
-    /// Refuses nests where only other forms are allowed.
-    fn nests(self, kernel: &Kernel) -> Result<(), LowerError> {
-        match self.0 {
-            Some([form]) if !self.rows() => {
-                let why = format!(
-                    "no schedule of the form `{form}` fits it; `kiln explain MODEL --kernel NAME` lists its forms"
-                );
-                Err(LowerError::Unsupported { kernel: kernel.name.clone(), why })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Whether a form is lowered as nests.
-fn is_by_rows(form: &Form) -> bool {
-    matches!(form, Form::Gemm(gemm) if gemm.template == GemmTemplate::Rows)
-}
-
 /// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a
 /// candidate.
 const MAX_ROWS_BY_SUMS: [usize; 2] = [4, 16];
@@ -294,71 +254,6 @@ pub fn schedules(kernel: &Kernel, machine: &Machine) -> Result<Vec<(Schedule, Pr
     Ok(all)
 }
 
-/// Where a form computes what comes after the matmul, the convolution or attention.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Epilogue {
-    /// In its tiles, or along the rows that it sums.
-    Fused,
-    /// By the launch that sums slices of K.
-    SumOfSlices,
-    /// By the library.
-    Library,
-    /// By a launch of its own, from memory.
-    Launch,
-}
-
-/// A form of a kernel that multiplies, by its cheapest schedule that fits.
-#[derive(Clone, Debug)]
-pub struct PricedForm {
-    /// The template.
-    pub form: Form,
-    /// Its cheapest schedule that fits.
-    pub schedule: Schedule,
-    /// Microseconds that it is predicted to take.
-    pub us: f64,
-    /// Where what comes after is computed.
-    pub epilogue: Epilogue,
-}
-
-/// The forms of a kernel on a GPU, the cheapest first. Empty for a kernel that does not multiply.
-pub fn forms(kernel: &Kernel, machine: &Machine) -> Result<Vec<PricedForm>, LowerError> {
-    let kernel = &Kernel { form: None, schedule: None, ..kernel.clone() };
-    let mut all: Vec<PricedForm> = vec![];
-    let mut refused: Vec<(Form, usize)> = vec![];
-    for (schedule, price) in schedules(kernel, machine)? {
-        let Some(form) = form_of(kernel, machine, &schedule) else { continue };
-        let tries = refused.iter().find(|r| r.0 == form).map_or(0, |r| r.1);
-        if tries >= MAX_TRIES_OF_FORM || all.iter().any(|known| known.form == form) {
-            continue;
-        }
-        let by = Kernel { schedule: Some(schedule.clone()), ..kernel.clone() };
-        let lowered = lower_scheduled(&by, &with_contract(machine, &by), propose::schedules_of);
-        if let Some(lowered) = unsupported_as_none(lowered)? {
-            all.push(PricedForm { form, schedule, us: price.us, epilogue: epilogue(&lowered) });
-        } else {
-            match refused.iter_mut().find(|r| r.0 == form) {
-                Some(known) => known.1 += 1,
-                None => refused.push((form, 1)),
-            }
-        }
-    }
-    all.sort_by(|a, b| a.us.total_cmp(&b.us));
-    Ok(all)
-}
-
-/// Where the steps of a kernel compute what comes after the matmul.
-fn epilogue(lowered: &Lowered) -> Epilogue {
-    match lowered.matmul_schedule {
-        Some(MatmulSchedule::Matmul(p)) if p.form.separate_epilogue => Epilogue::Launch,
-        Some(MatmulSchedule::Matmul(p)) if p.form.slices > 1 => Epilogue::SumOfSlices,
-        Some(MatmulSchedule::Library) => match lowered.steps.steps.last() {
-            Some(Work::Block { .. }) => Epilogue::Launch,
-            _ => Epilogue::Library,
-        },
-        _ => Epilogue::Fused,
-    }
-}
-
 /// A launch of a kernel, with its schedules and their prices, the cheapest first.
 struct PricedLaunch {
     name: String,
@@ -384,28 +279,6 @@ fn of_launches(nests: &[PricedLaunch]) -> Vec<(Schedule, Price)> {
     }
     others.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
     [(Schedule { steps: whole }, sum(None))].into_iter().chain(others).collect()
-}
-
-/// Schedules that differ from this one in that of one launch, the cheapest of each launch first; none where no launch
-/// has a schedule of its own.
-pub fn relaunched(kernel: &Kernel, machine: &Machine, schedule: &Schedule) -> Result<Vec<Schedule>, LowerError> {
-    /// Most of one launch.
-    const MAX_OF_LAUNCH: usize = 6;
-    let main = Some(schedule.main()).filter(|s| !s.steps.is_empty());
-    let found = lowered(&Kernel { schedule: main, ..kernel.clone() }, machine)?;
-    let whole = found.with_launches(schedule.clone());
-    let mut all = vec![];
-    for l in &found.launches {
-        for other in l.schedules.iter().take(MAX_OF_LAUNCH) {
-            let swap = |step: &Step| match step {
-                Step::Launch(name, _) if *name == l.name => Step::Launch(name.clone(), other.clone()),
-                step => step.clone(),
-            };
-            let swapped: Schedule = whole.steps.iter().map(swap).collect();
-            all.extend(Some(swapped).filter(|s| *s != whole));
-        }
-    }
-    Ok(all)
 }
 
 /// Whether a kernel has this schedule's steps, and what they may not do; an error says which step does not fit.
@@ -519,38 +392,3 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
 /// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves
 /// the fewest multiprocessors idle: larger tiles come first, and read less from the L2 cache.
 const SAME_PRICE: f64 = 0.98;
-
-/// Schedules that differ in one choice that the model does not price. That of a matmul by warpgroups: in the number of
-/// stages and of buffers, their depth, the order of tiles, clusters, tiles in flight. That of a nest: in the registers
-/// that a thread may have, since `ptxas` schedules loads by them. Not all of them fit a kernel.
-pub fn neighbours(schedule: &Schedule, machine: &Machine) -> Vec<Schedule> {
-    let most = machine.limits.registers_per_thread;
-    if most > 0 && !schedule.multiplies() && !schedule.only_launches() {
-        let own = |s: &&Step| !matches!(s, Step::Registers(_));
-        let free: Schedule = schedule.steps.iter().filter(own).cloned().collect();
-        let limited = [most.div_ceil(4), most.div_ceil(2), most].map(|n| free.clone().then(Step::Registers(n)));
-        return [free].into_iter().chain(limited).filter(|s| s != schedule).collect();
-    }
-    let Ok(Some(MatmulSchedule::Matmul(p))) = MatmulSchedule::of(schedule) else { return vec![] };
-    let (Some(stages), t) = (p.tile.stages, p.tile) else { return vec![] };
-    let mut all = vec![];
-    let mut put = |tile| all.push(MatmulSchedule::Matmul(TiledMatmul { tile, ..p }).schedule());
-    for group in [4, 8, 16, 32, 64] {
-        put(MatmulTile { group, ..t });
-    }
-    for n in stages.saturating_sub(2).max(2)..=stages + 2 {
-        put(MatmulTile { stages: Some(n), ..t });
-    }
-    let cluster = 3 - t.cluster.min(2);
-    put(MatmulTile { cluster, persist: t.persist.map(|n| n / cluster * cluster), ..t });
-    put(MatmulTile { ping_pong: !t.ping_pong, ..t });
-    if let Some(n) = t.buffers {
-        put(MatmulTile { buffers: None, ..t });
-        put(MatmulTile { buffers: Some(n.div_ceil(2)), ..t });
-    }
-    let [m, n, k] = t.size;
-    put(MatmulTile { size: [m, n, 2 * k], stages: Some((stages / 2).max(2)), ..t });
-    put(MatmulTile { size: [m, n, k / 2], stages: Some(stages * 2), ..t });
-    all.retain(|n| n != schedule);
-    all
-}
