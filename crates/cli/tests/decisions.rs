@@ -81,6 +81,7 @@ fn why_and_why_not() {
     assert!(ask("gelu_erf", "intermediate.dense", "--why").contains("gemm_gelu_erf_6"), "an op's bare name");
     let schedule = |text: &str| ask("layer_norm_5", text, "--why-not");
     insta::assert_snapshot!("why_not_schedule", schedule("split i0 8; split r 1024; bind warp 8"));
+    insta::assert_snapshot!("why_not_form", ask("gemm_gelu_erf_6", "gemm{library}(a, b)", "--why-not"));
     let refused = schedule("split r 64; bind warp 4; look-back r");
     assert!(refused.contains("`look-back r` does not fit") && refused.contains("chosen"), "{refused}");
     let e = complains(2, &[&["explain", &g, "--why-not", "layer_norm", "split r 64"], &GPU[..]].concat());
