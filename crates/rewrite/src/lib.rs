@@ -1,10 +1,11 @@
 //! The planner: rewrites a graph by equality saturation and partitions it into kernels.
 //!
 //! Takes: a verified [`Graph`], a [`Machine`], [`Options`]. Gives: a [`Plan`], byte for byte the same for the same
-//! input. Stages: import into an e-graph of tensor values (`build`), which the rules saturate (`rules`); one form per
-//! value, chosen together with the kernels that compute it (`extract`, `planner`), each of which is a legal region
-//! (`region`) priced by a roofline (`cost`); kernel bodies and reasons (`emit`). Never: kernels, loads or stores in the
-//! e-graph; decisions by wall-clock time; how a kernel is lowered.
+//! input. Stages: import into an e-graph of tensor values (`build`), which the rules saturate (`rules`) and to which
+//! templates are added (`forms`); one form per value, chosen together with the kernels that compute it (`extract`,
+//! `planner`), each of which is a legal region (`region`) with a roofline (`cost`); programs that multiply something
+//! else are compared by the prices of schedules (`compare`, `prices`); kernel bodies and reasons (`emit`). Never:
+//! kernels, loads or stores in the e-graph; decisions by wall-clock time; how a kernel is lowered.
 //!
 //! Fusion is an equality too, but only values saturate in the e-graph, not kernels: a kernel is a legal region of the
 //! chosen program. Composite ops (softmax, layer norm, attention, …) stay whole; if a rule recognises one, it is added
@@ -18,7 +19,7 @@
 //! - Of many readers of one value, a kernel is paired with the 16 created just before it and the 16 just after, and its
 //!   own readers are considered 32 at a time (`planner`).
 //! - The topological order of the kernels, which detects merges that would create a cycle, is updated incrementally
-//!   (`planner/ways.rs`).
+//!   (`planner/kernel_order.rs`).
 pub mod body;
 pub mod build;
 pub mod certificate;
