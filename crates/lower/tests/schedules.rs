@@ -1,5 +1,6 @@
 //! Proposed schedules of points, rows and scans: each computes what the graph says.
 use crate::common::{TARGETS, check_by, difference, in_parallel, kernel, run_steps, text};
+use kiln_block::passes::persistent_rows;
 use kiln_graph::Graph;
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{lower_at, neighbours, scheduled};
@@ -87,6 +88,40 @@ fn every_schedule_proposed_for_large_arrays_is_lowered() {
             }
         }
     }
+}
+
+/// A schedule that says `persist` gives a persistent program: of aligned and of peeled rows, one or two in a tile.
+#[test]
+fn persistent_schedules_are_persistent_programs() {
+    let norm = |x: &str, n: usize, ty: &str| {
+        format!("graph k(%x: {x}, %w: {ty}[{n}], %b: {ty}[{n}]) {{ %y = layer_norm %x, %w, %b eps=1e-5\n return %y }}")
+    };
+    let machine = kiln_machine::machine("h200").expect("a machine");
+    let mut count = 0;
+    for graph in [
+        norm("f32[16384,16384]", 16384, "f32"),
+        norm("f32[4096,16385]", 16385, "f32"),
+        norm("bf16[4096,32770]", 32770, "bf16"),
+        norm("f32[64,300,12290]", 12290, "f32"),
+        "graph k(%x: f16[16384,32768]) { %y = softmax %x axis=1\n return %y }".into(),
+    ] {
+        let mut k = kernel(KernelKind::Reduction, graph.parse::<Graph>().unwrap_or_else(|e| panic!("{e}\n{graph}")));
+        let found = scheduled(&k, machine).expect("proposed").expect("a nest").schedules;
+        for (schedule, _) in found.into_iter().filter(|s| s.0.steps.iter().any(|s| matches!(s, Step::Persist(_)))) {
+            k.schedule = Some(schedule.clone());
+            let steps = lower_at(&k, machine).unwrap_or_else(|e| panic!("{schedule}: {e}\n{graph}"));
+            let is_persistent =
+                |w: &Work<_>| matches!(w, Work::Block { code, .. } if persistent_rows::is_persistent(code));
+            assert!(steps.steps.iter().any(is_persistent), "{schedule}\n{graph}");
+            count += 1;
+        }
+    }
+    assert!(count > 4, "{count}");
+    let mut k = kernel(KernelKind::Reduction, norm("f32[4096,4097]", 4097, "f32").parse::<Graph>().expect("a graph"));
+    let schedule = "split r 8192; bind warp 16; bind cluster 2; tail r 2; persist 66";
+    k.schedule = Some(schedule.parse().expect("a schedule"));
+    let e = lower_at(&k, machine).expect_err("a tail").to_string();
+    assert!(e.contains("`persist 66` does not fit") && e.contains("leave out `tail`"), "{e}");
 }
 
 /// Sums of groups of chunks: whole groups and the start of one, tiles of several columns, values of 4 and of 8 bytes.

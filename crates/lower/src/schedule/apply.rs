@@ -61,6 +61,9 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
             Step::Persist(_) if plan.blocks == 1 => {
                 return Err(refusal(nest, step, "only clusters stay resident; `bind cluster` before it"));
             }
+            Step::Persist(_) if plan.tail.is_some() => {
+                return Err(refusal(nest, step, "a row with a tail is in two tiles; leave out `tail`"));
+            }
             Step::Persist(n) => plan.persistent = Some(*n),
             Step::Tail(_, lanes) => {
                 check(tail::fits(&plan, &tiled.scene, *lanes))?;
