@@ -18,6 +18,7 @@ pub mod library;
 pub mod mma;
 pub mod operands;
 pub mod pairwise;
+pub mod problem;
 pub mod split_k;
 pub mod wgmma;
 
@@ -26,146 +27,25 @@ use crate::emit::frame::{loads, open_with};
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::mma::{accumulate, grouped};
+pub use crate::matmul::problem::{
+    Dual, Matmul, OperandAt, Run, epilogue_bytes, epilogue_ops, operand_dtype, precision, swapped,
+};
 use crate::matmul::wgmma::slices;
 use crate::matmul::wgmma::strided::Side;
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, Guard, NodeOp, Scene, Store};
-use crate::scalar::epilogue_map::{self, Lattice, Positions, accumulators};
+use crate::scalar::epilogue_map::{self, Positions, accumulators};
 use crate::scalar::expr::{CoordId, Expr, linear};
-use crate::scalar::resolve::{Body, MatmulSource, Resolved, Resolver};
+use crate::scalar::resolve::{Body, MatmulSource};
 use crate::scalar::row::Row;
 use crate::scalar::space::Space;
 use crate::schedule::tile::{Cut, Shape};
 use crate::steps::Emitted;
-use kiln_block::{BlockProgram, Terms};
-use kiln_graph::{DType, Graph, Type, ValueId};
+use kiln_block::BlockProgram;
+use kiln_graph::Type;
 use kiln_plan::exec::{Slot, Work};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, TiledMatmul};
-use kiln_plan::{Axis, Hardware, Precision, Step};
-
-pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
-
-/// A batched matmul; operands are resolved at (batch…, m, k) and (batch…, k, n).
-pub struct Matmul<'a> {
-    pub v: ValueId,
-    /// The machine whose cost model chooses the schedule.
-    pub machine: &'a Hardware<'a>,
-    pub batch: Vec<usize>,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    /// Split-K: the full K, where `k` is that of a slice and the first axis of the batch counts slices.
-    pub full_k: Option<usize>,
-    /// Implicit GEMM: the array of the right operand, where K runs along two of its axes.
-    pub run: Option<Run>,
-    pub a: OperandAt<'a>,
-    pub b: OperandAt<'a>,
-    /// (batch…, m, n) from an index of the value.
-    pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
-    /// Which positions of the value it computes: all of them, or those of a lattice.
-    pub lattice: &'a [Lattice],
-    /// Bytes of the sectors that stores of the result touch, for each byte that they write.
-    pub sectors: f64,
-    /// Dual GEMM: a second right operand with as many columns, which come after those of the first.
-    pub dual: Option<Dual<'a>>,
-    /// How f32 is multiplied.
-    pub precision: Precision,
-    /// In tf32, operands are rounded to nearest, as in cuDNN, and not truncated by tensor cores.
-    pub nearest: bool,
-    /// The left operand is rounded to tf32 on its way to the tensor cores, in registers.
-    pub rounded: bool,
-    /// The result is stored with its rows contiguous, not its columns: operands are swapped.
-    pub transposed: bool,
-    /// 3xTF32: the low parts of the operands; `a` and `b` are then the high parts.
-    pub low: Option<[OperandAt<'a>; 2]>,
-    /// The terms of the sum: products, or functions of differences.
-    pub terms: Terms,
-    /// Length of the rows that the epilogue reduces. It can do so in a tile that has all columns, or in tiles as wide
-    /// as a head.
-    pub row: Option<usize>,
-    /// Arithmetic of the epilogue: [`Op::weight`](kiln_graph::Op::weight) of every element outside of the matmul,
-    /// whichever step computes it.
-    pub epilogue_ops: f64,
-    /// Bytes that the epilogue reads and writes beside the result.
-    pub epilogue_bytes: f64,
-}
-
-/// Bytes of a kernel beside the operands of its matmuls and a result of their size, where the planner counted them.
-pub fn beside(g: &Graph, bytes: u64, v: ValueId) -> u64 {
-    let mut operands: Vec<ValueId> = g.values().filter(|u| g.op(*u) == g.op(v)).flat_map(|u| g.args(u)).collect();
-    operands.sort_unstable();
-    operands.dedup();
-    let own: usize = operands.into_iter().chain([v]).map(|v| g.ty(v).bytes()).sum();
-    bytes.saturating_sub(own as u64)
-}
-
-/// Type of a matmul's operands.
-pub fn operand_dtype(kernel: &Lowering, v: ValueId) -> DType {
-    kernel.graph.args(v).first().map_or(DType::F32, |a| kernel.graph.dtype(*a))
-}
-/// Arithmetic of a kernel outside of its matmul.
-pub fn after(kernel: &Lowering, v: ValueId) -> f64 {
-    let g = kernel.graph;
-    g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
-}
-/// Precision of a matmul: the plan's for f32 operands.
-pub fn precision(kernel: &Lowering, v: ValueId) -> Precision {
-    if operand_dtype(kernel, v) == DType::F32 { kernel.precision } else { Precision::Exact }
-}
-
-/// The second right operand of a dual GEMM.
-#[derive(Clone, Copy)]
-pub struct Dual<'a> {
-    pub b: OperandAt<'a>,
-    /// The second matmul; absent if this is the other half of the first one's columns.
-    pub v: Option<ValueId>,
-}
-
-impl Matmul<'_> {
-    /// The matmul with its operands swapped, which computes the transpose of the result.
-    pub fn with_swapped<T>(&self, then: impl FnOnce(&Matmul) -> T) -> T {
-        then(&Matmul {
-            batch: self.batch.clone(),
-            m: self.n,
-            n: self.m,
-            a: &|r, at| (self.b)(r, &swapped(at.to_vec())),
-            b: &|r, at| (self.a)(r, &swapped(at.to_vec())),
-            place: &|ix| swapped((self.place)(ix)),
-            transposed: !self.transposed,
-            ..*self
-        })
-    }
-    /// Accumulators of a tile: two in a dual GEMM.
-    pub fn sums(&self) -> usize {
-        1 + usize::from(self.dual.is_some())
-    }
-    /// The body with its matmuls as nodes.
-    fn nodes<'b>(&self, kernel: &Lowering<'b>) -> Lowering<'b> {
-        self.at(kernel, |_| MatmulSource::Node)
-    }
-    /// The body with its matmuls where `place` says.
-    fn at<'b>(&self, kernel: &Lowering<'b>, place: impl Fn(usize) -> MatmulSource) -> Lowering<'b> {
-        let other = self.dual.and_then(|t| t.v);
-        kernel.with_body(Body {
-            matmul: Some((self.v, place(0))),
-            second_output: other.map(|v| (v, place(1))),
-            ..kernel.body
-        })
-    }
-    /// The values that are stored where matmuls go through memory.
-    pub fn values(&self) -> impl Iterator<Item = ValueId> {
-        std::iter::once(self.v).chain(self.dual.and_then(|t| t.v))
-    }
-}
-
-/// An array of `rows` rows of `pitch` elements, in which `len` elements of K follow each other. Everything beyond the
-/// last row is zero.
-#[derive(Clone, Copy)]
-pub struct Run {
-    pub len: usize,
-    pub pitch: usize,
-    pub rows: usize,
-}
+use kiln_plan::{Axis, Hardware, Step};
 
 /// What computes other epilogues, as an error message.
 const EPILOGUE_BY_LAUNCH: &str = "`stage c global` computes it by a launch of its own";
@@ -272,7 +152,7 @@ fn sums(kernel: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> 
         return Err(kernel.unsupported("a dual GEMM of the halves of one matmul cannot store them separately"));
     }
     let (mut dag, dtype) = (Dag::default(), kernel.graph.dtype(p.v));
-    let (order, guards) = own_order(kernel, p, at)?;
+    let (order, guards) = value_position(kernel, p, at)?;
     let order = from.plus(&order);
     let mut stores = vec![];
     for i in 0..p.sums() {
@@ -289,7 +169,7 @@ fn sums(kernel: &Lowering, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> 
 
 /// Row-major position of an element of the matmul in its value (and of the dual in its own), and guards for where it
 /// has one.
-fn own_order(kernel: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
+fn value_position(kernel: &Lowering, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = kernel.graph.shape(p.v).to_vec();
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
     let mut left = vec![];
@@ -409,11 +289,4 @@ fn tiled(
         f.store(s);
     }
     Ok((f.finish()?, made(t.of_schedule(mma::engine(dtype, p)))))
-}
-
-/// Swaps the last two.
-pub fn swapped<T>(mut all: Vec<T>) -> Vec<T> {
-    let n = all.len();
-    all.swap(n - 2, n - 1);
-    all
 }

@@ -357,8 +357,8 @@ pub fn by_patches<T>(
         sectors: epilogue_map::sectors(lattice, c.out.len() - 1, bytes),
         terms: Terms::Products,
         row: None,
-        epilogue_ops: matmul::after(kernel, v) * share,
-        epilogue_bytes: matmul::beside(kernel.graph, kernel.bytes, v) as f64 * share,
+        epilogue_ops: matmul::epilogue_ops(kernel, v) * share,
+        epilogue_bytes: matmul::epilogue_bytes(kernel, v) * share,
         a: &|r, at| c.weight_at(r, &at[usize::from(!all)..]),
         b: &|r, at| match all {
             true => {

@@ -49,14 +49,20 @@ pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerErro
             _ => library::lower(kernel, v, &whole(&d, dual)),
         },
         (true, None) => launch::body(kernel, 0),
-        (true, Some(MatmulSchedule::Matmul(asked))) => match dual {
-            Some(Second::Half(_)) if !asked.form.dual => in_form(kernel, machine, (v, None), &whole(&d, dual), &asked),
-            None if asked.form.dual => {
-                Err(kernel
-                    .unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result"))
+        (true, Some(MatmulSchedule::Matmul(asked))) => {
+            match dual {
+                Some(Second::Half(_)) if !asked.form.dual => {
+                    let dims = &whole(&d, dual);
+                    in_form(kernel, machine, Multiplied { v, dual: None, swap: asked.form.swap, dims }, &asked)
+                }
+                None if asked.form.dual => Err(kernel
+                    .unsupported("`dual-gemm` does not apply: the epilogue does not read the halves of the result")),
+                _ => {
+                    let swap = dual.is_none() && asked.form.swap;
+                    in_form(kernel, machine, Multiplied { v, dual, swap, dims: &d }, &asked)
+                }
             }
-            _ => in_form(kernel, machine, (v, dual), &d, &asked),
-        },
+        }
     }
 }
 
@@ -64,14 +70,11 @@ pub fn lower(kernel: &Lowering, machine: &Hardware) -> Result<Emitted, LowerErro
 fn in_form(
     kernel: &Lowering,
     machine: &Hardware,
-    (v, dual): (ValueId, Option<Second>),
-    d: &Dims,
+    multiplied: Multiplied,
     asked: &TiledMatmul,
 ) -> Result<Emitted, LowerError> {
-    let swap = dual.is_none() && asked.form.swap;
-    let out = on_gpu(kernel, (v, dual, swap), d, |p| matmul::lower(kernel, p, machine, asked))?;
-    let halves = matches!(dual, Some(Second::Half(_)));
-    Ok(out.in_form(|form| (form.swap, form.dual) = (swap, halves)))
+    let out = on_gpu(kernel, multiplied, |p| matmul::lower(kernel, p, machine, asked))?;
+    Ok(out.in_form(|form| (form.swap, form.dual) = (multiplied.swap, multiplied.has_halves())))
 }
 
 /// Sizes of the whole matmul; `d` has those of one half where the halves are a dual GEMM.
@@ -115,27 +118,41 @@ pub fn find(kernel: &Lowering, machine: &Hardware) -> Result<Found, LowerError> 
     Ok(Found { v, dual: halves.then_some(Second::Half(half)), d })
 }
 
-pub fn on_gpu<T>(
-    kernel: &Lowering,
-    (v, dual, swap): (ValueId, Option<Second>, bool),
-    d: &Dims,
-    then: impl FnOnce(&matmul::Matmul) -> T,
-) -> T {
+/// A matmul of a body in a form.
+#[derive(Clone, Copy)]
+pub struct Multiplied<'d> {
+    pub v: ValueId,
+    /// What is computed with it, by a second accumulator.
+    pub dual: Option<Second>,
+    /// Whether the operands are swapped.
+    pub swap: bool,
+    /// Its sizes; those of one half where the halves are a dual GEMM.
+    pub dims: &'d Dims,
+}
+
+impl Multiplied<'_> {
+    /// Whether the two halves of one matmul are a dual GEMM.
+    pub fn has_halves(&self) -> bool {
+        matches!(self.dual, Some(Second::Half(_)))
+    }
+}
+
+/// Calls `then` with the matmul of a body in a form.
+pub fn on_gpu<T>(kernel: &Lowering, multiplied: Multiplied, then: impl FnOnce(&matmul::Matmul) -> T) -> T {
     let g = kernel.graph;
+    let Multiplied { v, dual, swap, dims: d } = multiplied;
     let args = g.args(v);
-    let other = |r: &mut Resolver, at: &[Expr]| {
-        let (mut at, kernel) = (at.to_vec(), if let Some(Second::Other(v)) = dual { v } else { v });
+    let second_value = if let Some(Second::Other(v)) = dual { Some(v) } else { None };
+    let second_right = |r: &mut Resolver, at: &[Expr]| {
+        let (mut at, v) = (at.to_vec(), second_value.unwrap_or(v));
         if let (Some(Second::Half(n)), Some(column)) = (dual, at.last_mut()) {
             *column = column.clone().shift(n as i64);
         }
-        r.at(g.args(kernel)[1], &operand_index(g, kernel, 1, &at), &[])
+        r.at(g.args(v)[1], &operand_index(g, v, 1, &at), &[])
     };
-    let own = |t| if let Second::Other(v) = t { Some(v) } else { None };
     let left = |r: &mut Resolver, at: &[Expr]| r.at(args[0], &operand_index(g, v, 0, at), &[]);
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
     let place = |ix: &[Expr]| place(g, v, ix);
-    let (precision, after) = (matmul::precision(kernel, v), matmul::after(kernel, v));
-    let beside = matmul::beside(kernel.graph, kernel.bytes, v) as f64;
     let row = if dual.is_none() { reduced(kernel, v) } else { None };
     let matmul = matmul::Matmul {
         v,
@@ -146,7 +163,7 @@ pub fn on_gpu<T>(
         full_k: None,
         run: None,
         machine: kernel.machine,
-        precision,
+        precision: matmul::precision(kernel, v),
         nearest: false,
         rounded: false,
         transposed: false,
@@ -155,9 +172,9 @@ pub fn on_gpu<T>(
         sectors: 1.0,
         terms: Terms::Products,
         row,
-        epilogue_ops: after,
-        epilogue_bytes: beside,
-        dual: dual.map(|t| matmul::Dual { b: &other, v: own(t) }),
+        epilogue_ops: matmul::epilogue_ops(kernel, v),
+        epilogue_bytes: matmul::epilogue_bytes(kernel, v),
+        dual: dual.map(|_| matmul::Dual { b: &second_right, v: second_value }),
         a: &left,
         b: &right,
         place: &place,

@@ -4,7 +4,7 @@ use crate::cost::library;
 use crate::error::{LowerError, unsupported_as_none};
 use crate::matmul;
 use crate::matmul::dims::Dims;
-use crate::matmul::gemm::{Found, Second, find, lower, on_gpu, whole};
+use crate::matmul::gemm::{Found, Multiplied, Second, find, lower, on_gpu, whole};
 use crate::matmul::wgmma::shape::MAX_SKINNY_ROWS;
 use crate::nest::lowering::Lowering;
 use crate::select::matmul::{candidates as matmul_candidates, swapped_candidates};
@@ -25,34 +25,41 @@ pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSc
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    let all_of = |(dual, swap): (Option<Second>, bool), d: &Dims| -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
-        let mut all = on_gpu(kernel, (v, dual, swap), d, |p| match swap {
-            true => swapped_candidates(kernel, p, machine),
-            false => matmul_candidates(kernel, p, machine),
-        })?;
-        let halves = matches!(dual, Some(Second::Half(_)));
-        all.iter_mut().for_each(|c| (c.0.form.swap, c.0.form.dual) = (swap, halves));
-        Ok(all)
-    };
-    let mut all = all_of((dual, false), &d)?;
+    let (dims, full) = (&d, &whole(&d, dual));
+    let mut all = in_form(kernel, machine, Multiplied { v, dual, swap: false, dims })?;
     if let Some(Second::Half(_)) = dual {
-        all.extend(all_of((None, false), &whole(&d, dual))?);
+        all.extend(in_form(kernel, machine, Multiplied { v, dual: None, swap: false, dims: full })?);
     }
     if dual.is_none() && may_swap(kernel, v, &d) {
-        all.extend(all_of((None, true), &d)?);
+        all.extend(in_form(kernel, machine, Multiplied { v, dual, swap: true, dims })?);
     }
     let mut all: Vec<(MatmulSchedule, f64)> = all.into_iter().map(|(p, us)| (MatmulSchedule::Matmul(p), us)).collect();
     let Some(best) = all.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied() else { return Ok(all) };
     // Operands that are not both K-major.
     let other =
         |m: &MatmulSchedule| matches!(m, MatmulSchedule::Matmul(p) if p.form.copies.contains(&true) || p.form.swap);
-    let share = library::share(kernel, v, &whole(&d, dual), other(&best.0));
+    let share = library::share(kernel, v, full, other(&best.0));
     // It was measured beside warpgroups.
     let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
     let of_library = Lowering { multiply: Some(MatmulSchedule::Library), ..*kernel };
     if let Some(steps) = unsupported_as_none(lower(&of_library, machine))? {
-        all.push((MatmulSchedule::Library, library::us(&of_library, &whole(&d, dual), &steps, best.1 * share)));
+        all.push((MatmulSchedule::Library, library::us(&of_library, full, &steps, best.1 * share)));
     }
+    Ok(all)
+}
+
+/// The schedules of one form.
+fn in_form(
+    kernel: &Lowering,
+    machine: &Hardware,
+    multiplied: Multiplied,
+) -> Result<Vec<(TiledMatmul, f64)>, LowerError> {
+    let swap = multiplied.swap;
+    let mut all = on_gpu(kernel, multiplied, |p| match swap {
+        true => swapped_candidates(kernel, p, machine),
+        false => matmul_candidates(kernel, p, machine),
+    })?;
+    all.iter_mut().for_each(|c| (c.0.form.swap, c.0.form.dual) = (swap, multiplied.has_halves()));
     Ok(all)
 }
 
