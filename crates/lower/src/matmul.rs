@@ -76,20 +76,20 @@ pub fn with_operands(
             return Err(kernel.unsupported(format!("the epilogue is not that of a tile; {EPILOGUE_BY_LAUNCH}")));
         };
         let scene = |at: &[Expr]| epilogue(kernel, p, &placed, at);
-        let (step, made) = tiled(kernel, p, &dims, asked, machine, &scene)?;
-        return Ok(out.then(Emitted { matmul_schedule: Some(made), ..Emitted::step(step) }));
+        let (step, schedule) = tiled(kernel, p, &dims, asked, machine, &scene)?;
+        return Ok(out.then(Emitted { matmul_schedule: Some(schedule), ..Emitted::step(step) }));
     }
     // The matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
     let acc = kernel.graph.dtype(p.v).compute();
     let scene = |at: &[Expr]| sums(kernel, p, at, first, &Expr::default());
-    let (step, made) = tiled(kernel, p, &dims, asked, machine, &scene)?;
+    let (step, schedule) = tiled(kernel, p, &dims, asked, machine, &scene)?;
     let name = format!("{}_epilogue", kernel.name);
     let rest = p.at(kernel, |i| MatmulSource::At(Slot::Scratch(first + i as u32), acc));
     let rest = rest.with_body(Body { name: &name, ..rest.body });
     out.scratch.extend(p.values().map(|v| Type::new(acc, [kernel.graph.ty(v).count()])));
     out.steps.push(step);
-    out.matmul_schedule = Some(made);
+    out.matmul_schedule = Some(schedule);
     let scratch = out.scratch.len() as u32;
     let out = out.then(launch::body(&rest, scratch)?);
     Ok(out.in_form(|form| form.separate_epilogue = true))
@@ -220,7 +220,7 @@ fn tiled(
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<(Work<BlockProgram>, MatmulSchedule), LowerError> {
     let (name, dtype, asked) = (kernel.name, operand_dtype(kernel, p.v), asked.tile);
-    let made = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
+    let schedule_of = |tile| MatmulSchedule::Matmul(TiledMatmul { form: MatmulForm::default(), tile });
     let row =
         p.row.filter(|_| p.full_k.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
     let base = dims.len() as CoordId;
@@ -262,7 +262,7 @@ fn tiled(
             asked,
         };
         let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(kernel.unsupported(wgmma::NEEDS)))?;
-        return Ok((work, made(tile)));
+        return Ok((work, schedule_of(tile)));
     }
     if p.full_k.is_some() || p.low.is_some() {
         return Err(kernel.unsupported(wgmma::NEEDS));
@@ -288,5 +288,5 @@ fn tiled(
     for s in &scene.stores {
         f.store(s);
     }
-    Ok((f.finish()?, made(t.of_schedule(mma::engine(dtype, p)))))
+    Ok((f.finish()?, schedule_of(t.of_schedule(mma::engine(dtype, p)))))
 }

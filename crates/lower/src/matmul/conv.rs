@@ -277,13 +277,13 @@ fn in_parts(
             kiln_plan::matmul_schedule::MatmulTile { persist: asked.tile.persist.filter(|_| n == 0), ..asked.tile };
         let asked = &TiledMatmul { tile, ..*asked };
         let before = std::mem::take(&mut out);
-        let made = before.matmul_schedule;
+        let schedule = before.matmul_schedule;
         let images = (machine, Images::All);
         out = by_patches(kernel, v, (&conv, &lattice), images, &|p| match asked.form.implicit {
             true => implicit_gemm::part(kernel, &conv, p, machine, asked, before.clone()),
             false => matmul::with_operands(kernel, p, machine, asked, before.clone()),
         })?;
-        out.matmul_schedule = made.or(out.matmul_schedule);
+        out.matmul_schedule = schedule.or(out.matmul_schedule);
     }
     Ok(out)
 }

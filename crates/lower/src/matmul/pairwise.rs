@@ -101,11 +101,11 @@ fn find(g: &Graph) -> Option<Found> {
     let v = others.next().filter(|_| others.next().is_none())?;
     let Op::Reduce { op: ReduceOp::Sum, axes } = g.op(v) else { return None };
     let (&[along], DType::F32) = (&axes[..], g.dtype(v)) else { return None };
-    let (terms, apart) = terms(g, *g.args(v).first()?)?;
-    let [x, y] = g.args(apart)[..] else { return None };
+    let (terms, difference) = terms(g, *g.args(v).first()?)?;
+    let [x, y] = g.args(difference)[..] else { return None };
     let sides = [unspread(g, x), unspread(g, y)];
     let [left, right] = sides.map(|s| g.shape(s));
-    let shape = g.shape(apart).to_vec();
+    let shape = g.shape(difference).to_vec();
     let pairs = pairs(&padded(left, shape.len()), right, along)?;
     let (m, n, k) = (shape[pairs.rows], shape[pairs.columns], shape[along]);
     let work = shape.iter().fold(1usize, |all, n| all.saturating_mul(*n));
@@ -115,12 +115,12 @@ fn find(g: &Graph) -> Option<Found> {
 
 /// What is summed, and the difference it is made of.
 fn terms(g: &Graph, v: ValueId) -> Option<(Terms, ValueId)> {
-    let (terms, apart) = match (g.op(v), &g.args(v)[..]) {
+    let (terms, difference) = match (g.op(v), &g.args(v)[..]) {
         (Op::Binary(BinaryOp::Mul), [x, y]) if x == y => (Terms::Squares, *x),
         (Op::Unary(UnaryOp::Abs), [x]) => (Terms::Distances, *x),
         _ => return None,
     };
-    matches!(g.op(apart), Op::Binary(BinaryOp::Sub)).then_some((terms, apart))
+    matches!(g.op(difference), Op::Binary(BinaryOp::Sub)).then_some((terms, difference))
 }
 
 /// The value before it was broadcast.

@@ -103,10 +103,9 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<(Work<BlockProgra
         let step = Step::Persist(blocks);
         return refuse(format!("`{step}` does not fit: at most {most} blocks have tiles, whole clusters"));
     }
-    let beside = prefetched(task.scene, p, axes).filter(|_| shape.buffers > 0);
+    let prefetched = prefetched(task.scene, p, axes).filter(|_| shape.buffers > 0);
     let tile = MatmulTile { persist: Some(blocks), ..shape.tile(machine) };
-    let beside = beside.filter(|_| shape.buffers > 0);
-    let (code, args) = match (Plain { task, shape, a, b, low, outputs, beside }).write() {
+    let (code, args) = match (Plain { task, shape, a, b, low, outputs, prefetched }).write() {
         Ok(Work::Block { code, args }) => (code, args),
         Ok(_) => return None,
         Err(defect) => return Some(Err(defect)),
@@ -187,7 +186,13 @@ struct Plain<'a> {
     /// The outputs that are stored by tensor map; others are stored by address.
     outputs: Vec<Option<Output>>,
     /// What the epilogue reads by a tensor map.
-    beside: Option<(NodeId, Strided)>,
+    prefetched: Option<(NodeId, Strided)>,
+}
+
+/// Descriptors of what the epilogue reads and stores by tensor maps.
+struct EpilogueMaps {
+    prefetched: Option<Value>,
+    outputs: Vec<Option<Value>>,
 }
 
 impl Plain<'_> {
@@ -211,19 +216,19 @@ impl Plain<'_> {
                 Some(f.descriptor(&format!("c{i}"), out.array.slot, ty, false))
             })
             .collect();
-        let beside = self.beside.as_ref().map(|(n, s)| {
+        let prefetched = self.prefetched.as_ref().map(|(n, s)| {
             let elem = crate::scalar::types::stored(self.task.scene.dag.node(*n).dtype);
             f.descriptor("beside", s.slot, s.map(elem, [z.m, z.block()]), true)
         });
         let spot = self.spot(&mut f.b);
         let sums = self.multiply(&mut f.b, &spot, &Maps { left, right, low });
-        self.finish(&mut f, &spot, &sums, (beside, &outputs));
+        self.finish(&mut f, &spot, &sums, &EpilogueMaps { prefetched, outputs });
         f.finish()
     }
     /// Buffers that the program reads and writes by address.
     fn used(&self) -> Vec<Used> {
         let scene = self.task.scene;
-        let by_map = |n: NodeId| self.beside.as_ref().is_some_and(|beside| beside.0 == n);
+        let by_map = |n: NodeId| self.prefetched.as_ref().is_some_and(|p| p.0 == n);
         let mut read = scene.dag.reach_until(&scene.roots(), by_map);
         read.retain(|n| !by_map(*n));
         let mut all = loads(&scene.dag, &read, |_| true);
@@ -302,7 +307,7 @@ impl Plain<'_> {
         })
     }
     /// The epilogue.
-    fn finish(&self, f: &mut Frame, spot: &Spot, sums: &[Value], (beside, outputs): (Option<Value>, &[Option<Value>])) {
+    fn finish(&self, f: &mut Frame, spot: &Spot, sums: &[Value], maps: &EpilogueMaps) {
         let z = self.shape;
         for (i, position) in spot.batch.iter().enumerate() {
             let base = f.b.cast(*position, f.em.index);
@@ -318,7 +323,7 @@ impl Plain<'_> {
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {
             f.em.set(*anchor, *sum);
         }
-        if let Some(((node, array), map)) = self.beside.as_ref().zip(beside) {
+        if let Some(((node, array), map)) = self.prefetched.as_ref().zip(maps.prefetched) {
             let dtype = self.task.scene.dag.node(*node).dtype;
             let args = [&[map], &array.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
             let ty = Type::block(crate::scalar::types::stored(dtype), [z.m, z.block()]);
@@ -326,7 +331,7 @@ impl Plain<'_> {
             let tile = f.b.cast(tile, crate::scalar::types::held(dtype));
             f.em.set(*node, tile);
         }
-        for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(outputs) {
+        for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(&maps.outputs) {
             let (Some(out), Some(map)) = (out, map) else {
                 f.store_within(store, &single);
                 continue;

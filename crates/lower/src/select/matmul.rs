@@ -22,20 +22,20 @@ pub struct Epilogue {
     /// Length of the rows that tiles reduce.
     pub row: Option<usize>,
     /// By a launch of its own.
-    pub apart: bool,
+    pub separate_launch: bool,
     /// What tiles store and read through shared memory.
     pub through: Through,
 }
 
 /// The places where a matmul's epilogue can be computed.
 pub fn epilogues(kernel: &Lowering, p: &Matmul) -> Result<Vec<Epilogue>, LowerError> {
-    let in_tiles = fused(kernel, p)?.map(|through| Epilogue { row: p.row, apart: false, through });
+    let in_tiles = fused(kernel, p)?.map(|through| Epilogue { row: p.row, separate_launch: false, through });
     // The halves of one matmul are no values that can be stored.
     let is_stored = p.values().count() == p.sums();
-    let apart = is_stored && (p.row.is_some() || in_tiles.is_none());
+    let is_separate = is_stored && (p.row.is_some() || in_tiles.is_none());
     let stored = Through { stored: vec![kernel.graph.dtype(p.v).compute().bytes()], prefetched: false };
-    let apart = apart.then_some(Epilogue { row: None, apart: true, through: stored });
-    Ok(in_tiles.into_iter().chain(apart).collect())
+    let separate = is_separate.then_some(Epilogue { row: None, separate_launch: true, through: stored });
+    Ok(in_tiles.into_iter().chain(separate).collect())
 }
 
 /// What passes through shared memory if tiles compute the epilogue; `None` where they cannot.
@@ -61,10 +61,10 @@ pub fn candidates(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<V
     let rows = matmul_operands::rows(kernel, p)?;
     for e in &epilogues {
         let p = &Matmul { batch: p.batch.clone(), row: e.row, ..*p };
-        let after = if e.apart { separate(p) } else { 0.0 };
-        let form = MatmulForm { separate_epilogue: e.apart, ..MatmulForm::default() };
+        let epilogue_us = if e.separate_launch { separate(p) } else { 0.0 };
+        let form = MatmulForm { separate_epilogue: e.separate_launch, ..MatmulForm::default() };
         all.extend(mma::tiles(p, dtype).into_iter().map(|tile| {
-            let price = us(p, mma_cycles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + after;
+            let price = us(p, mma_cycles(p, &tile, engine(dtype, p), dtype.bytes(), rows)) + epilogue_us;
             (TiledMatmul { form, tile: tile.of_schedule(engine(dtype, p)) }, price)
         }));
     }
@@ -95,12 +95,12 @@ pub fn staged(kernel: &Lowering, p: &Matmul, way: &Way, epilogues: &[Epilogue]) 
         let copies = wgmma_cost::copies(&way.launches, p.machine);
         let p = &Matmul { batch: p.batch.clone(), precision, rounded, row: e.row, ..*p };
         // The launch that sums slices computes the epilogue wherever it is.
-        let most = if e.apart && epilogues.len() > 1 { 1 } else { SLICES };
+        let most = if e.separate_launch && epilogues.len() > 1 { 1 } else { SLICES };
         for (slices, tile, cycles) in wgmma_tiles(p, operand_dtype(kernel, p.v), way.sides, &e.through, most) {
-            let apart = e.apart && slices == 1;
-            let form = MatmulForm { copies: way.copies, slices, separate_epilogue: apart, ..MatmulForm::default() };
-            let after = if apart { separate(p) } else { 0.0 };
-            all.push((TiledMatmul { form, tile }, us(p, copies + cycles) + after));
+            let separate_epilogue = e.separate_launch && slices == 1;
+            let form = MatmulForm { copies: way.copies, slices, separate_epilogue, ..MatmulForm::default() };
+            let epilogue_us = if separate_epilogue { separate(p) } else { 0.0 };
+            all.push((TiledMatmul { form, tile }, us(p, copies + cycles) + epilogue_us));
         }
     }
     all

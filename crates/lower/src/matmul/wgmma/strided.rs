@@ -107,22 +107,22 @@ impl Strided {
         }
         let in_parts = p.full_k.is_none_or(|_| coefficient(at, 0) == p.k * coefficient(at, depth.0));
         let (bytes, depth) = (node.dtype.bytes(), (depth.0, p.full_k.unwrap_or(depth.1)));
-        let own = usize::from(p.full_k.is_some());
-        let of = |axes, major| Strided::of(*slot, at, &p.batch, own, axes, bytes, major).filter(|_| in_parts);
+        let slice_axes = usize::from(p.full_k.is_some());
+        let of = |axes, major| Strided::of(*slot, at, &p.batch, slice_axes, axes, bytes, major).filter(|_| in_parts);
         // Columns come after rows.
         let in_windows = p.run.is_some() && outer.0 as usize > p.batch.len();
         if in_windows {
-            return Strided::windows(*slot, at, p, (outer, depth.0), bytes);
+            return Strided::windows(*slot, at, p, outer, depth.0, bytes);
         }
         of([outer, depth], Major::Depth).or_else(|| of([depth, outer], Major::Outer))
     }
     /// An operand of an implicit GEMM: rows and columns are functions of K. Such an array goes on beyond K, so split-K
     /// slices must be whole.
-    fn windows(slot: Slot, at: &Expr, p: &Matmul, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
-        let (parts, own) = p.full_k.map_or((1, 0), |_| (p.batch[0], 1));
+    fn windows(slot: Slot, at: &Expr, p: &Matmul, outer: Axis, depth: CoordId, bytes: usize) -> Option<Strided> {
+        let (parts, slice_axes) = p.full_k.map_or((1, 0), |_| (p.batch[0], 1));
         let run =
             p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.full_k.is_none_or(|k| k == parts * p.k))?;
-        let of_depth = |c: CoordId| c == depth || own == 1 && c == 0;
+        let of_depth = |c: CoordId| c == depth || slice_axes == 1 && c == 0;
         let follows = |(a, _): &(Atom, i64)| {
             let (mut all, e) = (true, Expr { terms: vec![(a.clone(), 1)], constant: 0 });
             e.coords(&mut |c| all &= of_depth(c));
@@ -138,8 +138,15 @@ impl Strided {
             return None;
         }
         let at = rest.plus(&Expr::coord(depth, run.pitch));
-        let mut s =
-            Strided::of(slot, &at, &p.batch, own, [(outer.0, run.rows), (depth, run.pitch)], bytes, Major::Depth)?;
+        let mut s = Strided::of(
+            slot,
+            &at,
+            &p.batch,
+            slice_axes,
+            [(outer.0, run.rows), (depth, run.pitch)],
+            bytes,
+            Major::Depth,
+        )?;
         let pitch = run.pitch as i64;
         s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
         Some(s)
@@ -156,8 +163,8 @@ impl Strided {
         }
         let all = Strided::of(s.slot, &s.at, extents, 0, [rows, columns], s.dtype.bytes(), Major::Depth)?;
         // Every batch must write elements of its own.
-        let own = extents.iter().enumerate().all(|(i, n)| *n == 1 || all.batch.contains(&i));
-        own.then_some(all)
+        let distinct = extents.iter().enumerate().all(|(i, n)| *n == 1 || all.batch.contains(&i));
+        distinct.then_some(all)
     }
     /// `extents`: those of the batch axes, of which the array does not have the first `skipped`.
     fn of(
