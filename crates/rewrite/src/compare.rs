@@ -10,12 +10,14 @@ use crate::cost::bound;
 use crate::dag::Dag;
 use crate::regions::{Region, Regions};
 use kiln_graph::Type;
+use kiln_graph::ops::Class;
 use kiln_plan::form::ProgramFamily;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Prices that are closer than that are as often in the wrong order: then the roofline decides.
 const SAME_PRICE: f64 = 0.98;
-/// How much cheaper kernels of other families of programs must be: their prices err apart.
+/// How much cheaper kernels of other families of programs must be: their prices err apart. So do those of sums along
+/// rows, which take weights to be in the L2 cache that fit it by themselves, but not together.
 const ADVANTAGE_OF_OTHER_PROGRAMS: f64 = 1.5;
 /// How much slower by the roofline kernels are that are refused without a price.
 const DECIDED_BY_ROOFLINE: f64 = 1.5;
@@ -103,19 +105,26 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     if least * 1e6 >= before.us {
         return Some(false);
     }
-    // A launch of slack for each kernel: rooflines of short matmuls are low.
-    let slack = gone.len() as f64 * check.machine.rates.launch;
-    let by_roofline = roofline(&added) + slack < roofline(&gone);
+    let by_roofline = roofline(&added) + slack(now, new, &gone, &added, check) < roofline(&gone) * SAME_ROOFLINE;
     // Kernels of this price are refused whatever the others take.
     let most = before.us * if by_roofline { ADVANTAGE_OF_OTHER_PROGRAMS } else { 1. / SAME_PRICE };
     let after = new.total(&kinds_new, &added, most, check)?;
     if after.us >= most {
         return Some(false);
     }
-    if before.families == after.families {
-        return decided(before.us, after.us, SAME_PRICE);
-    }
-    decided(before.us, after.us, 1. / ADVANTAGE_OF_OTHER_PROGRAMS).or(Some(by_roofline))
+    let alike = before.families == after.families && !before.families.contains(&ProgramFamily::Rows);
+    let factor = if alike { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_PROGRAMS };
+    decided(before.us, after.us, factor).or(Some(by_roofline))
+}
+
+/// What matmuls in place of attention must save by the roofline, which is low for short ones: a launch for each.
+fn slack(now: &Planned, new: &Planned, gone: &[&Region], added: &[&Region], check: &Checker) -> f64 {
+    let attentions = |p: &Planned, regions: &[&Region]| {
+        let is_attention = |m: &usize| p.dag.class[*m] == Class::Attention;
+        regions.iter().filter(|r| r.members.iter().any(is_attention)).count()
+    };
+    let replaced = attentions(now, gone).saturating_sub(attentions(new, added));
+    replaced as f64 * check.machine.rates.launch
 }
 
 /// Whether `after` is less than `before` by this factor; `None` if neither is less than the other.
