@@ -140,7 +140,10 @@ impl Form {
                 Form::Attention(AttentionForm { engine: a.engine, split: a.slices > 1, block_mask: a.block_mask })
             }
             MatmulSchedule::Matmul(p) => {
-                let storage = p.form.copies.map(|copied| if copied { Storage::Copied } else { Storage::InPlace });
+                // A schedule says which operand is copied after they are swapped.
+                let [left, right] = p.form.copies;
+                let copies = if p.form.swap { [right, left] } else { [left, right] };
+                let storage = copies.map(|copied| if copied { Storage::Copied } else { Storage::InPlace });
                 let patches = if p.form.implicit { Patches::Windows } else { Patches::Im2col };
                 Form::Gemm(GemmForm {
                     template: GemmTemplate::Tiles(p.tile.engine),
@@ -324,7 +327,7 @@ mod tests {
             Form::of(&text.parse().expect("a schedule"), kind, matmuls).map(|f| f.to_string())
         };
         let swapped = "swap a,b; stage a global; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4";
-        assert_eq!(form(swapped, KernelKind::Gemm, 1).as_deref(), Some("permute(gemm{wgmma, split}(b, layout(a)))"));
+        assert_eq!(form(swapped, KernelKind::Gemm, 1).as_deref(), Some("permute(gemm{wgmma, split}(layout(b), a))"));
         let windows = "implicit-gemm; fold-window 3; tensor-core wgmma 128x256x64; stage a,b shared 4";
         assert_eq!(form(windows, KernelKind::Conv, 0).as_deref(), Some("gemm{wgmma}(w, windows(x))"));
         assert_eq!(form("split r 64; bind warp 4", KernelKind::Gemm, 2).as_deref(), Some("gemm{rows, dual}(a, b)"));
