@@ -141,6 +141,9 @@ pub struct KernelReport {
     /// On a GPU: by which template it multiplies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form: Option<String>,
+    /// What only some forms can fuse, and it does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub form_needs: Vec<String>,
     /// On a GPU: its form and others that fit it, each by its cheapest schedule.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forms: Vec<FormReport>,
@@ -166,9 +169,12 @@ pub struct FormReport {
     pub schedule: String,
     /// Predicted microseconds.
     pub us: f64,
-    /// Where it computes the ops beside what it multiplies, if there are any.
+    /// Where it computes the ops after what it multiplies, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epilogue: Option<String>,
+    /// Neighbours that this form could compute too, and others could not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub could_fuse: Vec<String>,
 }
 
 /// A schedule that fits a kernel.
@@ -306,6 +312,9 @@ pub struct StopReport {
     pub why: String,
     /// What that legality rule says.
     pub means: String,
+    /// What the form of the two as one kernel would have to fuse, where only some forms can.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<String>,
 }
 
 impl Report {

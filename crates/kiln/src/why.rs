@@ -10,7 +10,7 @@ use crate::{
 };
 use kiln_graph::ops::Class;
 use kiln_graph::{Graph, Op, ValueId, count};
-use kiln_plan::{BufferKind, Kernel, Plan, Stage};
+use kiln_plan::{BufferKind, FormNeeds, Kernel, Plan, Stage};
 use kiln_rewrite::{Group, RewriteError};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -62,6 +62,8 @@ pub struct Overturned {
     pub predicted_us: Option<f64>,
     /// The same by the roofline.
     pub roofline_us: Option<f64>,
+    /// Whether prices of schedules decide, as only some forms can fuse what differs; else the roofline does.
+    pub by_price: bool,
     /// Kernels that only the original plan has, with their times.
     pub gone: Vec<Priced>,
     /// Kernels that only the new plan has, with their times.
@@ -215,27 +217,36 @@ pub(crate) fn overturn(
     forced: &kiln_rewrite::Constraints,
 ) -> Result<Overturned, Error> {
     let names = kernels.iter().map(|k| k.name.clone()).collect();
-    let (forbidden, predicted_us, roofline_us) = (None, None, None);
-    let mut out = Overturned { kernels: names, forbidden, predicted_us, roofline_us, gone: vec![], new: vec![] };
+    let mut out = Overturned {
+        kernels: names,
+        forbidden: None,
+        predicted_us: None,
+        roofline_us: None,
+        by_price: false,
+        gone: vec![],
+        new: vec![],
+    };
     let schedules = compile::Schedules::new(options.machine());
     match compile::plan_under(model, options, forced, &schedules) {
         Ok(mut other) => {
             schedules.assign(&mut other)?;
             out.predicted_us = Some(other.predicted_us());
             out.roofline_us = Some(other.roofline_us());
-            out.gone = only_in(plan, &other);
-            out.new = only_in(&other, plan);
+            let computes_operands = |k: &&Kernel| FormNeeds::of(&k.body).computes_operands();
+            let (gone, new) = (only_in(plan, &other), only_in(&other, plan));
+            out.by_price = gone.iter().chain(&new).any(computes_operands);
+            let timed = |k: &&Kernel| (k.name.clone(), k.cost.us);
+            (out.gone, out.new) = (gone.iter().map(timed).collect(), new.iter().map(timed).collect());
         }
         Err(RewriteError::Impossible { why, .. }) => out.forbidden = Some(why),
         Err(e) => return Err(compile::not_planned(model, e)),
     }
     Ok(out)
 }
-/// Kernels of `p` that `q` does not have, with their times.
-fn only_in(p: &Plan, q: &Plan) -> Vec<Priced> {
+/// Kernels of `p` that `q` does not have.
+fn only_in<'p>(p: &'p Plan, q: &Plan) -> Vec<&'p Kernel> {
     let known: BTreeSet<String> = run(q).map(|k| kiln_graph::text::print(&nameless(k))).collect();
-    let new = run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k))));
-    new.map(|k| (k.name.clone(), k.cost.us)).collect()
+    run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k)))).collect()
 }
 fn nameless(k: &Kernel) -> kiln_graph::Graph {
     let mut body = k.body.clone();
@@ -287,7 +298,11 @@ impl Answer {
                     left_out(self.unpriced)
                 );
                 if (us, self.predicted_us) != (roofline, self.roofline_us) {
-                    than += &format!("; by the roofline, which decides, {}", instead(roofline, self.roofline_us));
+                    let roofline = instead(roofline, self.roofline_us);
+                    than += &match u.by_price {
+                        false => format!("; by the roofline, which decides, {roofline}"),
+                        true => format!(" by its schedules, which decide; by the roofline {roofline}"),
+                    };
                 }
                 than += ":";
                 t += &wrapped("  ", &than, width);

@@ -3,7 +3,7 @@
 use kiln::constraints::{Constraints, FormText};
 use kiln::{CompileOptions, Graph, Model, Target, compile, why_form};
 use kiln_graph::Type;
-use kiln_plan::{Form, Hardware, Plan, Stage};
+use kiln_plan::{Form, FormNeeds, Hardware, Plan, Stage};
 use kiln_rewrite::cost::{OpTypes, Price, bound};
 use std::collections::BTreeSet;
 
@@ -111,4 +111,40 @@ fn bounds_are_below_prices() {
         }
     }
     assert!(checked > 300 && multiply > 20, "{checked}, {multiply}");
+}
+
+/// A matmul of one row with arithmetic before it, on `columns` columns and `depth` elements of K.
+fn skinny(operands: &str, before: &str, matmul: &str) -> Model {
+    let text = format!("graph g({operands}) {{\n {before}\n %y = {matmul}\n return %y\n}}");
+    let graph: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+    Model::from_graph(graph).expect("a model")
+}
+
+/// Sums along rows compute operands where they read them, which tiles do not: the price decides.
+#[test]
+fn a_form_decides_what_is_fused() {
+    let weight = "%x: bf16[1,4096], %q: i8[4096,4096], %s: bf16[4096,1]";
+    let dequantised = skinny(weight, "%c = cast %q to=bf16\n %w = mul %c, %s", "linear %x, %w");
+    let plan = compile::plan(&dequantised, &options(Target::Sm90a)).expect("a plan");
+    let [k] = &plan.kernels[..] else { panic!("{plan}") };
+    assert_eq!(k.form, "gemm{rows}(a, b)".parse().ok(), "{plan}");
+    assert_eq!(FormNeeds::of(&k.body).names(), ["right-operand"]);
+    // With a form that reads its operands from memory, the weight is stored.
+    let form = "permute(gemm{wgmma, split}(b, a))".parse().expect("a form");
+    let answer = why_form::ask(&dequantised, &options(Target::Sm90a), &k.name, form).expect("an answer");
+    assert_eq!((answer.plan.gone.len(), answer.plan.new.len()), (1, 2), "{answer:?}");
+    assert!(answer.plan.predicted_us > Some(answer.predicted_us) && answer.plan.by_price, "{answer:?}");
+    // Each of the many sums would compute the row again.
+    let row = "%x: bf16[1,11008], %z: bf16[1,11008], %w: bf16[4096,11008]";
+    let gated = skinny(row, "%s = silu %x\n %m = mul %s, %z", "linear %m, %w");
+    let plan = compile::plan(&gated, &options(Target::Sm90a)).expect("a plan");
+    let [pointwise, matmul] = &plan.kernels[..] else { panic!("{plan}") };
+    let [stop] = &matmul.reason.stops[..] else { panic!("{plan}") };
+    assert!(stop.kernel == pointwise.name && stop.why.starts_with("no gain"), "{plan}");
+    assert_eq!(stop.needs.names(), ["left-operand"]);
+    // The number of rows must not decide how a row is computed.
+    let contract = "torch+batch_invariant".parse().expect("a contract");
+    let invariant = CompileOptions { contract, ..options(Target::Sm90a) };
+    let plan = compile::plan(&dequantised, &invariant).expect("a plan");
+    assert!(plan.kernels.iter().all(|k| !FormNeeds::of(&k.body).computes_operands()), "{plan}");
 }

@@ -2,6 +2,7 @@
 //! under `tests/` needs a line here (`kiln-xtask tests` checks).
 mod attention;
 mod common;
+mod computed_operands;
 mod conv;
 mod epilogue;
 mod indices;

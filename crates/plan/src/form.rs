@@ -8,7 +8,10 @@
 //! Never: a size, a number of stages or of slices. Those are the cheapest ones of the form.
 use crate::matmul_schedule::MatmulSchedule;
 use crate::{Engine, KernelKind, Schedule};
+use kiln_graph::ops::Class;
+use kiln_graph::{Graph, ValueId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::{fmt, str::FromStr};
 
 /// What computes the sums of a GEMM.
@@ -79,6 +82,86 @@ pub enum Form {
     Attention(AttentionForm),
 }
 
+/// What a kernel computes with its matmul, convolution or attention that not every form can fuse. All of them fuse
+/// elementwise ops after it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct FormNeeds {
+    /// Whether the left and the right operand are computed, not read from memory. The right ones of attention are its
+    /// keys and values.
+    pub computed: [bool; 2],
+    /// Rows of the result are reduced.
+    pub row_reduction: bool,
+    /// There are two matmuls.
+    pub dual: bool,
+}
+impl FormNeeds {
+    /// Those of a kernel's body.
+    pub fn of(body: &Graph) -> FormNeeds {
+        let class = |v: ValueId| Class::of(body.op(v));
+        let matmuls = body.values().filter(|&v| class(v) == Class::Matmul).count();
+        let reduces = |v: ValueId| matches!(class(v), Class::Reduce | Class::ArgReduce | Class::Row);
+        FormNeeds {
+            computed: computed_operands(body).map(|computed| !computed.is_empty()),
+            row_reduction: body.values().any(|v| has_forms(class(v))) && body.values().any(reduces),
+            dual: matmuls > 1,
+        }
+    }
+    /// Whether an operand is computed.
+    pub fn computes_operands(self) -> bool {
+        self.computed != [false; 2]
+    }
+    /// Their names, as a plan states them.
+    pub fn names(self) -> Vec<&'static str> {
+        let [left, right] = self.computed;
+        let needed = [left, right, self.row_reduction, self.dual];
+        NEEDS.into_iter().zip(needed).filter_map(|(name, needed)| needed.then_some(name)).collect()
+    }
+    /// The needs of these names; `None` if one is unknown.
+    pub fn from_names(names: &[&str]) -> Option<FormNeeds> {
+        let [left, right, row_reduction, dual] = NEEDS.map(|name| names.contains(&name));
+        names.iter().all(|name| NEEDS.contains(name)).then_some(FormNeeds {
+            computed: [left, right],
+            row_reduction,
+            dual,
+        })
+    }
+}
+const NEEDS: [&str; 4] = ["left-operand", "right-operand", "row-reduction", "dual"];
+
+/// Whether ops of a class have forms.
+fn has_forms(class: Class) -> bool {
+    matches!(class, Class::Matmul | Class::Conv | Class::Attention)
+}
+
+/// The values of a kernel's body that the left and the right operand of what it multiplies are computed from: more than
+/// views of what it reads. What attention computes for its scores is none.
+pub fn computed_operands(body: &Graph) -> [BTreeSet<ValueId>; 2] {
+    let class = |v: ValueId| Class::of(body.op(v));
+    let operands = |v: ValueId, side: usize| {
+        let right = if class(v) == Class::Attention { 1..3 } else { 1..2 };
+        let places = [0..1, right][side].clone();
+        body.args(v).into_iter().enumerate().filter(move |(n, _)| places.contains(n)).map(|(_, a)| a)
+    };
+    [0, 1].map(|side| {
+        let anchors = body.values().filter(|&v| has_forms(class(v)));
+        let mut todo: Vec<ValueId> = anchors.flat_map(|v| operands(v, side)).collect();
+        let (mut seen, mut computed) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(v) = todo.pop() {
+            if has_forms(class(v)) || !seen.insert(v) {
+                continue;
+            }
+            if !matches!(class(v), Class::Leaf | Class::View) {
+                computed.insert(v);
+            }
+            todo.extend(body.args(v));
+        }
+        computed
+    })
+}
+
+/// Most rows or columns of a matmul that is always sums along rows: tiles would be mostly empty.
+pub const MAX_ROWS_BY_SUMS: usize = 4;
+
 /// The programs that one cost model prices: their prices err alike, those of two families do not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum ProgramFamily {
@@ -114,9 +197,30 @@ impl GemmForm {
         let operands = [Storage::InPlace; 2];
         GemmForm { template, split: false, dual: false, swap: false, operands, patches: None }
     }
+    /// Whether an operand may be computed from what is in memory: where it is used, or by the launch that copies it.
+    /// Warpgroups read operands from memory.
+    pub fn can_compute(&self, side: usize) -> bool {
+        let reads_memory = matches!(self.template, GemmTemplate::Tiles(Engine::Wgmma | Engine::Wgmma3xTf32));
+        !reads_memory || self.operands[side] == Storage::Copied
+    }
 }
 
 impl Form {
+    /// Whether a kernel of this form can fuse these.
+    pub fn can_fuse(&self, needs: FormNeeds) -> bool {
+        match self {
+            Form::Gemm(form) => {
+                let computed = [0, 1].map(|side| form.can_compute(side) || !needs.computed[side]);
+                // A tile holds whole rows of the result, unless it is one of the transpose, or FMAs spread its rows
+                // over warps.
+                let row_reduction =
+                    !form.swap && !matches!(form.template, GemmTemplate::Rows | GemmTemplate::Tiles(Engine::Fma));
+                computed == [true; 2] && (row_reduction || !needs.row_reduction) && (form.dual || !needs.dual)
+            }
+            // Tensor maps copy operands to shared memory unchanged; warps load them to registers.
+            Form::Attention(form) => !(needs.computes_operands() && form.engine == Engine::Wgmma) && !needs.dual,
+        }
+    }
     /// The form that a schedule gives a kernel of this kind, with so many matmuls on a GPU; `None` for kernels that do
     /// not multiply.
     pub fn of(schedule: &Schedule, kind: KernelKind, matmuls: usize) -> Option<Form> {

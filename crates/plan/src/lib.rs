@@ -19,7 +19,7 @@ pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
-pub use form::Form;
+pub use form::{Form, FormNeeds};
 pub use hardware::Hardware;
 pub use numerics::{Contract, Numerics, Precision, Rounding};
 pub use schedule::{Axis, Engine, Operand, Schedule, Step};
@@ -204,6 +204,9 @@ pub struct Stop {
     pub kernel: String,
     /// As `two anchor ops`, `row reduction after a matmul`, `no gain: 12.10 us together, 11.80 us apart`.
     pub why: String,
+    /// What the form of the two as one kernel would have to fuse; nothing if all forms can, or none.
+    #[serde(default)]
+    pub needs: FormNeeds,
 }
 
 /// When a kernel runs.

@@ -70,7 +70,8 @@ impl FromStr for Plan {
 mod tests {
     use super::*;
     use crate::{
-        Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, Origin, Precision, Reason, Rounding, Stop, Tuning,
+        Alternative, Buffer, BufferId, BufferKind, Cost, FormNeeds, Kernel, Origin, Precision, Reason, Rounding, Stop,
+        Tuning,
     };
     use kiln_graph::{Graph, ParamId, ValueId};
 
@@ -103,7 +104,11 @@ mod tests {
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),
-                    stops: vec![Stop { kernel: "gemm_1".into(), why: "two anchors".into() }],
+                    stops: vec![Stop {
+                        kernel: "gemm_1".into(),
+                        why: "no gain: 2.00 us together, 1.00 us apart".into(),
+                        needs: FormNeeds { computed: [false, true], ..FormNeeds::default() },
+                    }],
                     origins: vec![Origin {
                         value: ValueId(2),
                         names: vec!["%7".into(), "%9".into()],

@@ -6,8 +6,9 @@
 //! 4. a buffer is written before it is read, by exactly one kernel; input and parameter buffers are never written;
 //! 5. kernels of the load stage come first, read parameters and frozen buffers, and write frozen buffers; kernels of
 //!    the run stage write temporaries;
-//! 6. outputs are defined buffers.
-use crate::{BufferId, BufferKind, Kernel, Plan, PlanError, Stage};
+//! 6. outputs are defined buffers;
+//! 7. a kernel's form can fuse what its body computes.
+use crate::{BufferId, BufferKind, FormNeeds, Kernel, Plan, PlanError, Stage};
 use kiln_graph::{Op, ValueId, count};
 use std::collections::BTreeSet;
 
@@ -22,6 +23,10 @@ pub fn verify(p: &Plan) -> Result<(), PlanError> {
             return Err(wrong("the name is taken; kernel names are unique".into()));
         }
         body(p, k).map_err(wrong)?;
+        if let Some(form) = k.form.filter(|form| !form.can_fuse(FormNeeds::of(&k.body))) {
+            let needs = FormNeeds::of(&k.body).names().join(" and ");
+            return Err(wrong(format!("its form `{form}` cannot fuse its {needs}")));
+        }
         running |= k.stage == Stage::Run;
         if running && k.stage == Stage::Load {
             return Err(wrong("a kernel of the load stage comes after one of the run stage".into()));

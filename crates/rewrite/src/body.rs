@@ -110,15 +110,12 @@ pub fn kernel(dag: &Dag, k: &Region, name: &str, stage: Stage, machine: &Hardwar
     (planned, b)
 }
 
-/// The forms that rules give a region: those of its matmul, convolution or attention; of two matmuls those of a dual
-/// GEMM.
+/// The forms by which a region can be computed: those that rules give all that it multiplies, and that can fuse what
+/// else it computes.
 pub fn forms(dag: &Dag, k: &Region) -> Vec<Form> {
-    let multiplies = |m: &&usize| !dag.nodes[**m].value.forms.is_empty();
-    let found: Vec<usize> = k.members.iter().filter(multiplies).copied().collect();
-    let dual = |form: &Form| matches!(form, Form::Gemm(gemm) if gemm.dual);
-    match found[..] {
-        [] => vec![],
-        [one] => dag.nodes[one].value.forms.clone(),
-        [one, ..] => dag.nodes[one].value.forms.iter().copied().filter(dual).collect(),
-    }
+    let mut all = k.members.iter().map(|&m| &dag.nodes[m].value.forms).filter(|forms| !forms.is_empty());
+    let Some(first) = all.next() else { return vec![] };
+    let others: Vec<&Vec<Form>> = all.collect();
+    let fits = |form: &&Form| form.can_fuse(k.price.needs) && others.iter().all(|forms| forms.contains(form));
+    first.iter().filter(fits).copied().collect()
 }

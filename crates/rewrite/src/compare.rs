@@ -49,12 +49,20 @@ impl<'a> Planned<'a> {
         }
         all
     }
+}
+
+/// The price of some kernels.
+struct Total {
+    us: f64,
+    families: BTreeSet<ProgramFamily>,
+}
+impl Total {
     /// What these kernels take, if all have prices; and the families of programs that multiply. Not all are priced if
     /// some exceed `most` microseconds.
-    fn total(&self, kinds: &[u32], regions: &[&Region], most: f64, check: &mut Checker) -> Option<Total> {
+    fn of(dag: &Dag, kinds: &[u32], regions: &[&Region], most: f64, check: &mut Checker) -> Option<Total> {
         let mut total = Total { us: 0., families: BTreeSet::new() };
         for region in regions {
-            let priced = check.priced(self.dag, kinds, &[*region]).pop()??;
+            let priced = check.priced(dag, kinds, &[*region]).pop()??;
             total.us += priced.us;
             total.families.extend(priced.family);
             if total.us >= most {
@@ -63,12 +71,6 @@ impl<'a> Planned<'a> {
         }
         Some(total)
     }
-}
-
-/// The price of some kernels.
-struct Total {
-    us: f64,
-    families: BTreeSet<ProgramFamily>,
 }
 
 /// What a program multiplies in a run: types of results and operands, with how often each occurs.
@@ -100,7 +102,7 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     if roofline(&added) >= DECIDED_BY_ROOFLINE * roofline(&gone) {
         return Some(false);
     }
-    let before = now.total(&kinds_now, &gone, f64::INFINITY, check)?;
+    let before = Total::of(now.dag, &kinds_now, &gone, f64::INFINITY, check)?;
     let least: f64 = added.iter().map(|r| bound(&r.price, check.machine)).sum();
     if least * 1e6 >= before.us {
         return Some(false);
@@ -108,13 +110,30 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     let by_roofline = roofline(&added) + slack(now, new, &gone, &added, check) < roofline(&gone) * SAME_ROOFLINE;
     // Kernels of this price are refused whatever the others take.
     let most = before.us * if by_roofline { ADVANTAGE_OF_OTHER_PROGRAMS } else { 1. / SAME_PRICE };
-    let after = new.total(&kinds_new, &added, most, check)?;
+    let after = Total::of(new.dag, &kinds_new, &added, most, check)?;
     if after.us >= most {
         return Some(false);
     }
     let alike = before.families == after.families && !before.families.contains(&ProgramFamily::Rows);
     let factor = if alike { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_PROGRAMS };
     decided(before.us, after.us, factor).or(Some(by_roofline))
+}
+
+/// Whether kernels whose form computes operands where it reads them (`new`) are cheaper than those that they replace,
+/// which multiply the same. The roofline, by which they are merged, does not know that only some forms can, nor how
+/// often these compute an operand. False where there are no prices.
+pub fn prologue_pays(dag: &Dag, kinds: &[u32], gone: &[&Region], new: &[&Region], check: &mut Checker) -> bool {
+    if !check.has_prices() {
+        return false;
+    }
+    let Some(before) = Total::of(dag, kinds, gone, f64::INFINITY, check) else { return false };
+    let least: f64 = new.iter().map(|r| bound(&r.price, check.machine)).sum();
+    if least * 1e6 >= before.us {
+        return false;
+    }
+    let Some(after) = Total::of(dag, kinds, new, before.us, check) else { return false };
+    let factor = if before.families == after.families { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_PROGRAMS };
+    after.us < before.us * factor
 }
 
 /// What matmuls in place of attention must save by the roofline, which is low for short ones: a launch for each.

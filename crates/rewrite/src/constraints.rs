@@ -56,7 +56,8 @@ impl Constraints {
     }
 }
 
-/// Translates the constraints to `program`, and notes in `dag` the values to keep in memory.
+/// Translates the constraints to `program`, and notes in `dag` the values to keep in memory, and the forms that are
+/// asked for: kernels fuse what these can.
 pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> Result<Limits, Impossible> {
     let at = locate(g, program);
     let nodes = |group: &Group, constraint: &str| -> Result<BTreeSet<usize>, Impossible> {
@@ -83,6 +84,9 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
         let named = (0..program.nodes.len()).filter(|v| wanted.contains(names.of(*v)));
         let values = if wanted.is_empty() { nodes(group, "use_form")? } else { named.collect() };
         limits.forms.push((format!("use_form [{}]", group.label), values, *form));
+    }
+    for (_, values, form) in &limits.forms {
+        values.iter().for_each(|&v| dag.nodes[v].use_form(form));
     }
     dag.kept = kept.into_iter().collect();
     let by_name: BTreeMap<&str, usize> = (0..program.nodes.len()).map(|v| (names.of(v), v)).collect();

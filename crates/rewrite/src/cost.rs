@@ -5,6 +5,7 @@ use crate::dag::Dag;
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op, Type};
 use kiln_machine::Machine;
+use kiln_plan::form::FormNeeds;
 use kiln_plan::{Cost, Hardware, Terms, attention};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -19,6 +20,8 @@ pub struct Price {
     pub matrix_seconds: f64,
     pub other: f64,
     pub seconds: f64,
+    /// What the form of its matmul, convolution or attention has to fuse.
+    pub needs: FormNeeds,
 }
 
 impl Price {

@@ -32,6 +32,14 @@ pub struct Node {
     pub value: Rc<Value>,
     pub args: Vec<usize>,
 }
+impl Node {
+    /// Leaves it no other form, if it has this one.
+    pub fn use_form(&mut self, form: &Form) {
+        if self.value.forms.contains(form) {
+            self.value = Rc::new(Value { forms: vec![*form], ..Value::clone(&self.value) });
+        }
+    }
+}
 
 /// Nodes, operands before users, and those that are the graph's outputs, in order.
 #[derive(Clone, Debug, Default)]

@@ -12,7 +12,7 @@ use crate::why::label;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::Hardware;
-use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Form, Origin, Plan, Reason, Stage, Stop};
+use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Form, FormNeeds, Origin, Plan, Reason, Stage, Stop};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -127,8 +127,8 @@ impl Emitter<'_> {
         let fused = self.fusion == Fusion::Fused;
         let mut apart = Neighbours::default();
         for ((a, b), why) in if fused { boundaries(dag, kernels, check, self.limits) } else { BTreeMap::new() } {
-            apart.entry(a).or_default().push((true, b, text(&why)));
-            apart.entry(b).or_default().push((false, a, text(&why)));
+            apart.entry(a).or_default().push(Neighbour { reads: true, id: b, why: text(&why), needs: needs(&why) });
+            apart.entry(b).or_default().push(Neighbour { reads: false, id: a, why: text(&why), needs: needs(&why) });
         }
         // By kernel id: the position in the plan, and the name.
         let mut names: BTreeMap<usize, (usize, String)> = BTreeMap::new();
@@ -227,26 +227,40 @@ fn alternative(dag: &Dag, kinds: &[u32], k: &Region, check: &mut Checker) -> Opt
     (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
 }
 
-/// Neighbours that a kernel was not merged with, by kernel id: whether the neighbour reads from it, the neighbour's id,
-/// and why.
-type Neighbours = FxHashMap<usize, Vec<(bool, usize, String)>>;
+/// A neighbour that a kernel was not merged with.
+struct Neighbour {
+    /// Whether it reads from the kernel; else it is read.
+    reads: bool,
+    id: usize,
+    why: String,
+    /// What only some forms of the two as one kernel could fuse.
+    needs: FormNeeds,
+}
+/// By kernel id.
+type Neighbours = FxHashMap<usize, Vec<Neighbour>>;
 
 /// Why a kernel was not merged with its neighbours: first those it reads from, then its readers, each in order of
 /// position.
-fn stops(apart: &[(bool, usize, String)], names: &BTreeMap<usize, (usize, String)>) -> Vec<Stop> {
-    let known = apart.iter().filter_map(|(reader, other, why)| {
-        let (place, name) = names.get(other)?;
-        Some(((*reader, *place), Stop { kernel: name.clone(), why: why.clone() }))
+fn stops(apart: &[Neighbour], names: &BTreeMap<usize, (usize, String)>) -> Vec<Stop> {
+    let known = apart.iter().filter_map(|n| {
+        let (place, name) = names.get(&n.id)?;
+        Some(((n.reads, *place), Stop { kernel: name.clone(), why: n.why.clone(), needs: n.needs }))
     });
     // By position, which is unique.
     known.collect::<BTreeMap<(bool, usize), Stop>>().into_values().collect()
 }
 fn text(why: &Apart) -> String {
+    let no_gain = |together: f64, apart: f64| format!("no gain: {together:.2} us together, {apart:.2} us apart");
     match why {
         Apart::Illegal(r) => r.name().to_string(),
-        Apart::NoGain(one, two) => format!("no gain: {:.2} us together, {:.2} us apart", one * 1e6, two * 1e6),
+        Apart::NoGain { together, apart } => no_gain(together * 1e6, apart * 1e6),
+        Apart::NoGainByForm { together: Some(together), apart: Some(apart), .. } => no_gain(*together, *apart),
+        Apart::NoGainByForm { .. } => "no gain: no schedule of a form that fuses them has a price".to_string(),
         Apart::WouldWaitForItself => "the merged kernel would depend on itself".to_string(),
     }
+}
+fn needs(why: &Apart) -> FormNeeds {
+    if let Apart::NoGainByForm { needs, .. } = why { *needs } else { FormNeeds::default() }
 }
 
 /// A kernel's name from its most characteristic ops, at most three, in order.

@@ -6,13 +6,15 @@
 //! be computed in several kernels instead of being stored. Ties are broken by number, so the same program gives the
 //! same kernels.
 use crate::checker::Checker;
+use crate::compare;
 use crate::dag::Dag;
-use crate::region::{Reject, alone};
+use crate::region::{Reject, alone, kind};
 use crate::regions::sorted;
 pub use crate::regions::{Region, Regions, inputs};
 use kernel_order::KernelOrder;
 use kiln_graph::ops::Class;
-use kiln_plan::Stage;
+use kiln_plan::form::FormNeeds;
+use kiln_plan::{KernelKind, Stage};
 pub use limits::{Limits, Pin, fused_under};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::{Ordering, Reverse};
@@ -243,7 +245,15 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         let k = self.union(a, b)?.ok()?;
         let gain = self.seconds(a) + self.seconds(b) - k.price.seconds;
-        (gain > 1e-12 && !self.detour(a, b) && !self.detour(b, a)).then_some((gain, k))
+        let saves = gain > 1e-12 && !self.detour(a, b) && !self.detour(b, a) && self.prologue_pays(&[a, b], &[&k]);
+        saves.then_some((gain, k))
+    }
+    /// Where `new` kernels compute operands of matmuls: whether their prices say that they save time.
+    fn prologue_pays(&mut self, gone: &[usize], new: &[&Region]) -> bool {
+        let computes_operands =
+            |r: &&Region| r.price.needs.computes_operands() && kind(self.dag, &r.members) == KernelKind::Gemm;
+        let gone: Vec<&Region> = gone.iter().filter_map(|id| self.plan.by_id.get(id)).collect();
+        !new.iter().any(computes_operands) || compare::prologue_pays(self.dag, &self.kinds, &gone, new, self.check)
     }
     fn union(&mut self, a: usize, b: usize) -> Option<Result<Region, Reject>> {
         let (ka, kb) = (self.plan.by_id.get(&a)?, self.plan.by_id.get(&b)?);
@@ -324,9 +334,11 @@ impl<'a, 'm> Planner<'a, 'm> {
         cone(self.dag, members, outs, &[])
     }
     /// Does replacing `gone` by `new` save time, and do the constraints allow it?
-    fn gains(&self, gone: &[usize], new: &[Region]) -> bool {
+    fn gains(&mut self, gone: &[usize], new: &[Region]) -> bool {
         let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
-        new.iter().map(|k| k.price.seconds).sum::<f64>() < before - 1e-12 && self.keeps_together(gone, new)
+        new.iter().map(|k| k.price.seconds).sum::<f64>() < before - 1e-12
+            && self.keeps_together(gone, new)
+            && self.prologue_pays(gone, &new.iter().collect::<Vec<_>>())
     }
     /// Stops storing `v`: every reader recomputes it. True if that is legal everywhere and saves time.
     fn recompute(&mut self, v: usize) -> bool {
@@ -437,12 +449,39 @@ impl<'a, 'm> Planner<'a, 'm> {
     }
 }
 
-/// Why two kernels were not merged: the refusal, or the two prices in seconds (together, apart).
+/// Why two kernels were not merged.
 pub enum Apart {
     Illegal(Reject),
-    NoGain(f64, f64),
+    /// By the roofline, in seconds.
+    NoGain {
+        together: f64,
+        apart: f64,
+    },
+    /// Only some forms can fuse them; by the prices of schedules, in microseconds.
+    NoGainByForm {
+        together: Option<f64>,
+        apart: Option<f64>,
+        needs: FormNeeds,
+    },
     WouldWaitForItself,
 }
+impl Planner<'_, '_> {
+    /// Why `a` and `b`, which are `merged` together, take no less time.
+    fn no_gain(&mut self, a: usize, b: usize, merged: &Region) -> Apart {
+        let parts = [&self.plan.by_id[&a], &self.plan.by_id[&b]];
+        let needs = merged.price.needs;
+        if parts.iter().any(|part| part.price.needs == needs) || needs == FormNeeds::default() {
+            return Apart::NoGain { together: merged.price.seconds, apart: self.seconds(a) + self.seconds(b) };
+        }
+        let mut us = |regions: &[&Region]| -> Option<f64> {
+            let priced = self.check.priced(self.dag, &self.kinds, regions);
+            priced.into_iter().map(|p| Some(p?.us)).sum()
+        };
+        let (together, apart) = (us(&[merged]), us(&parts));
+        Apart::NoGainByForm { together, apart, needs }
+    }
+}
+
 /// For every kernel and each of its readers: why they were not merged.
 pub fn boundaries(
     dag: &Dag,
@@ -468,7 +507,7 @@ pub fn boundaries(
             let why = match p.union(id, f) {
                 Some(Err(r)) => Apart::Illegal(r),
                 Some(Ok(_)) if p.detour(id, f) => Apart::WouldWaitForItself,
-                Some(Ok(k)) => Apart::NoGain(k.price.seconds, p.seconds(id) + p.seconds(f)),
+                Some(Ok(k)) => p.no_gain(id, f, &k),
                 None => continue,
             };
             out.insert((id, f), why);

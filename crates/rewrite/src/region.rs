@@ -3,14 +3,15 @@
 //! Legality is a property of the whole region, never of a pair. Going backward from the outputs, every value gets its
 //! access maps (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row
 //! and which run along it. An anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and
-//! once. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
+//! once. What it can fuse is a matter of its forms: a region notes what it asks of them ([`FormNeeds`]), and is legal if
+//! one of them can. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
 use crate::cost::{OpTypes, Price};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Op};
-use kiln_plan::Hardware;
-use kiln_plan::KernelKind;
+use kiln_plan::form::FormNeeds;
+use kiln_plan::{Hardware, KernelKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
@@ -273,7 +274,7 @@ pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
         matrix: op.matrix_flops(),
         matrix_seconds: op.matrix_seconds(machine),
         other: dag.op(v).weight() * dag.count(v),
-        seconds: 0.,
+        ..Price::default()
     };
     match dag.class[v] {
         // libtorch's time is unknown, and no choice changes it.
@@ -294,19 +295,14 @@ impl CheckedRegion<'_> {
             if done.iter().any(|o| o.map == u.map && o.prologue == u.prologue) {
                 continue;
             }
-            if u.prologue && !class.is_free() && !(self.reads_once && dequantises(self.dag.op(v))) {
-                return Err(match class {
-                    c if c.is_anchor() => Reject::TwoAnchors,
-                    Class::Reduce | Class::ArgReduce | Class::Row => Reject::RowReductionBeforeMatmul,
-                    _ => Reject::ArithmeticBeforeMatmul,
-                });
+            if u.prologue && !matches!(class, Class::Leaf | Class::View) {
+                self.prologue(v)?;
             }
             if done.len() >= MAX_USES {
                 return Err(Reject::RecomputedTooOften);
             }
             let reach = match class {
                 Class::Leaf | Class::Fallback | Class::Result => return Err(Reject::Fallback),
-                Class::Generator if u.prologue && !self.reads_once => return Err(Reject::AnchorNeedsStoredOperands),
                 Class::Generator => vec![],
                 Class::View => vec![(self.dag.args(v)[0], self.view(v, &u.map))],
                 Class::Pointwise => self.pointwise(v, &u),
@@ -330,6 +326,54 @@ impl CheckedRegion<'_> {
         }
         self.uses.insert(v, done);
         Ok(())
+    }
+
+    /// Checks that some form of the anchor computes this operand where it reads it.
+    fn prologue(&mut self, v: usize) -> Result<(), Reject> {
+        let class = self.dag.class[v];
+        let computed = match class {
+            Class::Generator => Err(Reject::AnchorNeedsStoredOperands),
+            Class::Pointwise => Err(Reject::ArithmeticBeforeMatmul),
+            c if c.is_anchor() => return Err(Reject::TwoAnchors),
+            Class::Reduce | Class::ArgReduce | Class::Row => return Err(Reject::RowReductionBeforeMatmul),
+            _ => return Err(Reject::ArithmeticBeforeMatmul),
+        };
+        let Some(anchor) = self.anchor else { return computed };
+        let forms = &self.dag.nodes[anchor].value.forms;
+        let computes = |computed| forms.iter().any(|form| form.can_fuse(FormNeeds { computed, ..self.price.needs }));
+        // Of which operand it is part is known once all are.
+        let has_form = computes([true, false]) || computes([false, true]);
+        let fits = match self.dag.class[anchor] {
+            Class::Attention => {
+                let dequantised = class == Class::Generator || dequantises(self.dag.op(v));
+                self.reads_once && dequantised && (has_form || forms.is_empty())
+            }
+            // Which forms are cheapest depends on the number of rows.
+            Class::Matmul => has_form && !self.machine.contract.batch_invariant,
+            _ => false,
+        };
+        if fits { Ok(()) } else { computed }
+    }
+    /// Whether the left and the right operand of what the region multiplies are computed by it.
+    fn computed_operands(&self) -> [bool; 2] {
+        let (dag, members) = (self.dag, self.members);
+        let is_member = |v: &usize| members.binary_search(v).is_ok();
+        let multiplies = |v: &&usize| matches!(dag.class[**v], Class::Matmul | Class::Attention);
+        [0, 1].map(|side| {
+            let operands = |v: &usize| match (side, dag.class[*v]) {
+                (0, _) => &dag.args(*v)[..1],
+                (_, Class::Attention) => &dag.args(*v)[1..OF_SCORES],
+                _ => &dag.args(*v)[1..2],
+            };
+            let mut todo: Vec<usize> = members.iter().filter(multiplies).flat_map(operands).copied().collect();
+            let mut seen = BTreeSet::new();
+            while let Some(v) = todo.pop() {
+                if is_member(&v) && seen.insert(v) {
+                    todo.extend(dag.args(v));
+                }
+            }
+            seen.into_iter().any(|v| !matches!(dag.class[v], Class::Leaf | Class::View))
+        })
     }
 
     /// A stored value must be computed in full, in the order of the iteration space or of its rows. One that no other
@@ -475,8 +519,22 @@ impl CheckedRegion<'_> {
             }
         }
         let Some(anchor) = self.anchor else { return Ok(()) };
+        self.price.needs.computed = self.computed_operands();
+        self.price.needs.row_reduction = self.rows.is_some();
         if self.rows.is_some() && !self.fits_tile(anchor) {
             return Err(Reject::RowReductionAfterMatmul);
+        }
+        let needs = self.price.needs;
+        let has_form = |v: &usize| {
+            let forms = &self.dag.nodes[*v].value.forms;
+            forms.is_empty() || forms.iter().any(|form| form.can_fuse(needs))
+        };
+        if !members.iter().all(has_form) {
+            return Err(match needs {
+                FormNeeds { row_reduction: true, .. } => Reject::RowReductionAfterMatmul,
+                FormNeeds { dual: true, .. } => Reject::TwoAnchors,
+                FormNeeds { .. } => Reject::ArithmeticBeforeMatmul,
+            });
         }
         if outs.len() > 1 {
             return Err(Reject::SecondOutputOfAnchor);
@@ -539,6 +597,10 @@ impl CheckedRegion<'_> {
         }
         self.price.read = read;
         self.price.other += loads;
+        if self.price.needs.computes_operands() && self.anchor.is_some_and(|v| self.dag.class[v] == Class::Matmul) {
+            // Of forms that compute operands, sums along rows store none first; they multiply by FMAs.
+            self.price.matrix_seconds = self.price.matrix_seconds.max(self.price.matrix / self.machine.rates.alu);
+        }
         self.price.timed(self.machine)
     }
 

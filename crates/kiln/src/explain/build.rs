@@ -5,8 +5,9 @@ use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_lower::price::Price;
 use kiln_plan::{
-    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Stage,
+    BufferId, BufferKind, Form, FormNeeds, Kernel, Numerics, Plan, Precision, Stage,
     exec::{Slot, Steps, Work},
+    form::computed_operands,
 };
 use kiln_rewrite::{cost::terms, region::Reject, rules};
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,6 +169,12 @@ impl<'a> Facts<'a> {
             launches,
             loop_ends: vec![],
             form: k.form.map(|f| f.to_string()),
+            form_needs: k
+                .form
+                .map_or(vec![], |_| FormNeeds::of(&k.body).names())
+                .into_iter()
+                .map(String::from)
+                .collect(),
             forms: vec![],
             schedule: None,
             schedules: vec![],
@@ -328,10 +335,12 @@ fn forms(c: &Compiled, k: &Kernel) -> Vec<FormReport> {
         return vec![];
     }
     let multiplies = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Matmul | Class::Conv | Class::Attention);
-    let has_epilogue =
-        k.body.values().any(|v| !multiplies(v) && !Class::of(k.body.op(v)).is_free() && !is_leaf(k.body.op(v)));
+    let before = computed_operands(&k.body);
+    let after = |v: ValueId| !multiplies(v) && !Class::of(k.body.op(v)).is_free() && !is_leaf(k.body.op(v));
+    let has_epilogue = k.body.values().any(|v| after(v) && !before.iter().any(|side| side.contains(&v)));
     // A defect shows where the kernel is lowered.
     let all = kiln_lower::forms(k, c.options.machine()).unwrap_or_default();
+    let can = |form: &Form, s: &kiln_plan::Stop| s.needs != FormNeeds::default() && form.can_fuse(s.needs);
     let report = |p: kiln_lower::PricedForm| {
         let epilogue = match p.epilogue {
             kiln_lower::Epilogue::Fused => "fuses the epilogue",
@@ -344,6 +353,7 @@ fn forms(c: &Compiled, k: &Kernel) -> Vec<FormReport> {
             schedule: p.schedule.to_string(),
             us: (p.us * 100.0).round() / 100.0,
             epilogue: has_epilogue.then(|| epilogue.to_string()),
+            could_fuse: k.reason.stops.iter().filter(|s| can(&p.form, s)).map(|s| s.kernel.clone()).collect(),
         }
     };
     all.into_iter().map(report).collect()
@@ -397,7 +407,8 @@ fn class(k: &Kernel) -> Numerics {
 
 fn stop(s: &kiln_plan::Stop) -> StopReport {
     let means = Reject::by_name(&s.why).map_or("", Reject::means);
-    StopReport { kernel: s.kernel.clone(), why: s.why.clone(), means: means.into() }
+    let needs = s.needs.names().into_iter().map(String::from).collect();
+    StopReport { kernel: s.kernel.clone(), why: s.why.clone(), means: means.into(), needs }
 }
 
 /// The reason in one line, one clause per fact.

@@ -117,13 +117,29 @@ impl KernelReport {
     }
     fn reasons_text(&self, t: &mut String, width: usize) {
         if let Some(form) = &self.form {
-            *t += &wrapped("form        ", form, width);
+            let operand = |need: &&String| need.ends_with("-operand");
+            let computed: Vec<&str> =
+                self.form_needs.iter().filter(operand).filter_map(|need| need.split('-').next()).collect();
+            let text = match computed[..] {
+                [] => form.clone(),
+                _ => format!(
+                    "{form}, which computes its {} operand; with a form that does not, another kernel stores it \
+                     (`--why-not {} FORM`)",
+                    computed.join(" and its "),
+                    self.name
+                ),
+            };
+            *t += &wrapped("form        ", &text, width);
         }
         if self.forms.len() > 1 {
             let one = |f: &FormReport| {
                 let chosen = if Some(&f.form) == self.form.as_ref() { " (chosen)" } else { "" };
                 let epilogue = f.epilogue.as_ref().map(|e| format!(", {e}")).unwrap_or_default();
-                format!("{:.2} us by {}{chosen}{epilogue}", f.us, f.form)
+                let others = match f.could_fuse.is_empty() {
+                    true => String::new(),
+                    false => format!(", could fuse {}", f.could_fuse.join(", ")),
+                };
+                format!("{:.2} us by {}{chosen}{epilogue}{others}", f.us, f.form)
             };
             let all: Vec<String> = self.forms.iter().map(one).collect();
             *t += &wrapped("forms       ", &format!("predicted: {}", all.join(" | ")), width);

@@ -11,7 +11,7 @@ use crate::scalar::composite::Decomposed;
 use crate::select::allowed::{FormsAllowed, form_of};
 use crate::select::{self, propose};
 use kiln_machine::Machine;
-use kiln_plan::form::{Form, ProgramFamily};
+use kiln_plan::form::{Form, MAX_ROWS_BY_SUMS, ProgramFamily};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
@@ -156,7 +156,7 @@ fn cheapest_product(
 /// sums along rows are cheaper.
 fn products(kernel: &Kernel, machine: &Machine, forms: FormsAllowed) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
     let rows = forms.rows();
-    if rows && is_few(kernel, machine, MAX_ROWS_BY_SUMS[0])? {
+    if rows && is_few(kernel, machine, MAX_ROWS_BY_SUMS)? {
         return Ok(vec![]);
     }
     let mut all = multiplying(kernel, machine)?;
@@ -189,15 +189,14 @@ pub fn price_among(
     Ok(if nests.is_empty() { None } else { Some((nests.iter().sum(), family)) })
 }
 
-/// Most rows or columns of a matmul that is sums along rows, as tiles would be mostly empty; and for which these are a
-/// candidate.
-const MAX_ROWS_BY_SUMS: [usize; 2] = [4, 16];
+/// Most rows or columns of a matmul for which sums along rows are a candidate.
+const MAX_ROWS_OF_CANDIDATES: usize = 16;
 /// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
 const MIN_ADVANTAGE_OF_SUMS: f64 = 1.5;
 
 /// The schedule and the price of a matmul of few rows or columns as sums along rows.
 fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {
-    if !is_few(kernel, machine, MAX_ROWS_BY_SUMS[1])? {
+    if !is_few(kernel, machine, MAX_ROWS_OF_CANDIDATES)? {
         return Ok(None);
     }
     let nest = unsupported_as_none(only_nest(kernel, machine, &|_, nest| propose::schedules(nest)))?.flatten();

@@ -1,8 +1,8 @@
 //! Parses a plan's text.
 use super::words::{Lines, Parsed, Words};
 use crate::{
-    Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Origin, Plan, PlanError, Precision, Reason, Rounding,
-    Search, Stage, Stop, Tuning,
+    Alternative, Buffer, BufferKind, Cost, FormNeeds, Kernel, KernelKind, Origin, Plan, PlanError, Precision, Reason,
+    Rounding, Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId};
 
@@ -150,7 +150,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     w.strings()?;
             }
             "alternative" => reason.alternative = Some(Alternative { what: w.string()?, us: w.keyed("us")? }),
-            "stop" => reason.stops.push(Stop { kernel: w.string()?, why: w.string()? }),
+            "stop" => reason.stops.push(stop(&mut w)?),
             "graph" => {
                 let body = body(lines)?;
                 lines.next()?.expect("}")?;
@@ -196,4 +196,15 @@ fn body(lines: &mut Lines) -> Parsed<Graph> {
     lines.at += 1;
     let text = lines.lines[from..lines.at].join("\n");
     kiln_graph::text::parse(&text).map_err(|e| format!("body that begins on line {}: {e}", from + 1))
+}
+/// A neighbour that the kernel was not merged with.
+fn stop(w: &mut Words) -> Parsed<Stop> {
+    let (kernel, why) = (w.string()?, w.string()?);
+    let mut names = vec![];
+    while w.peek().is_some() {
+        names.push(w.word()?);
+    }
+    let unknown = || format!("`{}` is not what a form fuses", names.join(" "));
+    let needs = FormNeeds::from_names(&names).ok_or_else(unknown)?;
+    Ok(Stop { kernel, why, needs })
 }

@@ -93,7 +93,8 @@ fn kernel(out: &mut String, k: &Kernel) {
         let _ = writeln!(out, "    alternative {} us={}", quoted(&a.what), a.us);
     }
     for s in &k.reason.stops {
-        let _ = writeln!(out, "    stop {} {}", quoted(&s.kernel), quoted(&s.why));
+        let needs: String = s.needs.names().iter().map(|name| format!(" {name}")).collect();
+        let _ = writeln!(out, "    stop {} {}{needs}", quoted(&s.kernel), quoted(&s.why));
     }
     let named: Vec<String> =
         k.reason.origins.iter().map(|o| format!("{} {}", o.value, quoted(&o.names.join(" ")))).collect();

@@ -38,7 +38,10 @@ impl CheckedRegion<'_> {
         }
         match self.anchor {
             None => self.anchor = Some(v),
-            Some(first) if self.dual.is_none() && self.are_siblings(first, v, u) => self.dual = Some(v),
+            Some(first) if self.dual.is_none() && self.are_siblings(first, v, u) => {
+                self.dual = Some(v);
+                self.price.needs.dual = true;
+            }
             _ => return Err(Reject::TwoAnchors),
         }
         let walked: BTreeSet<Atom> = self.space.flat(m).into_iter().collect();

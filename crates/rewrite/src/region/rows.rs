@@ -5,10 +5,9 @@ use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op};
 use kiln_plan::Precision;
+use kiln_plan::form::MAX_ROWS_BY_SUMS;
 use std::collections::BTreeSet;
 
-/// A matmul of at most this many rows or columns is computed by row sums, not in tiles.
-const FEW: usize = 4;
 /// Least number of elements of a matmul whose heads are reduced in tiles as wide as a head.
 const MANY: usize = 1 << 22;
 /// Largest K of a matmul with a fused reduction of heads that are half as wide as a tile: with K = 1024 it took 0.83 of
@@ -126,7 +125,8 @@ impl CheckedRegion<'_> {
         };
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
         let matmul = dag.class[anchor] == Class::Matmul && self.dual.is_none() && self.place.is_none();
-        let whole = rows > FEW && columns > FEW && columns <= m.templates.tile && across == along;
+        let whole =
+            rows > MAX_ROWS_BY_SUMS && columns > MAX_ROWS_BY_SUMS && columns <= m.templates.tile && across == along;
         // A tile sums a row in another order than a reduction kernel does, and it is only used for more than a few
         // rows: not batch-invariant.
         !m.contract.batch_invariant
