@@ -8,6 +8,7 @@ use crate::matmul::gemm::{Found, Multiplied, Second, find, lower, on_gpu, whole}
 use crate::matmul::wgmma::shape::MAX_SKINNY_ROWS;
 use crate::nest::lowering::Lowering;
 use crate::select::matmul::{candidates as matmul_candidates, swapped_candidates};
+use crate::select::propose;
 use kiln_graph::{DType, ValueId};
 use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
 use kiln_plan::{Hardware, Precision};
@@ -41,7 +42,9 @@ pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSc
     let share = library::share(kernel, v, full, other(&best.0));
     // It was measured beside warpgroups.
     let share = if machine.arch.has_wgmma() { share } else { share.max(1.0) };
-    let of_library = Lowering { multiply: Some(MatmulSchedule::Library), ..*kernel };
+    // What it takes does not depend on the schedules of its launches.
+    let multiply = Some(MatmulSchedule::Library);
+    let of_library = Lowering { multiply, propose: propose::any_schedule_of, ..*kernel };
     if let Some(steps) = unsupported_as_none(lower(&of_library, machine))? {
         all.push((MatmulSchedule::Library, library::us(&of_library, full, &steps, best.1 * share)));
     }

@@ -17,6 +17,7 @@ use crate::cost::price::Price;
 use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::scalar::dag::{NodeId, NodeOp};
+use crate::schedule::tile;
 use crate::select::host;
 use crate::select::invariant::is_invariant;
 use crate::select::order;
@@ -68,6 +69,25 @@ pub fn schedules(nest: &Nest) -> Result<Vec<(Schedule, Price)>, LowerError> {
 /// The same without prices ([`crate::nest::lowering::ProposeSchedules`]).
 pub fn schedules_of(nest: &Nest) -> Result<Vec<Schedule>, LowerError> {
     Ok(schedules(nest)?.into_iter().map(|(schedule, _)| schedule).collect())
+}
+
+/// One schedule that fits, without pricing any ([`crate::nest::lowering::ProposeSchedules`]): to see which steps a kernel
+/// is lowered to, whatever their schedules.
+pub fn any_schedule_of(nest: &Nest) -> Result<Vec<Schedule>, LowerError> {
+    if !nest.machine.arch.is_gpu() || nest.machine.contract.batch_invariant {
+        return schedules_of(nest);
+    }
+    let facts = NestFeatures::of(nest);
+    let mut proposals = Proposals::new(nest, &facts);
+    match nest.row() {
+        Some(row) => rows::rows(&mut proposals, row),
+        None => points::points(&mut proposals),
+    }
+    let found = proposals.schedules.into_iter().find(|s| nest.row().is_some() || tile::tiles(nest, s));
+    match found {
+        Some(schedule) => Ok(vec![schedule]),
+        None => schedules_of(nest),
+    }
 }
 
 /// The schedule that a nest gets, with its price.
