@@ -39,7 +39,7 @@ impl Lines {
                 let x = self.input(stored, &shape);
                 self.op(format!("cast {x} to={dtype}"))
             }
-            "groups" if columns % 8 == 0 => {
+            "groups" if columns.is_multiple_of(8) => {
                 let groups = format!("{rows},{},8", columns / 8);
                 let (x, scale) = (self.input("i8", &shape), self.input(dtype, &format!("{rows},{},1", columns / 8)));
                 let x = self.op(format!("cast {x} to={dtype}"));

@@ -161,6 +161,8 @@ pub fn computed_operands(body: &Graph) -> [BTreeSet<ValueId>; 2] {
 
 /// Most rows or columns of a matmul that is always sums along rows: tiles would be mostly empty.
 pub const MAX_ROWS_BY_SUMS: usize = 4;
+/// Most rows or columns of a matmul for which sums along rows are a candidate.
+pub const MAX_ROWS_OF_SUMS: usize = 16;
 
 /// The programs that one cost model prices: their prices err alike, those of two families do not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -218,7 +220,7 @@ impl Form {
                 computed == [true; 2] && (row_reduction || !needs.row_reduction) && (form.dual || !needs.dual)
             }
             // Tensor maps copy operands to shared memory unchanged; warps load them to registers.
-            Form::Attention(form) => !(needs.computes_operands() && form.engine == Engine::Wgmma) && !needs.dual,
+            Form::Attention(form) => !needs.dual && (!needs.computes_operands() || form.engine != Engine::Wgmma),
         }
     }
     /// The form that a schedule gives a kernel of this kind, with so many matmuls on a GPU; `None` for kernels that do

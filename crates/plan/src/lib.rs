@@ -3,7 +3,7 @@
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan
 //! can be interpreted, printed and compared with the graph crate alone. Also holds what several later stages must agree
 //! on: steps of a kernel ([`exec`]), the tiling of attention, which the planner prices before lowering applies it
-//! ([`attention`]), records of out-of-range indices ([`index`]). Never: block programs, launches, measurements.
+//! ([`attention`]), how far prices err ([`price_error`]), records of out-of-range indices ([`index`]). Never: block programs, launches, measurements.
 #![warn(missing_docs)]
 
 pub mod attention;
@@ -14,6 +14,7 @@ mod hardware;
 pub mod index;
 pub mod matmul_schedule;
 mod numerics;
+pub mod price_error;
 pub mod schedule;
 pub mod text;
 pub mod verify;

@@ -11,8 +11,9 @@ use crate::scalar::composite::Decomposed;
 use crate::select::allowed::{FormsAllowed, form_of};
 use crate::select::{self, propose};
 use kiln_machine::Machine;
-use kiln_plan::form::{Form, MAX_ROWS_BY_SUMS, ProgramFamily};
+use kiln_plan::form::{Form, MAX_ROWS_BY_SUMS, MAX_ROWS_OF_SUMS, ProgramFamily};
 use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule};
+use kiln_plan::price_error::{ADVANTAGE_OF_OTHER_FAMILY, SAME_PRICE};
 use kiln_plan::{Kernel, KernelKind, Schedule, Step};
 
 /// Version of the programs that schedules stand for: raised whenever they change so much that old measurements are
@@ -165,7 +166,7 @@ fn products(kernel: &Kernel, machine: &Machine, forms: FormsAllowed) -> Result<V
         all.retain(|c| forms.contain(&Form::of_tiles(&c.0, kernel.kind, matmuls)));
     }
     if rows && let Some((_, rows)) = by_rows(kernel, machine)?.filter(|_| !kernel.batch_invariant) {
-        all.retain(|c| c.1 <= MIN_ADVANTAGE_OF_SUMS * rows.us);
+        all.retain(|c| c.1 <= ADVANTAGE_OF_OTHER_FAMILY * rows.us);
     }
     Ok(all)
 }
@@ -189,14 +190,9 @@ pub fn price_among(
     Ok(if nests.is_empty() { None } else { Some((nests.iter().sum(), family)) })
 }
 
-/// Most rows or columns of a matmul for which sums along rows are a candidate.
-const MAX_ROWS_OF_CANDIDATES: usize = 16;
-/// How much cheaper sums along rows must be than tiles to replace them: prices of two kinds of programs err apart.
-const MIN_ADVANTAGE_OF_SUMS: f64 = 1.5;
-
 /// The schedule and the price of a matmul of few rows or columns as sums along rows.
 fn by_rows(kernel: &Kernel, machine: &Machine) -> Result<Option<(Schedule, Price)>, LowerError> {
-    if !is_few(kernel, machine, MAX_ROWS_OF_CANDIDATES)? {
+    if !is_few(kernel, machine, MAX_ROWS_OF_SUMS)? {
         return Ok(None);
     }
     let nest = unsupported_as_none(only_nest(kernel, machine, &|_, nest| propose::schedules(nest)))?.flatten();
@@ -376,6 +372,8 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
         };
         Ok(unsupported_as_none(all)?.unwrap_or_default())
     })?;
+    // Of schedules of about the same price the first is taken that leaves the fewest multiprocessors idle: larger tiles
+    // come first, and read less from the L2 cache.
     let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
     let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * SAME_PRICE <= least);
     close.sort_by_key(|c| c.0.idle(machine.units.multiprocessors));
@@ -387,7 +385,3 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
     }
     Ok(close)
 }
-
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the first is taken that leaves
-/// the fewest multiprocessors idle: larger tiles come first, and read less from the L2 cache.
-const SAME_PRICE: f64 = 0.98;

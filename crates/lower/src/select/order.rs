@@ -4,6 +4,7 @@ use crate::cost::price::Price;
 use crate::nest::Nest;
 use crate::select::extents::{elements, strip, warps};
 use kiln_block::passes::layout::VECTOR;
+use kiln_plan::price_error::SAME_PRICE;
 use kiln_plan::{Axis, Schedule, Step};
 
 /// How much of a tile a thread holds.
@@ -27,12 +28,11 @@ pub struct Priced {
     pub fit: Fit,
 }
 
-/// Prices that are closer than that are as often in the wrong order. Of these schedules the one is taken whose threads
+/// Of schedules of about the same price ([`SAME_PRICE`]; of columns nearer) the one is taken whose threads
 /// have the fewest elements, but not fewer than a vector, unless they load them in a loop: the more threads there are,
 /// the better they hide each other's waits. Of equals it is the one with the fewest blocks of a cluster, then with the
 /// fewest warps, but not fewer than these: small blocks follow each other more smoothly. Where columns are only reduced
 /// the number of elements does not matter.
-const SAME_PRICE: f64 = 0.98;
 const SAME_PRICE_OF_COLUMNS: f64 = 0.97;
 const MIN_WARPS: usize = 4;
 
