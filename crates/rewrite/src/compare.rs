@@ -8,17 +8,15 @@
 use crate::checker::Checker;
 use crate::cost::bound;
 use crate::dag::Dag;
+use crate::region::kind;
 use crate::regions::{Region, Regions};
 use kiln_graph::Type;
 use kiln_graph::ops::Class;
+use kiln_plan::KernelKind;
 use kiln_plan::form::ProgramFamily;
+use kiln_plan::price_error::{ADVANTAGE_OF_OTHER_FAMILY, SAME_PRICE};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Prices that are closer than that are as often in the wrong order: then the roofline decides.
-const SAME_PRICE: f64 = 0.98;
-/// How much cheaper kernels of other families of programs must be: their prices err apart. So do those of sums along
-/// rows, which take weights to be in the L2 cache that fit it by themselves, but not together.
-const ADVANTAGE_OF_OTHER_PROGRAMS: f64 = 1.5;
 /// How much slower by the roofline kernels are that are refused without a price.
 const DECIDED_BY_ROOFLINE: f64 = 1.5;
 /// The same for rooflines, which only err in how they round.
@@ -51,25 +49,56 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// The price of some kernels.
+/// How long elementwise kernels take: most are priced in vain, and each has hundreds of schedules.
+#[derive(Clone, Copy, PartialEq)]
+enum Elementwise {
+    /// By the roofline, within a range.
+    Estimated,
+    /// By their schedules.
+    Priced,
+}
+/// How much longer or shorter elementwise kernels are priced than estimated: 98 of 100 at most that.
+pub const ELEMENTWISE_RANGE: f64 = 2.;
+
+/// Kernels of a program, with what tells its values apart.
+struct Kernels<'a> {
+    dag: &'a Dag,
+    kinds: &'a [u32],
+    regions: &'a [&'a Region],
+}
+
+/// The price of some kernels in microseconds, at least and at most, and the families of programs that multiply.
 struct Total {
-    us: f64,
+    least: f64,
+    most: f64,
     families: BTreeSet<ProgramFamily>,
 }
 impl Total {
-    /// What these kernels take, if all have prices; and the families of programs that multiply. Not all are priced if
-    /// some exceed `most` microseconds.
-    fn of(dag: &Dag, kinds: &[u32], regions: &[&Region], most: f64, check: &mut Checker) -> Option<Total> {
-        let mut total = Total { us: 0., families: BTreeSet::new() };
+    /// What these kernels take, if all have prices. Not all are priced if some exceed `limit`.
+    fn of(kernels: &Kernels, elementwise: Elementwise, limit: f64, check: &mut Checker) -> Option<Total> {
+        let &Kernels { dag, kinds, regions } = kernels;
+        let mut total = Total { least: 0., most: 0., families: BTreeSet::new() };
         for region in regions {
+            if elementwise == Elementwise::Estimated && kind(dag, &region.members) == KernelKind::Pointwise {
+                let us = region.price.least_seconds(check.machine) * 1e6;
+                total.least += us / ELEMENTWISE_RANGE;
+                total.most += us * ELEMENTWISE_RANGE;
+                continue;
+            }
             let priced = check.priced(dag, kinds, &[*region]).pop()??;
-            total.us += priced.us;
+            total.least += priced.us;
+            total.most += priced.us;
             total.families.extend(priced.family);
-            if total.us >= most {
+            if total.least >= limit {
                 break;
             }
         }
         Some(total)
+    }
+    /// Whether it is less than `before` by a factor; `None` if neither is less than the other.
+    fn is_less(&self, before: &Total, factor: f64) -> Option<bool> {
+        let (better, worse) = (self.most < before.least * factor, before.most < self.least * factor);
+        (better || worse).then_some(better)
     }
 }
 
@@ -102,38 +131,52 @@ fn by_price(now: &Planned, new: &Planned, check: &mut Checker) -> Option<bool> {
     if roofline(&added) >= DECIDED_BY_ROOFLINE * roofline(&gone) {
         return Some(false);
     }
-    let before = Total::of(now.dag, &kinds_now, &gone, f64::INFINITY, check)?;
     let least: f64 = added.iter().map(|r| bound(&r.price, check.machine)).sum();
-    if least * 1e6 >= before.us {
-        return Some(false);
-    }
     let by_roofline = roofline(&added) + slack(now, new, &gone, &added, check) < roofline(&gone) * SAME_ROOFLINE;
-    // Kernels of this price are refused whatever the others take.
-    let most = before.us * if by_roofline { ADVANTAGE_OF_OTHER_PROGRAMS } else { 1. / SAME_PRICE };
-    let after = Total::of(new.dag, &kinds_new, &added, most, check)?;
-    if after.us >= most {
-        return Some(false);
+    let gone = Kernels { dag: now.dag, kinds: &kinds_now, regions: &gone };
+    let added = Kernels { dag: new.dag, kinds: &kinds_new, regions: &added };
+    for elementwise in [Elementwise::Estimated, Elementwise::Priced] {
+        let before = Total::of(&gone, elementwise, f64::INFINITY, check)?;
+        if least * 1e6 >= before.most {
+            return Some(false);
+        }
+        // Kernels of this price are refused whatever the others take.
+        let limit = before.most * if by_roofline { ADVANTAGE_OF_OTHER_FAMILY } else { 1. / SAME_PRICE };
+        let after = Total::of(&added, elementwise, limit, check)?;
+        if after.least >= limit {
+            return Some(false);
+        }
+        // Sums along rows take weights to be in the L2 cache that fit it by themselves, but not together.
+        let alike = before.families == after.families && !before.families.contains(&ProgramFamily::Rows);
+        let factor = if alike { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_FAMILY };
+        if let Some(better) = after.is_less(&before, factor) {
+            return Some(better);
+        }
     }
-    let alike = before.families == after.families && !before.families.contains(&ProgramFamily::Rows);
-    let factor = if alike { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_PROGRAMS };
-    decided(before.us, after.us, factor).or(Some(by_roofline))
+    Some(by_roofline)
 }
 
 /// Whether kernels whose form computes operands where it reads them (`new`) are cheaper than those that they replace,
 /// which multiply the same. The roofline, by which they are merged, does not know that only some forms can, nor how
 /// often these compute an operand. False where there are no prices.
 pub fn prologue_pays(dag: &Dag, kinds: &[u32], gone: &[&Region], new: &[&Region], check: &mut Checker) -> bool {
-    if !check.has_prices() {
-        return false;
-    }
-    let Some(before) = Total::of(dag, kinds, gone, f64::INFINITY, check) else { return false };
     let least: f64 = new.iter().map(|r| bound(&r.price, check.machine)).sum();
-    if least * 1e6 >= before.us {
-        return false;
+    let [gone, new] = [gone, new].map(|regions| Kernels { dag, kinds, regions });
+    for elementwise in [Elementwise::Estimated, Elementwise::Priced] {
+        let Some(before) = Total::of(&gone, elementwise, f64::INFINITY, check) else { return false };
+        if least * 1e6 >= before.most {
+            return false;
+        }
+        let Some(after) = Total::of(&new, elementwise, before.most, check) else { return false };
+        let factor = if before.families == after.families { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_FAMILY };
+        if after.least >= before.most * factor {
+            return false;
+        }
+        if after.most < before.least * factor {
+            return true;
+        }
     }
-    let Some(after) = Total::of(dag, kinds, new, before.us, check) else { return false };
-    let factor = if before.families == after.families { SAME_PRICE } else { 1. / ADVANTAGE_OF_OTHER_PROGRAMS };
-    after.us < before.us * factor
+    false
 }
 
 /// What matmuls in place of attention must save by the roofline, which is low for short ones: a launch for each.
@@ -144,12 +187,6 @@ fn slack(now: &Planned, new: &Planned, gone: &[&Region], added: &[&Region], chec
     };
     let replaced = attentions(now, gone).saturating_sub(attentions(new, added));
     replaced as f64 * check.machine.rates.launch
-}
-
-/// Whether `after` is less than `before` by this factor; `None` if neither is less than the other.
-fn decided(before: f64, after: f64, factor: f64) -> Option<bool> {
-    let (better, worse) = (after < before * factor, before < after * factor);
-    (better || worse).then_some(better)
 }
 
 /// Kernels of `a` beyond those that `b` has too.

@@ -33,6 +33,10 @@ impl Price {
         self.seconds = m.rates.launch + memory.max(math) + 0.1 * memory.min(math);
         self
     }
+    /// The same with the cheapest launch, which schedules of small kernels are priced with.
+    pub fn least_seconds(&self, m: &Machine) -> f64 {
+        self.seconds - m.rates.launch + m.cheapest_launch()
+    }
     pub fn cost(&self) -> Cost {
         Cost {
             bytes_read: self.read.round() as u64,

@@ -13,7 +13,7 @@ use kiln_machine::Machine;
 use kiln_plan::{Form, Plan, Schedule};
 use kiln_rewrite::{Candidate, Priced, Prices, RewriteError};
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
@@ -126,12 +126,23 @@ impl<'a> Schedules<'a> {
 
 impl Prices for Schedules<'_> {
     fn price(&self, candidates: &[Candidate]) -> Vec<Option<Priced>> {
+        // What does not multiply has its price with its schedule, which the plan asks for if it keeps the kernel. What
+        // multiplies is lowered for that, to see which schedule fits, so its price is asked for alone.
+        let (multiply, others): (Vec<usize>, Vec<usize>) =
+            (0..candidates.len()).partition(|&n| candidates[n].allowed().is_some());
         // A kernel that the model refuses has no price; a defect is met again where the plan's kernels are lowered.
-        let price = |c: &Candidate| {
-            let (us, family) = kiln_lower::price_among(&c.kernel, self.machine, c.allowed()).ok().flatten()?;
+        let price = |&n: &usize| {
+            let Candidate { kernel, .. } = &candidates[n];
+            let (us, family) = kiln_lower::price_among(kernel, self.machine, candidates[n].allowed()).ok().flatten()?;
             Some(Priced { us, family })
         };
-        workers::map(candidates, price)
+        let priced = workers::map(&multiply, price);
+        let keys = self.find(&others.iter().map(|&n| (&candidates[n].kernel, None)).collect::<Vec<_>>());
+        let known = self.known.borrow();
+        let us = |key: &String| Some(Priced { us: known.get(key)?.as_ref().ok()?.us?, family: None });
+        let mut all: BTreeMap<usize, Option<Priced>> = others.into_iter().zip(keys.iter().map(us)).collect();
+        all.extend(multiply.into_iter().zip(priced));
+        all.into_values().collect()
     }
     fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>> {
         let kernels: Vec<_> = candidates.iter().map(|c| (&c.kernel, c.allowed())).collect();
