@@ -250,17 +250,17 @@ fn stops(apart: &[Neighbour], names: &BTreeMap<usize, (usize, String)>) -> Vec<S
     known.collect::<BTreeMap<(bool, usize), Stop>>().into_values().collect()
 }
 fn text(why: &Apart) -> String {
-    let no_gain = |together: f64, apart: f64| format!("no gain: {together:.2} us together, {apart:.2} us apart");
     match why {
         Apart::Illegal(r) => r.name().to_string(),
-        Apart::NoGain { together, apart } => no_gain(together * 1e6, apart * 1e6),
-        Apart::NoGainByForm { together: Some(together), apart: Some(apart), .. } => no_gain(*together, *apart),
-        Apart::NoGainByForm { .. } => "no gain: no schedule of a form that fuses them has a price".to_string(),
+        Apart::NoGain { together: Some(together), apart: Some(apart), .. } => {
+            format!("no gain: {together:.2} us together, {apart:.2} us apart")
+        }
+        Apart::NoGain { .. } => "no gain: no schedule of a form that fuses them has a price".to_string(),
         Apart::WouldWaitForItself => "the merged kernel would depend on itself".to_string(),
     }
 }
 fn needs(why: &Apart) -> FormNeeds {
-    if let Apart::NoGainByForm { needs, .. } = why { *needs } else { FormNeeds::default() }
+    if let Apart::NoGain { needs, .. } = why { *needs } else { FormNeeds::default() }
 }
 
 /// A kernel's name from its most characteristic ops, at most three, in order.

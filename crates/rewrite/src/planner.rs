@@ -452,13 +452,9 @@ impl<'a, 'm> Planner<'a, 'm> {
 /// Why two kernels were not merged.
 pub enum Apart {
     Illegal(Reject),
-    /// By the roofline, in seconds.
+    /// In microseconds, by the roofline; where only some forms can fuse them, by the prices of schedules, if there are
+    /// any.
     NoGain {
-        together: f64,
-        apart: f64,
-    },
-    /// Only some forms can fuse them; by the prices of schedules, in microseconds.
-    NoGainByForm {
         together: Option<f64>,
         apart: Option<f64>,
         needs: FormNeeds,
@@ -469,16 +465,18 @@ impl Planner<'_, '_> {
     /// Why `a` and `b`, which are `merged` together, take no less time.
     fn no_gain(&mut self, a: usize, b: usize, merged: &Region) -> Apart {
         let parts = [&self.plan.by_id[&a], &self.plan.by_id[&b]];
-        let needs = merged.price.needs;
-        if parts.iter().any(|part| part.price.needs == needs) || needs == FormNeeds::default() {
-            return Apart::NoGain { together: merged.price.seconds, apart: self.seconds(a) + self.seconds(b) };
+        let by_all_forms = parts.iter().any(|part| part.price.needs == merged.price.needs);
+        let needs = if by_all_forms { FormNeeds::default() } else { merged.price.needs };
+        let (together, apart) = (merged.price.seconds, self.seconds(a) + self.seconds(b));
+        if needs == FormNeeds::default() || together >= apart {
+            return Apart::NoGain { together: Some(together * 1e6), apart: Some(apart * 1e6), needs };
         }
         let mut us = |regions: &[&Region]| -> Option<f64> {
             let priced = self.check.priced(self.dag, &self.kinds, regions);
             priced.into_iter().map(|p| Some(p?.us)).sum()
         };
         let (together, apart) = (us(&[merged]), us(&parts));
-        Apart::NoGainByForm { together, apart, needs }
+        Apart::NoGain { together, apart, needs }
     }
 }
 

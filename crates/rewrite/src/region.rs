@@ -5,11 +5,11 @@
 //! and which run along it. An anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and
 //! once. What it can fuse is a matter of its forms: a region notes what it asks of them ([`FormNeeds`]), and is legal if
 //! one of them can. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
-use crate::cost::{OpTypes, Price};
+use crate::cost::Price;
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
+use kiln_graph::Op;
 use kiln_graph::ops::Class;
-use kiln_graph::{BinaryOp, Op};
 use kiln_plan::form::FormNeeds;
 use kiln_plan::{Hardware, KernelKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,91 +18,16 @@ mod anchor;
 mod key_end;
 mod log_sum_exp;
 mod mask;
+mod operands;
+mod price;
+mod reject;
 mod rows;
 
 use anchor::Anchor;
 use mask::Scores;
-
-/// Why a region is not one kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Reject {
-    TwoAnchors,
-    RowsDiffer,
-    RowReductionAfterMatmul,
-    RowReductionBeforeMatmul,
-    ArithmeticBeforeMatmul,
-    ArithmeticAroundAttention,
-    OperandNotStrided,
-    AnchorRecomputed,
-    AnchorNeedsStoredOperands,
-    ViewAfterAnchor,
-    DataMovementAfterMatmul,
-    OutputNotCovered,
-    OutputPermutedAfterReduction,
-    RowsOfOtherOutput,
-    SecondOutputOfAnchor,
-    PlaceReductionNotAlone,
-    ScanSpaceDiffers,
-    RecomputedTooOften,
-    TooLarge,
-    Empty,
-    Fallback,
-    KeptApart,
-}
-
-impl Reject {
-    pub const ALL: [Reject; 22] = [
-        Reject::TwoAnchors,
-        Reject::RowsDiffer,
-        Reject::RowReductionAfterMatmul,
-        Reject::RowReductionBeforeMatmul,
-        Reject::ArithmeticBeforeMatmul,
-        Reject::ArithmeticAroundAttention,
-        Reject::OperandNotStrided,
-        Reject::AnchorRecomputed,
-        Reject::AnchorNeedsStoredOperands,
-        Reject::ViewAfterAnchor,
-        Reject::DataMovementAfterMatmul,
-        Reject::OutputNotCovered,
-        Reject::OutputPermutedAfterReduction,
-        Reject::RowsOfOtherOutput,
-        Reject::SecondOutputOfAnchor,
-        Reject::PlaceReductionNotAlone,
-        Reject::ScanSpaceDiffers,
-        Reject::RecomputedTooOften,
-        Reject::TooLarge,
-        Reject::Empty,
-        Reject::Fallback,
-        Reject::KeptApart,
-    ];
-    pub fn name(self) -> &'static str {
-        use Reject::*;
-        match self {
-            TwoAnchors => "two anchor ops",
-            RowsDiffer => "reductions over different rows",
-            RowReductionAfterMatmul => "row reduction after a matmul",
-            RowReductionBeforeMatmul => "row reduction before a matmul",
-            ArithmeticBeforeMatmul => "arithmetic before a matmul",
-            ArithmeticAroundAttention => "arithmetic around attention",
-            OperandNotStrided => "operand is not a strided matrix",
-            AnchorRecomputed => "anchor op would be recomputed",
-            AnchorNeedsStoredOperands => "operands must be in memory",
-            ViewAfterAnchor => "view after an anchor op",
-            DataMovementAfterMatmul => "data movement after a matmul",
-            OutputNotCovered => "output not covered by the iteration space",
-            OutputPermutedAfterReduction => "output permuted after a reduction",
-            RowsOfOtherOutput => "full-size output depends on no reduction",
-            SecondOutputOfAnchor => "second output of an anchor op",
-            PlaceReductionNotAlone => "argmax with another reduction or output",
-            ScanSpaceDiffers => "scan over another iteration space",
-            RecomputedTooOften => "recomputed too often",
-            TooLarge => "kernel too large",
-            Empty => "empty tensor",
-            Fallback => "fallback cannot be fused",
-            KeptApart => "a constraint keeps them apart",
-        }
-    }
-}
+use operands::{dequantises, sides};
+pub use price::alone;
+pub use reject::Reject;
 
 /// Most values of one kernel; beyond this, compile time outweighs any saving.
 pub const MAX_MEMBERS: usize = 160;
@@ -250,11 +175,6 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     Ok(r.priced(members))
 }
 
-/// Arithmetic that dequantises. Of zeros, which are what is read outside of an operand, it makes no infinity.
-fn dequantises(op: &Op) -> bool {
-    matches!(op, Op::Cast(_) | Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul))
-}
-
 /// A fallback shares a kernel only with its further results.
 fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     let first = members[0];
@@ -263,24 +183,6 @@ fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, R
         return Err(Reject::Fallback);
     }
     Ok(alone(dag, first, machine))
-}
-
-/// Price of one op that reads its operands and writes its result.
-pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
-    let op = OpTypes::of(dag, v);
-    let price = Price {
-        read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),
-        written: dag.bytes(v),
-        matrix: op.matrix_flops(),
-        matrix_seconds: op.matrix_seconds(machine),
-        other: dag.op(v).weight() * dag.count(v),
-        ..Price::default()
-    };
-    match dag.class[v] {
-        // libtorch's time is unknown, and no choice changes it.
-        Class::Fallback => price,
-        _ => price.timed(machine),
-    }
 }
 
 impl CheckedRegion<'_> {
@@ -326,54 +228,6 @@ impl CheckedRegion<'_> {
         }
         self.uses.insert(v, done);
         Ok(())
-    }
-
-    /// Checks that some form of the anchor computes this operand where it reads it.
-    fn prologue(&mut self, v: usize) -> Result<(), Reject> {
-        let class = self.dag.class[v];
-        let computed = match class {
-            Class::Generator => Err(Reject::AnchorNeedsStoredOperands),
-            Class::Pointwise => Err(Reject::ArithmeticBeforeMatmul),
-            c if c.is_anchor() => return Err(Reject::TwoAnchors),
-            Class::Reduce | Class::ArgReduce | Class::Row => return Err(Reject::RowReductionBeforeMatmul),
-            _ => return Err(Reject::ArithmeticBeforeMatmul),
-        };
-        let Some(anchor) = self.anchor else { return computed };
-        let forms = &self.dag.nodes[anchor].value.forms;
-        let computes = |computed| forms.iter().any(|form| form.can_fuse(FormNeeds { computed, ..self.price.needs }));
-        // Of which operand it is part is known once all are.
-        let has_form = computes([true, false]) || computes([false, true]);
-        let fits = match self.dag.class[anchor] {
-            Class::Attention => {
-                let dequantised = class == Class::Generator || dequantises(self.dag.op(v));
-                self.reads_once && dequantised && (has_form || forms.is_empty())
-            }
-            // Which forms are cheapest depends on the number of rows.
-            Class::Matmul => has_form && !self.machine.contract.batch_invariant,
-            _ => false,
-        };
-        if fits { Ok(()) } else { computed }
-    }
-    /// Whether the left and the right operand of what the region multiplies are computed by it.
-    fn computed_operands(&self) -> [bool; 2] {
-        let (dag, members) = (self.dag, self.members);
-        let is_member = |v: &usize| members.binary_search(v).is_ok();
-        let multiplies = |v: &&usize| matches!(dag.class[**v], Class::Matmul | Class::Attention);
-        [0, 1].map(|side| {
-            let operands = |v: &usize| match (side, dag.class[*v]) {
-                (0, _) => &dag.args(*v)[..1],
-                (_, Class::Attention) => &dag.args(*v)[1..OF_SCORES],
-                _ => &dag.args(*v)[1..2],
-            };
-            let mut todo: Vec<usize> = members.iter().filter(multiplies).flat_map(operands).copied().collect();
-            let mut seen = BTreeSet::new();
-            while let Some(v) = todo.pop() {
-                if is_member(&v) && seen.insert(v) {
-                    todo.extend(dag.args(v));
-                }
-            }
-            seen.into_iter().any(|v| !matches!(dag.class[v], Class::Leaf | Class::View))
-        })
     }
 
     /// A stored value must be computed in full, in the order of the iteration space or of its rows. One that no other
@@ -566,80 +420,5 @@ impl CheckedRegion<'_> {
             return Err(Reject::OperandNotStrided);
         }
         self.strided_operands(anchor, members)
-    }
-
-    /// Completes the price with the bytes read, once all maps are known.
-    fn priced(mut self, members: &[usize]) -> Price {
-        let row: Vec<Atom> = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
-        let innermost = |m: &Map| m.iter().rev().find_map(|w| self.space.now(&w.atoms).pop());
-        let lane = innermost(&self.root);
-        let inputs: Vec<(usize, &Vec<Use>)> =
-            self.uses.iter().filter(|(v, _)| members.binary_search(v).is_err()).map(|(&v, us)| (v, us)).collect();
-        let on_row =
-            |us: &[Use]| !row.is_empty() && us.iter().any(|u| row.iter().all(|a| self.space.flat(&u.map).contains(a)));
-        // Gains and biases are the same for every row: they need not be held on chip, as reading them again is cheap.
-        let own = |v: usize, us: &[Use]| on_row(us) && self.dag.count(v) > self.space.extent(&row) as f64;
-        let live = 1. + inputs.iter().filter(|(v, us)| own(*v, us)).count() as f64;
-        // A row that does not fit on chip is legal: it is read once per reduction, and once more for outputs as long as
-        // the row.
-        let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.templates.on_chip as f64;
-        let along = self.space.flat(&self.root);
-        let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
-        let passes = if wide { self.levels as f64 + last } else { 1. };
-        let mut read = 0.;
-        let loads: f64 = inputs.iter().map(|(_, us)| self.loads(us)).sum();
-        for (v, us) in inputs {
-            let crosses =
-                |u: &Use| innermost(&u.map) != lane && lane.is_some_and(|l| self.space.flat(&u.map).contains(&l));
-            let transposed = self.anchor.is_none() && us.iter().any(crosses);
-            let bytes = self.touched(v, us) * self.dag.ty(v).dtype.bytes() as f64;
-            read += bytes * if on_row(us) { passes } else { 1. } * if transposed { 1.1 } else { 1. };
-        }
-        self.price.read = read;
-        self.price.other += loads;
-        if self.price.needs.computes_operands() && self.anchor.is_some_and(|v| self.dag.class[v] == Class::Matmul) {
-            // Of forms that compute operands, sums along rows store none first; they multiply by FMAs.
-            self.price.matrix_seconds = self.price.matrix_seconds.max(self.price.matrix / self.machine.rates.alu);
-        }
-        self.price.timed(self.machine)
-    }
-
-    /// Elements of `v` that are read: the sum over accessed parts (slices, shifted windows) that are not contained in
-    /// another, at most all elements.
-    fn touched(&self, v: usize, uses: &[Use]) -> f64 {
-        // Of an access that could not be followed, only the number of reads is known.
-        if uses.iter().any(|u| u.map.len() > 1 && u.map.iter().all(|w| w.computed)) {
-            let times = |u: &Use| self.space.extent(&self.space.flat(&u.map)) as f64;
-            return uses.iter().map(times).sum::<f64>().min(self.dag.count(v));
-        }
-        let part = |u: &Use| -> Vec<Reach> {
-            let axes = u.map.iter().zip(self.dag.shape(v));
-            let one =
-                |(w, &s): (&AxisMap, &usize)| Reach::of(w, self.space.extent(&self.space.now(&w.atoms)).min(s as i64));
-            axes.map(one).collect()
-        };
-        let count = |part: &[Reach]| part.iter().map(|axis| axis.count as f64).product::<f64>();
-        let mut parts: Vec<Vec<Reach>> = uses.iter().map(part).collect();
-        parts.sort_by(|a, b| count(b).total_cmp(&count(a)));
-        let mut kept: Vec<Vec<Reach>> = vec![];
-        for part in parts {
-            if !kept.iter().any(|k| k.iter().zip(&part).all(|(k, p)| k.low <= p.low && p.high <= k.high)) {
-                kept.push(part);
-            }
-        }
-        kept.iter().map(|part| count(part)).sum::<f64>().min(self.dag.count(v))
-    }
-}
-
-/// Range of the indices along an axis that are read, and their number.
-struct Reach {
-    low: i64,
-    high: i64,
-    count: i64,
-}
-impl Reach {
-    fn of(w: &AxisMap, count: i64) -> Reach {
-        let last = w.from + w.step * (count - 1);
-        Reach { low: w.from.min(last), high: w.from.max(last), count }
     }
 }

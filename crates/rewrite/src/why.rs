@@ -21,7 +21,7 @@ impl Reject {
                 "a row reduction needs the whole row; a matmul, attention or convolution reads its operands tile by tile"
             }
             ArithmeticBeforeMatmul => {
-                "no form of it computes its operands: attention and convolutions read them from memory, and so do matmuls on hosts and in batch-invariant plans"
+                "attention and convolutions read their operands from memory, and so do matmuls on hosts, in batch-invariant plans, and of more than 16 rows and columns"
             }
             ArithmeticAroundAttention => "the attention kernel reads its operands and writes its result unchanged",
             OperandNotStrided => "rows and columns of an operand must have constant strides in memory",

@@ -1,5 +1,5 @@
 //! Reductions and whole-row ops (softmax, norms): they fix the kernel's rows, and all of them must agree on these.
-use super::{CheckedRegion, Reject, Rows, Use};
+use super::{CheckedRegion, Reject, Rows, Use, sides};
 use crate::cost::OpTypes;
 use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
@@ -108,12 +108,8 @@ impl CheckedRegion<'_> {
     pub(super) fn fits_tile(&self, anchor: usize) -> bool {
         let (dag, m) = (self.dag, self.machine);
         let along = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
-        let (Some((&columns, lead)), Some([u])) =
-            (dag.shape(anchor).split_last(), self.uses.get(&anchor).map(Vec::as_slice))
-        else {
-            return false;
-        };
-        let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
+        let Some([u]) = self.uses.get(&anchor).map(Vec::as_slice) else { return false };
+        let (rows, columns) = sides(dag, anchor);
         // Accumulators that are zero-initialised in each stage need a second set of accumulators, which halves a tile's
         // columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;

@@ -1,0 +1,81 @@
+//! Names of refusals; [`crate::why`] says what each means.
+
+/// Why a region is not one kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Reject {
+    TwoAnchors,
+    RowsDiffer,
+    RowReductionAfterMatmul,
+    RowReductionBeforeMatmul,
+    ArithmeticBeforeMatmul,
+    ArithmeticAroundAttention,
+    OperandNotStrided,
+    AnchorRecomputed,
+    AnchorNeedsStoredOperands,
+    ViewAfterAnchor,
+    DataMovementAfterMatmul,
+    OutputNotCovered,
+    OutputPermutedAfterReduction,
+    RowsOfOtherOutput,
+    SecondOutputOfAnchor,
+    PlaceReductionNotAlone,
+    ScanSpaceDiffers,
+    RecomputedTooOften,
+    TooLarge,
+    Empty,
+    Fallback,
+    KeptApart,
+}
+impl Reject {
+    pub const ALL: [Reject; 22] = [
+        Reject::TwoAnchors,
+        Reject::RowsDiffer,
+        Reject::RowReductionAfterMatmul,
+        Reject::RowReductionBeforeMatmul,
+        Reject::ArithmeticBeforeMatmul,
+        Reject::ArithmeticAroundAttention,
+        Reject::OperandNotStrided,
+        Reject::AnchorRecomputed,
+        Reject::AnchorNeedsStoredOperands,
+        Reject::ViewAfterAnchor,
+        Reject::DataMovementAfterMatmul,
+        Reject::OutputNotCovered,
+        Reject::OutputPermutedAfterReduction,
+        Reject::RowsOfOtherOutput,
+        Reject::SecondOutputOfAnchor,
+        Reject::PlaceReductionNotAlone,
+        Reject::ScanSpaceDiffers,
+        Reject::RecomputedTooOften,
+        Reject::TooLarge,
+        Reject::Empty,
+        Reject::Fallback,
+        Reject::KeptApart,
+    ];
+    pub fn name(self) -> &'static str {
+        use Reject::*;
+        match self {
+            TwoAnchors => "two anchor ops",
+            RowsDiffer => "reductions over different rows",
+            RowReductionAfterMatmul => "row reduction after a matmul",
+            RowReductionBeforeMatmul => "row reduction before a matmul",
+            ArithmeticBeforeMatmul => "arithmetic before a matmul",
+            ArithmeticAroundAttention => "arithmetic around attention",
+            OperandNotStrided => "operand is not a strided matrix",
+            AnchorRecomputed => "anchor op would be recomputed",
+            AnchorNeedsStoredOperands => "operands must be in memory",
+            ViewAfterAnchor => "view after an anchor op",
+            DataMovementAfterMatmul => "data movement after a matmul",
+            OutputNotCovered => "output not covered by the iteration space",
+            OutputPermutedAfterReduction => "output permuted after a reduction",
+            RowsOfOtherOutput => "full-size output depends on no reduction",
+            SecondOutputOfAnchor => "second output of an anchor op",
+            PlaceReductionNotAlone => "argmax with another reduction or output",
+            ScanSpaceDiffers => "scan over another iteration space",
+            RecomputedTooOften => "recomputed too often",
+            TooLarge => "kernel too large",
+            Empty => "empty tensor",
+            Fallback => "fallback cannot be fused",
+            KeptApart => "a constraint keeps them apart",
+        }
+    }
+}
