@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares two builds of Kiln on graphs whose plans they disagree about.
 
-    python3 benches/two_builds.py OLD NEW [--seed 5930] [--cases 120] [--json F]
+    python3 benches/two_builds.py OLD NEW [--seed 5930] [--cases 120] [--computed] [--json F]
 
 OLD and NEW are `kiln` commands. Draws gated layers, projections of one input and attention written as matmuls, in
-bf16, f16 and f32; plans each with both commands for sm_90a and, where kernels or schedules differ, times both in turn
+bf16, f16 and f32; with `--computed` matmuls of few rows whose operands are computed before. Plans each with both commands for sm_90a and, where kernels or schedules differ, times both in turn
 on the first GPU: the least of three medians each. Prints microseconds, the old build's time over the new one's, and
 the same as predicted. Where there is no GPU it names the graphs that differ.
 """
@@ -62,6 +62,34 @@ def draw(r: random.Random, number: int) -> tuple[str, str]:
     return name, f"graph g(%x: {dtype}[{rows},{width}]) {{\n " + "\n ".join(lines) + "\n}\n"
 
 
+def computed(r: random.Random, number: int) -> tuple[str, str]:
+    """A matmul of few rows whose operands are computed: a weight that is dequantised, a gated row, or both."""
+    kind, dtype = r.choice(["weight", "weight", "groups", "row", "both"]), r.choice(["f32", "bf16", "f16"])
+    rows, op = r.choice([1, 1, 2, 3, 4, 8, 12, 16]), r.choice(["linear", "linear", "dot"])
+    n, k = (r.choice([64, 256, 512, 768, 1024, 2048, 4096, 8192, 11008]) for _ in range(2))
+    shape = (k, n) if op == "dot" else (n, k)
+    matrix, row = f"{shape[0]},{shape[1]}", f"{rows},{k}"
+    inputs, lines, x, w = [], [], "%x", "%w"
+    if kind in ("weight", "both"):
+        inputs += [f"%q: i8[{matrix}]", f"%t: {dtype}[{r.choice([f'{shape[0]},1', f'{shape[1]}'])}]"]
+        lines += [f"%c = cast %q to={dtype}", "%w = mul %c, %t"]
+    elif kind == "groups":
+        groups = f"{shape[0]},{shape[1] // 64},64"
+        inputs += [f"%q: i8[{matrix}]", f"%t: {dtype}[{shape[0]},{shape[1] // 64},1]"]
+        lines += [f"%c = cast %q to={dtype}", f"%g = reshape %c shape=[{groups}]", "%m = mul %g, %t"]
+        lines += [f"%w = reshape %m shape=[{matrix}]"]
+    else:
+        inputs += [f"%w: {dtype}[{matrix}]"]
+    inputs += [f"%x: {dtype}[{row}]"]
+    if kind in ("row", "both"):
+        inputs += [f"%z: {dtype}[{row}]"]
+        lines += [f"%s = {r.choice(['silu', 'gelu_tanh', 'relu'])} %x", "%h = mul %s, %z"]
+        x = "%h"
+    lines += [f"%y = {op} {x}, {w}", "return %y"]
+    name = f"{kind}_{number}_{dtype}_{op}_{rows}x{n}x{k}"
+    return name, f"graph g({', '.join(inputs)}) {{\n " + "\n ".join(lines) + "\n}\n"
+
+
 def kernels(command: str, graph: Path) -> list[str]:
     """Kernels of a plan with their schedules."""
     plan = subprocess.run(
@@ -87,6 +115,7 @@ def main() -> None:
     parser.add_argument("new")
     parser.add_argument("--seed", type=int, default=5930)
     parser.add_argument("--cases", type=int, default=120)
+    parser.add_argument("--computed", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ["KILN_CACHE"] = "off"
@@ -95,7 +124,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.cases):
-            name, text = draw(r, number)
+            name, text = computed(r, number) if args.computed else draw(r, number)
             graph = Path(folder) / "graph.kiln"
             graph.write_text(text)
             if kernels(args.old, graph) == kernels(args.new, graph):
