@@ -6,6 +6,7 @@
 pub mod apply;
 pub mod look_back;
 pub mod peel;
+pub mod persist;
 pub mod prefetch;
 pub mod reverse;
 pub mod row_plan;

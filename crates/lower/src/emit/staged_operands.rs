@@ -1,10 +1,9 @@
 //! Operands that many unaligned rows share (a gain), replicated per alignment: one copy for each place at which a row
 //! can start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::scalar::dag::{NodeOp, Scene};
-use crate::scalar::expr::Expr;
 use crate::scalar::types;
-use crate::schedule::row_plan::{RowPlan, Unaligned};
-use crate::schedule::stage_operands::follows;
+use crate::schedule::row_plan::RowPlan;
+use crate::schedule::stage_operands::{follows, place_in_copy};
 use crate::steps::Emitted;
 use kiln_block::{BinaryOp as B, BlockProgram, Builder, CmpOp};
 use kiln_graph::{DType, Type};
@@ -30,18 +29,13 @@ pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first_scratch: u32)
         let to = Slot::Scratch(first_scratch + out.scratch.len() as u32);
         copies.push(Copy { from: *slot, offset: at.constant, to, dtype });
         out.scratch.push(Type::new(dtype, [shift.vector, width]));
-        let at = place(shift, plan.row.block, width);
+        let at = place_in_copy(shift, plan.row);
         scene.dag.nodes[n as usize].op = NodeOp::Load { slot: to, at, guards: vec![] };
     }
     if !copies.is_empty() {
         out.steps.push(step(&format!("{name}_copies"), &copies, [shift.vector, plan.row.extent, width]));
     }
     out
-}
-
-/// The index of a lane in the copy for its row's alignment.
-fn place(shift: &Unaligned, lanes: usize, width: usize) -> Expr {
-    Expr::coord(shift.lane, lanes).plus(&shift.start.clone().scale(width as i64))
 }
 
 /// A replicated operand: its buffer, its first element, and the buffer of its copies.

@@ -6,7 +6,7 @@ use crate::error::LowerError;
 use crate::nest::Nest;
 use crate::schedule::row_plan::RowPlan;
 use crate::schedule::tile::{Tiled, refusal, shapes};
-use crate::schedule::{look_back, peel, reverse, stage_rows, tail};
+use crate::schedule::{look_back, peel, persist, reverse, stage_rows, tail};
 use kiln_plan::{Axis, Schedule, Step};
 
 /// The plan of a row program, before its scratch buffers are known.
@@ -58,12 +58,6 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 check(look_back::fits(&plan, &tiled.scene, *group))?;
                 plan.look_back = Some(*group);
             }
-            Step::Persist(_) if plan.blocks == 1 => {
-                return Err(refusal(nest, step, "only clusters stay resident; `bind cluster` before it"));
-            }
-            Step::Persist(_) if plan.tail.is_some() => {
-                return Err(refusal(nest, step, "a row with a tail is in two tiles; leave out `tail`"));
-            }
             Step::Persist(n) => plan.persistent = Some(*n),
             Step::Tail(_, lanes) => {
                 check(tail::fits(&plan, &tiled.scene, *lanes))?;
@@ -83,6 +77,11 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
             _ if shapes(step) => {}
             _ => return Err(refusal(nest, step, "the kernel does not multiply")),
         }
+    }
+    // Whether rows are peeled, staged or have copies of operands is known after all steps.
+    if let Some(clusters) = plan.persistent {
+        let fits = persist::fits(&plan, &tiled.scene, clusters);
+        fits.map_err(|why| refusal(nest, &Step::Persist(clusters), why))?;
     }
     Ok(plan)
 }

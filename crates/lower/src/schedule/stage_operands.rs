@@ -2,7 +2,8 @@
 //! start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::scalar::dag::{NodeOp, Scene};
 use crate::scalar::expr::{CoordId, Expr};
-use crate::schedule::row_plan::RowPlan;
+use crate::schedule::row_plan::{RowPlan, Unaligned};
+use crate::schedule::tile::Cut;
 
 /// Whether rows share an operand that can be copied.
 pub fn shares(plan: &RowPlan, scene: &Scene) -> bool {
@@ -15,4 +16,9 @@ pub fn shares(plan: &RowPlan, scene: &Scene) -> bool {
 /// Whether an index is the row's position and a constant.
 pub fn follows(at: &Expr, row: CoordId) -> bool {
     at.terms.len() == 1 && at.stride(row) == Some(1)
+}
+
+/// The index of a lane in the copy for its row's alignment.
+pub fn place_in_copy(shift: &Unaligned, row: Cut) -> Expr {
+    Expr::coord(shift.lane, row.block).plus(&shift.start.clone().scale(shift.width(row.extent) as i64))
 }

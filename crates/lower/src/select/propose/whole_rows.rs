@@ -1,13 +1,11 @@
 //! Schedules of tiles that hold whole rows, and what else these may do: stage rows, peel them, split a tail off,
 //! prefetch the next ones, or be persistent.
 use crate::cost::features::{Access, NestFeatures};
-use crate::emit::launch;
 use crate::schedule::row_plan::RowPlan;
 use crate::schedule::{prefetch, stage_operands, stage_rows};
 use crate::select::extents::elements;
 use crate::select::order::limits_registers;
 use crate::select::propose::fit::{FittedRows, fitted, peeled};
-use crate::select::propose::schedules_of;
 use crate::select::propose::tiles::{Proposals, powers, resident_registers};
 use kiln_block::passes::persistent_rows;
 use kiln_plan::{Axis, Schedule, Step};
@@ -61,7 +59,7 @@ fn persistent(proposals: &mut Proposals, rows: &FittedRows) {
         && shared_bytes(facts, plan, elements(&rows.schedule)) <= nest.machine.limits.shared_per_block;
     if fits && clusters > 0 && plan.shape(1).instances() > 2 * clusters {
         let schedule = rows.schedule.clone().then(Step::Persist(clusters));
-        if launch::run(nest, &schedule, 0, schedules_of).is_ok() {
+        if fitted(nest, &schedule).is_some() {
             proposals.push(schedule);
         }
     }
@@ -96,3 +94,6 @@ fn shared_bytes(facts: &NestFeatures, plan: &RowPlan, elements: usize) -> usize 
     let bytes: usize = loads.filter(vectors).map(|a| a.bytes).sum();
     elements / plan.blocks * bytes
 }
+
+#[cfg(test)]
+mod tests;
