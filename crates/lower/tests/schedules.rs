@@ -124,6 +124,27 @@ fn persistent_schedules_are_persistent_programs() {
     assert!(e.contains("`persist 66` does not fit") && e.contains("leave out `tail`"), "{e}");
 }
 
+/// Copies of operands are for rows that a tile holds: chunks of a row, and aligned rows, have none.
+#[test]
+fn operands_of_chunks_are_not_copied() {
+    for (n, base, fits) in [
+        (4097, "split r 8192; bind warp 8; peel r 4", true),
+        (4097, "split r 1024; bind warp 8; peel r 4", false),
+        (4096, "split r 4096; bind warp 8", false),
+    ] {
+        let graph = format!("graph k(%x: f32[300,{n}], %g: f32[{n}]) {{ %y = rms_norm %x, %g eps=1e-6\n return %y }}");
+        let mut k = kernel(KernelKind::Reduction, graph.parse::<Graph>().expect("a graph"));
+        k.schedule = Some(format!("{base}; stage operands global").parse().expect("a schedule"));
+        match lower_at(&k, Arch::Sm90a.machine()) {
+            Ok(_) => assert!(fits, "{base}"),
+            Err(e) => {
+                let e = e.to_string();
+                assert!(!fits && e.contains("`stage operands global` does not fit") && e.contains("`peel r`"), "{e}");
+            }
+        }
+    }
+}
+
 /// Sums of groups of chunks: whole groups and the start of one, tiles of several columns, values of 4 and of 8 bytes.
 #[test]
 fn scans_look_back_at_groups() {

@@ -69,8 +69,9 @@ pub fn row_plan<'m>(nest: &Nest<'m>, schedule: &Schedule, tiled: &mut Tiled) -> 
                 plan.reversed = true;
             }
             Step::StageOperands => {
-                if plan.unaligned.is_none() {
-                    return Err(refusal(nest, step, "only operands of peeled rows are copied"));
+                if plan.unaligned.is_none() || !plan.whole() {
+                    let why = "only operands of peeled rows that a tile holds are copied; `peel r` before it";
+                    return Err(refusal(nest, step, why));
                 }
                 plan.copies = true;
             }
