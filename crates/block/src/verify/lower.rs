@@ -1,166 +1,207 @@
 //! Types of the lower level's ops, and the local rules of tokens, barriers and roles.
 use super::{Facts, Place, Rule, rules::*, upper};
-use crate::{BlockProgram, Elem, InstData, Op, Type, Value};
+use crate::{BlockProgram, Elem, InstData, Op, Role, Type, Value};
 
+/// Tokens and fences, then operand and result counts, then types.
 pub fn check(k: &BlockProgram, data: &InstData, facts: &mut Facts, place: &Place) -> Rule {
     tokens(k, data, facts)?;
     fences(data, facts)?;
-    let ty = |n: usize| k.ty(data.args[n]);
-    let (args, results) = (data.args.len(), data.results.len());
-    let arity = |least: usize, most: usize, out: usize| {
-        count("operands", args, least, most)?;
-        count("results", results, out, out)?;
-        count("regions", data.regions.len(), 0, 0)
-    };
-    let out = || k.ty(data.results[0]);
-    let staged = |n: usize| tile_at(k, data, facts, n);
-    let barrier_at = |n: usize| -> Rule {
-        let Type::Barrier { count, .. } = ty(n) else {
-            return Err(format!("operand {n} is {}; a barrier is needed", ty(n)));
-        };
-        stage(k, facts, data.args[n + 1], *count)
-    };
-    let outside = || ensure(!place.nested, || "allocate outside of loops and branches".into());
-    let cluster =
-        |on: bool| ensure(!on || k.cluster > 1, || "multicast needs a cluster; set it or drop `multicast`".into());
+    let op = Checked { k, data, facts };
     match &data.op {
         Op::ConvertLayout => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            same("the result", out(), ty(0))
+            op.arity(1, 1, 1)?;
+            held("the operand", op.ty(0))?;
+            same("the result", op.out(), op.ty(0))
         }
         Op::Prefetch { .. } => {
-            arity(1, 1, 0)?;
-            let (_, shape) = pointer("the operand", ty(0))?;
-            ensure(shape.is_empty(), || format!("the operand is {}; one pointer is needed", ty(0)))
-        }
-        Op::AllocShared => {
-            arity(0, 0, 1)?;
-            outside()?;
-            ensure(matches!(out(), Type::Shared { .. }), || format!("the result is {}; a shared tile is needed", out()))
-        }
-        Op::SharedStore => {
-            arity(3, 3, 0)?;
-            same("the value", ty(2), &staged(0)?)
-        }
-        Op::SharedLoad => {
-            arity(2, 2, 1)?;
-            same("the result", out(), &staged(0)?)
-        }
-        Op::AsyncCopy => {
-            arity(3, 4, 0)?;
-            let tile = staged(0)?;
-            let (elem, shape) = pointer("the source", ty(2))?;
-            same("what is copied", &Type::block(elem, shape), &tile)?;
-            if args > 3 {
-                same("the mask", ty(3), &Type::block(Elem::Bool, shape))?;
-            }
-            Ok(())
+            op.arity(1, 1, 0)?;
+            let (_, shape) = pointer("the operand", op.ty(0))?;
+            ensure(shape.is_empty(), || format!("the operand is {}; one pointer is needed", op.ty(0)))
         }
         Op::AsyncCommit
         | Op::AsyncWait { .. }
         | Op::Sync
         | Op::FenceAsync
         | Op::TmaStoreWait { .. }
-        | Op::WgmmaCommit => arity(0, 0, 0),
-        Op::ClusterSync => {
-            arity(0, 0, 0)?;
-            ensure(!place.in_role, || "the cluster's barrier waits for all warps; move it out of the role".into())
+        | Op::WgmmaCommit => op.arity(0, 0, 0),
+        Op::AllocShared | Op::SharedStore | Op::SharedLoad | Op::AsyncCopy => shared_tiles(&op, place),
+        Op::ClusterSync | Op::AllocBarriers | Op::BarrierExpect { .. } | Op::BarrierArrive { .. } | Op::BarrierWait => {
+            barriers(&op, place)
         }
-        Op::AllocBarriers => {
-            arity(0, 0, 1)?;
-            outside()?;
-            ensure(matches!(out(), Type::Barrier { .. }), || format!("the result is {}; barriers are needed", out()))
-        }
-        Op::BarrierExpect { .. } => {
-            arity(2, 2, 0)?;
-            barrier_at(0)
-        }
-        Op::BarrierArrive { multicast } => {
-            arity(2, 2, 0)?;
-            cluster(*multicast)?;
-            barrier_at(0)
-        }
-        Op::BarrierWait => {
-            arity(3, 3, 0)?;
-            scalar_i32("the phase", ty(2))?;
-            barrier_at(0)
-        }
-        Op::TmaLoad { multicast } => {
-            arity(5, 10, 0)?;
-            cluster(*multicast)?;
-            copied(ty(0), ty(2), &staged(0)?, (if *multicast { k.cluster } else { 1 }, true))?;
-            barrier_at(3)?;
-            upper::starts(k, &data.args[5..], ty(2).shape().len())
-        }
-        Op::TmaStore => {
-            arity(3, 8, 0)?;
-            ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
-            copied(ty(1), ty(0), &staged(1)?, (1, false))?;
-            upper::starts(k, &data.args[3..], ty(0).shape().len())
-        }
-        Op::Wgmma { transpose_a, transpose_b } if args == 4 => {
-            ensure(!transpose_a, || "a left operand in registers is `[M,K]`; permute it before".into())?;
-            held("the left operand", ty(0))?;
-            ensure(ty(0).elem().is_some_and(|e| e.is_half() || e == Elem::F32), || {
-                format!("the left operand is {}; in registers 16-bit floats or f32 are needed", ty(0))
-            })?;
-            arity(4, 4, 1)?;
-            matmul([false, *transpose_b], ty(0), &staged(1)?, ty(3), out())
-        }
-        Op::Wgmma { transpose_a, transpose_b } => {
-            arity(5, 5, 1)?;
-            matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
-        }
-        Op::SharedDot { transpose_a, transpose_b, .. } => {
-            arity(5, 6, 1)?;
-            if args > 5 {
-                scalar_i32("the depth", ty(5))?;
-            }
-            shared_matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
-        }
-        Op::WgmmaWait { .. } if results == 0 => {
-            count("results", results, 0, 0)?;
-            let blocks = data.args.iter().all(|v| matches!(k.ty(*v), Type::Block { .. }));
-            ensure(blocks, || "a wait without a result takes left operands in registers only".into())
-        }
-        Op::WgmmaWait { .. } => {
-            arity(1, 1, 1)?;
-            match ty(0) {
-                Type::Token { elem, shape } => same("the result", out(), &Type::block(*elem, shape.clone())),
-                other => Err(format!("the operand is {other}; a token is needed")),
-            }
-        }
+        Op::TmaLoad { .. } | Op::TmaStore => bulk_copies(&op),
+        Op::Wgmma { .. } | Op::SharedDot { .. } | Op::WgmmaWait { .. } => matmuls(&op),
         Op::Roles(roles) => {
-            count("operands", args, 0, 0)?;
-            count("results", results, 0, 0)?;
-            count("regions", data.regions.len(), roles.len().max(1), roles.len().max(1))?;
-            ensure(!place.nested && !place.in_role && !facts.roles, || {
-                "roles stand once, in the kernel's own list".into()
-            })?;
+            warp_roles(&op, place, roles)?;
             facts.roles = true;
-            for (role, region) in roles.iter().zip(&data.regions) {
-                let wanted = usize::from(role.copies > 1);
-                count("parameters of the role", region.params.len(), wanted, wanted)?;
-                region.params.iter().try_for_each(|v| scalar_i32("the number of the copy", k.ty(*v)))?;
-            }
-            let warps = roles.iter().fold(0usize, |a, r| a.saturating_add(r.warps.saturating_mul(r.copies)));
-            ensure(roles.iter().all(|r| r.warps > 0 && r.copies > 0) && warps == k.warps, || {
-                format!("the roles have {warps} warps and the kernel {}; they must be the same", k.warps)
-            })?;
-            ensure(roles.iter().all(|r| r.registers.is_multiple_of(8) && r.registers <= 256), || {
-                "registers of a role are a multiple of 8 up to 256, or 0".into()
-            })
+            Ok(())
         }
         _ => Ok(()),
     }
 }
 
+fn outside_of_loops(place: &Place) -> Rule {
+    ensure(!place.nested, || "allocate outside of loops and branches".into())
+}
+
+/// Tiles in shared memory: where they are allocated, written and read by threads, and copied to asynchronously.
+fn shared_tiles(s: &Checked, place: &Place) -> Rule {
+    match &s.data.op {
+        Op::AllocShared => {
+            s.arity(0, 0, 1)?;
+            outside_of_loops(place)?;
+            ensure(matches!(s.out(), Type::Shared { .. }), || {
+                format!("the result is {}; a shared tile is needed", s.out())
+            })
+        }
+        Op::SharedStore => {
+            s.arity(3, 3, 0)?;
+            same("the value", s.ty(2), &tile_at(s, 0)?)
+        }
+        Op::SharedLoad => {
+            s.arity(2, 2, 1)?;
+            same("the result", s.out(), &tile_at(s, 0)?)
+        }
+        Op::AsyncCopy => {
+            s.arity(3, 4, 0)?;
+            let tile = tile_at(s, 0)?;
+            let (elem, shape) = pointer("the source", s.ty(2))?;
+            same("what is copied", &Type::block(elem, shape), &tile)?;
+            if s.data.args.len() > 3 {
+                same("the mask", s.ty(3), &Type::block(Elem::Bool, shape))?;
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Barriers of a block, and the one of a cluster.
+fn barriers(s: &Checked, place: &Place) -> Rule {
+    match &s.data.op {
+        Op::ClusterSync => {
+            s.arity(0, 0, 0)?;
+            ensure(!place.in_role, || "the cluster's barrier waits for all warps; move it out of the role".into())
+        }
+        Op::AllocBarriers => {
+            s.arity(0, 0, 1)?;
+            outside_of_loops(place)?;
+            ensure(matches!(s.out(), Type::Barrier { .. }), || {
+                format!("the result is {}; barriers are needed", s.out())
+            })
+        }
+        Op::BarrierExpect { .. } => {
+            s.arity(2, 2, 0)?;
+            barrier_at(s, 0)
+        }
+        Op::BarrierArrive { multicast } => {
+            s.arity(2, 2, 0)?;
+            multicast_in_cluster(s, *multicast)?;
+            barrier_at(s, 0)
+        }
+        Op::BarrierWait => {
+            s.arity(3, 3, 0)?;
+            scalar_i32("the phase", s.ty(2))?;
+            barrier_at(s, 0)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Copies between shared tiles and descriptors.
+fn bulk_copies(s: &Checked) -> Rule {
+    match &s.data.op {
+        Op::TmaLoad { multicast } => {
+            s.arity(5, 10, 0)?;
+            multicast_in_cluster(s, *multicast)?;
+            copied(s.ty(0), s.ty(2), &tile_at(s, 0)?, (if *multicast { s.k.cluster } else { 1 }, true))?;
+            barrier_at(s, 3)?;
+            upper::starts(s.k, &s.data.args[5..], s.ty(2).shape().len())
+        }
+        Op::TmaStore => {
+            s.arity(3, 8, 0)?;
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || "the descriptor's parameter is readonly".into())?;
+            copied(s.ty(1), s.ty(0), &tile_at(s, 1)?, (1, false))?;
+            upper::starts(s.k, &s.data.args[3..], s.ty(0).shape().len())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Matmuls of shared tiles, and where threads wait for them.
+fn matmuls(s: &Checked) -> Rule {
+    match &s.data.op {
+        Op::Wgmma { transpose_a, transpose_b } if s.data.args.len() == 4 => {
+            ensure(!transpose_a, || "a left operand in registers is `[M,K]`; permute it before".into())?;
+            held("the left operand", s.ty(0))?;
+            ensure(s.ty(0).elem().is_some_and(|e| e.is_half() || e == Elem::F32), || {
+                format!("the left operand is {}; in registers 16-bit floats or f32 are needed", s.ty(0))
+            })?;
+            s.arity(4, 4, 1)?;
+            matmul([false, *transpose_b], s.ty(0), &tile_at(s, 1)?, s.ty(3), s.out())
+        }
+        Op::Wgmma { transpose_a, transpose_b } => {
+            s.arity(5, 5, 1)?;
+            matmul([*transpose_a, *transpose_b], &tile_at(s, 0)?, &tile_at(s, 2)?, s.ty(4), s.out())
+        }
+        Op::SharedDot { transpose_a, transpose_b, .. } => {
+            s.arity(5, 6, 1)?;
+            if s.data.args.len() > 5 {
+                scalar_i32("the depth", s.ty(5))?;
+            }
+            shared_matmul([*transpose_a, *transpose_b], &tile_at(s, 0)?, &tile_at(s, 2)?, s.ty(4), s.out())
+        }
+        Op::WgmmaWait { .. } if s.data.results.is_empty() => {
+            let blocks = s.data.args.iter().all(|v| matches!(s.k.ty(*v), Type::Block { .. }));
+            ensure(blocks, || "a wait without a result takes left operands in registers only".into())
+        }
+        Op::WgmmaWait { .. } => {
+            s.arity(1, 1, 1)?;
+            match s.ty(0) {
+                Type::Token { elem, shape } => same("the result", s.out(), &Type::block(*elem, shape.clone())),
+                other => Err(format!("the operand is {other}; a token is needed")),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The roles of a kernel's warps: once, in its own list, of all its warps.
+fn warp_roles(s: &Checked, place: &Place, roles: &[Role]) -> Rule {
+    let regions = &s.data.regions;
+    count("operands", s.data.args.len(), 0, 0)?;
+    count("results", s.data.results.len(), 0, 0)?;
+    count("regions", regions.len(), roles.len().max(1), roles.len().max(1))?;
+    ensure(!place.nested && !place.in_role && !s.facts.roles, || "roles stand once, in the kernel's own list".into())?;
+    for (role, region) in roles.iter().zip(regions) {
+        let wanted = usize::from(role.copies > 1);
+        count("parameters of the role", region.params.len(), wanted, wanted)?;
+        region.params.iter().try_for_each(|v| scalar_i32("the number of the copy", s.k.ty(*v)))?;
+    }
+    let warps = roles.iter().fold(0usize, |a, r| a.saturating_add(r.warps.saturating_mul(r.copies)));
+    ensure(roles.iter().all(|r| r.warps > 0 && r.copies > 0) && warps == s.k.warps, || {
+        format!("the roles have {warps} warps and the kernel {}; they must be the same", s.k.warps)
+    })?;
+    ensure(roles.iter().all(|r| r.registers.is_multiple_of(8) && r.registers <= 256), || {
+        "registers of a role are a multiple of 8 up to 256, or 0".into()
+    })
+}
+
+fn multicast_in_cluster(s: &Checked, multicast: bool) -> Rule {
+    ensure(!multicast || s.k.cluster > 1, || "multicast needs a cluster; set it or drop `multicast`".into())
+}
+
+/// Operand `n` is a set of barriers and `n + 1` the one of these.
+fn barrier_at(s: &Checked, n: usize) -> Rule {
+    let Type::Barrier { count, .. } = s.ty(n) else {
+        return Err(format!("operand {n} is {}; a barrier is needed", s.ty(n)));
+    };
+    stage(s.k, s.facts, s.data.args[n + 1], *count)
+}
 /// Operand `n` is a shared tile and `n + 1` its stage: gives the type of a block that fits a stage.
-fn tile_at(k: &BlockProgram, data: &InstData, facts: &Facts, n: usize) -> Result<Type, String> {
-    match k.ty(data.args[n]) {
+fn tile_at(s: &Checked, n: usize) -> Result<Type, String> {
+    match s.ty(n) {
         Type::Shared { elem, shape, stages, .. } => {
-            stage(k, facts, data.args[n + 1], *stages)?;
+            stage(s.k, s.facts, s.data.args[n + 1], *stages)?;
             Ok(Type::block(*elem, shape.clone()))
         }
         other => Err(format!("operand {n} is {other}; a shared tile is needed")),

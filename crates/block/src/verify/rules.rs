@@ -1,6 +1,30 @@
 //! Checks that many ops share. Each says what is wrong and what is needed.
-use super::Rule;
-use crate::{Array, Elem, Layout, Swizzle, Type};
+use super::{Facts, Rule};
+use crate::{Array, BlockProgram, Elem, InstData, Layout, Swizzle, Type};
+
+/// The op being checked.
+pub struct Checked<'a> {
+    pub k: &'a BlockProgram,
+    pub data: &'a InstData,
+    pub facts: &'a Facts,
+}
+
+impl<'a> Checked<'a> {
+    /// Type of the n-th operand.
+    pub fn ty(&self, n: usize) -> &'a Type {
+        self.k.ty(self.data.args[n])
+    }
+    /// Type of the result.
+    pub fn out(&self) -> &'a Type {
+        self.k.ty(self.data.results[0])
+    }
+    /// Whether it has this number of operands and results, and no regions.
+    pub fn arity(&self, least: usize, most: usize, out: usize) -> Rule {
+        count("operands", self.data.args.len(), least, most)?;
+        count("results", self.data.results.len(), out, out)?;
+        count("regions", self.data.regions.len(), 0, 0)
+    }
+}
 
 pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Rule {
     if holds { Ok(()) } else { Err(what()) }

@@ -6,9 +6,9 @@ use crate::{
 
 /// Operand and result counts, then types.
 pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
-    let seen = Seen { k, data, facts };
+    let op = Checked { k, data, facts };
     match &data.op {
-        Op::Const(_) | Op::ProgramId(_) | Op::Iota => sources(&seen),
+        Op::Const(_) | Op::ProgramId(_) | Op::Iota => sources(&op),
         Op::Splat
         | Op::Broadcast
         | Op::ExpandDims(_)
@@ -16,49 +16,19 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Permute(_)
         | Op::Part { .. }
         | Op::Unpack { .. }
-        | Op::Pack { .. } => shapes(&seen),
-        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
-        Op::Load(_)
-        | Op::Store
-        | Op::Atomic(_)
-        | Op::AtomicInc
-        | Op::Publish
-        | Op::Await
-        | Op::Check { .. }
-        | Op::TileLoad
-        | Op::TileStore => memory(&seen),
-        Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&seen),
-        Op::For | Op::While | Op::If => regions(&seen),
+        | Op::Pack { .. } => shapes(&op),
+        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
+        Op::Load(_) | Op::Store | Op::Atomic(_) => pointers(&op),
+        Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => records(&op),
+        Op::TileLoad | Op::TileStore => tiles(&op),
+        Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&op),
+        Op::For | Op::While | Op::If => regions(&op),
         _ => Ok(()),
     }
 }
 
-/// The op being checked.
-struct Seen<'a> {
-    k: &'a BlockProgram,
-    data: &'a InstData,
-    facts: &'a Facts,
-}
-
-impl<'a> Seen<'a> {
-    /// Type of the n-th operand.
-    fn ty(&self, n: usize) -> &'a Type {
-        self.k.ty(self.data.args[n])
-    }
-    /// Type of the result.
-    fn out(&self) -> &'a Type {
-        self.k.ty(self.data.results[0])
-    }
-    /// Whether it has this number of operands and results, and no regions.
-    fn arity(&self, least: usize, most: usize, out: usize) -> Rule {
-        count("operands", self.data.args.len(), least, most)?;
-        count("results", self.data.results.len(), out, out)?;
-        count("regions", self.data.regions.len(), 0, 0)
-    }
-}
-
 /// Constants, positions in the grid, and iota.
-fn sources(s: &Seen) -> Rule {
+fn sources(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Const(c) => {
             s.arity(0, 0, 1)?;
@@ -80,7 +50,7 @@ fn sources(s: &Seen) -> Rule {
 }
 
 /// Ops that rename, repeat or leave out elements and compute none.
-fn shapes(s: &Seen) -> Rule {
+fn shapes(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Splat => {
             s.arity(1, 1, 1)?;
@@ -160,7 +130,7 @@ fn shapes(s: &Seen) -> Rule {
 }
 
 /// One result element per operand element.
-fn pointwise(s: &Seen) -> Rule {
+fn pointwise(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Unary(op) => {
             s.arity(1, 1, 1)?;
@@ -205,8 +175,8 @@ fn pointwise(s: &Seen) -> Rule {
     }
 }
 
-/// Accesses through pointers and descriptors.
-fn memory(s: &Seen) -> Rule {
+/// Loads, stores and updates of the elements that pointers point to.
+fn pointers(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Load(_) => {
             s.arity(1, 3, 1)?;
@@ -234,6 +204,13 @@ fn memory(s: &Seen) -> Rule {
                 format!("parameter {} is readonly; drop that or store elsewhere", s.facts.roots[&s.data.args[0]])
             })
         }
+        _ => Ok(()),
+    }
+}
+
+/// Words that instances share: counters, published values and the record of faults.
+fn records(s: &Checked) -> Rule {
+    match &s.data.op {
         op @ (Op::Publish | Op::Await) => {
             let gives = *op == Op::Await;
             s.arity(if gives { 1 } else { 2 }, if gives { 2 } else { 3 }, usize::from(gives))?;
@@ -277,6 +254,13 @@ fn memory(s: &Seen) -> Rule {
                 format!("parameter {} is readonly; drop that or check elsewhere", s.facts.roots[&s.data.args[0]])
             })
         }
+        _ => Ok(()),
+    }
+}
+
+/// Loads and stores of tiles through descriptors.
+fn tiles(s: &Checked) -> Rule {
+    match &s.data.op {
         Op::TileLoad => {
             s.arity(1, 6, 1)?;
             let tile = descriptor(s.ty(0))?;
@@ -295,7 +279,7 @@ fn memory(s: &Seen) -> Rule {
 }
 
 /// Reductions, scans and matmuls.
-fn folds(s: &Seen) -> Rule {
+fn folds(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Reduce { op, axis } => {
             s.arity(1, 1, 1)?;
@@ -330,7 +314,7 @@ fn folds(s: &Seen) -> Rule {
 }
 
 /// Loops and branches.
-fn regions(s: &Seen) -> Rule {
+fn regions(s: &Checked) -> Rule {
     match &s.data.op {
         Op::For => for_loop(s.k, s.data, s.facts),
         Op::While => while_loop(s.k, s.data),
