@@ -23,41 +23,57 @@ impl Parser {
     }
     /// An op without regions, and its operands.
     pub(super) fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
-        let op = match name {
-            "const" => Op::Const(self.constant()?),
-            "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
-            "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
-            "cast" => Op::Cast(self.elem()?),
-            "expand_dims" => {
+        match name {
+            "expand_dims" | "permute" | "part" | "unpack" | "pack" | "check" | "barrier_expect" | "prefetch" => {
                 let args = self.operands()?;
-                return Ok((Op::ExpandDims(self.axis()?), args));
-            }
-            "permute" => {
-                let args = self.operands()?;
-                return Ok((Op::Permute(self.numbers("an axis")?), args));
-            }
-            "part" => {
-                let args = self.operands()?;
-                let axis = self.axis()?;
-                self.expect_word("at")?;
-                return Ok((Op::Part { axis, at: self.integer("the first element")? }, args));
-            }
-            "unpack" | "pack" => {
-                let args = self.operands()?;
-                self.expect_word("row")?;
-                let row = self.integer("the elements of a row")?;
-                return Ok((if name == "pack" { Op::Pack { row } } else { Op::Unpack { row } }, args));
+                Ok((self.attributes_behind(name)?, args))
             }
             "reduce" => {
                 let op = self.choice("reduction", names::REDUCE)?;
                 let args = self.operands()?;
-                return Ok((Op::Reduce { op, axis: self.axis()? }, args));
+                Ok((Op::Reduce { op, axis: self.axis()? }, args))
             }
             "scan" => {
                 let op = self.choice("scan", names::SCAN)?;
                 let args = self.operands()?;
-                return Ok((Op::Scan { op, axis: self.axis()? }, args));
+                Ok((Op::Scan { op, axis: self.axis()? }, args))
             }
+            _ => Ok((self.attributes_ahead(start, name)?, self.operands()?)),
+        }
+    }
+    /// An op whose attributes follow its operands.
+    fn attributes_behind(&mut self, name: &str) -> Result<Op> {
+        Ok(match name {
+            "expand_dims" => Op::ExpandDims(self.axis()?),
+            "permute" => Op::Permute(self.numbers("an axis")?),
+            "part" => {
+                let axis = self.axis()?;
+                self.expect_word("at")?;
+                Op::Part { axis, at: self.integer("the first element")? }
+            }
+            "unpack" | "pack" => {
+                self.expect_word("row")?;
+                let row = self.integer("the elements of a row")?;
+                if name == "pack" { Op::Pack { row } } else { Op::Unpack { row } }
+            }
+            "check" => {
+                self.expect_word("site")?;
+                Op::Check { site: self.integer("the number of a site")? }
+            }
+            _ => {
+                self.expect_word("bytes")?;
+                let bytes = self.integer("a number of bytes")?;
+                if name == "prefetch" { Op::Prefetch { bytes } } else { Op::BarrierExpect { bytes } }
+            }
+        })
+    }
+    /// An op whose attributes, if it has any, come before its operands.
+    fn attributes_ahead(&mut self, start: &Token, name: &str) -> Result<Op> {
+        Ok(match name {
+            "const" => Op::Const(self.constant()?),
+            "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
+            "cast" => Op::Cast(self.elem()?),
             "dot" => Op::Dot {
                 precision: match () {
                     () if self.eat_word("tf32") => DotPrecision::Tf32,
@@ -67,18 +83,6 @@ impl Parser {
                 terms: self.terms(),
             },
             "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
-            "check" => {
-                let args = self.operands()?;
-                self.expect_word("site")?;
-                return Ok((Op::Check { site: self.integer("the number of a site")? }, args));
-            }
-            "barrier_expect" | "prefetch" => {
-                let args = self.operands()?;
-                self.expect_word("bytes")?;
-                let bytes = self.integer("a number of bytes")?;
-                let op = if name == "prefetch" { Op::Prefetch { bytes } } else { Op::BarrierExpect { bytes } };
-                return Ok((op, args));
-            }
             "barrier_arrive" => Op::BarrierArrive { multicast: self.eat_word("multicast") },
             "tma_load" => Op::TmaLoad { multicast: self.eat_word("multicast") },
             "tma_store_wait" => Op::TmaStoreWait { pending: self.integer("the number of stores left in flight")? },
@@ -92,18 +96,15 @@ impl Parser {
             }
             "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
             _ => {
-                let op = names::find(names::PLAIN, name)
+                let plain = names::find(names::PLAIN, name)
                     .or_else(|| names::find(names::UNARY, name).map(Op::Unary))
                     .or_else(|| names::find(names::BINARY, name).map(Op::Binary));
-                match op {
-                    Some(op) => op,
-                    None => {
-                        return fail_at(start, format!("there is no op `{name}`; see the ops' names in crates/block"));
-                    }
-                }
+                let Some(op) = plain else {
+                    return fail_at(start, format!("there is no op `{name}`; see the ops' names in crates/block"));
+                };
+                op
             }
-        };
-        Ok((op, self.operands()?))
+        })
     }
     pub(super) fn axis(&mut self) -> Result<u8> {
         self.expect_word("axis")?;
