@@ -102,6 +102,109 @@ pub struct TiledAttention {
     pub block_mask: bool,
 }
 
+/// What the steps of a schedule say, of a matmul or of attention.
+struct StatedSteps {
+    form: MatmulForm,
+    tile: MatmulTile,
+    /// Queries and keys of attention's tile.
+    attention_size: Option<[usize; 2]>,
+    /// Stages of queries, and of keys and values.
+    query_stages: Option<usize>,
+    key_stages: Option<usize>,
+    /// Parts of the keys that instances share.
+    key_slices: usize,
+    block_mask: bool,
+}
+
+impl Default for StatedSteps {
+    fn default() -> StatedSteps {
+        StatedSteps {
+            form: MatmulForm::default(),
+            tile: MatmulTile::new(Engine::Fma),
+            attention_size: None,
+            query_stages: None,
+            key_stages: None,
+            key_slices: 1,
+            block_mask: false,
+        }
+    }
+}
+
+impl StatedSteps {
+    fn read(&mut self, step: &Step) -> Result<(), String> {
+        let StatedSteps { form, tile, .. } = self;
+        match step {
+            Step::Swap => form.swap = true,
+            Step::DualGemm => form.dual = true,
+            Step::ImplicitGemm => form.implicit = true,
+            Step::FoldWindow(n) => form.folded = *n,
+            Step::JoinResidues(n) => form.joined = *n,
+            Step::SplitReduce(Axis::K, n) => form.slices = *n,
+            Step::SplitReduce(Axis::Keys, n) => self.key_slices = *n,
+            Step::Multiply(engine, size) => {
+                tile.engine = *engine;
+                match size[..] {
+                    [m, n, k] => tile.size = [m, n, k],
+                    [q, k] => self.attention_size = Some([q, k]),
+                    _ => return Err(format!("`{step}` does not have three sizes, or two of attention")),
+                }
+            }
+            Step::Stage(operands, n) => match operands[..] {
+                [Operand::A, Operand::B] => tile.stages = Some(*n),
+                [Operand::C] => tile.buffers = Some(*n),
+                [Operand::Q] => self.query_stages = Some(*n),
+                [Operand::K, Operand::V] => self.key_stages = Some(*n),
+                _ => return Err(format!("`{step}` is not for a,b or c of a matmul, or q or k,v of attention")),
+            },
+            Step::Copy(operands) => {
+                for operand in operands {
+                    match operand {
+                        Operand::A => form.copies[0] = true,
+                        Operand::B => form.copies[1] = true,
+                        Operand::C => form.separate_epilogue = true,
+                        _ => return Err(format!("`{step}` is for a, b and c of a matmul")),
+                    }
+                }
+            }
+            Step::Warps(n) => tile.warps = Some(*n),
+            Step::Cluster(n) => tile.cluster = *n,
+            Step::Group(n) => tile.group = *n,
+            Step::Persist(n) => tile.persist = Some(*n),
+            Step::PingPong => tile.ping_pong = true,
+            Step::BlockMask => self.block_mask = true,
+            _ => return Err(format!("`{step}` is not a step of a kernel that multiplies")),
+        }
+        Ok(())
+    }
+    /// The schedule of a matmul, if no step is attention's.
+    fn matmul(self) -> Result<TiledMatmul, String> {
+        let staged = self.query_stages.is_some() || self.key_stages.is_some();
+        if staged || self.key_slices > 1 || self.block_mask {
+            return Err("it has steps of attention, and the tile of a matmul".into());
+        }
+        Ok(TiledMatmul { form: self.form, tile: self.tile })
+    }
+    /// The schedule of attention with a tile of that many queries and keys, if no step is a matmul's.
+    fn attention(self, size: [usize; 2]) -> Result<TiledAttention, String> {
+        let MatmulTile { engine, warps, persist, .. } = self.tile;
+        let plain = MatmulTile { engine, warps, persist, ..MatmulTile::new(engine) };
+        if self.form != MatmulForm::default() || self.tile != plain {
+            return Err("it has steps of a matmul, and the tile of attention".into());
+        }
+        let stages = match (self.query_stages, self.key_stages) {
+            (Some(q), Some(kv)) => Some([q, kv]),
+            (None, None) => None,
+            _ => {
+                return Err(
+                    "queries, keys and values are staged together: `stage q shared N; stage k,v shared N`".into()
+                );
+            }
+        };
+        let (slices, block_mask) = (self.key_slices, self.block_mask);
+        Ok(TiledAttention { engine, size, slices, stages, warps, persist, block_mask })
+    }
+}
+
 impl MatmulSchedule {
     /// Reads a schedule; `None` for that of a nest.
     pub fn of(schedule: &Schedule) -> Result<Option<MatmulSchedule>, String> {
@@ -115,84 +218,19 @@ impl MatmulSchedule {
                 _ => Err(format!("`{}` leaves nothing to other steps", Step::Call)),
             };
         }
-        let mut form = MatmulForm::default();
-        let mut tile = MatmulTile::new(Engine::Fma);
-        let mut keys: Option<[usize; 2]> = None;
-        let (mut queries, mut ring, mut slices, mut block_mask) = (None, None, 1, false);
+        let mut steps = StatedSteps::default();
         for (at, step) in schedule.steps.iter().enumerate() {
             let same = |other: &Step| std::mem::discriminant(other) == std::mem::discriminant(step);
             let repeats = !matches!(step, Step::Stage(..) | Step::Copy(_));
             if repeats && schedule.steps[..at].iter().any(same) || schedule.steps[..at].contains(step) {
                 return Err(format!("`{step}` comes after another such step"));
             }
-            match step {
-                Step::Swap => form.swap = true,
-                Step::DualGemm => form.dual = true,
-                Step::ImplicitGemm => form.implicit = true,
-                Step::FoldWindow(n) => form.folded = *n,
-                Step::JoinResidues(n) => form.joined = *n,
-                Step::SplitReduce(Axis::K, n) => form.slices = *n,
-                Step::SplitReduce(Axis::Keys, n) => slices = *n,
-                Step::Multiply(engine, size) => {
-                    tile.engine = *engine;
-                    match size[..] {
-                        [m, n, k] => tile.size = [m, n, k],
-                        [q, k] => keys = Some([q, k]),
-                        _ => return Err(format!("`{step}` does not have three sizes, or two of attention")),
-                    }
-                }
-                Step::Stage(of, n) => match of[..] {
-                    [Operand::A, Operand::B] => tile.stages = Some(*n),
-                    [Operand::C] => tile.buffers = Some(*n),
-                    [Operand::Q] => queries = Some(*n),
-                    [Operand::K, Operand::V] => ring = Some(*n),
-                    _ => return Err(format!("`{step}` is not for a,b or c of a matmul, or q or k,v of attention")),
-                },
-                Step::Copy(of) => {
-                    for operand in of {
-                        match operand {
-                            Operand::A => form.copies[0] = true,
-                            Operand::B => form.copies[1] = true,
-                            Operand::C => form.separate_epilogue = true,
-                            _ => return Err(format!("`{step}` is for a, b and c of a matmul")),
-                        }
-                    }
-                }
-                Step::Warps(n) => tile.warps = Some(*n),
-                Step::Cluster(n) => tile.cluster = *n,
-                Step::Group(n) => tile.group = *n,
-                Step::Persist(n) => tile.persist = Some(*n),
-                Step::PingPong => tile.ping_pong = true,
-                Step::BlockMask => block_mask = true,
-                _ => return Err(format!("`{step}` is not a step of a kernel that multiplies")),
-            }
+            steps.read(step)?;
         }
-        let Some(size) = keys else {
-            if queries.is_some() || ring.is_some() || slices > 1 || block_mask {
-                return Err("it has steps of attention, and the tile of a matmul".into());
-            }
-            return Ok(Some(MatmulSchedule::Matmul(TiledMatmul { form, tile })));
-        };
-        let plain = MatmulTile {
-            engine: tile.engine,
-            warps: tile.warps,
-            persist: tile.persist,
-            ..MatmulTile::new(tile.engine)
-        };
-        if form != MatmulForm::default() || tile != plain {
-            return Err("it has steps of a matmul, and the tile of attention".into());
+        match steps.attention_size {
+            Some(size) => steps.attention(size).map(|a| Some(MatmulSchedule::Attention(a))),
+            None => steps.matmul().map(|m| Some(MatmulSchedule::Matmul(m))),
         }
-        let stages = match (queries, ring) {
-            (Some(q), Some(kv)) => Some([q, kv]),
-            (None, None) => None,
-            _ => {
-                return Err(
-                    "queries, keys and values are staged together: `stage q shared N; stage k,v shared N`".into()
-                );
-            }
-        };
-        let MatmulTile { engine, warps, persist, .. } = tile;
-        Ok(Some(MatmulSchedule::Attention(TiledAttention { engine, size, slices, stages, warps, persist, block_mask })))
     }
 
     /// Whether it sums in an order that does not depend on the number of rows.

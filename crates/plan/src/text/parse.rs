@@ -1,8 +1,9 @@
 //! Parses a plan's text.
 use super::words::{Lines, Parsed, Words};
+use crate::form::Form;
 use crate::{
     Alternative, Buffer, BufferKind, Cost, FormNeeds, Kernel, KernelKind, Origin, Plan, PlanError, Precision, Reason,
-    Rounding, Search, Stage, Stop, Tuning,
+    Rounding, Schedule, Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId};
 
@@ -106,43 +107,72 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect(")")?;
     w.expect("{")?;
     w.end()?;
-    let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
-    let (mut rounding, mut batch_invariant, mut form, mut schedule) = (Rounding::default(), false, None, None);
+    let mut properties = Properties::default();
     loop {
         let mut w = lines.next()?;
         match w.word()? {
-            "cost" => {
-                cost = Cost {
-                    bytes_read: w.keyed("read")?,
-                    bytes_written: w.keyed("written")?,
-                    matrix_flops: w.keyed("matrix")?,
-                    other_flops: w.keyed("other")?,
-                    us: known(&w.keyed::<String>("us")?)?,
-                    roofline_us: None,
-                };
-                // Plans of older versions have the roofline alone.
-                let given = w.peek().is_some();
-                cost.roofline_us = if given { known(&w.keyed::<String>("roofline")?)? } else { cost.us };
-            }
+            "graph" => break,
+            word => properties.read(word, &mut w)?,
+        }
+        w.end()?;
+    }
+    let body = body(lines)?;
+    lines.next()?.expect("}")?;
+    let Properties { cost, precision, rounding, batch_invariant, form, schedule, reason } = properties;
+    Ok(Kernel {
+        name,
+        kind,
+        stage,
+        body,
+        inputs,
+        outputs,
+        cost,
+        precision,
+        rounding,
+        batch_invariant,
+        form,
+        schedule,
+        reason,
+    })
+}
+
+/// What the lines of a kernel before its graph say.
+#[derive(Default)]
+struct Properties {
+    cost: Cost,
+    precision: Precision,
+    rounding: Rounding,
+    batch_invariant: bool,
+    form: Option<Form>,
+    schedule: Option<Schedule>,
+    reason: Reason,
+}
+
+impl Properties {
+    /// Reads a line, after the word that it begins with.
+    fn read(&mut self, word: &str, w: &mut Words) -> Parsed<()> {
+        let reason = &mut self.reason;
+        match word {
+            "cost" => self.cost = cost(w)?,
             "precision" => {
                 let name = w.word()?;
                 let known = [Precision::Tf32x3, Precision::Tf32].into_iter().find(|p| p.name() == Some(name));
-                precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
+                self.precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
             }
-            "batch_invariant" => batch_invariant = true,
+            "batch_invariant" => self.batch_invariant = true,
             "rounding" => {
                 w.expect("per-op")?;
-                rounding = Rounding::PerOp;
+                self.rounding = Rounding::PerOp;
             }
             "rules" => reason.rules = w.strings()?,
-            "form" => form = Some(w.string()?.parse()?),
-            "schedule" => schedule = Some(w.string()?.parse()?),
+            "form" => self.form = Some(w.string()?.parse()?),
+            "schedule" => self.schedule = Some(w.string()?.parse()?),
             "tuned" => {
                 let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
                 reason.tuning = Some(Tuning::Measured { device, us, default_us });
             }
             "not_tuned" => reason.tuning = Some(Tuning::Unused { why: w.string()? }),
-            "values" => reason.origins = origins(&mut w)?,
+            "values" => reason.origins = origins(w)?,
             "made" => {
                 let value = w.body_value()?;
                 let found = reason.origins.iter_mut().find(|o| o.value == value);
@@ -150,34 +180,32 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     w.strings()?;
             }
             "alternative" => reason.alternative = Some(Alternative { what: w.string()?, us: w.keyed("us")? }),
-            "stop" => reason.stops.push(stop(&mut w)?),
-            "graph" => {
-                let body = body(lines)?;
-                lines.next()?.expect("}")?;
-                return Ok(Kernel {
-                    name,
-                    kind,
-                    stage,
-                    body,
-                    inputs,
-                    outputs,
-                    cost,
-                    precision,
-                    rounding,
-                    batch_invariant,
-                    form,
-                    schedule,
-                    reason,
-                });
-            }
+            "stop" => reason.stops.push(stop(w)?),
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rounding, batch_invariant, form, schedule, rules, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, batch_invariant, form, schedule, rules, tuned, \
+                     not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }
-        w.end()?;
+        Ok(())
     }
+}
+
+/// A kernel's cost, after its word.
+fn cost(w: &mut Words) -> Parsed<Cost> {
+    let mut cost = Cost {
+        bytes_read: w.keyed("read")?,
+        bytes_written: w.keyed("written")?,
+        matrix_flops: w.keyed("matrix")?,
+        other_flops: w.keyed("other")?,
+        us: known(&w.keyed::<String>("us")?)?,
+        roofline_us: None,
+    };
+    // Plans of older versions have the roofline alone.
+    let states_roofline = w.peek().is_some();
+    cost.roofline_us = if states_roofline { known(&w.keyed::<String>("roofline")?)? } else { cost.us };
+    Ok(cost)
 }
 fn origins(w: &mut Words) -> Parsed<Vec<Origin>> {
     let mut out = vec![];
