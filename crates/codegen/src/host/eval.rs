@@ -183,48 +183,9 @@ impl Emit<'_> {
                 let n = self.pid.get(*a as usize).cloned().ok_or("a fourth grid axis")?;
                 Ok(Val::num(Elem::I32, n, 0))
             }
-            Op::Iota => {
-                let c = at.first().ok_or("iota without an axis")?;
-                let mark = |n: &Num| Num { exact: true, ..n.clone() };
-                let form = match &c.form {
-                    Form::Num(n) => Form::Num(mark(n)),
-                    Form::Lanes(n, s) => Form::Lanes(mark(n), *s),
-                    _ => {
-                        let n = self.lanes;
-                        let x = self.reg(c, n);
-                        Form::Vec(self.text.emit(c.depth, format!("trunc <{n} x i64> {x} to <{n} x i32>")))
-                    }
-                };
-                Ok(Val { elem: Elem::I32, form, depth: c.depth })
-            }
-            Op::Splat => self.eval(arg(0)?, &[]),
-            Op::Broadcast => {
-                let from = kernel.ty(arg(0)?).shape();
-                let at: Vec<Val> = at
-                    .iter()
-                    .zip(from)
-                    .map(|(c, &n)| if n == 1 { Val::int(Elem::I64, 0) } else { c.clone() })
-                    .collect();
-                self.eval(arg(0)?, &at)
-            }
-            Op::ExpandDims(axis) => {
-                let mut at = at.to_vec();
-                if (*axis as usize) < at.len() {
-                    at.remove(*axis as usize);
-                }
-                self.eval(arg(0)?, &at)
-            }
-            Op::Reshape => {
-                let at = self.reshape(kernel.ty(arg(0)?).shape(), kernel.ty(result).shape(), at)?;
-                self.eval(arg(0)?, &at)
-            }
-            Op::Permute(perm) => {
-                let mut from = vec![Val::int(Elem::I64, 0); at.len()];
-                for (c, &p) in at.iter().zip(perm) {
-                    if let Some(f) = from.get_mut(p as usize) {
-                        *f = c.clone();
-                    }
-                }
+            Op::Iota => self.iota(at),
+            Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
+                let from = self.operand_coordinates(i, at)?;
                 self.eval(arg(0)?, &from)
             }
             Op::Unary(op) => {
@@ -252,23 +213,75 @@ impl Emit<'_> {
                 let (p, o) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?);
                 self.advance(&p, &o)
             }
-            Op::Load(_) => {
-                let p = self.eval(arg(0)?, at)?;
-                let Form::Ptr(root, off) = &p.form else {
-                    return Err("a load from something other than a pointer".into());
-                };
-                let mask = inst.args.get(1).map(|m| self.eval(*m, at)).transpose()?;
-                let needed = mask.as_ref().is_some_and(|m| !m.is_true());
-                let other = if needed { inst.args.get(2).map(|o| self.eval(*o, at)).transpose()? } else { None };
-                // Under an assumption a masked load must stay inside the loop that assumes it.
-                let pin = !self.assumed.is_empty() && mask.is_some();
-                if let Form::Lanes(base, 1) = &off.form {
-                    self.prefetch(result, self.text.depth(), p.elem, root, &base.text);
-                }
-                self.read(p.elem, Store::Tensor, root, off, Guard { mask: mask.as_ref(), other: other.as_ref(), pin })
-            }
+            Op::Load(_) => self.load(i, at),
             Op::TileLoad | Op::TileStore => Err("tensor-map tiles".into()),
             other => Err(format!("{other:?} inside an expression")),
         }
+    }
+    /// Positions along the axis of an iota.
+    fn iota(&mut self, at: &[Val]) -> Res<Val> {
+        let c = at.first().ok_or("iota without an axis")?;
+        let mark = |n: &Num| Num { exact: true, ..n.clone() };
+        let form = match &c.form {
+            Form::Num(n) => Form::Num(mark(n)),
+            Form::Lanes(n, s) => Form::Lanes(mark(n), *s),
+            _ => {
+                let n = self.lanes;
+                let x = self.reg(c, n);
+                Form::Vec(self.text.emit(c.depth, format!("trunc <{n} x i64> {x} to <{n} x i32>")))
+            }
+        };
+        Ok(Val { elem: Elem::I32, form, depth: c.depth })
+    }
+    /// The coordinates of the operand's element that an op that only moves elements has at some of its result.
+    fn operand_coordinates(&mut self, i: Inst, at: &[Val]) -> Res<Vec<Val>> {
+        let kernel = self.kernel;
+        let inst = kernel.inst(i);
+        let shape = |v: &[kiln_block::Value]| v.first().map(|v| kernel.ty(*v).shape()).unwrap_or_default();
+        let (from, to) = (shape(&inst.args), shape(&inst.results));
+        Ok(match &inst.op {
+            Op::Broadcast => {
+                let along = |(c, &n): (&Val, &usize)| if n == 1 { Val::int(Elem::I64, 0) } else { c.clone() };
+                at.iter().zip(from).map(along).collect()
+            }
+            Op::ExpandDims(axis) => {
+                let mut at = at.to_vec();
+                if (*axis as usize) < at.len() {
+                    at.remove(*axis as usize);
+                }
+                at
+            }
+            Op::Reshape => self.reshape(from, to, at)?,
+            Op::Permute(perm) => {
+                let mut operand = vec![Val::int(Elem::I64, 0); at.len()];
+                for (c, &p) in at.iter().zip(perm) {
+                    if let Some(f) = operand.get_mut(p as usize) {
+                        *f = c.clone();
+                    }
+                }
+                operand
+            }
+            _ => vec![],
+        })
+    }
+    /// An element that is loaded from a tensor.
+    fn load(&mut self, i: Inst, at: &[Val]) -> Res<Val> {
+        let inst = self.kernel.inst(i);
+        let (Some(ptr), Some(result)) = (inst.args.first(), inst.results.first()) else {
+            return Err("a load without a pointer or a result".into());
+        };
+        let p = self.eval(*ptr, at)?;
+        let Form::Ptr(root, off) = &p.form else {
+            return Err("a load from something other than a pointer".into());
+        };
+        let mask = inst.args.get(1).map(|m| self.eval(*m, at)).transpose()?;
+        let needed = mask.as_ref().is_some_and(|m| !m.is_true());
+        let other = if needed { inst.args.get(2).map(|o| self.eval(*o, at)).transpose()? } else { None };
+        // Under an assumption a masked load must stay inside the loop that assumes it.
+        let pin = !self.assumed.is_empty() && mask.is_some();
+        if let Form::Lanes(base, 1) = &off.form {
+            self.prefetch(*result, self.text.depth(), p.elem, root, &base.text);
+        }
+        self.read(p.elem, Store::Tensor, root, off, Guard { mask: mask.as_ref(), other: other.as_ref(), pin })
     }
 }

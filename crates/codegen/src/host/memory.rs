@@ -144,45 +144,58 @@ impl Emit<'_> {
             d = self.text.depth();
         }
         let ty = kind.ty(e);
-        let zero = Val {
-            elem: e,
-            form: Form::Scalar(
-                if e.is_float() {
-                    "0.0"
-                } else if e == Elem::Bool {
-                    "false"
-                } else {
-                    "0"
-                }
-                .into(),
-            ),
-            depth: 0,
+        let zero = match e {
+            e if e.is_float() => "0.0",
+            Elem::Bool => "false",
+            _ => "0",
         };
+        let zero = Val { elem: e, form: Form::Scalar(zero.into()), depth: 0 };
         let other = other.unwrap_or(&zero);
         if let Form::Num(n) = &off.form {
             let p = self.gep(d, ty, root, &n.text);
-            let Some(mask) = mask else {
-                let x = self.text.emit(d, format!("load {ty}, ptr {p}"));
-                let x = self.unpack(d, e, kind, x, 1)?;
-                return Ok(self.wrap(e, x, 1, d));
+            return match mask {
+                Some(mask) => {
+                    let x = self.read_if_any(e, kind, (d, p), mask)?;
+                    self.select(mask, &x, other)
+                }
+                None => self.read_one(e, kind, d, &p),
             };
-            let any = if mask.uniform() {
-                self.reg(mask, 1)
-            } else {
-                let m = self.reg(mask, self.lanes);
-                let t = vector("i1", self.lanes);
-                self.text.call(d, "i1", &format!("llvm.vector.reduce.or.v{}i1", self.lanes), &[(&t, &m)])
-            };
-            let safe = self.nowhere();
-            let p = self.text.emit(d, format!("select i1 {any}, ptr {p}, ptr {safe}"));
-            let x = self.text.emit(d, format!("load {ty}, ptr {p}"));
-            let x = self.unpack(d, e, kind, x, 1)?;
-            let x = self.wrap(e, x, 1, d);
-            return self.select(mask, &x, other);
         }
         let n = self.lanes;
-        let t = vector(ty, n);
-        let x = match (self.run(d, off), mask) {
+        let x = self.read_lanes(e, kind, (d, root), off, mask);
+        let x = self.unpack(d, e, kind, x, n)?;
+        let v = Val { elem: e, form: Form::Vec(x), depth: d };
+        match mask {
+            Some(m) if !matches!(&other.form, Form::Scalar(s) if matches!(&**s, "0.0" | "0" | "false")) => {
+                self.select(m, &v, other)
+            }
+            _ => Ok(v),
+        }
+    }
+    /// The element at an address.
+    fn read_one(&mut self, e: Elem, kind: Store, d: usize, p: &Name) -> Res<Val> {
+        let x = self.text.emit(d, format!("load {}, ptr {p}", kind.ty(e)));
+        let x = self.unpack(d, e, kind, x, 1)?;
+        Ok(self.wrap(e, x, 1, d))
+    }
+    /// The element at an address where any lane of the mask is set; else what a dummy location has.
+    fn read_if_any(&mut self, e: Elem, kind: Store, (d, p): (usize, Name), mask: &Val) -> Res<Val> {
+        let any = if mask.uniform() {
+            self.reg(mask, 1)
+        } else {
+            let m = self.reg(mask, self.lanes);
+            let t = vector("i1", self.lanes);
+            self.text.call(d, "i1", &format!("llvm.vector.reduce.or.v{}i1", self.lanes), &[(&t, &m)])
+        };
+        let safe = self.nowhere();
+        let p = self.text.emit(d, format!("select i1 {any}, ptr {p}, ptr {safe}"));
+        self.read_one(e, kind, d, &p)
+    }
+    /// A vector of lanes at offsets from `root`, as memory has it: a run, or gathered; zero where the mask is false.
+    fn read_lanes(&mut self, e: Elem, kind: Store, (d, root): (usize, &Name), off: &Val, mask: Option<&Val>) -> Name {
+        let (n, ty) = (self.lanes, kind.ty(e));
+        let (t, mt) = (vector(ty, n), vector("i1", n));
+        match (self.run(d, off), mask) {
             (Some(run), None) => {
                 let p = self.gep(d, ty, root, &run.first);
                 let x = self.text.emit(d, format!("load {t}, ptr {p}, align {}", kind.bytes(e)));
@@ -193,7 +206,7 @@ impl Emit<'_> {
                 let m = self.turned(d, "i1", &run, m);
                 let p = self.gep(d, ty, root, &run.first);
                 let ptr = format!("ptr align {}", kind.bytes(e));
-                let (mt, name) = (vector("i1", n), format!("llvm.masked.load.{}.p0", suffix(ty, n)));
+                let name = format!("llvm.masked.load.{}.p0", suffix(ty, n));
                 let x = self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")]);
                 self.turned(d, ty, &run, x)
             }
@@ -205,17 +218,9 @@ impl Emit<'_> {
                 let p = self.gep_lanes(d, ty, root, off);
                 let ptr = vector("ptr", n);
                 let ptr = format!("{ptr} align {}", kind.bytes(e));
-                let (mt, name) = (vector("i1", n), format!("llvm.masked.gather.{}.v{n}p0", suffix(ty, n)));
+                let name = format!("llvm.masked.gather.{}.v{n}p0", suffix(ty, n));
                 self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")])
             }
-        };
-        let x = self.unpack(d, e, kind, x, n)?;
-        let v = Val { elem: e, form: Form::Vec(x), depth: d };
-        match mask {
-            Some(m) if !matches!(&other.form, Form::Scalar(s) if matches!(&**s, "0.0" | "0" | "false")) => {
-                self.select(m, &v, other)
-            }
-            _ => Ok(v),
         }
     }
 

@@ -209,6 +209,25 @@ impl Emit<'_> {
             self.place.insert(p, place);
         }
         self.region(region)?;
+        self.next_values(i, &carried, next)?;
+        let t = self.text.emit(0, format!("add i64 {turns}, 1"));
+        self.text.line(0, format!("store i64 {t}, ptr {turn}"));
+        let a = self.text.emit(0, format!("add i64 {at}, {}", step.text));
+        self.text.line(0, format!("store i64 {a}, ptr {counter}"));
+        self.text.line(0, format!("br label %{label}.head"));
+        self.text.mark(&format!("{label}.exit"));
+        for (c, &r) in carried.iter().zip(&inst.results) {
+            if let Carried::Induction { step, .. } = c {
+                // The body's own names are out of scope here.
+                self.hoist(*step, i)?;
+            }
+            let place = self.current(c, &turn_num)?;
+            self.place.insert(r, place);
+        }
+        Ok(())
+    }
+    /// The end of an iteration: what it carried becomes what the yield gives.
+    fn next_values(&mut self, loop_inst: Inst, carried: &[Carried], next: &[Value]) -> Res<()> {
         // Next values: blocks go to the other buffer; all scalars are computed before any is stored.
         let mut stores = vec![];
         for (c, &n) in carried.iter().zip(next) {
@@ -217,7 +236,7 @@ impl Emit<'_> {
                     let ptr = self.text.emit(0, format!("load ptr, ptr {other}"));
                     let buffer = Buffer { ptr, elem: *elem, shape: shape.clone() };
                     // The yield itself is the sink, so that values that only the yield demands stay in registers.
-                    self.push(i, shape, Sink::Keep { value: n, buffer, place: false })?;
+                    self.push(loop_inst, shape, Sink::Keep { value: n, buffer, place: false })?;
                 }
                 Carried::Scalar { .. } => stores.push((c, n)),
                 Carried::Induction { .. } => {}
@@ -235,7 +254,7 @@ impl Emit<'_> {
         for l in lines {
             self.text.line(0, l);
         }
-        for c in &carried {
+        for c in carried {
             if let Carried::Block { cur, other, .. } = c {
                 let (a, b) = (
                     self.text.emit(0, format!("load ptr, ptr {cur}")),
@@ -244,20 +263,6 @@ impl Emit<'_> {
                 self.text.line(0, format!("store ptr {b}, ptr {cur}"));
                 self.text.line(0, format!("store ptr {a}, ptr {other}"));
             }
-        }
-        let t = self.text.emit(0, format!("add i64 {turns}, 1"));
-        self.text.line(0, format!("store i64 {t}, ptr {turn}"));
-        let a = self.text.emit(0, format!("add i64 {at}, {}", step.text));
-        self.text.line(0, format!("store i64 {a}, ptr {counter}"));
-        self.text.line(0, format!("br label %{label}.head"));
-        self.text.mark(&format!("{label}.exit"));
-        for (c, &r) in carried.iter().zip(&inst.results) {
-            if let Carried::Induction { step, .. } = c {
-                // The body's own names are out of scope here.
-                self.hoist(*step, i)?;
-            }
-            let place = self.current(c, &turn_num)?;
-            self.place.insert(r, place);
         }
         Ok(())
     }
