@@ -165,45 +165,110 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         return Tensor::from_bytes(ty.clone(), moved.bytes())
             .ok_or_else(|| format!("{moved:?} are not the bytes of {ty}"));
     }
-    let e = Eager { torch };
-    let t = |i: usize| json!({"tensor": i});
-    let x = t(0);
-    let call = |name: &str, overload: &str, list: Value| e.call(name, overload, list, args, ty);
-    let optional = |i: usize| if i < args.len() { t(i) } else { Value::Null };
+    let c = EagerOp { torch: Eager { torch }, ty, args };
     match op {
         Op::Input(_) | Op::Param(_) => Err("an argument has no value of its own".into()),
         Op::Fallback(_) | Op::Result(_) => Err("is libtorch's already".into()),
+        Op::Const(_) | Op::Iota { .. } => source(&c, op),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Logaddexp => pointwise(&c, op),
+        Op::Reshape(_)
+        | Op::Permute(_)
+        | Op::Broadcast(_)
+        | Op::Slice { .. }
+        | Op::Flip(_)
+        | Op::Pad { .. }
+        | Op::Concat { .. }
+        | Op::Gather { .. }
+        | Op::Take { .. }
+        | Op::Scatter { .. } => movement(&c, op),
+        Op::Reduce { op, axes } => reduce(&c.torch, *op, axes, ty, &args[0]),
+        Op::Scan { op, axis } => {
+            let name = match op {
+                ScanOp::Sum => "cumsum",
+                ScanOp::Prod => "cumprod",
+            };
+            c.call(name, "", json!([operand(0), axis, ty.dtype.torch_number()]))
+        }
+        Op::Dot | Op::Linear | Op::Conv { .. } | Op::Pool { .. } => contraction(&c, op),
+        Op::Softmax { .. }
+        | Op::LogSoftmax { .. }
+        | Op::LayerNorm { .. }
+        | Op::RmsNorm { .. }
+        | Op::GroupNorm { .. }
+        | Op::BatchNorm { .. } => norm(&c, op),
+        Op::Attention { .. } => attention(&c, op),
+    }
+}
+
+/// Operand `i` of an operator, in JSON.
+fn operand(i: usize) -> Value {
+    json!({"tensor": i})
+}
+
+/// An op that is computed: its type and its operands.
+struct EagerOp<'a> {
+    torch: Eager<'a>,
+    ty: &'a Type,
+    args: &'a [Tensor],
+}
+impl EagerOp<'_> {
+    /// An operator of libtorch on the op's operands.
+    fn call(&self, name: &str, overload: &str, list: Value) -> Result<Tensor, String> {
+        self.torch.call(name, overload, list, self.args, self.ty)
+    }
+    /// Operand `i`, or null where the op has fewer.
+    fn optional(&self, i: usize) -> Value {
+        if i < self.args.len() { operand(i) } else { Value::Null }
+    }
+    /// The error for an op that a function does not compute.
+    fn unknown(&self, op: &Op) -> Result<Tensor, String> {
+        Err(format!("{} is computed by another function", op.name()))
+    }
+}
+
+/// Constants and positions.
+fn source(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let x = operand(0);
+    match op {
         Op::Const(s) => {
-            call("full", "", json!([[], number(*s), ty.dtype.torch_number(), null, {"device": "cpu"}, null]))
+            c.call("full", "", json!([[], number(*s), c.ty.dtype.torch_number(), null, {"device": "cpu"}, null]))
         }
         Op::Iota { axis } => {
-            let row = Type::new(ty.dtype, [ty.shape[*axis]]);
-            let list = json!([ty.shape[*axis], ty.dtype.torch_number(), null, {"device": "cpu"}, null]);
-            let row = match ty.dtype {
+            let row = Type::new(c.ty.dtype, [c.ty.shape[*axis]]);
+            let list = json!([c.ty.shape[*axis], c.ty.dtype.torch_number(), null, {"device": "cpu"}, null]);
+            let row = match c.ty.dtype {
                 d if d.is_f8() => {
                     let wide = Type::new(DType::F32, row.shape);
-                    let list = json!([ty.shape[*axis], DType::F32.torch_number(), null, {"device": "cpu"}, null]);
-                    e.cast(&e.call("arange", "", list, &[], &wide)?, ty.dtype)?
+                    let list = json!([c.ty.shape[*axis], DType::F32.torch_number(), null, {"device": "cpu"}, null]);
+                    c.torch.cast(&c.torch.call("arange", "", list, &[], &wide)?, c.ty.dtype)?
                 }
-                _ => e.call("arange", "", list, &[], &row)?,
+                _ => c.torch.call("arange", "", list, &[], &row)?,
             };
-            let mut shape = vec![1; ty.rank()];
-            shape[*axis] = ty.shape[*axis];
-            let flat = e.call("reshape", "", json!([x, shape]), &[row], &Type::new(ty.dtype, shape.clone()))?;
-            e.call("expand", "", json!([x, ty.shape, false]), &[flat], ty)
+            let mut shape = vec![1; c.ty.rank()];
+            shape[*axis] = c.ty.shape[*axis];
+            let flat = c.torch.call("reshape", "", json!([x, shape]), &[row], &Type::new(c.ty.dtype, shape.clone()))?;
+            c.torch.call("expand", "", json!([x, c.ty.shape, false]), &[flat], c.ty)
         }
+        _ => c.unknown(op),
+    }
+}
+
+/// Ops that compute each element from those at its place.
+fn pointwise(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let (x, t) = (operand(0), operand);
+    match op {
         Op::Unary(u) => {
             let f = u.function();
             let name = f.torch.first().ok_or("has no operator of libtorch in its row")?;
             let more: Vec<Value> = serde_json::from_str(f.arguments).map_err(|e| e.to_string())?;
-            call(name, "", Value::Array([vec![x], more].concat()))
+            c.call(name, "", Value::Array([vec![x], more].concat()))
         }
         Op::Binary(b) => {
-            let (name, overload, more) = binary(*b, ty.dtype.is_float());
-            call(name, overload, Value::Array([vec![x, t(1)], more].concat()))
+            let (name, overload, more) = binary(*b, c.ty.dtype.is_float());
+            c.call(name, overload, Value::Array([vec![x, t(1)], more].concat()))
         }
-        Op::Compare(c) => {
-            let name = match c {
+        Op::Compare(order) => {
+            let name = match order {
                 CompareOp::Eq => "eq",
                 CompareOp::Ne => "ne",
                 CompareOp::Lt => "lt",
@@ -211,121 +276,145 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
                 CompareOp::Gt => "gt",
                 CompareOp::Ge => "ge",
             };
-            call(name, "Tensor", json!([x, t(1)]))
+            c.call(name, "Tensor", json!([x, t(1)]))
         }
-        Op::Select => call("where", "self", json!([x, t(1), t(2)])),
-        Op::Cast(d) => e.cast(&args[0], *d),
-        Op::Reshape(shape) => call("reshape", "", json!([x, shape])),
-        Op::Permute(perm) => call("permute", "", json!([x, perm])),
-        Op::Broadcast(shape) => call("expand", "", json!([x, shape, false])),
+        Op::Select => c.call("where", "self", json!([x, t(1), t(2)])),
+        Op::Cast(d) => c.torch.cast(&c.args[0], *d),
+        Op::Logaddexp => c.call(op.name(), "", (0..c.args.len()).map(t).collect()),
+        _ => c.unknown(op),
+    }
+}
+
+/// Ops that only move elements.
+fn movement(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let (x, t) = (operand(0), operand);
+    match op {
+        Op::Reshape(shape) => c.call("reshape", "", json!([x, shape])),
+        Op::Permute(perm) => c.call("permute", "", json!([x, perm])),
+        Op::Broadcast(shape) => c.call("expand", "", json!([x, shape, false])),
         Op::Slice { axis, start, len, step } => {
             let end = if *len == 0 { *start } else { start + (len - 1) * step + 1 };
-            call("slice", "Tensor", json!([x, axis, start, end, step]))
+            c.call("slice", "Tensor", json!([x, axis, start, end, step]))
         }
-        Op::Flip(axes) => call("flip", "", json!([x, axes])),
+        Op::Flip(axes) => c.call("flip", "", json!([x, axes])),
         Op::Pad { lo, hi } => {
             let widths: Vec<i64> = lo.iter().zip(hi).rev().flat_map(|(l, h)| [*l, *h]).collect();
-            let value = match ty.dtype {
-                d if d.is_float() => number(Scalar::Float(args[1].get_f64(0))),
-                DType::Bool => json!(args[1].get_f64(0) != 0.0),
-                _ => json!(args[1].get_i64(0)),
+            let value = match c.ty.dtype {
+                d if d.is_float() => number(Scalar::Float(c.args[1].get_f64(0))),
+                DType::Bool => json!(c.args[1].get_f64(0) != 0.0),
+                _ => json!(c.args[1].get_i64(0)),
             };
-            e.call("constant_pad_nd", "", json!([x, widths, value]), &args[..1], ty)
+            c.torch.call("constant_pad_nd", "", json!([x, widths, value]), &c.args[..1], c.ty)
         }
-        Op::Concat { axis } => call("cat", "", json!([(0..args.len()).map(t).collect::<Vec<_>>(), axis])),
+        Op::Concat { axis } => c.call("cat", "", json!([(0..c.args.len()).map(t).collect::<Vec<_>>(), axis])),
         Op::Gather { axis } => {
-            let index = e.cast(&args[1], DType::I64)?;
-            e.call("gather", "", json!([x, axis, t(1), false]), &[args[0].clone(), index], ty)
+            let index = c.torch.cast(&c.args[1], DType::I64)?;
+            c.torch.call("gather", "", json!([x, axis, t(1), false]), &[c.args[0].clone(), index], c.ty)
         }
         Op::Take { axis } => {
             let mut list = vec![Value::Null; *axis];
             list.push(t(1));
-            let index = e.cast(&args[1], DType::I64)?;
-            e.call("index", "Tensor", json!([x, list]), &[args[0].clone(), index], ty)
+            let index = c.torch.cast(&c.args[1], DType::I64)?;
+            c.torch.call("index", "Tensor", json!([x, list]), &[c.args[0].clone(), index], c.ty)
         }
         Op::Scatter { axis, mode } => {
-            let index = e.cast(&args[1], DType::I64)?;
-            let operands = [args[0].clone(), index, args[2].clone()];
+            let index = c.torch.cast(&c.args[1], DType::I64)?;
+            let operands = [c.args[0].clone(), index, c.args[2].clone()];
             let (name, overload) = match mode {
                 ScatterMode::Replace => ("scatter", "src"),
                 ScatterMode::Add => ("scatter_add", ""),
             };
-            e.call(name, overload, json!([x, axis, t(1), t(2)]), &operands, ty)
+            c.torch.call(name, overload, json!([x, axis, t(1), t(2)]), &operands, c.ty)
         }
-        Op::Reduce { op, axes } => reduce(&e, *op, axes, ty, &args[0]),
-        Op::Scan { op, axis } => {
-            let name = match op {
-                ScanOp::Sum => "cumsum",
-                ScanOp::Prod => "cumprod",
-            };
-            call(name, "", json!([x, axis, ty.dtype.torch_number()]))
-        }
+        _ => c.unknown(op),
+    }
+}
+
+/// Matmuls, convolutions and pools.
+fn contraction(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let (x, t) = (operand(0), operand);
+    match op {
         Op::Dot | Op::Linear => {
-            let wide: Vec<Tensor> = args.iter().map(|a| e.cast(a, ty.dtype)).collect::<Result<_, _>>()?;
+            let wide: Vec<Tensor> = c.args.iter().map(|a| c.torch.cast(a, c.ty.dtype)).collect::<Result<_, _>>()?;
             match op {
-                Op::Dot => e.call("matmul", "", json!([x, t(1)]), &wide, ty),
-                _ => e.call("linear", "", json!([x, t(1), optional(2)]), &wide, ty),
+                Op::Dot => c.torch.call("matmul", "", json!([x, t(1)]), &wide, c.ty),
+                _ => c.torch.call("linear", "", json!([x, t(1), c.optional(2)]), &wide, c.ty),
             }
         }
-        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => call(
+        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => c.call(
             "convolution",
             "",
-            json!([x, t(1), optional(2), stride, padding, dilation, transposed, output_padding, groups]),
+            json!([x, t(1), c.optional(2), stride, padding, dilation, transposed, output_padding, groups]),
         ),
         Op::Pool { kind, window, stride, padding, dilation, ceil } => {
             let n = window.len();
             match kind {
                 PoolKind::Max => {
-                    call(&format!("max_pool{n}d"), "", json!([x, window, stride, padding, dilation, ceil]))
+                    c.call(&format!("max_pool{n}d"), "", json!([x, window, stride, padding, dilation, ceil]))
                 }
                 PoolKind::Avg { count_pad } => {
                     let mut list = vec![x, json!(window), json!(stride), json!(padding), json!(ceil), json!(count_pad)];
                     if n > 1 {
                         list.push(Value::Null);
                     }
-                    call(&format!("avg_pool{n}d"), "", Value::Array(list))
+                    c.call(&format!("avg_pool{n}d"), "", Value::Array(list))
                 }
             }
         }
-        Op::Softmax { axis } => call("softmax", "int", json!([x, axis, null])),
-        Op::LogSoftmax { axis } => call("log_softmax", "int", json!([x, axis, null])),
+        _ => c.unknown(op),
+    }
+}
+
+/// Softmax and norms.
+fn norm(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let (x, t) = (operand(0), operand);
+    match op {
+        Op::Softmax { axis } => c.call("softmax", "int", json!([x, axis, null])),
+        Op::LogSoftmax { axis } => c.call("log_softmax", "int", json!([x, axis, null])),
         Op::LayerNorm { axes, eps, .. } => {
-            let shape = &ty.shape[ty.rank() - axes..];
-            call("layer_norm", "", json!([x, shape, optional(1), optional(2), number(*eps), false]))
+            let shape = &c.ty.shape[c.ty.rank() - axes..];
+            c.call("layer_norm", "", json!([x, shape, c.optional(1), c.optional(2), number(*eps), false]))
         }
-        Op::RmsNorm { eps } => call("rms_norm", "", json!([x, ty.shape[ty.rank() - 1..], t(1), number(*eps)])),
+        Op::RmsNorm { eps } => c.call("rms_norm", "", json!([x, c.ty.shape[c.ty.rank() - 1..], t(1), number(*eps)])),
         Op::GroupNorm { groups, eps, .. } => {
-            call("group_norm", "", json!([x, groups, optional(1), optional(2), number(*eps), false]))
+            c.call("group_norm", "", json!([x, groups, c.optional(1), c.optional(2), number(*eps), false]))
         }
         Op::BatchNorm { eps } => {
-            call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
+            c.call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
         }
+        _ => c.unknown(op),
+    }
+}
+
+/// Attention, by libtorch's operator, or written in ops where it has none.
+fn attention(c: &EagerOp, op: &Op) -> Result<Tensor, String> {
+    let (x, t) = (operand(0), operand);
+    match op {
         op if op.is_attention_of_steps()
-            || op.has_wide_scores(&args.iter().map(|x| x.ty.dtype).collect::<Vec<_>>()) =>
+            || op.has_wide_scores(&c.args.iter().map(|x| x.ty.dtype).collect::<Vec<_>>()) =>
         {
             // libtorch has no operator for it.
-            let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
+            let types: Vec<Type> = c.args.iter().map(|x| x.ty.clone()).collect();
             let parts = decompose_op(op, &types).map_err(|e| e.to_string())?.ok_or("attention has no decomposition")?;
-            let results = run_model(torch, &parts, args, &[], Floats::Own)?;
+            let results = run_model(c.torch.torch, &parts, c.args, &[], Floats::Own)?;
             results.into_iter().next().ok_or_else(|| "no result".into())
         }
         Op::Attention { sink: true, .. } => {
-            let types: Vec<Type> = args.iter().map(|x| x.ty.clone()).collect();
+            let types: Vec<Type> = c.args.iter().map(|x| x.ty.clone()).collect();
             let written = sink::written(op, &types).map_err(|e| e.to_string())?;
-            let results = run_model(torch, &written, args, &[], Floats::Own)?;
+            let results = run_model(c.torch.torch, &written, c.args, &[], Floats::Own)?;
             results.into_iter().next().ok_or_else(|| "no result".into())
         }
         Op::Attention { scale, causal, fully_masked, .. } => {
-            let grouped = args[0].ty.shape[args[0].ty.rank() - 3] != args[1].ty.shape[args[1].ty.rank() - 3];
-            let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);
-            let safe = call("scaled_dot_product_attention", "", list)?;
-            match (fully_masked, args.get(3)) {
-                (FullyMasked::Nan, Some(mask)) => e.nan_if_fully_masked(safe, mask),
+            let grouped = c.args[0].ty.shape[c.args[0].ty.rank() - 3] != c.args[1].ty.shape[c.args[1].ty.rank() - 3];
+            let list = json!([x, t(1), t(2), c.optional(3), 0.0, causal, number(*scale), grouped]);
+            let safe = c.call("scaled_dot_product_attention", "", list)?;
+            match (fully_masked, c.args.get(3)) {
+                (FullyMasked::Nan, Some(mask)) => c.torch.nan_if_fully_masked(safe, mask),
                 _ => Ok(safe),
             }
         }
-        // Operators of PyTorch whose arguments are the op's operands.
-        Op::Logaddexp => call(op.name(), "", (0..args.len()).map(t).collect()),
+        _ => c.unknown(op),
     }
 }
 
