@@ -10,7 +10,7 @@ use kiln_graph::DType;
 use kiln_graph::ops::Class;
 use kiln_machine::Machine;
 use kiln_plan::{Kernel, Plan};
-use labels::{FONT, Frame, Labels};
+use labels::{FONT, Frame, Label, Labels};
 use plotters::{
     coord::Shift,
     prelude::*,
@@ -170,23 +170,8 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
                 .label(*kind)
                 .legend(move |(x, y)| Circle::new((x + 10, y), 4, colour.filled()));
         }
-        let mut largest: Vec<usize> = (0..points.len()).collect();
-        largest.sort_by(|a, b| points[*b].0.share.total_cmp(&points[*a].0.share));
-        let mut named = 0;
-        for i in largest {
-            let text = format!("{} {:.0} %", points[i].0.name, 100.0 * points[i].0.share);
-            if named < NAMED
-                && let Some(label) = labels.beside_point(text, places[i])
-            {
-                found.push((label, 1.0));
-                named += 1;
-            }
-        }
-        for ((text, place), strength) in found {
-            let style =
-                ("sans-serif", FONT).into_font().color(&BLACK.mix(strength)).pos(Pos::new(HPos::Left, VPos::Top));
-            area.draw(&Text::new(text, place, style))?;
-        }
+        found.extend(largest_named(&points, &places, &mut labels).into_iter().map(|l| (l, 1.0)));
+        draw_labels(area, found)?;
         if !kinds.is_empty() {
             chart
                 .configure_series_labels()
@@ -197,6 +182,29 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
         }
         Ok(())
     })
+}
+
+/// Labels of the kernels with the largest share of the run, where there is space beside their points.
+fn largest_named(points: &[(&KernelTime, (f64, f64))], places: &[(i32, i32)], labels: &mut Labels) -> Vec<Label> {
+    let mut largest: Vec<usize> = (0..points.len()).collect();
+    largest.sort_by(|a, b| points[*b].0.share.total_cmp(&points[*a].0.share));
+    let mut named = vec![];
+    for i in largest {
+        let text = format!("{} {:.0} %", points[i].0.name, 100.0 * points[i].0.share);
+        if named.len() < NAMED {
+            named.extend(labels.beside_point(text, places[i]));
+        }
+    }
+    named
+}
+
+/// Draws labels at their places, each with the strength of its colour.
+fn draw_labels(area: &Area, labels: Vec<(Label, f64)>) -> Result<(), Box<dyn std::error::Error>> {
+    for ((text, place), strength) in labels {
+        let style = ("sans-serif", FONT).into_font().color(&BLACK.mix(strength)).pos(Pos::new(HPos::Left, VPos::Top));
+        area.draw(&Text::new(text, place, style))?;
+    }
+    Ok(())
 }
 
 /// Plot of a sweep: the median of every side over the swept values, with bars from the 10th to the 90th percentile.
