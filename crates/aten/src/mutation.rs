@@ -216,7 +216,8 @@ impl Program {
         problem(
             write,
             format!(
-                "`{}` may change another tensor that is used afterwards: `{by}` gives a view or a copy, depending on strides",
+                "`{}` may change another tensor that is used afterwards: `{by}` gives a view or a copy, depending on \
+                 strides",
                 write.name
             ),
         )

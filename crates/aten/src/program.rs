@@ -493,8 +493,11 @@ mod tests {
         "inputs": [{"name": "x", "value": 0}, {"name": "n", "size": "Symbol('s0')"}, {"name": "odd", "value": 1},
             {"name": "flag", "constant": {"bool": true}}],
         "params": [2],
-        "calls": [{"name": "aten::add", "overload": "Tensor", "args": [{"value": 0}, {"value": 2}, {"int": 1}], "outs": [3]},
-            {"name": "aten::view", "overload": "", "args": [{"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}], "outs": [4]}],
+        "calls": [{"name": "aten::add", "overload": "Tensor", "args": [{"value": 0}, {"value": 2}, {"int": 1}],
+             "outs": [3]},
+            {"name": "aten::view", "overload": "", "args": [
+                {"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}],
+             "outs": [4]}],
         "outputs": [{"value": 3}, {"size": "Symbol('s1')"}, "none", {"constant": "none"}],
         "writes": [{"target": 2, "value": 3}]
     }"#;

@@ -47,11 +47,14 @@ fn unknown(call: &Call) -> Problem {
         source: call.source.clone(),
         module: call.module.clone(),
         ..Problem::new(format!(
-            "`{}` reads a value whose shape torch.export wrote wrongly, such as the states of an LSTM, or for other sizes, such as a squeezed \
-             dimension of 1, and Kiln does not know what shape its result has",
+            "`{}` reads a value whose shape torch.export wrote wrongly, such as the states of an LSTM, or for other \
+             sizes, such as a squeezed dimension of 1, and Kiln does not know what shape its result has",
             call.name
         ))
-        .help("compile the module with `kiln.compile`, which traces the right shapes, or select and reshape the states before")
+        .help(
+            "compile the module with `kiln.compile`, which traces the right shapes, or select and reshape the states \
+             before",
+        )
     }
 }
 

@@ -55,7 +55,8 @@ pub fn grid(grid: [usize; 3]) -> Rule {
     let fits = grid.iter().all(|n| *n < 1 << AXIS) && all.is_some_and(|n| n < 1 << ALL);
     rules::ensure(fits, || {
         format!(
-            "a grid of {grid:?} is too large; fewer than 2^{AXIS} instances along each axis and 2^{ALL} in all are possible"
+            "a grid of {grid:?} is too large; fewer than 2^{AXIS} instances along each axis and 2^{ALL} in all are \
+             possible"
         )
     })
 }
@@ -133,7 +134,8 @@ fn header(k: &BlockProgram) -> Rule {
     let shared = k.blocks.is_power_of_two() && k.blocks <= 16 && k.warps.is_multiple_of(k.blocks.max(1));
     rules::ensure(shared && (k.blocks == 1 || !roles && k.cluster == 1), || {
         format!(
-            "{} blocks that share an instance; a power of two up to 16 that divides the warps, without roles and clusters",
+            "{} blocks that share an instance; a power of two up to 16 that divides the warps, without roles and \
+             clusters",
             k.blocks
         )
     })?;

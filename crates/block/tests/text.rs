@@ -119,7 +119,11 @@ fn numbers_drawn_from_a_counter() {
 
 #[test]
 fn rows_in_a_run() {
-    let k = parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }").unwrap();
+    let k = parse(
+        "kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n \
+         %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }",
+    )
+    .unwrap();
     verify(&k).unwrap();
     assert!(print(&k).contains("v2 = unpack v1 row 7 : f32[4,8]\n  v3 = pack v2 row 7 : f32[32]"), "{}", print(&k));
     let wide =

@@ -4,7 +4,8 @@ use kiln_block::{Inst, Value, text::parse, verify::verify};
 /// `%x` is read-only, `%y` is not; the lines are the body of a kernel of four warps.
 fn message(lines: &str) -> String {
     let source = format!(
-        "kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>, %d: desc<bf16[64,64], b128>) grid [4, 1, 1] warps 4 {{\n{lines}\n}}"
+        "kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>, %d: desc<bf16[64,64], b128>) grid [4, 1, 1] warps 4 {{\n\
+         {lines}\n}}"
     );
     let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
     verify(&k).map_or_else(|e| e.to_string(), |()| "fine".into())
@@ -12,7 +13,8 @@ fn message(lines: &str) -> String {
 
 #[test]
 fn every_rule_speaks() {
-    let start = "%i = const 0 : i32\n%t = const true : bool\n%f = const 0.0 : f32\n%b = iota : i32[8]\n%m = const 1.0 : f32[8,4]\n";
+    let start = "%i = const 0 : i32\n%t = const true : bool\n%f = const 0.0 : f32\n%b = iota : i32[8]\n\
+                 %m = const 1.0 : f32[8,4]\n";
     for (lines, says) in [
         ("", "fine"),
         ("%v = iota : i32[12]", "powers of two"),

@@ -194,7 +194,8 @@ pub struct DeviceArgs {
 /// What must or must not be fused, which schedules kernels have, and the machine that plans are priced for.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
-    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_schedule]], [[use_form]], [[kernel]].
+    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_schedule]], [[use_form]],
+    /// [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
     /// Store written by `kiln tune`: kernels measured there have the fastest schedule found.

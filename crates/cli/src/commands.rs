@@ -204,7 +204,8 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     if let Some(path) = &a.json {
         let report = Report::new(&compiled);
         let json = serde_json::json!({
-            "model": report.model, "device": kiln::compile::device_name(device)?, "kernels": report.kernels.len(), "nodes": report.nodes,
+            "model": report.model, "device": kiln::compile::device_name(device)?,
+            "kernels": report.kernels.len(), "nodes": report.nodes,
             "fallback": report.fallback, "run_ms": run_s * 1e3, "timings": compiled.timings,
             "outputs": outputs.iter().map(|t| t.ty.to_string()).collect::<Vec<_>>(),
         });

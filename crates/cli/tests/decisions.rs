@@ -55,7 +55,8 @@ fn schedules_of_launches() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     let (g, pins) = (path("sums.kiln"), path("pins.toml"));
-    let text = "graph sums(%x: f32[400,70], %i: i64[190,70], %s: f32[190,70]) {\n  %y = scatter %x, %i, %s axis=0 mode=add\n  return %y\n}\n";
+    let text = "graph sums(%x: f32[400,70], %i: i64[190,70], %s: f32[190,70]) {\n  %y = scatter %x, %i, %s axis=0 \
+                mode=add\n  return %y\n}\n";
     std::fs::write(&g, text).expect("writes");
     says(0, &[&["plan", "pin", &g, "-o", &pins], &GPU[..]].concat());
     let pinned = std::fs::read_to_string(&pins).expect("reads");

@@ -23,7 +23,8 @@ fn archive(folder: &Path, name: &str, body: &[&str]) -> PathBuf {
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.deps/venv/bin/python");
     let lines: String = body.iter().map(|l| format!("    {l}\\n")).collect();
     let program = format!(
-        "import torch\nm = torch.jit.ScriptModule()\nm.define('def forward(self, x):\\n{lines}')\ntorch.jit.save(m, '{}')",
+        "import torch\nm = torch.jit.ScriptModule()\nm.define('def forward(self, x):\\n{lines}')\n\
+         torch.jit.save(m, '{}')",
         path.display()
     );
     let run = Command::new(python).args(["-c", &program]).output().expect("scripts/setup made the venv");

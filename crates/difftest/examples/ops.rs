@@ -3,7 +3,9 @@
 //!
 //!     cargo run --release -p kiln-difftest --example ops -- write FILE                       needs libtorch
 //!     cargo run --release -p kiln-difftest --example ops -- check FILE [cpu|cuda:0]          on any machine
-//!     cargo run --release -p kiln-difftest --example ops -- rows [cpu|cuda:0]                rows of batch-invariant plans at several batch sizes
+//!     cargo run --release -p kiln-difftest --example ops -- rows [cpu|cuda:0]
+//!
+//! `rows` compares rows of batch-invariant plans at several batch sizes.
 use kiln::{
     CompileOptions, Contract, Device, Error, Model, Numerics, Target, Torch, compile::DeviceKind, compile::open_device,
 };

@@ -1,8 +1,8 @@
 //! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs,
 //! shrunk.
 //!
-//!     cargo run --release -p kiln-difftest --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
-//!         [--seconds S] [--unfused N] [--family NAME] [--schedules N] [--print]
+//!     cargo run --release -p kiln-difftest --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large]
+//!         [--threads N] [--shrink N] [--seconds S] [--unfused N] [--family NAME] [--schedules N] [--print]
 //!
 //! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N`
 //! also runs one case in N without fusion (default: every case). `--family NAME` skips seeds of other families.
@@ -121,7 +121,8 @@ fn main() {
     let interpreted: usize = reasons.values().sum();
     reasons.iter().for_each(|(why, n)| println!("interpreted {n} times: {why}"));
     println!(
-        "{tried} graphs ({:?}), {kernels} kernels, {interpreted} of them interpreted; {skipped} graphs without a reference; {failed} failed; {:.1} s",
+        "{tried} graphs ({:?}), {kernels} kernels, {interpreted} of them interpreted; {skipped} graphs without a \
+         reference; {failed} failed; {:.1} s",
         o.scale,
         start.elapsed().as_secs_f64()
     );

@@ -121,7 +121,8 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                     compared += 1;
                     wrong.extend(differing(small, &outputs).map(|(o, at)| {
                         format!(
-                            "{} in {dtype}: output {o} differs between batches of {fewer} and {batch}, first in row {at}",
+                            "{} in {dtype}: output {o} differs between batches of {fewer} and {batch}, first in row \
+                             {at}",
                             case.name
                         )
                     }));
@@ -134,7 +135,11 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                         .map_err(|e| format!("{} in {dtype}, {batch} rows reversed: {e}", case.name))?;
                     let again: Vec<Tensor> = again.iter().map(self::reversed).collect();
                     wrong.extend(differing(&again, &outputs).map(|(o, at)| {
-                        format!("{} in {dtype}: output {o} of {batch} rows differs if the rows are reversed, first in row {at}", case.name)
+                        format!(
+                            "{} in {dtype}: output {o} of {batch} rows differs if the rows are reversed, first in \
+                             row {at}",
+                            case.name
+                        )
                     }));
                 }
                 before = Some((batch, outputs));

@@ -106,7 +106,8 @@ impl Expected {
                 let count = (0..n).filter(wrong).count();
                 let (g, w, allowed) = (got.get_f64(i), want.get_f64(i), self.allowed[o][i]);
                 return Err(format!(
-                    "output {o} ({}): {count} of {n} elements are wrong, the first at {i}: {g}, should be {w} within {allowed:.1e}",
+                    "output {o} ({}): {count} of {n} elements are wrong, the first at {i}: {g}, should be {w} within \
+                     {allowed:.1e}",
                     got.ty
                 ));
             }

@@ -154,13 +154,15 @@ const ROWS: &[Row] = &[
         "pow",
         &[Special],
         FUNCTION,
-        "(%x: D[N]) {\n %a = pow %x, 2\n %b = pow %x, 3\n %c = pow %x, 4\n %d = pow %x, 1\n %e = pow %x, 0\n return %a, %b, %c, %d, %e\n}",
+        "(%x: D[N]) {\n %a = pow %x, 2\n %b = pow %x, 3\n %c = pow %x, 4\n %d = pow %x, 1\n %e = pow %x, 0\n \
+         return %a, %b, %c, %d, %e\n}",
     ),
     row(
         "pow",
         &[Special],
         FUNCTION,
-        "(%x: D[N]) {\n %a = pow %x, 0.5\n %b = pow %x, -1.0\n %c = pow %x, -2.0\n %d = pow %x, 2.5\n %e = pow %x, -0.5\n return %a, %b, %c, %d, %e\n}",
+        "(%x: D[N]) {\n %a = pow %x, 0.5\n %b = pow %x, -1.0\n %c = pow %x, -2.0\n %d = pow %x, 2.5\n \
+         %e = pow %x, -0.5\n return %a, %b, %c, %d, %e\n}",
     ),
     row("max", &[Left, Right], Near::Numbers, TWO),
     row("min", &[Left, Right], Near::Numbers, TWO),
@@ -196,7 +198,8 @@ const ROWS: &[Row] = &[
         "slice",
         &[Special],
         Bits,
-        "(%x: D[6,10]) {\n %y = slice %x axis=1 start=1 len=4 step=2\n %z = slice %x axis=0 start=2 len=3\n return %y, %z\n}",
+        "(%x: D[6,10]) {\n %y = slice %x axis=1 start=1 len=4 step=2\n %z = slice %x axis=0 start=2 len=3\n \
+         return %y, %z\n}",
     ),
     row("flip", &[Special], Bits, "(%x: D[6,10]) {\n %y = flip %x axes=[0,1]\n return %y\n}"),
     row("pad", &[Special], Bits, "(%x: D[4,5]) {\n %y = pad %x, 1 lo=[1,-1] hi=[0,3]\n return %y\n}"),
@@ -259,13 +262,15 @@ const ROWS: &[Row] = &[
         "conv",
         &[Small, Small, Small],
         Bits,
-        "(%x: D[2,4,9,8], %w: D[6,2,3,3], %b: D[6]) {\n %y = conv %x, %w, %b stride=[2,1] padding=[1,1] dilation=[1,2] groups=2\n return %y\n}",
+        "(%x: D[2,4,9,8], %w: D[6,2,3,3], %b: D[6]) {\n %y = conv %x, %w, %b stride=[2,1] padding=[1,1] dilation=[1,2] \
+         groups=2\n return %y\n}",
     ),
     row(
         "conv",
         &[Small, Small],
         Bits,
-        "(%x: D[2,4,7], %w: D[4,3,3]) {\n %y = conv %x, %w stride=[2] padding=[1] transposed=true output_padding=[1]\n return %y\n}",
+        "(%x: D[2,4,7], %w: D[4,3,3]) {\n %y = conv %x, %w stride=[2] padding=[1] transposed=true output_padding=[1]\n \
+         return %y\n}",
     ),
     row(
         "pool.max",
@@ -291,7 +296,8 @@ const ROWS: &[Row] = &[
         "layer_norm",
         &[Ordinary, Ordinary, Ordinary],
         SUMS,
-        "(%x: D[5,12], %g: D[12], %b: D[12]) {\n %y = layer_norm %x, %g, %b axes=1 eps=1e-5\n %z = layer_norm %x axes=2 eps=1e-5\n return %y, %z\n}",
+        "(%x: D[5,12], %g: D[12], %b: D[12]) {\n %y = layer_norm %x, %g, %b axes=1 eps=1e-5\n \
+         %z = layer_norm %x axes=2 eps=1e-5\n return %y, %z\n}",
     ),
     row(
         "rms_norm",
@@ -309,13 +315,15 @@ const ROWS: &[Row] = &[
         "batch_norm",
         &[Ordinary, Ordinary, Ordinary, Ordinary, Positive],
         SUMS,
-        "(%x: D[2,6,5], %g: D[6], %b: D[6], %m: D[6], %v: D[6]) {\n %y = batch_norm %x, %g, %b, %m, %v eps=1e-5\n return %y\n}",
+        "(%x: D[2,6,5], %g: D[6], %b: D[6], %m: D[6], %v: D[6]) {\n %y = batch_norm %x, %g, %b, %m, %v eps=1e-5\n \
+         return %y\n}",
     ),
     row(
         "attention",
         &[Ordinary, Ordinary, Ordinary],
         SUMS,
-        "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {\n %y = attention %q, %k, %v scale=0.35 causal=true\n return %y\n}",
+        "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {\n %y = attention %q, %k, %v scale=0.35 causal=true\n \
+         return %y\n}",
     ),
     row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED),
     row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED_NAN),

@@ -93,7 +93,8 @@ fn ptx_rounds_as_written() {
         let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
         all.iter().map(|p| p.text.as_str()).collect()
     };
-    let f32s = "graph g(%x: f32[4096], %y: f32[4096], %z: f32[1]) {\n %a = mul %x, %y\n %b = add %a, %x\n %c = div %b, %z\n return %c\n}";
+    let f32s = "graph g(%x: f32[4096], %y: f32[4096], %z: f32[1]) {\n %a = mul %x, %y\n %b = add %a, %x\n \
+                %c = div %b, %z\n return %c\n}";
     let (exact, usual) = (ptx(f32s, Numerics::Exact), ptx(f32s, Numerics::default()));
     assert!(usual.contains("fma.rn.f32"), "{usual}");
     assert!(!exact.contains("fma") && exact.contains("div.rn.f32"), "{exact}");

@@ -101,11 +101,15 @@ fn random_graphs() {
 #[test]
 fn nests() {
     let graphs = [
-        "graph k(%a: bf16[5,3,7,7], %w: bf16[3,1,3,3]) { %y = conv %a, %w stride=[1,1] padding=[1,1] groups=3\n %z = silu %y\n return %z }",
-        "graph k(%a: f16[3,5,14,14], %w: f16[5,1,5,5]) { %y = conv %a, %w stride=[1,1] padding=[2,2] groups=5\n return %y }",
+        "graph k(%a: bf16[5,3,7,7], %w: bf16[3,1,3,3]) { %y = conv %a, %w stride=[1,1] padding=[1,1] groups=3\n \
+         %z = silu %y\n return %z }",
+        "graph k(%a: f16[3,5,14,14], %w: f16[5,1,5,5]) { %y = conv %a, %w stride=[1,1] padding=[2,2] groups=5\n \
+         return %y }",
         "graph k(%a: f32[4,6,9,13]) { %y = pool.avg %a window=[3,3] stride=[2,1] padding=[1,0]\n return %y }",
-        "graph k(%a: f16[9,133], %b: f16[9,7], %c: f16[9,64]) { %y = concat %a, %b, %c axis=1\n %z = relu %y\n return %z }",
-        "graph k(%a: bf16[5,301]) { %p = slice %a axis=1 start=37 len=264\n %q = slice %a axis=1 start=0 len=37\n %y = concat %p, %q axis=1\n return %y }",
+        "graph k(%a: f16[9,133], %b: f16[9,7], %c: f16[9,64]) { %y = concat %a, %b, %c axis=1\n %z = relu %y\n \
+         return %z }",
+        "graph k(%a: bf16[5,301]) { %p = slice %a axis=1 start=37 len=264\n %q = slice %a axis=1 start=0 len=37\n \
+         %y = concat %p, %q axis=1\n return %y }",
         "graph k(%a: bf16[31,45]) { %t = permute %a perm=[1,0]\n %y = relu %t\n return %y }",
         "graph k(%a: f16[3,10,11,16]) { %t = permute %a perm=[0,3,1,2]\n %y = relu %t\n return %y }",
         "graph k(%a: f16[70,71]) { %y = log_softmax %a axis=1\n return %y }",

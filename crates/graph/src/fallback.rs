@@ -277,8 +277,8 @@ fn check_call(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Res
     let said = spelled(name, overload);
     let Some(op) = listed(name, overload) else {
         return Err(format!(
-            "{said} is not among the operators that a graph may leave to libtorch: those of `aten` that do nothing but compute \
-             their results from their operands, and functional collectives"
+            "{said} is not among the operators that a graph may leave to libtorch: those of `aten` that do nothing but \
+             compute their results from their operands, and functional collectives"
         ));
     };
     let given: Vec<Value> =

@@ -35,7 +35,8 @@ unsafe impl Sync for Memory {}
 /// Not enough memory. The message says what needs it, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error(
-    "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more memory"
+    "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more \
+     memory"
 )]
 pub struct NoMemory {
     /// What needs the memory.

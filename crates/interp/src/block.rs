@@ -34,7 +34,8 @@ pub enum InterpError {
     Op { kernel: String, instance: [usize; 3], op: String, what: String },
     /// No role can continue.
     #[error(
-        "kernel {kernel}, instance {instance:?}: deadlock, every role waits for a barrier: {waits}; check phases and arrivals"
+        "kernel {kernel}, instance {instance:?}: deadlock, every role waits for a barrier: {waits}; check phases and \
+         arrivals"
     )]
     Deadlock { kernel: String, instance: [usize; 3], waits: String },
 }

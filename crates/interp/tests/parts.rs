@@ -106,7 +106,8 @@ fn parts_of_each_kind_of_op() {
 
 #[test]
 fn counts_along_an_axis_and_indices() {
-    let source = "graph g(%x: f32[6,5], %i: i64[4,5], %t: i64[2,3]) {\n  %n = iota axis=0 : i64[6,5]\n  %c = cast %n to=f32\n  \
+    let source = "graph g(%x: f32[6,5], %i: i64[4,5], %t: i64[2,3]) {\n  %n = iota axis=0 : i64[6,5]\n  %c = cast %n \
+                  to=f32\n  \
                   %y = add %x, %c\n  %g = gather %x, %i axis=0\n  %s = scatter %y, %i, %g axis=0 mode=add\n  \
                   %e = take %y, %t axis=1\n  return %s, %e, %g\n}";
     let g = text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));

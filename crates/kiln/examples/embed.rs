@@ -1,9 +1,9 @@
 //! How to use Kiln as a library: opens a model, compiles it for this processor, and runs it on random inputs.
 //!
-//!     cargo run --release -p kiln --example embed -- [MODEL]        a text graph (default: graphs/softmax.kiln) or an artifact
+//!     cargo run --release -p kiln --example embed -- [MODEL]
 //!
-//! A TorchScript archive works as well, with inputs as the second argument of [`Model::open`] and the plugin next to
-//! the program.
+//! MODEL is a text graph (default: graphs/softmax.kiln) or an artifact. A TorchScript archive works as well, with
+//! inputs as the second argument of [`Model::open`] and the plugin next to the program.
 use kiln::{CompileOptions, Error, Model, compile, explain};
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! Fits the figures of points, rows and scans in a machine's description ([`kiln_machine::Nests`]) to measured
 //! schedules.
 //!
-//!     cargo run --release -p kiln --example fit -- MACHINE OUT.json [--moves N] [--listed N] [--only FIGURE,…] MEASURED…
+//!     cargo run --release -p kiln --example fit -- MACHINE OUT.json [--moves N] [--listed N]
+//!         [--only FIGURE,…] MEASURED…
 //!
 //! MACHINE is a built-in description or a file; MEASURED is what `--example schedules` wrote on that machine. A few
 //! figures at a time, drawn at random, are made larger or smaller where the loss falls: the relative errors of prices,

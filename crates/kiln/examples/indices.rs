@@ -14,12 +14,14 @@ const GRAPHS: [(&str, &str, usize); 7] = [
     ),
     (
         "gather",
-        "%x: f32[7,19], %i: i64[7,3] -> %l = log_softmax %x axis=1\n%t = gather %l, %i axis=1 loc(\"emb\", \"m.py:7\")\n%y = neg %t",
+        "%x: f32[7,19], %i: i64[7,3] -> %l = log_softmax %x axis=1\n\
+         %t = gather %l, %i axis=1 loc(\"emb\", \"m.py:7\")\n%y = neg %t",
         19,
     ),
     (
         "take",
-        "%x: f32[37,64], %i: i64[40], %w: f32[80,64] -> %t = take %x, %i axis=0 loc(\"emb\", \"m.py:7\")\n%y = linear %t, %w",
+        "%x: f32[37,64], %i: i64[40], %w: f32[80,64] -> %t = take %x, %i axis=0 loc(\"emb\", \"m.py:7\")\n\
+         %y = linear %t, %w",
         37,
     ),
     (
@@ -29,7 +31,8 @@ const GRAPHS: [(&str, &str, usize); 7] = [
     ),
     (
         "scatter",
-        "%x: f32[40,7], %i: i64[9,7], %s: f32[9,7] -> %y = scatter %x, %i, %s axis=0 mode=replace loc(\"emb\", \"m.py:7\")",
+        "%x: f32[40,7], %i: i64[9,7], %s: f32[9,7] -> %y = scatter %x, %i, %s axis=0 mode=replace loc(\"emb\", \
+         \"m.py:7\")",
         40,
     ),
     (

@@ -1,7 +1,8 @@
 //! Measures schedules of the kernels of graphs on the GPU, and writes them beside the nests in numbers: what the cost
 //! model is fitted to.
 //!
-//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…
+//!     cargo run --release -p kiln --example schedules -- OUT.json [--first N] [--random N]
+//!         [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…
 //!
 //! Of each kernel the schedule of the plan, the first N by price, and N others drawn at random are measured. Stops
 //! after S seconds. FILE has further schedules to measure, lines of `graph<tab>kernel<tab>schedule`. `--dry` writes
@@ -13,9 +14,10 @@ use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let out = args
-        .next()
-        .ok_or("usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also FILE] GRAPH…")?;
+    let out = args.next().ok_or(
+        "usage: schedules OUT.json [--first N] [--random N] [--seconds S] [--seed S] [--dry MACHINE] [--also \
+         FILE] GRAPH…",
+    )?;
     let mut how = Sampling { first: 6, random: 12, seed: 1, dry: false };
     let (mut seconds, mut graphs, mut dry) = (400u64, vec![], None);
     let mut also: Vec<(String, String, kiln_plan::Schedule)> = vec![];

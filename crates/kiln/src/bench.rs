@@ -222,10 +222,14 @@ impl Peer {
         let Some(path) = &model.archive else {
             missing.push(match &model.compiled_from {
                 Some(from) => format!(
-                    "torch: the archive that the artifact names ({from}) is not opened automatically; give --archive {from} if you trust it"
+                    "torch: the archive that the artifact names ({from}) is not opened automatically; give --archive \
+                     {from} if you trust it"
                 ),
                 None if matches!(FileKind::of(&model.path), Ok(FileKind::ExportedProgram)) => {
-                    "torch: libtorch alone does not run programs of torch.export; in Python, `kiln.compile(module, inputs).bench(against=(\"eager\", \"inductor\"))` measures beside them; or give a TorchScript archive of the model with --archive".to_string()
+                    "torch: libtorch alone does not run programs of torch.export; in Python, `kiln.compile(module, \
+                     inputs).bench(against=(\"eager\", \"inductor\"))` measures beside them; or give a TorchScript \
+                     archive of the model with --archive"
+                        .to_string()
                 }
                 None => "torch: no TorchScript archive to run; give one with --archive".to_string(),
             });

@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! must_fuse = [["%67", "%68"]]                       # one kernel computes all of these
-//! never_fuse = [["op:gelu_erf", "op:linear"]]        # no kernel computes both; a single name: it is fused with nothing
+//! never_fuse = [["op:gelu_erf", "op:linear"]]        # no kernel computes both; a single name: not fused
 //! keep_in_memory = ["encoder.layer.0.output"]        # always written to memory and read from there
 //!
 //! [[kernel]]                                         # exactly this kernel; `kiln plan pin` writes these
@@ -96,7 +96,8 @@ impl Constraints {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
                 format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
-                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_schedule]], [[use_form]] and [[kernel]] tables",
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), \
+                 [[use_schedule]], [[use_form]] and [[kernel]] tables",
             )
         })
     }

@@ -60,7 +60,8 @@ pub fn findings() -> Vec<Finding> {
         finding(
             "cuBLASLt",
             cuda::library_version().ok_or("not found".into()),
-            "optional: put CUDA's or PyTorch's libcublasLt.so on the library path; without it, Kiln's own kernels run all matmuls",
+            "optional: put CUDA's or PyTorch's libcublasLt.so on the library path; without it, Kiln's own kernels run \
+             all matmuls",
         ),
         finding(
             "libtorch",

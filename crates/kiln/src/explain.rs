@@ -234,8 +234,8 @@ impl ScheduleReport {
         let PriceReport { memory_us, cache_us, l1_us, issue_us, latency_us, exposed_us, launch_us } =
             self.terms.as_ref()?;
         Some(format!(
-            "memory {memory_us:.2}, L2 {cache_us:.2}, L1 {l1_us:.2}, issue {issue_us:.2}, which overlap; latency {latency_us:.2}, \
-             exposed {exposed_us:.2}, launches {launch_us:.2}"
+            "memory {memory_us:.2}, L2 {cache_us:.2}, L1 {l1_us:.2}, issue {issue_us:.2}, which overlap; latency \
+             {latency_us:.2}, exposed {exposed_us:.2}, launches {launch_us:.2}"
         ))
     }
 }

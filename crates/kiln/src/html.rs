@@ -143,7 +143,8 @@ fn escape(s: &str) -> String {
 fn summary(r: &Report) -> String {
     let mut lines = vec![
         format!(
-            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>{}; by the roofline {:.1} µs, lower bound {:.1} µs. Numerics: {}.",
+            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>{}; by the roofline {:.1} µs, lower bound \
+             {:.1} µs. Numerics: {}.",
             r.nodes,
             plural(r.nodes, "op"),
             r.kernels.len(),
@@ -181,7 +182,8 @@ fn key(kernels: &[KernelReport]) -> String {
     let kinds: BTreeSet<&str> = kernels.iter().map(|k| k.kind.as_str()).collect();
     let one = |k: &&str| {
         format!(
-            "<span><svg viewBox=\"0 0 10 10\"><rect class=\"{0}\" width=\"10\" height=\"10\" rx=\"2\"/></svg>{0}</span>",
+            "<span><svg viewBox=\"0 0 10 10\"><rect class=\"{0}\" width=\"10\" height=\"10\" \
+             rx=\"2\"/></svg>{0}</span>",
             escape(k)
         )
     };
@@ -200,7 +202,9 @@ fn fill(data: &Data) -> String {
     let json = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
     let bars = match data.measured {
         Some(_) => {
-            "<p class=\"label\">measured time (in the drawing: predicted → measured; the two bars under each name show both on one scale)</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
+            "<p class=\"label\">measured time (in the drawing: predicted → measured; the two bars under each name show \
+             both on one scale)</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time \
+             of each kernel\"></svg>"
         }
         None => "",
     };

@@ -149,7 +149,8 @@ pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
         return says("is empty, and not a TorchScript archive", "write it again; a copy or a download may have failed");
     }
     if start.starts_with(b"GGUF") {
-        let lines = "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE, return_dict=False).eval()";
+        let lines = "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE, \
+                     return_dict=False).eval()";
         let what = "holds quantised weights for llama.cpp (GGUF), not a graph";
         return Some(answer(path, what, "load them into the model they are of, and write an archive:", &[lines, SAVE]));
     }

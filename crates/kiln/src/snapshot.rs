@@ -112,8 +112,8 @@ fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
     if paths.is_empty() && skipped.is_empty() {
         return Err(Error::failed(
             format!("{} holds no models", folder.display()),
-            "put text graphs (NAME.kiln), programs of torch.export (NAME.pt2), or archives with their inputs (NAME.pt and \
-             NAME.safetensors) there",
+            "put text graphs (NAME.kiln), programs of torch.export (NAME.pt2), or archives with their inputs (NAME.pt \
+             and NAME.safetensors) there",
         ));
     }
     let name = |p: &PathBuf| p.file_stem().unwrap_or_default().to_string_lossy().into_owned();

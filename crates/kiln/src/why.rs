@@ -149,7 +149,8 @@ fn absent(g: &Graph, plan: &Plan, homes: &Homes, values: &BTreeSet<ValueId>) -> 
                 let op = format!("{} {u}", op_name(g.op(*u)));
                 return match rules {
                     Some(rules) if reads_frozen(plan, k) => format!(
-                        "{} computes {op} without it, by {rules}: it is folded into weights that are made once, when they are loaded",
+                        "{} computes {op} without it, by {rules}: it is folded into weights that are made once, when \
+                         they are loaded",
                         k.name
                     ),
                     Some(rules) => format!("{} computes {op} without it, by {rules}", k.name),

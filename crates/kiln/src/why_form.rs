@@ -105,7 +105,8 @@ impl Answer {
             _ if same => "it is the form of the kernel",
             (Some(chosen), Some(asked)) if chosen.us <= asked.us => "it is predicted to be slower",
             (Some(_), Some(_)) => {
-                "prices within 2 per cent count as equal, and sums along rows replace tiles of at most 4 rows or columns, or those priced 1.5 times as high; `[[use_form]]` sets it"
+                "prices within 2 per cent count as equal, and sums along rows replace tiles of at most 4 rows or \
+                 columns, or those priced 1.5 times as high; `[[use_form]]` sets it"
             }
             _ => "no schedule of it fits the kernel as it is",
         };

@@ -79,9 +79,12 @@ impl Answer {
         } else if chosen.us <= asked.us {
             "it is predicted to be slower"
         } else if other.multiplies() {
-            "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 rows or columns"
+            "of prices within 2 per cent the schedule is taken that leaves the fewest multiprocessors idle, then the \
+             larger tile; sums along rows replace tiles of a matmul that are priced 1.5 times as high, or of at most 4 \
+             rows or columns"
         } else {
-            "of prices within 2 per cent the schedule is taken whose warps have the fewest elements, within 3 that of the fewest warps where columns are only reduced, or it is not among those that are proposed"
+            "of prices within 2 per cent the schedule is taken whose warps have the fewest elements, within 3 that of \
+             the fewest warps where columns are only reduced, or it is not among those that are proposed"
         };
         let measure = if chosen.us > asked.us { "; `kiln tune` measures both, `[[use_schedule]]` sets it" } else { "" };
         t + &wrapped("why         ", &format!("{kept}{measure}"), width)

@@ -22,8 +22,10 @@ const STEP: &str = r#"{
     "inputs": [{"name": "new", "value": 0}, {"name": "place", "value": 1}, {"name": "n", "size": "Symbol('n')"}],
     "params": [2, 3],
     "calls": [
-        {"name": "aten::index_copy", "overload": "", "args": [{"value": 2}, {"int": 0}, {"value": 1}, {"value": 0}], "outs": [4]},
-        {"name": "aten::sum", "overload": "dim_IntList", "args": [{"value": 4}, {"ints": [0]}, {"bool": false}, "none"], "outs": [5]},
+        {"name": "aten::index_copy", "overload": "", "args": [{"value": 2}, {"int": 0}, {"value": 1}, {"value": 0}],
+         "outs": [4]},
+        {"name": "aten::sum", "overload": "dim_IntList", "args": [{"value": 4}, {"ints": [0]}, {"bool": false}, "none"],
+         "outs": [5]},
         {"name": "aten::add", "overload": "Tensor", "args": [{"value": 3}, {"float": 1.0}, {"int": 1}], "outs": [6]}],
     "outputs": [{"value": 5}, {"size": "Mul(Integer(2), Symbol('n'))"}, "none"],
     "writes": [{"target": 2, "value": 4}, {"target": 3, "value": 6}]

@@ -36,7 +36,8 @@ fn write(path: &Path) {
             },
             "signature": {
                 "input_specs": [
-                    {"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}, {"user_input": {"arg": tensor("x")}},
+                    {"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}},
+                    {"user_input": {"arg": tensor("x")}},
                 ],
                 "output_specs": [{"user_output": {"arg": tensor("relu")}}],
             },
@@ -45,7 +46,8 @@ fn write(path: &Path) {
         "guards_code": [],
         "range_constraints": {"s0": {"min_val": 1, "max_val": 100}},
     });
-    let weight = json!({"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": vector(json!({"as_int": 1}))});
+    let meta = vector(json!({"as_int": 1}));
+    let weight = json!({"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta});
     let mut zip = ZipWriter::new(File::create(path).expect("a file"));
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).with_alignment(64);
     for (name, bytes) in [

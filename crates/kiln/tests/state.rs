@@ -24,7 +24,8 @@ const STEP: &str = r#"{
     "calls": [
         {"name": "aten::sum", "overload": "", "args": [{"value": 0}, "none"], "outs": [4]},
         {"name": "aten::add", "overload": "Tensor", "args": [{"value": 1}, {"value": 4}, {"int": 1}], "outs": [5]},
-        {"name": "aten::index_copy", "overload": "", "args": [{"value": 2}, {"int": 0}, {"value": 3}, {"value": 5}], "outs": [6]},
+        {"name": "aten::index_copy", "overload": "", "args": [{"value": 2}, {"int": 0}, {"value": 3}, {"value": 5}],
+         "outs": [6]},
         {"name": "aten::add", "overload": "Scalar", "args": [{"value": 3}, {"int": 1}, {"int": 1}], "outs": [7]}],
     "outputs": [{"value": 5}],
     "writes": [{"target": 1, "value": 5}, {"target": 2, "value": 6}, {"target": 3, "value": 7}]

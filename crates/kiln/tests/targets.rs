@@ -108,8 +108,10 @@ fn attention_between_keys_that_are_read() {
     for (mask, looks) in masks {
         for (width, dtype) in [(64, "f16"), (96, "bf16"), (128, "bf16"), (256, "f16")] {
             let text = format!(
-                "graph g(%q: {dtype}[2,32,2000,{width}], %k: {dtype}[2,8,4096,{width}], %v: {dtype}[2,8,4096,{width}], %pos: i64[2,1,1,1], \
-                 %dq: i64[2,1,2000,1], %dk: i64[2,1,1,4096], %long: bool[2,1,1,4096], %whole: bool[2,1,2000,4096]) {{\n \
+                "graph g(%q: {dtype}[2,32,2000,{width}], %k: {dtype}[2,8,4096,{width}], %v: {dtype}[2,8,4096,{width}], \
+                 %pos: i64[2,1,1,1], \
+                 %dq: i64[2,1,2000,1], %dk: i64[2,1,1,4096], %long: bool[2,1,1,4096], %whole: bool[2,1,2000,4096]) \
+                 {{\n \
                  %r = iota axis=0 : i64[2000,1]\n %t = iota axis=1 : i64[1,4096]\n {mask}\n \
                  %y = attention %q, %k, %v, %m scale=0.1\n return %y\n}}"
             );
@@ -146,7 +148,8 @@ fn f32_attention_of_any_width_has_no_spills() {
         for (splits, how) in [(false, ""), (true, ""), (false, SOFT_CAP), (true, SOFT_CAP)] {
             let text = format!(
                 "graph g(%q: f32[4,16,{queries},{width}], %k: f32[4,16,1024,{width}], %v: f32[4,16,1024,{width}], \
-                 %m: f32[1,1,{queries},1024]) {{\n  %y = attention %q, %k, %v, %m scale=0.1 causal=true fully_masked=nan{how}\n  return %y\n}}"
+                 %m: f32[1,1,{queries},1024]) {{\n  %y = attention %q, %k, %v, %m scale=0.1 causal=true \
+                 fully_masked=nan{how}\n  return %y\n}}"
             );
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("g.kiln");
@@ -255,7 +258,8 @@ fn recorded_schedules_are_what_lowering_chooses() {
     // Operands whose rows are contiguous along either axis, in f32 that may be tf32.
     let conv = |[n, c, o, h]: [usize; 4]| {
         let text = format!(
-            "graph g(%x: f32[{n},{c},{h},{h}], %w: f32[{o},{c},1,1], %r: f32[{n},{o},{h},{h}]) {{ %y = conv %x, %w stride=[1,1] \
+            "graph g(%x: f32[{n},{c},{h},{h}], %w: f32[{o},{c},1,1], %r: f32[{n},{o},{h},{h}]) {{ %y = conv %x, %w \
+             stride=[1,1] \
              padding=[0,0] dilation=[1,1] groups=1\n %z = add %y, %r\n return %z }}"
         );
         text.parse().expect("parses")

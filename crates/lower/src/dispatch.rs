@@ -211,7 +211,8 @@ mod tests {
         let call = |operands: &str| {
             let text = format!(
                 "graph g(%0: f32[4], %1: f32[4]) {{\n  %2 = fallback {operands} name=\"aten::kron\" overload=\"\" \
-                 args=\"[{{\\\"tensor\\\":0}},{{\\\"tensor\\\":1}}]\" results=[f32[16]] why=\"test\" : f32[16]\n  return %2\n}}"
+                 args=\"[{{\\\"tensor\\\":0}},{{\\\"tensor\\\":1}}]\" results=[f32[16]] why=\"test\" : f32[16]\n  \
+                 return %2\n}}"
             );
             library_call(&text.parse().expect("a graph")).map(|c| (c.operands, c.results))
         };

@@ -34,10 +34,12 @@ fn convolutions() {
         "stride=[2,3] padding=[0,0] dilation=[1,2] groups=2 transposed=true output_padding=[0,0]",
     );
     host(
-        "(%x: f32[2,4,20], %w: f32[6,4,5], %b: f32[6]) { %y = conv %x, %w, %b stride=[2] padding=[2] dilation=[1] groups=1\n %z = gelu_erf %y\n return %z }",
+        "(%x: f32[2,4,20], %w: f32[6,4,5], %b: f32[6]) { %y = conv %x, %w, %b stride=[2] padding=[2] dilation=[1] \
+         groups=1\n %z = gelu_erf %y\n return %z }",
     );
     body(
-        "(%x: f32[2,4,9,8], %w: f32[4,1,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=4\n return %y }",
+        "(%x: f32[2,4,9,8], %w: f32[4,1,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=4\n \
+         return %y }",
     );
 }
 
@@ -82,7 +84,8 @@ fn convolutions_by_windows() {
         let channels = w.split(',').next().unwrap().trim_start_matches('[');
         let text = checked_text_by(
             &format!(
-                "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
+                "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n \
+                 return %z }}"
             ),
             if d == "f32" { Precision::Tf32 } else { Precision::Exact },
             kiln_machine::Arch::Sm90a,
@@ -136,7 +139,8 @@ fn windows_are_folded() {
         let extents: Vec<usize> = w.trim_matches(['[', ']']).split(',').map(|n| n.parse().expect("a size")).collect();
         let columns = extents[usize::from(transposed)];
         let lines = format!(
-            "(%x: {dtype}{x}, %w: {dtype}{w}, %b: {dtype}[{columns}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
+            "(%x: {dtype}{x}, %w: {dtype}{w}, %b: {dtype}[{columns}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n \
+             return %z }}"
         );
         let precision = if dtype == "f32" { Precision::Tf32 } else { Precision::Exact };
         let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
@@ -285,7 +289,8 @@ fn residues_are_joined() {
         let (dtype, rows) = (["f32", "bf16", "f16"][upto(3) - 1], groups * w[1]);
         let text = format!(
             "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{rows}]) {{ %c = conv %x, %w, %b transposed=true \
-             stride={stride:?} padding={padding:?} output_padding={output_padding:?} groups={groups}\n %y = mish %c\n return %y }}"
+             stride={stride:?} padding={padding:?} output_padding={output_padding:?} groups={groups}\n %y = mish %c\n \
+             return %y }}"
         );
         println!("seed {seed}: {text}");
         let g: Graph = text.parse().unwrap_or_else(|e| panic!("{e}"));
@@ -368,7 +373,8 @@ fn transposed_convolutions_on_the_host() {
         let dtype = ["f32", "f64", "bf16"][upto(3) - 1];
         let after = ["return %c", "%y = silu %c\n return %y"][upto(2) - 1];
         let text = format!(
-            "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{}]) {{ %c = conv %x, %w{} transposed=true stride={stride:?} \
+            "graph k(%x: {dtype}{x:?}, %w: {dtype}{w:?}, %b: {dtype}[{}]) {{ %c = conv %x, %w{} transposed=true \
+             stride={stride:?} \
              padding={padding:?} dilation={dilation:?} output_padding={output_padding:?} groups={groups}\n {after} }}",
             groups * w[1],
             ["", ", %b"][upto(2) - 1],
@@ -409,7 +415,8 @@ fn residues_are_stored_as_lines() {
     for (w, steps, form, aligned) in cases {
         for turns in ["", "; ping-pong"] {
             let g: Graph = format!(
-                "graph k(%x: bf16[4,64,32,32], %w: bf16{w}) {{ %c = conv %x, %w stride=[2,2] transposed=true {steps}\n return %c }}"
+                "graph k(%x: bf16[4,64,32,32], %w: bf16{w}) {{ %c = conv %x, %w stride=[2,2] transposed=true {steps}\n \
+                 return %c }}"
             )
             .parse()
             .unwrap_or_else(|e| panic!("{e}"));

@@ -23,7 +23,8 @@ const EPILOGUES: [&str; 22] = [
     "%y = cast %c to=f32\n %z = neg %y\n return %z",
     "%y = relu %c\n return %c, %y",
     "%y = slice %c axis=1 start=8 len=16\n return %y",
-    "%l = slice %c axis=1 start=0 len=HALF\n %g = slice %c axis=1 start=HALF len=HALF\n %s = silu %g\n %y = mul %l, %s\n return %y",
+    "%l = slice %c axis=1 start=0 len=HALF\n %g = slice %c axis=1 start=HALF len=HALF\n %s = silu %g\n \
+     %y = mul %l, %s\n return %y",
     "%y = softmax %c axis=1\n return %y",
     "%y = log_softmax %c axis=1\n return %y",
     "%y = rms_norm %c, %v eps=1e-6\n return %y",
@@ -132,7 +133,8 @@ fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
     let dual = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
     let rest = rest.replace("HALF", &(n / 2).to_string());
     format!(
-        "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {r}[{n}], %w: {r}[{n}], %u: {r}[{m},1], %r: {r}[{m},{n}]{dual}) {{ %c = linear %a, %b\n {rest} }}"
+        "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {r}[{n}], %w: {r}[{n}], %u: {r}[{m},1], %r: \
+         {r}[{m},{n}]{dual}) {{ %c = linear %a, %b\n {rest} }}"
     )
 }
 

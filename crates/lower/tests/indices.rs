@@ -27,7 +27,8 @@ const CASES: [Case; 8] = [
     },
     Case {
         kind: Reduction,
-        text: "%x: f32[37,2000], %i: i64[3,1500] -> %s = slice %x axis=0 start=0 len=3\n%t = gather %s, %i axis=1\n%y = softmax %t axis=1",
+        text: "%x: f32[37,2000], %i: i64[3,1500] -> %s = slice %x axis=0 start=0 len=3\n%t = gather %s, %i axis=1\n\
+               %y = softmax %t axis=1",
         extent: 2000,
     },
     Case {

@@ -30,7 +30,8 @@ fn long_offsets() {
 /// tiles that there are.
 #[test]
 fn short_offsets_of_ragged_groups() {
-    let large = "(%x: bf16[128,6,7,112], %w: bf16[6,512,7,7], %b: bf16[1024]) { %y = conv %x, %w, %b stride=[3,3] padding=[3,3] transposed=true \
+    let large = "(%x: bf16[128,6,7,112], %w: bf16[6,512,7,7], %b: bf16[1024]) { %y = conv %x, %w, %b stride=[3,3] \
+                 padding=[3,3] transposed=true \
                  output_padding=[2,0] groups=2\n %z = tanh %y\n return %z }";
     program(KernelKind::Conv, large, Arch::Sm90a);
     // Rows of tiles that no group divides.

@@ -104,12 +104,14 @@ const SEVERAL: [(KernelKind, &str, &[&str]); 3] = [
     ),
     (
         KernelKind::Scatter,
-        "graph k(%x: f32[40,7], %i: i64[19,7], %s: f32[19,7]) { %y = scatter %x, %i, %s axis=0 mode=replace\n return %y }",
+        "graph k(%x: f32[40,7], %i: i64[19,7], %s: f32[19,7]) { %y = scatter %x, %i, %s axis=0 mode=replace\n \
+         return %y }",
         &["copy", "none", "last", "write"],
     ),
     (
         KernelKind::Scatter,
-        "graph k(%x: bf16[40,7], %i: i64[19,7], %s: bf16[19,7]) { %y = scatter %x, %i, %s axis=0 mode=add\n return %y }",
+        "graph k(%x: bf16[40,7], %i: i64[19,7], %s: bf16[19,7]) { %y = scatter %x, %i, %s axis=0 mode=add\n \
+         return %y }",
         &["copy", "write", "round"],
     ),
 ];

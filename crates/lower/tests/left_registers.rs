@@ -46,7 +46,8 @@ fn forms(steps: &Steps<kiln_block::BlockProgram>) -> [bool; 2] {
 fn left_operands_in_registers_compute_the_same() {
     let turned = "(%x: f32[{k},{m}], %w: f32[{n},{k}]) { %t = permute %x perm=[1,0]\n %y = linear %t, %w\n return %y }";
     let plain = "(%x: f32[{m},{k}], %w: f32[{k},{n}]) { %y = dot %x, %w\n return %y }";
-    let rest = "(%x: f32[{m},{k}], %w: f32[{k},{n}], %v: f32[{n}], %r: f32[{m},{n}]) { %c = dot %x, %w\n %d = add %c, %v\n %s = silu %d\n %y = add %s, %r\n return %y }";
+    let rest = "(%x: f32[{m},{k}], %w: f32[{k},{n}], %v: f32[{n}], %r: f32[{m},{n}]) { %c = dot %x, %w\n \
+                %d = add %c, %v\n %s = silu %d\n %y = add %s, %r\n return %y }";
     let batched = "(%x: f32[3,{m},{k}], %w: f32[3,{k},{n}]) { %y = dot %x, %w\n return %y }";
     let sizes = |text: &str, m: usize, n: usize, k: usize| {
         let one = |text: String, name: &str, n: usize| text.replace(name, &n.to_string());
@@ -100,7 +101,8 @@ fn pointwise_convolutions_read_their_input_in_place() {
     ] {
         let n = w[1..].split(',').next().expect("channels");
         let lines = format!(
-            "(%x: f32{x}, %w: f32{w}, %b: f32[{n}]) {{ %c = conv %x, %w, %b {attrs} groups={groups}\n %y = {after} %c\n return %y }}"
+            "(%x: f32{x}, %w: f32{w}, %b: f32[{n}]) {{ %c = conv %x, %w, %b {attrs} groups={groups}\n \
+             %y = {after} %c\n return %y }}"
         );
         assert_eq!(forms(&computes(&lines, Precision::Tf32, schedule)), [true, true], "{lines}");
     }
@@ -127,7 +129,8 @@ fn registers_are_the_default_where_an_operand_is_not_k_major() {
     };
     for (lines, swap) in [
         (
-            "(%x: f32[16,64,256,256], %w: f32[128,64,1,1]) { %y = conv %x, %w stride=[1,1] padding=[0,0] dilation=[1,1] groups=1\n return %y }",
+            "(%x: f32[16,64,256,256], %w: f32[128,64,1,1]) { %y = conv %x, %w stride=[1,1] padding=[0,0] \
+             dilation=[1,1] groups=1\n return %y }",
             true,
         ),
         (
@@ -148,7 +151,8 @@ fn schedules_that_need_another_order_are_refused() {
         lower(&of(lines, precision, Some(schedule)), GPU).map(|_| ()).map_err(LowerError::why).expect_err(schedule)
     };
     let dot = "(%x: f32[128,256], %w: f32[256,512]) { %y = dot %x, %w\n return %y }";
-    let conv = "(%x: f32[2,64,32,32], %w: f32[128,64,1,1]) { %y = conv %x, %w stride=[1,1] padding=[0,0] dilation=[1,1] groups=1\n return %y }";
+    let conv = "(%x: f32[2,64,32,32], %w: f32[128,64,1,1]) { %y = conv %x, %w stride=[1,1] padding=[0,0] \
+                dilation=[1,1] groups=1\n return %y }";
     for (lines, precision, schedule, why) in [
         (dot, Precision::Tf32, "tensor-core wgmma 128x64x32; stage a,b shared 3", "`fma`, not `tensor-core wgmma`"),
         (dot, Precision::Exact, "swap a,b; tensor-core wgmma 128x64x32; stage a,b shared 3", "`fma`, not"),

@@ -88,11 +88,13 @@ fn the_least_number_bounds_keys_if_every_query_sees_one() {
         ("%c = le %t, %r\n %x = select %c, %zero, LEAST\n %m = add %bias, %x", [70, 150, 24]),
         ("%c = le %t, %r\n %b = add %bias, %slope\n %m = select %c, %b, LEAST", [70, 150, 24]),
         (
-            "%c = le %t, %r\n %d = sub %r, %t\n %w = lt %d, 9\n %x = select %c, %zero, LEAST\n %b = select %w, %zero, LEAST\n %m = add %x, %b",
+            "%c = le %t, %r\n %d = sub %r, %t\n %w = lt %d, 9\n %x = select %c, %zero, LEAST\n \
+             %b = select %w, %zero, LEAST\n %m = add %x, %b",
             [70, 70, 16],
         ),
         (
-            "%w = cast %dq to=i32\n %dx = reshape %w shape=[2,1,1,S]\n %e = eq %w, %dx\n %c = le %t, %r\n %o = and %e, %c\n %m = select %o, %zero, LEAST",
+            "%w = cast %dq to=i32\n %dx = reshape %w shape=[2,1,1,S]\n %e = eq %w, %dx\n %c = le %t, %r\n \
+             %o = and %e, %c\n %m = select %o, %zero, LEAST",
             [150, 150, 16],
         ),
     ];

@@ -31,7 +31,8 @@ fn scans() {
         body(
             Scan,
             &format!(
-                "(%x: bf16{shape}) {{ %c = cast %x to=f32\n %m = mul %c, 1e-3\n %a = add %m, 1\n %p = scan.prod %a axis={axis}\n %s = scan.sum %m axis={axis}\n %y = sub %s, %p\n return %y, %s }}"
+                "(%x: bf16{shape}) {{ %c = cast %x to=f32\n %m = mul %c, 1e-3\n %a = add %m, 1\n \
+                 %p = scan.prod %a axis={axis}\n %s = scan.sum %m axis={axis}\n %y = sub %s, %p\n return %y, %s }}"
             ),
         );
     }
@@ -46,7 +47,8 @@ fn scans() {
     body(Scan, "(%x: f32[3,40]) { %p = softmax %x axis=1\n %y = scan.sum %p axis=1\n return %y }");
     body(
         Scan,
-        "(%x: f32[3,40]) { %p = scan.sum %x axis=1\n %y = scan.sum %p axis=1\n %z = permute %y perm=[1,0]\n return %z }",
+        "(%x: f32[3,40]) { %p = scan.sum %x axis=1\n %y = scan.sum %p axis=1\n %z = permute %y perm=[1,0]\n \
+         return %z }",
     );
 }
 
@@ -58,7 +60,8 @@ fn matmuls() {
             body(
                 Gemm,
                 &format!(
-                    "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}]) {{ %c = linear %a, %b, %v\n %g = gelu_erf %c\n return %g }}"
+                    "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}]) {{ %c = linear %a, %b, %v\n %g = gelu_erf %c\n \
+                     return %g }}"
                 ),
             );
         }
@@ -66,30 +69,37 @@ fn matmuls() {
     body(Gemm, "(%a: f32[3,2,9,10], %b: f32[2,10,12]) { %c = dot %a, %b\n return %c }");
     body(
         Gemm,
-        "(%a: f32[3,9,10], %b: f32[3,12,10]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n %d = mul %c, 0.5\n return %d }",
+        "(%a: f32[3,9,10], %b: f32[3,12,10]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n %d = mul %c, 0.5\n \
+         return %d }",
     );
     body(
         Gemm,
-        "(%x: f32[2,9,16], %w: f32[48,16], %b: f32[48]) { %c = linear %x, %w, %b\n %r = reshape %c shape=[2,9,3,4,4]\n %p = permute %r perm=[2,0,3,1,4]\n return %p }",
+        "(%x: f32[2,9,16], %w: f32[48,16], %b: f32[48]) { %c = linear %x, %w, %b\n %r = reshape %c shape=[2,9,3,4,4]\n \
+         %p = permute %r perm=[2,0,3,1,4]\n return %p }",
     );
     body(
         Gemm,
-        "(%x: f32[2,9,16], %w: f32[48,16]) { %c = linear %x, %w\n %q = slice %c axis=2 start=0 len=16 step=1\n %k = slice %c axis=2 start=16 len=16 step=1\n %v = slice %c axis=2 start=32 len=16 step=1\n return %q, %k, %v }",
+        "(%x: f32[2,9,16], %w: f32[48,16]) { %c = linear %x, %w\n %q = slice %c axis=2 start=0 len=16 step=1\n \
+         %k = slice %c axis=2 start=16 len=16 step=1\n %v = slice %c axis=2 start=32 len=16 step=1\n \
+         return %q, %k, %v }",
     );
     body(
         Gemm,
-        "(%x: f32[2,4,9,16], %w: f32[24,64], %r: f32[2,9,24]) { %p = permute %x perm=[0,2,1,3]\n %y = reshape %p shape=[2,9,64]\n %c = linear %y, %w\n %s = add %c, %r\n return %s }",
+        "(%x: f32[2,4,9,16], %w: f32[24,64], %r: f32[2,9,24]) { %p = permute %x perm=[0,2,1,3]\n \
+         %y = reshape %p shape=[2,9,64]\n %c = linear %y, %w\n %s = add %c, %r\n return %s }",
     );
     body(Gemm, "(%x: f32[6,16], %w: f32[16,16]) { %e = silu %x\n %c = dot %e, %w\n return %c }");
     body(Gemm, "(%x: f32[6,16], %w: f32[16,16]) { %c = dot %x, %w\n %s = softmax %c axis=1\n return %s }");
     body(
         Gemm,
-        "(%x: f32[20,16], %w: f32[32,16]) { %c = linear %x, %w\n %a = slice %c axis=1 start=0 len=16 step=1\n %b = slice %c axis=1 start=16 len=16 step=1\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+        "(%x: f32[20,16], %w: f32[32,16]) { %c = linear %x, %w\n %a = slice %c axis=1 start=0 len=16 step=1\n \
+         %b = slice %c axis=1 start=16 len=16 step=1\n %s = silu %a\n %y = mul %s, %b\n return %y }",
     );
     body(Gemm, "(%a: i64[5,7], %b: i64[7,9]) { %c = dot %a, %b\n return %c }");
     body(
         Gemm,
-        "(%x: f32[70,16], %w: f32[16,80]) { %c = dot %x, %w\n %t = permute %c perm=[1,0]\n %y = relu %t\n return %y, %c }",
+        "(%x: f32[70,16], %w: f32[16,80]) { %c = dot %x, %w\n %t = permute %c perm=[1,0]\n %y = relu %t\n \
+         return %y, %c }",
     );
     body(Gemm, "(%x: f32[600,16], %w: f32[16,200]) { %c = dot %x, %w\n return %c }");
 }
@@ -101,31 +111,36 @@ fn attentions() {
         on(
             Attention,
             &format!(
-                "(%q: {d}[2,3,20,16], %k: {d}[2,3,20,16], %v: {d}[2,3,20,16]) {{ %y = attention %q, %k, %v scale=0.25\n return %y }}"
+                "(%q: {d}[2,3,20,16], %k: {d}[2,3,20,16], %v: {d}[2,3,20,16]) {{ %y = attention %q, %k, %v \
+                 scale=0.25\n return %y }}"
             ),
         );
         on(
             Attention,
             &format!(
-                "(%q: {d}[2,4,20,16], %k: {d}[2,2,20,16], %v: {d}[2,2,20,24]) {{ %y = attention %q, %k, %v scale=0.25 causal=true\n return %y }}"
+                "(%q: {d}[2,4,20,16], %k: {d}[2,2,20,16], %v: {d}[2,2,20,24]) {{ %y = attention %q, %k, %v scale=0.25 \
+                 causal=true\n return %y }}"
             ),
         );
         on(
             Attention,
             &format!(
-                "(%q: {d}[3,7,10], %k: {d}[3,70,10], %v: {d}[3,70,10], %m: {d}[7,70]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+                "(%q: {d}[3,7,10], %k: {d}[3,70,10], %v: {d}[3,70,10], %m: {d}[7,70]) {{ %y = attention %q, %k, %v, %m \
+                 scale=0.3\n return %y }}"
             ),
         );
         on(
             Attention,
             &format!(
-                "(%q: {d}[2,3,7,10], %k: {d}[2,3,9,10], %v: {d}[2,3,9,10], %m: bool[2,1,1,9]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+                "(%q: {d}[2,3,7,10], %k: {d}[2,3,9,10], %v: {d}[2,3,9,10], %m: bool[2,1,1,9]) {{ %y = attention %q, \
+                 %k, %v, %m scale=0.3\n return %y }}"
             ),
         );
         on(
             Attention,
             &format!(
-                "(%q: {d}[2,3,1,10], %k: {d}[2,3,1,10], %v: {d}[2,3,1,10], %m: bool[2,1,1,1]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+                "(%q: {d}[2,3,1,10], %k: {d}[2,3,1,10], %v: {d}[2,3,1,10], %m: bool[2,1,1,1]) {{ %y = attention %q, \
+                 %k, %v, %m scale=0.3\n return %y }}"
             ),
         );
     }
@@ -133,20 +148,25 @@ fn attentions() {
         body(
             Attention,
             &format!(
-                "(%q: f32[2,3,7,10], %k: f32[2,3,9,10], %v: f32[2,3,9,10], %m: bool[2,3,7,1]) {{ %y = attention %q, %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
+                "(%q: f32[2,3,7,10], %k: f32[2,3,9,10], %v: f32[2,3,9,10], %m: bool[2,3,7,1]) {{ %y = attention %q, \
+                 %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
             ),
         );
         // A single key.
         body(
             Attention,
             &format!(
-                "(%q: f32[2,3,7,10], %k: f32[2,3,1,10], %v: f32[2,3,1,10], %m: bool[2,3,7,1]) {{ %y = attention %q, %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
+                "(%q: f32[2,3,7,10], %k: f32[2,3,1,10], %v: f32[2,3,1,10], %m: bool[2,3,7,1]) {{ %y = attention %q, \
+                 %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
             ),
         );
     }
     body(
         Attention,
-        "(%q: f32[2,130,3,16], %k: f32[2,130,3,16], %v: f32[2,130,3,16]) { %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25 causal=true\n %p = permute %y perm=[0,2,1,3]\n %r = reshape %p shape=[2,130,48]\n return %r }",
+        "(%q: f32[2,130,3,16], %k: f32[2,130,3,16], %v: f32[2,130,3,16]) { %a = permute %q perm=[0,2,1,3]\n \
+         %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n \
+         %y = attention %a, %b, %c scale=0.25 causal=true\n %p = permute %y perm=[0,2,1,3]\n \
+         %r = reshape %p shape=[2,130,48]\n return %r }",
     );
 }
 
@@ -171,7 +191,10 @@ fn attention_split_along_keys() {
     }
     body(
         Attention,
-        "(%q: f32[2,1,3,16], %k: f32[2,900,3,16], %v: f32[2,900,3,16]) { %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25 causal=false\n %p = permute %y perm=[0,2,1,3]\n %r = reshape %p shape=[2,48]\n return %r }",
+        "(%q: f32[2,1,3,16], %k: f32[2,900,3,16], %v: f32[2,900,3,16]) { %a = permute %q perm=[0,2,1,3]\n \
+         %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n \
+         %y = attention %a, %b, %c scale=0.25 causal=false\n %p = permute %y perm=[0,2,1,3]\n \
+         %r = reshape %p shape=[2,48]\n return %r }",
     );
 }
 
@@ -195,7 +218,10 @@ fn attention_of_groups_with_few_queries() {
         body(
             Attention,
             &format!(
-                "(%q: {d}[2,3,6,16], %k: {d}[2,50,2,16], %v: {d}[2,50,2,16], %r: {d}[2,3,96]) {{ %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25\n %p = permute %y perm=[0,2,1,3]\n %o = reshape %p shape=[2,3,96]\n %z = add %o, %r\n return %z }}"
+                "(%q: {d}[2,3,6,16], %k: {d}[2,50,2,16], %v: {d}[2,50,2,16], %r: {d}[2,3,96]) {{ %a = permute %q \
+                 perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n \
+                 %y = attention %a, %b, %c scale=0.25\n %p = permute %y perm=[0,2,1,3]\n \
+                 %o = reshape %p shape=[2,3,96]\n %z = add %o, %r\n return %z }}"
             ),
         );
     }
@@ -275,7 +301,8 @@ fn pools() {
     }
     body(
         Pool,
-        "(%x: f32[2,3,11,12]) { %y = pool.max %x window=[3,3] stride=[1,1] padding=[0,0] dilation=[2,1] ceil=false\n return %y }",
+        "(%x: f32[2,3,11,12]) { %y = pool.max %x window=[3,3] stride=[1,1] padding=[0,0] dilation=[2,1] ceil=false\n \
+         return %y }",
     );
 }
 
@@ -287,10 +314,12 @@ fn matmuls_by_warpgroups() {
     for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 264, 136), ("f16", 17, 32, 8)] {
         gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
         gpu(&format!(
-            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n \
+             %s = silu %c\n %y = add %s, %r\n return %y }}"
         ));
         gpu(&format!(
-            "(%a: {d}[{k},{m}], %b: {d}[{n},{k}]) {{ %t = permute %a perm=[1,0]\n %c = linear %t, %b\n %w = cast %c to=f32\n return %c, %w }}"
+            "(%a: {d}[{k},{m}], %b: {d}[{n},{k}]) {{ %t = permute %a perm=[1,0]\n %c = linear %t, %b\n \
+             %w = cast %c to=f32\n return %c, %w }}"
         ));
     }
     gpu("(%a: bf16[3,40,24], %b: bf16[3,24,72]) { %c = dot %a, %b\n return %c }");
@@ -309,7 +338,8 @@ fn matmuls_by_fmas() {
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (17, 32, 4), (5, 1000, 64)] {
         gpu(&format!("(%a: f32[{m},{k}], %b: f32[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
         gpu(&format!(
-            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n \
+             %s = silu %c\n %y = add %s, %r\n return %y }}"
         ));
     }
     for (m, n, k) in [(64, 64, 32), (132, 68, 36)] {
@@ -317,7 +347,8 @@ fn matmuls_by_fmas() {
             "(%a: f32[{k},{m}], %b: f32[{n},{k}]) {{ %t = permute %a perm=[1,0]\n %c = linear %t, %b\n return %c }}"
         ));
         gpu(&format!(
-            "(%a: f32[{k},{m}], %b: f32[{k},{n}]) {{ %t = permute %a perm=[1,0]\n %c = dot %t, %b\n %y = permute %c perm=[1,0]\n return %y }}"
+            "(%a: f32[{k},{m}], %b: f32[{k},{n}]) {{ %t = permute %a perm=[1,0]\n %c = dot %t, %b\n \
+             %y = permute %c perm=[1,0]\n return %y }}"
         ));
     }
     gpu("(%a: f32[3,40,24], %b: f32[3,24,72]) { %c = dot %a, %b\n return %c }");
@@ -349,44 +380,46 @@ fn dual_gemms() {
     };
     for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 136, 200), ("f16", 17, 7, 9)] {
         gpu(&format!(
-            "(%x: {d}[{m},{k}], %g: {d}[{n},{k}], %u: {d}[{n},{k}]) {{ %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }}"
+            "(%x: {d}[{m},{k}], %g: {d}[{n},{k}], %u: {d}[{n},{k}]) {{ %a = linear %x, %g\n %b = linear %x, %u\n \
+             %s = silu %a\n %y = mul %s, %b\n return %y }}"
         ));
         gpu(&format!(
-            "(%x: {d}[{m},{k}], %g: {d}[{k},{n}], %u: {d}[{n},{k}], %r: {d}[{m},{n}]) {{ %t = permute %u perm=[1,0]\n %a = dot %x, %g\n %b = dot %x, %t\n %s = gelu_tanh %b\n %y = mul %s, %a\n %z = add %y, %r\n return %z }}"
+            "(%x: {d}[{m},{k}], %g: {d}[{k},{n}], %u: {d}[{n},{k}], %r: {d}[{m},{n}]) {{ %t = permute %u perm=[1,0]\n \
+             %a = dot %x, %g\n %b = dot %x, %t\n %s = gelu_tanh %b\n %y = mul %s, %a\n %z = add %y, %r\n return %z }}"
         ));
         gpu(&format!(
-            "(%x: {d}[{k},{m}], %g: {d}[{k},{n}], %u: {d}[{k},{n}]) {{ %t = permute %x perm=[1,0]\n %a = dot %t, %g\n %b = dot %t, %u\n %s = sigmoid %a\n %y = mul %s, %b\n %z = permute %y perm=[1,0]\n return %z }}"
+            "(%x: {d}[{k},{m}], %g: {d}[{k},{n}], %u: {d}[{k},{n}]) {{ %t = permute %x perm=[1,0]\n %a = dot %t, %g\n \
+             %b = dot %t, %u\n %s = sigmoid %a\n %y = mul %s, %b\n %z = permute %y perm=[1,0]\n return %z }}"
         ));
         let half = format!("%a = slice %h axis=1 start=0 len={n}\n %b = slice %h axis=1 start={n} len={n}");
         let both = 2 * n;
         gpu(&format!(
-            "(%x: {d}[{m},{k}], %w: {d}[{both},{k}], %v: {d}[{both}]) {{ %h = linear %x, %w, %v\n {half}\n %s = sigmoid %b\n %y = mul %a, %s\n return %y }}"
+            "(%x: {d}[{m},{k}], %w: {d}[{both},{k}], %v: {d}[{both}]) {{ %h = linear %x, %w, %v\n {half}\n \
+             %s = sigmoid %b\n %y = mul %a, %s\n return %y }}"
         ));
         gpu(&format!(
-            "(%x: {d}[{m},{k}], %w: {d}[{k},{both}]) {{ %h = dot %x, %w\n {half}\n %s = gelu_erf %b\n %y = mul %a, %s\n return %y }}"
+            "(%x: {d}[{m},{k}], %w: {d}[{k},{both}]) {{ %h = dot %x, %w\n {half}\n %s = gelu_erf %b\n \
+             %y = mul %a, %s\n return %y }}"
         ));
     }
+    gpu("(%x: bf16[2,9,16], %g: bf16[24,16], %u: bf16[24,16], %c: bf16[24], %d: bf16[24]) { %a = linear %x, %g, %c\n \
+         %b = linear %x, %u, %d\n %s = silu %a\n %y = mul %s, %b\n %r = reshape %y shape=[2,9,3,8]\n \
+         %p = permute %r perm=[0,2,1,3]\n return %p }");
+    gpu("(%x: bf16[3,40,24], %g: bf16[3,24,72], %u: bf16[3,24,72]) { %a = dot %x, %g\n %b = dot %x, %u\n \
+         %s = silu %a\n %y = mul %s, %b\n return %y }");
+    gpu("(%x: bf16[16,4096], %g: bf16[72,4096], %u: bf16[72,4096]) { %a = linear %x, %g\n %b = linear %x, %u\n \
+         %s = silu %a\n %y = mul %s, %b\n return %y }");
+    gpu("(%x: f16[16,4096], %w: f16[144,4096], %v: f16[144]) { %h = linear %x, %w, %v\n \
+         %a = slice %h axis=1 start=0 len=72\n %b = slice %h axis=1 start=72 len=72\n %s = silu %b\n %y = mul %s, %a\n \
+         return %y }");
+    gpu("(%x: f16[33,64], %g: f16[40,64], %u: f16[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n \
+         %s = softmax %a axis=1\n %y = mul %s, %b\n return %y }");
     gpu(
-        "(%x: bf16[2,9,16], %g: bf16[24,16], %u: bf16[24,16], %c: bf16[24], %d: bf16[24]) { %a = linear %x, %g, %c\n %b = linear %x, %u, %d\n %s = silu %a\n %y = mul %s, %b\n %r = reshape %y shape=[2,9,3,8]\n %p = permute %r perm=[0,2,1,3]\n return %p }",
+        "(%x: f16[1,512], %g: f16[40,512], %u: f16[40,512]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n \
+         %y = mul %s, %b\n return %y }",
     );
-    gpu(
-        "(%x: bf16[3,40,24], %g: bf16[3,24,72], %u: bf16[3,24,72]) { %a = dot %x, %g\n %b = dot %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
-    );
-    gpu(
-        "(%x: bf16[16,4096], %g: bf16[72,4096], %u: bf16[72,4096]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
-    );
-    gpu(
-        "(%x: f16[16,4096], %w: f16[144,4096], %v: f16[144]) { %h = linear %x, %w, %v\n %a = slice %h axis=1 start=0 len=72\n %b = slice %h axis=1 start=72 len=72\n %s = silu %b\n %y = mul %s, %a\n return %y }",
-    );
-    gpu(
-        "(%x: f16[33,64], %g: f16[40,64], %u: f16[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = softmax %a axis=1\n %y = mul %s, %b\n return %y }",
-    );
-    gpu(
-        "(%x: f16[1,512], %g: f16[40,512], %u: f16[40,512]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
-    );
-    gpu(
-        "(%x: f32[65,64], %g: f32[40,64], %u: f32[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
-    );
+    gpu("(%x: f32[65,64], %g: f32[40,64], %u: f32[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n \
+         %y = mul %s, %b\n return %y }");
 }
 
 /// f32 matmuls in tf32: by warpgroups where operands are K-major, in place or transposed by a copy; without warpgroups
@@ -400,19 +433,22 @@ fn matmuls_in_tf32() {
     };
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
         by_warpgroups(&format!(
-            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n \
+             %s = silu %c\n %y = add %s, %r\n return %y }}"
         ));
     }
     by_warpgroups("(%a: f32[257,511], %b: f32[511,255]) { %c = dot %a, %b\n return %c }");
     by_warpgroups("(%a: f32[260,256], %b: f32[260,258]) { %t = permute %a perm=[1,0]\n %c = dot %t, %b\n return %c }");
     by_warpgroups("(%a: f32[3,140,136], %b: f32[3,136,300]) { %c = dot %a, %b\n return %c }");
     by_warpgroups(
-        "(%x: f32[1,32,40,40], %w: f32[64,32,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1\n return %y }",
+        "(%x: f32[1,32,40,40], %w: f32[64,32,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] \
+         groups=1\n return %y }",
     );
     let small = "(%a: f32[65,33], %b: f32[33,70]) { %c = dot %a, %b\n return %c }";
     assert!(precisions(small, Arch::Sm90a).contains("dot tf32") && precisions(small, Arch::Sm80).contains("dot tf32"));
     precisions(
-        "(%x: f32[2,4,9,8], %w: f32[6,4,3,2]) { %y = conv %x, %w stride=[2,1] padding=[1,2] dilation=[1,2] groups=1\n return %y }",
+        "(%x: f32[2,4,9,8], %w: f32[6,4,3,2]) { %y = conv %x, %w stride=[2,1] padding=[1,2] dilation=[1,2] groups=1\n \
+         return %y }",
         Arch::Sm90a,
     );
 }
@@ -451,7 +487,8 @@ fn rows_in_a_tile() {
     whole(&format!("(%a: f16[9,33], %b: f16[33,200]) {{ %c = dot %a, %b\n {softmax} }}"));
     whole("(%a: bf16[3,40,64], %b: bf16[3,64,72]) { %c = dot %a, %b\n %y = log_softmax %c axis=2\n return %y }");
     whole(
-        "(%a: bf16[2,36,64], %b: bf16[48,64]) { %c = linear %a, %b\n %y = softmax %c axis=2\n %s = reshape %y shape=[72,48]\n return %s }",
+        "(%a: bf16[2,36,64], %b: bf16[48,64]) { %c = linear %a, %b\n %y = softmax %c axis=2\n \
+         %s = reshape %y shape=[72,48]\n return %s }",
     );
     let apart = |lines: &str| assert!(reduced(lines, Arch::Sm90a).0 > 1, "{lines}");
     apart("(%a: bf16[64,64], %b: bf16[64,64]) { %c = dot %a, %b\n %y = softmax %c axis=0\n return %y }");
@@ -460,7 +497,8 @@ fn rows_in_a_tile() {
     let split = checked_text_by(&long, Precision::Exact, Arch::Sm90a, Some("split-reduce k"));
     assert_eq!(split.matches("kernel @").count(), 2, "{split}");
     apart(
-        "(%a: bf16[64,64], %b: bf16[64,64], %r: bf16[64,64]) { %c = linear %a, %b\n %p = softmax %r axis=1\n %y = mul %c, %p\n return %y }",
+        "(%a: bf16[64,64], %b: bf16[64,64], %r: bf16[64,64]) { %c = linear %a, %b\n %p = softmax %r axis=1\n \
+         %y = mul %c, %p\n return %y }",
     );
 }
 
@@ -476,7 +514,9 @@ fn heads_in_a_tile() {
         let n = heads * head;
         let rank = |rest: &str| {
             format!(
-                "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{head}], %w: {d}[{head}], %r: {d}[{m},{heads},{head}]) {{ %c = linear %a, %b, %v\n %h = reshape %c shape=[{m},{heads},{head}]\n {rest}\n return %y }}"
+                "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{head}], %w: {d}[{head}], %r: \
+                 {d}[{m},{heads},{head}]) {{ %c = linear %a, %b, %v\n %h = reshape %c shape=[{m},{heads},{head}]\n \
+                 {rest}\n return %y }}"
             )
         };
         for rest in [
@@ -491,24 +531,30 @@ fn heads_in_a_tile() {
         // One value per head.
         for rest in [
             "%y = reduce.sum %h axes=[2]",
-            "%o = reduce.max %h axes=[2]\n %s = sub %h, %o\n %e = exp %s\n %t = reduce.sum %e axes=[2]\n %l = log %t\n %q = add %o, %l\n %y = reshape %q shape=[M,H]",
+            "%o = reduce.max %h axes=[2]\n %s = sub %h, %o\n %e = exp %s\n %t = reduce.sum %e axes=[2]\n %l = log %t\n \
+             %q = add %o, %l\n %y = reshape %q shape=[M,H]",
         ] {
             let lines = rank(&rest.replace('M', &m.to_string()).replace('H', &heads.to_string()));
             let found = kernels(&lines, Precision::Tf32);
             assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
         }
     });
-    let batched = "(%a: bf16[2,300,64], %b: bf16[256,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[2,300,2,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }";
+    let batched = "(%a: bf16[2,300,64], %b: bf16[256,64], %g: bf16[128]) { %c = linear %a, %b\n \
+                   %h = reshape %c shape=[2,300,2,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }";
     assert_eq!(kernels(batched, Precision::Exact), 1);
     let apart = |lines: &str| assert!(kernels(lines, Precision::Exact) > 1, "{lines}");
     apart(
-        "(%a: bf16[512,64], %b: bf16[512,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[512,128,4]\n %t = permute %h perm=[0,2,1]\n %y = rms_norm %t, %g eps=1e-6\n return %y }",
+        "(%a: bf16[512,64], %b: bf16[512,64], %g: bf16[128]) { %c = linear %a, %b\n \
+         %h = reshape %c shape=[512,128,4]\n %t = permute %h perm=[0,2,1]\n %y = rms_norm %t, %g eps=1e-6\n \
+         return %y }",
     );
     apart(
-        "(%a: f32[512,64], %b: f32[512,64], %g: f32[128]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }",
+        "(%a: f32[512,64], %b: f32[512,64], %g: f32[128]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,128]\n \
+         %y = rms_norm %h, %g eps=1e-6\n return %y }",
     );
     apart(
-        "(%a: bf16[512,64], %b: bf16[384,64], %g: bf16[96]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,96]\n %y = rms_norm %h, %g eps=1e-6\n return %y }",
+        "(%a: bf16[512,64], %b: bf16[384,64], %g: bf16[96]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,96]\n \
+         %y = rms_norm %h, %g eps=1e-6\n return %y }",
     );
 }
 
@@ -517,7 +563,8 @@ fn heads_in_a_tile() {
 fn matmuls_as_3xtf32() {
     let text = |lines: &str| checked_text(lines, Precision::Tf32x3, Arch::Sm90a);
     for lines in [
-        "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }",
+        "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n \
+         %s = silu %c\n %y = add %s, %r\n return %y }",
         "(%a: f32[3,511,257], %b: f32[3,511,401]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }",
     ] {
         let text = text(lines);
@@ -540,7 +587,8 @@ fn matmuls_of(d: &str) {
         "%s = mul %c, %u\n %t = mul %s, %v\n %w = cast %z to=f32\n %p = add %t, %w\n %y = cast %p to=bf16\n return %y";
     for (m, n, k) in [(64, 64, 128), (65, 68, 144), (132, 264, 272), (16, 72, 4096)] {
         let lines = format!(
-            "(%a: f8[{m},{k}], %b: f8[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
+            "(%a: f8[{m},{k}], %b: f8[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n \
+             {scaled} }}"
         );
         let text = checked_text_by(&lines.replace("f8", d), Precision::Exact, Arch::Sm90a, Some("tensor-core wgmma"));
         assert!(text.contains("wgmma") && text.contains(d), "{text}");
@@ -548,7 +596,8 @@ fn matmuls_of(d: &str) {
     for lines in [
         "(%a: f8[257,511], %b: f8[511,255]) { %c = dot %a, %b\n return %c }",
         "(%a: f8[2,140,144], %b: f8[2,300,144]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n return %c }",
-        "(%x: f32[272,272], %b: f8[288,272]) { %a = cast %x to=f8\n %c = linear %a, %b\n %y = cast %c to=f8\n return %y }",
+        "(%x: f32[272,272], %b: f8[288,272]) { %a = cast %x to=f8\n %c = linear %a, %b\n %y = cast %c to=f8\n \
+         return %y }",
     ] {
         assert!(text(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
     }
@@ -567,7 +616,8 @@ fn matmuls_of_few_rows() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (d, m, n, k) in [("bf16", 5, 64, 64), ("f16", 16, 200, 72), ("bf16", 17, 136, 200), ("f16", 32, 72, 2048)] {
         gpu(&format!(
-            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n \
+             %s = silu %c\n %y = add %s, %r\n return %y }}"
         ));
         gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
         gpu(&format!(

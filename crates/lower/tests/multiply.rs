@@ -37,7 +37,8 @@ fn computes(graph: &str, wanted: &str) {
 fn every_choice_of_a_schedule_computes_the_same() {
     let linear = |d: &str, m: usize, n: usize, k: usize| {
         format!(
-            "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %c: {d}[{n}]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n return %z }}"
+            "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %c: {d}[{n}]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n \
+             return %z }}"
         )
     };
     for (d, [m, n, k], schedules) in [
@@ -182,7 +183,8 @@ fn every_choice_of_a_schedule_computes_the_same() {
 fn residuals_are_read_through_the_buffers_of_the_result() {
     let residual = |d: &str, r: &str, [m, n, k]: [usize; 3], after: &str| {
         format!(
-            "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %r: {d}[{r}]) {{ %y = linear %a, %b\n %z = add %y, %r\n {after} }}"
+            "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %r: {d}[{r}]) {{ %y = linear %a, %b\n %z = add %y, %r\n \
+             {after} }}"
         )
     };
     let last = "%s = tanh %z\n return %s";
@@ -214,7 +216,8 @@ fn residuals_are_read_through_the_buffers_of_the_result() {
         let graph = residual(d, &format!("{m},{n}"), [m, n, k], last);
         schedules.iter().for_each(|s| computes(&graph, s));
     }
-    let batched = "graph k(%a: bf16[3,130,136], %b: bf16[136,72], %r: bf16[3,130,72]) { %y = dot %a, %b\n %z = mul %r, %y\n return %z }";
+    let batched = "graph k(%a: bf16[3,130,136], %b: bf16[136,72], %r: bf16[3,130,72]) { %y = dot %a, %b\n \
+                   %z = mul %r, %y\n return %z }";
     computes(batched, "tensor-core wgmma 64x64x64; stage a,b shared 3; stage c shared 1; persist 2");
     // The residual is the left operand.
     let own = "graph k(%a: bf16[130,136], %b: bf16[136,136]) { %y = linear %a, %b\n %z = add %y, %a\n return %z }";
@@ -273,7 +276,8 @@ fn tiles_wider_than_the_matmul_read_only_its_columns() {
 #[test]
 fn tiles_taller_than_the_matmul_read_only_its_rows() {
     let wide = "graph k(%a: bf16[20,136], %b: bf16[136,200]) { %y = dot %a, %b\n %s = softmax %y axis=1\n return %s }";
-    let batched = "graph k(%a: bf16[3,17,136], %b: bf16[3,136,72], %r: bf16[3,17,72]) { %y = dot %a, %b\n %z = add %y, %r\n return %z }";
+    let batched = "graph k(%a: bf16[3,17,136], %b: bf16[3,136,72], %r: bf16[3,17,72]) { %y = dot %a, %b\n \
+                   %z = add %y, %r\n return %z }";
     for (graph, wanted) in [
         (wide, "tensor-core wgmma 64x256x64; stage a,b shared 3"),
         (wide, "tensor-core wgmma 128x256x64; stage a,b shared 3"),
@@ -425,7 +429,8 @@ fn lowered(
 fn matmuls_take_the_requested_schedule() {
     let matmul = |d: &str, m: usize| {
         format!(
-            "graph k(%a: {d}[{m},72], %b: {d}[48,72], %c: {d}[48]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n return %z }}"
+            "graph k(%a: {d}[{m},72], %b: {d}[48,72], %c: {d}[48]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n \
+             return %z }}"
         )
     };
     for (d, wanted, target) in [
@@ -579,7 +584,8 @@ fn epilogue(text: &str) -> Option<String> {
 fn the_library_of_a_gpu_has_epilogues() {
     let graph = |d: &str, lead: &str, rest: &str| {
         format!(
-            "graph k(%a: {d}[{lead}40], %b: {d}[72,40], %v: {d}[72], %r: {d}[{lead}72]) {{ %c = linear %a, %b\n {rest}\n return %y }}"
+            "graph k(%a: {d}[{lead}40], %b: {d}[72,40], %v: {d}[72], %r: {d}[{lead}72]) {{ %c = linear %a, %b\n \
+             {rest}\n return %y }}"
         )
     };
     let wholly: [(&str, &str); 12] = [
@@ -623,7 +629,8 @@ fn the_library_of_a_gpu_has_epilogues() {
         let text = graph("bf16", "70,", rest);
         assert_eq!(epilogue(&text).as_deref(), words, "{text}");
     }
-    let batched = "graph k(%a: f16[3,17,40], %b: f16[3,40,72], %v: f16[72], %r: f16[17,72]) { %c = dot %a, %b\n %h = add %c, %v\n %i = add %r, %h\n %y = relu %i\n return %y }";
+    let batched = "graph k(%a: f16[3,17,40], %b: f16[3,40,72], %v: f16[72], %r: f16[17,72]) { %c = dot %a, %b\n \
+                   %h = add %c, %v\n %i = add %r, %h\n %y = relu %i\n return %y }";
     assert_eq!(epilogue(batched).as_deref(), Some("residual, bias, relu"));
     let double =
         "graph k(%a: f64[17,40], %b: f64[40,72], %v: f64[72]) { %c = dot %a, %b\n %y = add %c, %v\n return %y }";
@@ -635,13 +642,16 @@ fn the_library_of_a_gpu_has_epilogues() {
 fn the_library_of_a_gpu_takes_strided_matmuls() {
     for text in [
         "(%a: f32[70,33], %b: f32[33,50]) { %y = dot %a, %b\n return %y }",
-        "(%a: bf16[33,70], %b: bf16[50,33]) { %t = permute %a perm=[1,0]\n %u = permute %b perm=[1,0]\n %y = dot %t, %u\n return %y }",
+        "(%a: bf16[33,70], %b: bf16[50,33]) { %t = permute %a perm=[1,0]\n %u = permute %b perm=[1,0]\n \
+         %y = dot %t, %u\n return %y }",
         "(%a: f16[3,17,40], %b: f16[3,40,9]) { %y = dot %a, %b\n %z = tanh %y\n return %z }",
         "(%a: f32[2,3,17,40], %b: f32[40,9]) { %y = dot %a, %b\n return %y }",
         "(%a: f32[1,40], %b: f32[90,40]) { %y = linear %a, %b\n return %y }",
         "(%a: f64[20,40], %b: f64[31,40], %c: f64[31]) { %y = linear %a, %b, %c\n %s = softmax %y axis=1\n return %s }",
-        "(%a: f32[40,64], %b: f32[96,64]) { %y = linear %a, %b\n %l = slice %y axis=1 start=0 len=48\n %r = slice %y axis=1 start=48 len=48\n %z = mul %l, %r\n return %z }",
-        "(%a: f32[40,64], %b: f32[64,96]) { %e = exp %a\n %y = dot %e, %b\n %t = permute %y perm=[1,0]\n return %t, %y }",
+        "(%a: f32[40,64], %b: f32[96,64]) { %y = linear %a, %b\n %l = slice %y axis=1 start=0 len=48\n \
+         %r = slice %y axis=1 start=48 len=48\n %z = mul %l, %r\n return %z }",
+        "(%a: f32[40,64], %b: f32[64,96]) { %e = exp %a\n %y = dot %e, %b\n %t = permute %y perm=[1,0]\n \
+         return %t, %y }",
     ] {
         let k = kernel(KernelKind::Gemm, format!("graph k{text}").parse().expect("a graph"));
         let own = lower(&k, GPU).expect("a program of Kiln's own");
@@ -655,11 +665,13 @@ fn the_library_of_a_gpu_takes_strided_matmuls() {
     }
     for (text, why) in [
         (
-            "(%a: f32[2,20,64], %b: f32[64,9]) { %s = slice %a axis=2 start=0 len=32 step=2\n %w = slice %b axis=0 start=0 len=16\n %t = slice %s axis=2 start=0 len=16\n %y = dot %t, %w\n return %y }",
+            "(%a: f32[2,20,64], %b: f32[64,9]) { %s = slice %a axis=2 start=0 len=32 step=2\n \
+             %w = slice %b axis=0 start=0 len=16\n %t = slice %s axis=2 start=0 len=16\n %y = dot %t, %w\n return %y }",
             "one pitch apart",
         ),
         (
-            "(%a: f32[20,64], %b: f32[9,64], %c: f32[9,64]) { %y = linear %a, %b\n %z = linear %a, %c\n %m = mul %y, %z\n return %m }",
+            "(%a: f32[20,64], %b: f32[9,64], %c: f32[9,64]) { %y = linear %a, %b\n %z = linear %a, %c\n \
+             %m = mul %y, %z\n return %m }",
             "one matmul",
         ),
     ] {

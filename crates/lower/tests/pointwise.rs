@@ -39,12 +39,15 @@ fn movement() {
     body("(%x: f32[5,6], %y: f32[2,6], %w: f32[1,6]) { %c = concat %x, %y, %w axis=0\n return %c }");
     // Reflected edges: index expressions that are negative before a quotient is taken.
     body(
-        "(%x: f32[2,3,5]) { %r = reshape %x shape=[2,1,3,5]\n %a = slice %r axis=2 start=1 len=2 step=1\n %b = flip %a axes=[2]\n %c = slice %r axis=2 start=0 len=2 step=1\n %d = flip %c axes=[2]\n %e = concat %b, %r, %d axis=2\n return %e }",
+        "(%x: f32[2,3,5]) { %r = reshape %x shape=[2,1,3,5]\n %a = slice %r axis=2 start=1 len=2 step=1\n \
+         %b = flip %a axes=[2]\n %c = slice %r axis=2 start=0 len=2 step=1\n %d = flip %c axes=[2]\n \
+         %e = concat %b, %r, %d axis=2\n return %e }",
     );
     body("(%x: f32[5,6]) { %c = pad %x, 2.5 lo=[1,2] hi=[0,-3]\n return %c }");
     body("(%x: f32[5,6]) { %c = pad %x, 1.0 lo=[0,4] hi=[3,3]\n %d = reshape %c shape=[4,26]\n return %d }");
     body(
-        "(%x: f32[2,64,64]) { %a = slice %x axis=2 start=0 len=32 step=1\n %b = slice %x axis=2 start=32 len=32 step=1\n %n = neg %b\n %c = concat %n, %a axis=2\n return %c }",
+        "(%x: f32[2,64,64]) { %a = slice %x axis=2 start=0 len=32 step=1\n \
+         %b = slice %x axis=2 start=32 len=32 step=1\n %n = neg %b\n %c = concat %n, %a axis=2\n return %c }",
     );
 }
 
@@ -90,7 +93,8 @@ fn channels() {
     for d in ["f32", "bf16"] {
         for [n, c, hw] in [[4, 40, 196], [3, 70, 49], [2, 9, 784], [5, 1000, 33], [40, 1, 1001]] {
             body(&format!(
-                "(%x: {d}[{n},{c},{hw}], %a: {d}[{c}], %s: {d}[{n},{c},1]) {{ %b = reshape %a shape=[1,{c},1]\n %y = add %x, %b\n %z = mul %y, %s\n %r = relu %z\n return %r, %y }}"
+                "(%x: {d}[{n},{c},{hw}], %a: {d}[{c}], %s: {d}[{n},{c},1]) {{ %b = reshape %a shape=[1,{c},1]\n \
+                 %y = add %x, %b\n %z = mul %y, %s\n %r = relu %z\n return %r, %y }}"
             ));
         }
     }
@@ -106,15 +110,19 @@ fn unaligned_rows() {
     for d in ["f32", "bf16"] {
         for n in [257, 333, 1021, 2047, 2501] {
             body(&format!(
-                "(%x: {d}[7,{n}], %a: {d}[{n}], %c: {d}[7,1]) {{ %b = add %x, %a\n %y = mul %b, %c\n %f = cast %y to=f32\n return %y, %f }}"
+                "(%x: {d}[7,{n}], %a: {d}[{n}], %c: {d}[7,1]) {{ %b = add %x, %a\n %y = mul %b, %c\n \
+                 %f = cast %y to=f32\n return %y, %f }}"
             ));
             body(&format!(
-                "(%x: {d}[3,5,{n}], %y: {d}[3,5,40]) {{ %c = concat %x, %y axis=2\n %s = slice %c axis=2 start=9 len={n}\n %i = iota axis=2 : i64[3,5,{n}]\n %f = cast %i to={d}\n %z = sub %s, %f\n return %z }}"
+                "(%x: {d}[3,5,{n}], %y: {d}[3,5,40]) {{ %c = concat %x, %y axis=2\n \
+                 %s = slice %c axis=2 start=9 len={n}\n %i = iota axis=2 : i64[3,5,{n}]\n %f = cast %i to={d}\n \
+                 %z = sub %s, %f\n return %z }}"
             ));
         }
         body(&format!("(%x: {d}[9,300]) {{ %c = pad %x, 2.5 lo=[1,2] hi=[2,3]\n %y = neg %c\n return %y }}"));
         body(&format!(
-            "(%x: {d}[3,4,261], %y: {d}[4,261]) {{ %t = permute %x perm=[1,0,2]\n %b = broadcast %y shape=[3,4,261]\n %p = permute %b perm=[1,0,2]\n %z = mul %t, %p\n return %z }}"
+            "(%x: {d}[3,4,261], %y: {d}[4,261]) {{ %t = permute %x perm=[1,0,2]\n %b = broadcast %y shape=[3,4,261]\n \
+             %p = permute %b perm=[1,0,2]\n %z = mul %t, %p\n return %z }}"
         ));
     }
 }
@@ -127,27 +135,34 @@ fn pairs() {
         let odd = format!("%b = slice %x axis=2 start=1 len={half} step=2\n %n = neg %b");
         let pair = |x: &str, y: &str| {
             format!(
-                "%p = reshape {x} shape=[3,7,{half},1]\n %q = reshape {y} shape=[3,7,{half},1]\n %c = concat %p, %q axis=3\n %r = reshape %c shape=[3,7,{n}]"
+                "%p = reshape {x} shape=[3,7,{half},1]\n %q = reshape {y} shape=[3,7,{half},1]\n \
+                 %c = concat %p, %q axis=3\n %r = reshape %c shape=[3,7,{n}]"
             )
         };
         for t in ["f32", "bf16"] {
             let rotated = pair("%n", "%a");
             body(&format!(
-                "(%x: {t}[3,7,{n}], %s: {t}[7,{n}]) {{ {even}\n {odd}\n {rotated}\n %y = mul %r, %s\n %z = add %x, %y\n return %z }}"
+                "(%x: {t}[3,7,{n}], %s: {t}[7,{n}]) {{ {even}\n {odd}\n {rotated}\n %y = mul %r, %s\n \
+                 %z = add %x, %y\n return %z }}"
             ));
             let both = pair("%d", "%e");
             body(&format!(
-                "(%x: {t}[3,7,{n}], %s: {t}[7,{half}]) {{ %v = reshape %x shape=[3,7,{half},2]\n %i = slice %v axis=3 start=0 len=1\n %j = slice %v axis=3 start=1 len=1\n %a = reshape %i shape=[3,7,{half}]\n %b = reshape %j shape=[3,7,{half}]\n %d = mul %a, %s\n %e = sub %b, %a\n {both}\n return %r }}"
+                "(%x: {t}[3,7,{n}], %s: {t}[7,{half}]) {{ %v = reshape %x shape=[3,7,{half},2]\n \
+                 %i = slice %v axis=3 start=0 len=1\n %j = slice %v axis=3 start=1 len=1\n \
+                 %a = reshape %i shape=[3,7,{half}]\n %b = reshape %j shape=[3,7,{half}]\n %d = mul %a, %s\n \
+                 %e = sub %b, %a\n {both}\n return %r }}"
             ));
             body(&format!("(%x: {t}[3,7,{n}]) {{ {even}\n {odd}\n %y = mul %a, %n\n return %y }}"));
         }
     }
     // Triples, and pairs of rows.
     body(
-        "(%x: f32[5,12]) { %v = reshape %x shape=[5,4,3]\n %f = flip %v axes=[2]\n %r = reshape %f shape=[5,12]\n %y = sub %x, %r\n return %y }",
+        "(%x: f32[5,12]) { %v = reshape %x shape=[5,4,3]\n %f = flip %v axes=[2]\n %r = reshape %f shape=[5,12]\n \
+         %y = sub %x, %r\n return %y }",
     );
     body(
-        "(%x: f32[6,8]) { %v = reshape %x shape=[3,2,8]\n %a = slice %v axis=1 start=1 len=1\n %b = slice %v axis=1 start=0 len=1\n %c = concat %a, %b axis=1\n %r = reshape %c shape=[6,8]\n return %r }",
+        "(%x: f32[6,8]) { %v = reshape %x shape=[3,2,8]\n %a = slice %v axis=1 start=1 len=1\n \
+         %b = slice %v axis=1 start=0 len=1\n %c = concat %a, %b axis=1\n %r = reshape %c shape=[6,8]\n return %r }",
     );
 }
 
@@ -170,7 +185,8 @@ fn gathers() {
         &[x(&[4, 9]), int(&[2, 9], &[0., 1., 2., 3., 3., 2., 1., 0., 0., 3., 2., 1., 0., 3., 2., 1., 0., 3.])],
     );
     run(
-        "graph k(%x: f32[4,9], %i: i64[3]) { %p = pad %x, 1.0 lo=[0,2] hi=[0,2]\n %y = take %p, %i axis=1\n return %y }",
+        "graph k(%x: f32[4,9], %i: i64[3]) { %p = pad %x, 1.0 lo=[0,2] hi=[0,2]\n %y = take %p, %i axis=1\n \
+         return %y }",
         &[x(&[4, 9]), int(&[3], &[0., 5., 12.])],
     );
 }
@@ -245,7 +261,8 @@ fn binary_functions() {
         body(&format!("(%x: f32[50], %y: f32[50]) {{ %z = {op} %x, %y\n %w = select %z, %x, %y\n return %w, %z }}"));
     }
     body(
-        "(%x: bool[9], %y: bool[9]) { %a = and %x, %y\n %b = or %x, %y\n %c = xor %a, %b\n %m = max %x, %c\n %e = lt %x, %y\n return %c, %m, %e }",
+        "(%x: bool[9], %y: bool[9]) { %a = and %x, %y\n %b = or %x, %y\n %c = xor %a, %b\n %m = max %x, %c\n \
+         %e = lt %x, %y\n return %c, %m, %e }",
     );
 }
 
@@ -260,9 +277,11 @@ fn casts() {
         }
     }
     body(
-        "(%x: f32[30]) { %y = cast %x to=bf16\n %z = cast %y to=f32\n %d = sub %x, %z\n %e = mul %d, 1000.0\n return %e }",
+        "(%x: f32[30]) { %y = cast %x to=bf16\n %z = cast %y to=f32\n %d = sub %x, %z\n %e = mul %d, 1000.0\n \
+         return %e }",
     );
     body(
-        "() { %i = iota axis=1 : i64[4,30]\n %f = iota axis=0 : f32[4,30]\n %c = cast %i to=f32\n %s = add %c, %f\n return %s }",
+        "() { %i = iota axis=1 : i64[4,30]\n %f = iota axis=0 : f32[4,30]\n %c = cast %i to=f32\n %s = add %c, %f\n \
+         return %s }",
     );
 }

@@ -55,10 +55,12 @@ fn kinds_of_reduction() {
 fn rows_with_arithmetic() {
     for shape in ["[6,37]", "[2,20000]", "[1,70000]", "[300,8]"] {
         body(&format!(
-            "(%x: f32{shape}) {{ %m = reduce.max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n %s = reduce.sum %e axes=[1]\n %y = div %e, %s\n return %y, %m }}"
+            "(%x: f32{shape}) {{ %m = reduce.max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n \
+             %s = reduce.sum %e axes=[1]\n %y = div %e, %s\n return %y, %m }}"
         ));
         body(&format!(
-            "(%x: bf16{shape}) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %y = mul %d, %r\n return %y }}"
+            "(%x: bf16{shape}) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n \
+             %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %y = mul %d, %r\n return %y }}"
         ));
         body(&format!("(%x: f32{shape}) {{ %y = softmax %x axis=1\n return %y }}"));
         body(&format!("(%x: f32{shape}) {{ %y = log_softmax %x axis=1\n return %y }}"));
@@ -66,7 +68,8 @@ fn rows_with_arithmetic() {
     }
     body("(%x: f32[4,6,50]) { %y = softmax %x axis=1\n return %y }");
     body(
-        "(%x: f32[2,3,20,50], %m: f32[20,50]) { %a = mul %x, 0.125\n %b = add %a, %m\n %y = softmax %b axis=3\n return %y }",
+        "(%x: f32[2,3,20,50], %m: f32[20,50]) { %a = mul %x, 0.125\n %b = add %a, %m\n %y = softmax %b axis=3\n \
+         return %y }",
     );
 }
 
@@ -83,11 +86,13 @@ fn moments_in_one_pass() {
     ] {
         let norm = "%y = layer_norm %s, %g, %c eps=1e-5";
         let text = format!(
-            "graph k(%x: {d}[{rows},{n}], %r: {d}[{rows},{n}], %g: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n {norm}\n return %y }}"
+            "graph k(%x: {d}[{rows},{n}], %r: {d}[{rows},{n}], %g: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n \
+             {norm}\n return %y }}"
         );
         assert_eq!(check_by(Reduction, &text, target, schedule).steps.len(), steps, "{text}");
     }
-    let text = "graph k(%x: f32[2,40000]) { %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %s = reduce.sum %x axes=[1]\n return %v, %m, %s }";
+    let text = "graph k(%x: f32[2,40000]) { %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n \
+                %v = reduce.mean %q axes=[1]\n %s = reduce.sum %x axes=[1]\n return %v, %m, %s }";
     check_on(Reduction, text, target);
 }
 
@@ -96,7 +101,8 @@ fn moments_in_one_pass() {
 fn moments_do_not_cancel() {
     let n = 30011;
     let text = format!(
-        "graph k(%x: f32[4,{n}]) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %l = log2 %v\n return %l, %m }}"
+        "graph k(%x: f32[4,{n}]) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n \
+         %v = reduce.mean %q axes=[1]\n %l = log2 %v\n return %l, %m }}"
     );
     let g: Graph = text.parse().unwrap();
     let noise = kiln_graph::random_tensor(Type::new(DType::F32, [n]), 5, 1.0);
@@ -130,14 +136,16 @@ fn unaligned_rows() {
             body(&format!("(%x: {d}{shape}) {{ %y = softmax %x axis=1\n return %y }}"));
             // The first output is not a result of the reduction.
             body(&format!(
-                "(%x: {d}{shape}, %r: {d}{shape}, %w: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n %y = layer_norm %s, %w, %c eps=1e-5\n return %s, %y }}"
+                "(%x: {d}{shape}, %r: {d}{shape}, %w: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n \
+                 %y = layer_norm %s, %w, %c eps=1e-5\n return %s, %y }}"
             ));
         }
         body(&format!("(%x: {d}[8500,15]) {{ %y = softmax %x axis=1\n return %y }}"));
     }
     // A result of another type, and an operand with one element per row.
     body(
-        "(%x: bf16[9000,7], %w: f32[9000,1]) { %f = cast %x to=f32\n %s = reduce.sum %f axes=[1]\n %d = sub %f, %s\n %y = mul %d, %w\n return %y, %s }",
+        "(%x: bf16[9000,7], %w: f32[9000,1]) { %f = cast %x to=f32\n %s = reduce.sum %f axes=[1]\n %d = sub %f, %s\n \
+         %y = mul %d, %w\n return %y, %s }",
     );
     body("(%x: f32[7,4099]) { %v = slice %x axis=1 start=1 len=4097\n %y = softmax %v axis=1\n return %y }");
     body("(%x: f32[5,3,4097]) { %v = slice %x axis=1 start=1 len=2\n %y = softmax %v axis=2\n return %y }");
@@ -157,7 +165,8 @@ fn peeled_loops() {
             }
             let sums = format!("graph k(%x: {d}[9,{n}]) {{ %y = reduce.sum %x axes=[1]\n return %y }}");
             let exponentials = format!(
-                "graph k(%x: {d}[9,{n}]) {{ %m = reduce.max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n %s = reduce.sum %e axes=[1]\n %l = log %s\n %y = add %l, %m\n return %y }}"
+                "graph k(%x: {d}[9,{n}]) {{ %m = reduce.max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n \
+                 %s = reduce.sum %e axes=[1]\n %l = log %s\n %y = add %l, %m\n return %y }}"
             );
             for rest in ["", "; split-reduce r 2", "; split-reduce r 3"] {
                 check_by(Reduction, &sums, Arch::Sm90a, &format!("{peeled}{rest}"));
@@ -185,7 +194,8 @@ fn peeled_loops() {
 fn positions_in_loops() {
     let pad = |d: &str, n: usize, what: &str| {
         format!(
-            "graph k(%x: {d}[9,{n}]) {{ %a = {what}\n %y = reduce.argmax %a axes=[1]\n %z = reduce.argmin %a axes=[1]\n return %y, %z }}"
+            "graph k(%x: {d}[9,{n}]) {{ %a = {what}\n %y = reduce.argmax %a axes=[1]\n \
+             %z = reduce.argmin %a axes=[1]\n return %y, %z }}"
         )
     };
     for (d, vector) in [("f32", 4), ("bf16", 8), ("f16", 8)] {
@@ -210,7 +220,8 @@ fn positions_in_loops() {
 /// Many such rows read replicated copies of the operands that they share, which a step before makes.
 #[test]
 fn replicated_operands() {
-    let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
+    let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n \
+                %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
     let schedule = "split i0 4; split r 1024; bind warp 4; peel r 4; stage operands global";
     let steps = check_by(Reduction, text, Arch::Sm90a, schedule);
     assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
@@ -222,7 +233,8 @@ fn replicated_operands() {
 fn persistent_rows() {
     let by = |d: &str, rows: usize, n: usize, schedule: &str| {
         let text = format!(
-            "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
+            "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n \
+             return %y }}"
         );
         let k = kernel(Reduction, text.parse().unwrap());
         lower(&kiln_plan::Kernel { schedule: Some(schedule.parse().unwrap()), ..k }, Arch::Sm90a)
@@ -247,37 +259,46 @@ fn norms() {
     for d in ["f32", "bf16", "f16", "f64"] {
         for w in [5, 64, 768, 17000] {
             body(&format!(
-                "(%x: {d}[6,{w}], %g: {d}[{w}], %b: {d}[{w}]) {{ %y = layer_norm %x, %g, %b axes=1 affine=true eps=1e-5\n return %y }}"
+                "(%x: {d}[6,{w}], %g: {d}[{w}], %b: {d}[{w}]) {{ %y = layer_norm %x, %g, %b axes=1 affine=true \
+                 eps=1e-5\n return %y }}"
             ));
             body(&format!(
-                "(%x: {d}[2,3,{w}], %r: {d}[2,3,{w}], %g: {d}[{w}]) {{ %s = add %x, %r\n %y = rms_norm %s, %g eps=1e-6\n return %y, %s }}"
+                "(%x: {d}[2,3,{w}], %r: {d}[2,3,{w}], %g: {d}[{w}]) {{ %s = add %x, %r\n \
+                 %y = rms_norm %s, %g eps=1e-6\n return %y, %s }}"
             ));
         }
     }
     body(
-        "(%x: f32[3,4,5,6], %g: f32[5,6], %b: f32[5,6]) { %y = layer_norm %x, %g, %b axes=2 affine=true eps=1e-5\n return %y }",
+        "(%x: f32[3,4,5,6], %g: f32[5,6], %b: f32[5,6]) { %y = layer_norm %x, %g, %b axes=2 affine=true eps=1e-5\n \
+         return %y }",
     );
     body(
-        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=4 affine=true eps=1e-5\n %z = silu %y\n return %z }",
+        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=4 affine=true eps=1e-5\n \
+         %z = silu %y\n return %z }",
     );
     body(
-        "(%x: f32[2,8,50,60], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=2 affine=true eps=1e-5\n return %y }",
+        "(%x: f32[2,8,50,60], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=2 affine=true eps=1e-5\n \
+         return %y }",
     );
     body(
-        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8], %m: f32[8], %v: f32[8]) { %w = abs %v\n %y = batch_norm %x, %g, %b, %m, %w eps=1e-5\n return %y }",
+        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8], %m: f32[8], %v: f32[8]) { %w = abs %v\n \
+         %y = batch_norm %x, %g, %b, %m, %w eps=1e-5\n return %y }",
     );
 }
 
 #[test]
 fn views_around_rows() {
     body(
-        "(%x: f32[12,8,16]) { %y = softmax %x axis=2\n %z = reshape %y shape=[3,4,8,16]\n %w = permute %z perm=[0,2,1,3]\n return %w }",
+        "(%x: f32[12,8,16]) { %y = softmax %x axis=2\n %z = reshape %y shape=[3,4,8,16]\n \
+         %w = permute %z perm=[0,2,1,3]\n return %w }",
     );
     body(
-        "(%x: f32[4,6,10]) { %y = reshape %x shape=[24,10]\n %s = reduce.sum %y axes=[1]\n %r = reshape %s shape=[4,6]\n return %r }",
+        "(%x: f32[4,6,10]) { %y = reshape %x shape=[24,10]\n %s = reduce.sum %y axes=[1]\n \
+         %r = reshape %s shape=[4,6]\n return %r }",
     );
     body(
-        "(%x: f32[4,60]) { %y = reshape %x shape=[4,6,10]\n %m = reduce.max %y axes=[2]\n %d = sub %y, %m\n %z = reshape %d shape=[4,60]\n return %z }",
+        "(%x: f32[4,60]) { %y = reshape %x shape=[4,6,10]\n %m = reduce.max %y axes=[2]\n %d = sub %y, %m\n \
+         %z = reshape %d shape=[4,60]\n return %z }",
     );
     body("(%x: f32[7,9]) { %t = permute %x perm=[1,0]\n %y = softmax %t axis=1\n return %y }");
     body("(%x: f32[4,5], %y: f32[4,6]) { %c = concat %x, %y axis=1\n %s = softmax %c axis=1\n return %s }");
@@ -288,7 +309,8 @@ fn rows_a_little_longer_than_a_power_of_two() {
     for (d, n) in
         [("f32", 1025), ("f32", 1055), ("f32", 4097), ("bf16", 2049), ("bf16", 4099), ("f16", 4120), ("f64", 2051)]
     {
-        let norm = "%m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %n = mul %d, %r\n %y = mul %n, %g";
+        let norm = "%m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n \
+                    %r = rsqrt %v\n %n = mul %d, %r\n %y = mul %n, %g";
         body(&format!("(%x: {d}[7,{n}], %g: {d}[{n}]) {{ {norm}\n return %y }}"));
         for op in ["sum", "max", "min", "argmax"] {
             body(&format!("(%x: {d}[7,{n}]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
@@ -324,9 +346,11 @@ fn columns_are_summed_in_wide_rows() {
         "(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }",
         "(%x: bf16[2,8195,61]) { %s = reduce.max %x axes=[1]\n return %s }",
         // The maximum and the sum of exponentials, in one pass.
-        "(%x: f16[8195,61]) { %m = reduce.max %x axes=[0]\n %d = sub %x, %m\n %e = exp %d\n %s = reduce.sum %e axes=[0]\n \
+        "(%x: f16[8195,61]) { %m = reduce.max %x axes=[0]\n %d = sub %x, %m\n %e = exp %d\n \
+         %s = reduce.sum %e axes=[0]\n \
          %l = log %s\n %y = add %l, %m\n return %y }",
-        "(%x: f32[2,8195,30]) { %m = reduce.max %x axes=[1]\n %r = reshape %m shape=[2,1,30]\n %d = sub %x, %r\n %e = exp %d\n \
+        "(%x: f32[2,8195,30]) { %m = reduce.max %x axes=[1]\n %r = reshape %m shape=[2,1,30]\n %d = sub %x, %r\n \
+         %e = exp %d\n \
          %s = reduce.sum %e axes=[1]\n %t = reduce.sum %x axes=[1]\n return %s, %t }",
     ] {
         by_wide_rows(graph, 2);
@@ -391,7 +415,8 @@ fn wide_and_reversed_rows_that_are_refused() {
             "depend on the order of rows",
         ),
         (
-            "(%x: f32[65536,33]) { %m = reduce.mean %x axes=[0]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[0]\n return %v }",
+            "(%x: f32[65536,33]) { %m = reduce.mean %x axes=[0]\n %d = sub %x, %m\n %q = mul %d, %d\n \
+             %v = reduce.mean %q axes=[0]\n return %v }",
             "widen i0 4; split r 64; split i0 128; bind warp 4; split-reduce r 4",
             "mean and variance",
         ),

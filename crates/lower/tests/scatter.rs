@@ -31,7 +31,8 @@ fn writes_in_order() {
         for dtype in [DType::F32, DType::Bf16, DType::F64, DType::I64, DType::I16, DType::I8, DType::U8] {
             for mode in ["replace", "add"] {
                 let text = format!(
-                    "graph k(%x: {dtype}[{0}], %i: i64[{1}], %s: {dtype}[{1}]) {{ %y = scatter %x, %i, %s axis={axis} mode={mode}\n return %y }}",
+                    "graph k(%x: {dtype}[{0}], %i: i64[{1}], %s: {dtype}[{1}]) {{ %y = scatter %x, %i, %s axis={axis} \
+                     mode={mode}\n return %y }}",
                     list(shape),
                     list(walked)
                 );
@@ -121,7 +122,8 @@ fn operands_are_computed() {
 fn writes_have_schedules() {
     let of = |mode: &str, batch_invariant| {
         let text = format!(
-            "graph k(%x: f32[99,64], %i: i64[300,64], %s: f32[300,64]) {{ %y = scatter %x, %i, %s axis=0 mode={mode} return %y }}"
+            "graph k(%x: f32[99,64], %i: i64[300,64], %s: f32[300,64]) {{ %y = scatter %x, %i, %s axis=0 mode={mode} \
+             return %y }}"
         );
         let k = common::kernel(Scatter, text.parse().expect("a graph"));
         kiln_lower::schedules(&kiln_plan::Kernel { batch_invariant, ..k }, kiln_machine::Arch::Sm90a.machine())

@@ -62,7 +62,8 @@ fn every_proposed_schedule_computes_the_same() {
 fn every_schedule_proposed_for_large_arrays_is_lowered() {
     let log_sum_exp = |x: &str, axis: usize, kept: &str| {
         format!(
-            "graph k(%x: {x}) {{ %m = reduce.max %x axes=[{axis}]\n %r = reshape %m shape={kept}\n %d = sub %x, %r\n %e = exp %d\n \
+            "graph k(%x: {x}) {{ %m = reduce.max %x axes=[{axis}]\n %r = reshape %m shape={kept}\n %d = sub %x, %r\n \
+             %e = exp %d\n \
              %s = reduce.sum %e axes=[{axis}]\n %l = log %s\n %y = add %l, %m\n return %y }}"
         )
     };
@@ -188,7 +189,8 @@ fn scans_look_back() {
         "graph k(%a: bf16[3,30000]) { %y = scan.sum %a axis=1\n return %y }",
         "graph k(%a: f32[2,1025,33]) { %y = scan.sum %a axis=1\n %z = mul %y, %y\n return %z }",
         "graph k(%a: i64[5,9000]) { %y = scan.sum %a axis=1\n %z = sub %y, %a\n return %z }",
-        "graph k(%a: f32[1,6000], %b: f32[1,6000]) { %c = const 0.01 : f32[]\n %d = mul %a, %c\n %o = const 1.0 : f32[]\n %e = add %d, %o\n \
+        "graph k(%a: f32[1,6000], %b: f32[1,6000]) { %c = const 0.01 : f32[]\n %d = mul %a, %c\n \
+         %o = const 1.0 : f32[]\n %e = add %d, %o\n \
          %y = scan.prod %e axis=1\n %s = scan.sum %b axis=1\n %z = add %y, %s\n return %z }",
     ];
     in_parallel(&graphs, |graph| {
@@ -213,7 +215,8 @@ fn threads_hold_rows_of_windows() {
     let conv = |d: &str, dims: &str, how: &str| {
         let c = dims.split(',').nth(1).unwrap_or("1");
         format!(
-            "graph k(%a: {d}[{dims}], %w: {d}[{c},1,3,3]) {{ %y = conv %a, %w {how} groups={c}\n %z = relu %y\n return %z }}"
+            "graph k(%a: {d}[{dims}], %w: {d}[{c},1,3,3]) {{ %y = conv %a, %w {how} groups={c}\n %z = relu %y\n \
+             return %z }}"
         )
     };
     for (d, dims, how) in [
@@ -292,8 +295,10 @@ fn lanes_along_short_rows() {
 /// Neighbours that share what windows read: results, what is shared, and what does not fit.
 #[test]
 fn threads_compute_neighbours_of_windows() {
-    let conv = "graph k(%a: f16[5,6,14,14], %w: f16[6,1,3,3]) { %y = conv %a, %w stride=[1,1] padding=[1,1] groups=6\n %z = relu %y\n return %z }";
-    let pool = "graph k(%a: f32[4,24,15,28]) { %y = pool.avg %a window=[5,5] stride=[1,2] padding=[2,2] count_pad=false\n return %y }";
+    let conv = "graph k(%a: f16[5,6,14,14], %w: f16[6,1,3,3]) { %y = conv %a, %w stride=[1,1] padding=[1,1] groups=6\n \
+                %z = relu %y\n return %z }";
+    let pool = "graph k(%a: f32[4,24,15,28]) { %y = pool.avg %a window=[5,5] stride=[1,2] padding=[2,2] \
+                count_pad=false\n return %y }";
     // A gather reads an index in each neighbour, and a scatter adds at one.
     let gather = "graph k(%x: f32[40,6,8], %i: i64[12,6,8]) { %g = gather %x, %i axis=0\n %y = relu %g\n return %y }";
     for (graph, kind) in [(conv, KernelKind::Conv), (pool, KernelKind::Pool)] {
@@ -412,7 +417,8 @@ fn schedules_of_short_rows_do_not_depend_on_the_batch() {
 /// takes no more than they do.
 #[test]
 fn instructions_by_the_coordinates_that_they_depend_on() {
-    let graph = "graph k(%a: f32[8,64], %w: f32[64]) { %s = sigmoid %w\n %m = mul %a, %s\n %y = reduce.sum %m axes=[1]\n return %y }";
+    let graph = "graph k(%a: f32[8,64], %w: f32[64]) { %s = sigmoid %w\n %m = mul %a, %s\n \
+                 %y = reduce.sum %m axes=[1]\n return %y }";
     let k = kernel(KernelKind::Reduction, graph.parse::<Graph>().expect("parses"));
     let facts = scheduled(&k, Arch::Sm90a.machine()).expect("lowers").expect("a nest").facts;
     let found: Vec<(Vec<usize>, f64)> = facts.arithmetic.iter().map(|i| (i.of.clone(), i.count)).collect();

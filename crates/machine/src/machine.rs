@@ -228,7 +228,8 @@ mod tests {
 
     #[test]
     fn descriptions_of_earlier_versions_are_distinguished_from_other_files() {
-        let old = r#"{"name": "mine", "bandwidth": 1e12, "matrix": [["f32", 1e12]], "alu": 1e12, "launch": 1e-6, "gpu": true}"#;
+        let old = r#"{"name": "mine", "bandwidth": 1e12, "matrix": [["f32", 1e12]], "alu": 1e12, "launch": 1e-6,
+            "gpu": true}"#;
         assert!(matches!(Machine::parse(old), Err(MachineError::Old)));
         assert!(matches!(Machine::parse("{}"), Err(MachineError::Json(_))));
         assert!(matches!(Machine::parse("12 monkeys"), Err(MachineError::Json(_))));

@@ -9,8 +9,8 @@
 //!   [`Nests::exposed`], its blocks in [`Nests::dispatch`];
 //! - [`Nests::second`]: one more kernel for the same nest, all of it but its bytes;
 //! - [`Gemm::start`], [`Warpgroups::fill`]: the start of a matmul's main kernel, with the first loads of its operands;
-//! - [`Gemm::launch`], [`Gemm::dependent_launch`]: a kernel beside the matmul, all of it but its bytes, after the end of
-//!   the kernel before it or overlapping that;
+//! - [`Gemm::launch`], [`Gemm::dependent_launch`]: a kernel beside the matmul, all of it but its bytes, after the end
+//!   of the kernel before it or overlapping that;
 //! - [`Attention::join`], [`Beside::join`]: the kernel that combines slices of keys, all of it but its bytes.
 use serde::{Deserialize, Serialize};
 

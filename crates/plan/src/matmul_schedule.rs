@@ -353,9 +353,10 @@ mod tests {
             "call library",
             "tensor-core mma 64x64x64; bind warp 4",
             "tensor-core wgmma 128x128x64; stage a,b shared 5; stage c shared 2; group m 16; persist 132; ping-pong",
-            "swap a,b; dual-gemm; implicit-gemm; fold-window 3; join-residues 1; stage a,b,c global; split-reduce k 3; tensor-core wgmma 128x256x64; \
-             stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
-            "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; block-mask",
+            "swap a,b; dual-gemm; implicit-gemm; fold-window 3; join-residues 1; stage a,b,c global; split-reduce k 3; \
+             tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
+            "split-reduce keys 4; tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132; \
+             block-mask",
             "fma 16x64; bind warp 4",
         ] {
             let found = read(text).expect(text).expect("it multiplies");

@@ -249,9 +249,11 @@ impl fmt::Display for Step {
 }
 
 /// The forms of all steps, for messages.
-const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; bind lane N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; \
-                     tail r N; stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap a,b; dual-gemm; implicit-gemm; fold-window N; join-residues N; \
-                     tensor-core wgmma MxNxK; tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
+const STEPS: &str = "fuse i0,i1; widen i0 N; unroll AXIS N; split AXIS N; bind warp N; bind cluster N; bind vector N; \
+                     bind lane N; registers N; split-reduce AXIS N; look-back r; look-back r N; peel r N; tail r N; \
+                     stage rows shared; stage operands global; persist N; prefetch N; reverse r; of matmuls also swap \
+                     a,b; dual-gemm; implicit-gemm; fold-window N; join-residues N; tensor-core wgmma MxNxK; \
+                     tensor-core mma MxNxK; fma MxNxK; stage OPERANDS shared N; stage OPERANDS global; group m N; \
                      ping-pong; block-mask; call library; launch NAME (STEPS)";
 /// Largest number in a step.
 const MOST: usize = 1 << 30;
@@ -432,7 +434,8 @@ mod tests {
             "split i0 16; split r 128; bind warp 4; bind lane 8; stage rows shared",
             "split r 8192; bind warp 8; look-back r",
             "split r 512; split i0 32; bind warp 16; registers 64; look-back r 32",
-            "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; persist 132; ping-pong",
+            "swap a,b; split-reduce k 3; tensor-core wgmma 128x256x64; stage a,b shared 4; bind cluster 2; group m 16; \
+             persist 132; ping-pong",
             "implicit-gemm; join-residues 2; tensor-core wgmma-3xtf32 64x64x32; stage a global; stage c global",
             "dual-gemm; fma 64x64x32; bind warp 4",
             "tensor-core wgmma 128x128x64; stage a,b shared 6; stage c shared 2; group m 16; persist 132",
@@ -440,7 +443,8 @@ mod tests {
             "tensor-core wgmma 128x128; stage q shared 2; stage k,v shared 2; persist 132",
             "call library",
             "call library; launch epilogue (split i0 64; bind warp 2)",
-            "stage a global; tensor-core wgmma 64x64x64; stage a,b shared 5; launch left (fuse i0,i1; split i0 512; bind warp 4)",
+            "stage a global; tensor-core wgmma 64x64x64; stage a,b shared 5; launch left (fuse i0,i1; split i0 512; \
+             bind warp 4)",
         ] {
             assert_eq!(text.parse::<Schedule>().map(|s| s.to_string()).as_deref(), Ok(text));
         }

@@ -41,8 +41,10 @@ impl Archive {
         let path = path.display().to_string();
         let file = File::open(&path).map_err(|e| Problem::new(format!("cannot open {path}: {e}")))?;
         let not_one = |what: &str| {
-            Problem::new(format!("{path} is not a .pt2 archive: {what}"))
-                .help("write one with `torch.export.save(torch.export.export(model, inputs).run_decompositions({}), \"model.pt2\")`")
+            Problem::new(format!("{path} is not a .pt2 archive: {what}")).help(
+                "write one with `torch.export.save(torch.export.export(model, inputs).run_decompositions({}), \
+                 \"model.pt2\")`",
+            )
         };
         // SAFETY: as with every mapped file, its bytes stay as they are while the map lives only if nothing writes into
         // the file or cuts it; `Exported` and the guide say so. Nothing here depends on what the bytes are once they

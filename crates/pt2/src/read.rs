@@ -585,8 +585,8 @@ fn module(node: &Node) -> String {
 
 /// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers
 /// are written in several ways.
-const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the export; \
-                       torch.compile and kiln.compile take the model as it is";
+const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the \
+                       export; torch.compile and kiln.compile take the model as it is";
 
 /// Whether an operator is such a matmul.
 fn is_of_experts(target: &str) -> bool {
@@ -657,7 +657,8 @@ mod tests {
 
     #[test]
     fn frames_are_innermost_first() {
-        let trace = "  File \"/m/model.py\", line 3, in forward\n    y = self.f(x)\n  File \"/m/layer.py\", line 12, in forward\n";
+        let trace = "  File \"/m/model.py\", line 3, in forward\n    y = self.f(x)\n  File \"/m/layer.py\", line 12, \
+                     in forward\n";
         let metadata = BTreeMap::from([
             ("stack_trace".to_string(), trace.to_string()),
             ("nn_module_stack".to_string(), "L__self__,,Net;L__self___layer,layer.0,Layer".to_string()),

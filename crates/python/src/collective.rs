@@ -1,8 +1,9 @@
 //! Collectives: operators of torch.distributed that exchange tensors with other processes.
 //!
-//! Takes: an operator, its arguments, and the tensors that want its results. Gives: the results, complete as the current stream sees them.
-//! torch.distributed starts a collective behind what the current stream has so far, and runs it on a stream of its own; waiting for it makes
-//! the current stream wait, and the host only where there is no stream. Never: changes the order of two collectives.
+//! Takes: an operator, its arguments, and the tensors that want its results. Gives: the results, complete as the
+//! current stream sees them. torch.distributed starts a collective behind what the current stream has so far, and runs
+//! it on a stream of its own; waiting for it makes the current stream wait, and the host only where there is no stream.
+//! Never: changes the order of two collectives.
 use crate::exchange::tensors;
 use kiln::compile::FallbackOp;
 use pyo3::{intern, prelude::*, types::*};

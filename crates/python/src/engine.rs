@@ -109,8 +109,8 @@ impl Engine {
         self.note_folded(py, &binding)?;
         Ok(binding)
     }
-    /// Takes down of which versions of the weights values were folded and packed, whether a call follows or not; again if they were written to
-    /// meanwhile.
+    /// Takes down of which versions of the weights values were folded and packed, whether a call follows or not; again
+    /// if they were written to meanwhile.
     fn note_folded(&self, py: Python<'_>, binding: &Binding) -> PyResult<()> {
         let mut stale = false;
         for index in binding.frozen.iter().chain(&self.copied) {
@@ -164,7 +164,8 @@ impl Engine {
         Ok((sizes, numbers))
     }
 
-    /// What calls with these sizes and numbers need: of an earlier call, or new. `None` while another thread compiles it.
+    /// What calls with these sizes and numbers need: of an earlier call, or new. `None` while another thread compiles
+    /// it.
     fn prepare(
         &self,
         py: Python<'_>,
@@ -225,8 +226,8 @@ impl Engine {
         Ok(ty)
     }
 
-    /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run. `None` while another thread compiles the program for
-    /// these arguments.
+    /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run. `None` while another thread
+    /// compiles the program for these arguments.
     pub(crate) fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
         let exchange = Exchange::of(py)?;
         let mut copies = vec![];
@@ -263,8 +264,8 @@ impl Engine {
         let session = &ready.binding.session;
         // Of a single run, torch makes the copies below.
         let feeds: &[Feed] = if count > 1 { &ready.feeds } else { &[] };
-        // SAFETY: types were compared with the binding's; the tensors stay in `args`, `copies` and `new`, and torch's allocator keeps memory
-        // that is freed on a stream for work that was enqueued on it before.
+        // SAFETY: types were compared with the binding's; the tensors stay in `args`, `copies` and `new`, and torch's
+        // allocator keeps memory that is freed on a stream for work that was enqueued on it before.
         let done = py.detach(|| unsafe { session.steps_on(count, &inputs, &outputs, feeds, stream) });
         if let Err(e) = done {
             new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
@@ -333,8 +334,9 @@ impl Engine {
             }
             let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(alias.clone().unbind());
             given.push(match borrowed.device.kind {
-                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap. Loading on another
-                // thread may overlap a write, as any two threads of torch may: the version then differs, and the value is loaded again.
+                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not
+                // overlap. Loading on another thread may overlap a write, as any two threads of torch may: the version
+                // then differs, and the value is loaded again.
                 CPU => Param::Host(unsafe { foreign(borrowed.ty, borrowed.address, owner) }),
                 // SAFETY: as above, and torch's allocations end at multiples of 512 bytes.
                 _ => unsafe { Param::device(borrowed.ty, borrowed.address, owner) },
@@ -347,8 +349,8 @@ impl Engine {
         Engine::build(program, options, Some(program_text), tensors, (originals, copied))
     }
 
-    /// Runs the program on flat inputs; gives flat outputs. `None` while another thread compiles it for these inputs, if the options ask for
-    /// that.
+    /// Runs the program on flat inputs; gives flat outputs. `None` while another thread compiles it for these inputs,
+    /// if the options ask for that.
     fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyList>>> {
         match args.cast::<PyList>() {
             Ok(list) => self.call(py, 1, list),

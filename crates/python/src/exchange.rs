@@ -1,7 +1,7 @@
 //! Tensors of torch as addresses, and memory of torch's allocator as tensors.
 //!
-//! torch gives a table of C functions for it (DLPack's exchange API, `torch.Tensor.__dlpack_c_exchange_api__`), which costs 55 ns a tensor. A
-//! torch without the table is asked through the tensors' methods instead.
+//! torch gives a table of C functions for it (DLPack's exchange API, `torch.Tensor.__dlpack_c_exchange_api__`), which
+//! costs 55 ns a tensor. A torch without the table is asked through the tensors' methods instead.
 use crate::errors::{InputError, KilnError};
 use kiln::{DType, Type};
 use pyo3::{ffi, intern, prelude::*, sync::PyOnceLock, types::*};
@@ -136,7 +136,8 @@ impl Exchange {
             let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
             let parameter = py.import("torch.nn")?.getattr("Parameter")?.cast_into::<PyType>()?;
             let table = tensor.getattr("__dlpack_c_exchange_api__").ok().and_then(|capsule| {
-                // SAFETY: the capsule lives as long as its type; a wrong name gives null and an error, which is cleared.
+                // SAFETY: the capsule lives as long as its type; a wrong name gives null and an error, which is
+                // cleared.
                 let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
                 drop(PyErr::take(py));
                 // SAFETY: the capsule's name says that it is such a table; torch keeps it for ever.
@@ -201,7 +202,8 @@ impl Exchange {
         Ok(Borrowed { address, device, ty: Type::new(dtype, shape), dense })
     }
 
-    /// Whether the tensor's elements are those of its memory negated or conjugated, which torch does when they are read.
+    /// Whether the tensor's elements are those of its memory negated or conjugated, which torch does when they are
+    /// read.
     fn is_lazy(&self, o: &Bound<'_, PyAny>) -> PyResult<bool> {
         o.call_method0(intern!(o.py(), "is_neg"))?.extract()
     }
@@ -225,7 +227,8 @@ impl Exchange {
         }
     }
 
-    /// Compares a tensor with what is wanted, as fast as possible. The object has to be a tensor ([`Exchange::is_tensor`]).
+    /// Compares a tensor with what is wanted, as fast as possible. The object has to be a tensor
+    /// ([`Exchange::is_tensor`]).
     pub fn compare(&self, o: &Bound<'_, PyAny>, want: &Wanted) -> PyResult<Match> {
         let Some(borrow) = self.table.and_then(|t| t.borrow) else {
             let b = self.borrow(o)?;

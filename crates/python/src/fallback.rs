@@ -1,7 +1,8 @@
 //! Operators that Kiln does not compile, run by `torch.ops` on Kiln's buffers.
 //!
-//! Takes: an operator, and addresses of its operands and results. The operator runs on torch's current stream, as Kiln's kernels do, so
-//! nothing waits for the device. Collectives run by torch.distributed on a stream of its own, for which the current one then waits.
+//! Takes: an operator, and addresses of its operands and results. The operator runs on torch's current stream, as
+//! Kiln's kernels do, so nothing waits for the device. Collectives run by torch.distributed on a stream of its own, for
+//! which the current one then waits.
 use crate::{
     collective,
     exchange::{CPU, CUDA, DLDevice, Exchange, tensors},
@@ -30,7 +31,8 @@ impl Torch {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Runs an operator. A collective that fails is not tried again: other processes have gone on, or wait for the next one.
+    /// Runs an operator. A collective that fails is not tried again: other processes have gone on, or wait for the next
+    /// one.
     fn attempt(
         &self,
         op: &FallbackOp,

@@ -1,8 +1,9 @@
 //! The native module of the Python package `kiln`: `kiln._native`.
 //!
-//! Takes: programs as JSON with torch's tensors, and torch's tensors for every call. Gives: an [`engine::Engine`] that runs them in torch's
-//! memory, with its allocator and on its current stream. Never: links libtorch. Tensors come through DLPack's C table ([`exchange`]), and
-//! operators that Kiln does not compile run through `torch.ops` ([`fallback`]).
+//! Takes: programs as JSON with torch's tensors, and torch's tensors for every call. Gives: an [`engine::Engine`] that
+//! runs them in torch's memory, with its allocator and on its current stream. Never: links libtorch. Tensors come
+//! through DLPack's C table ([`exchange`]), and operators that Kiln does not compile run through `torch.ops`
+//! ([`fallback`]).
 mod collective;
 mod engine;
 mod errors;
@@ -21,13 +22,15 @@ fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<eng
     engine::Engine::open(py, path, options)
 }
 
-/// Waits for bindings that are being compiled on other threads, and lets go of those that wait; before the interpreter ends.
+/// Waits for bindings that are being compiled on other threads, and lets go of those that wait; before the interpreter
+/// ends.
 #[pyfunction]
 fn finish(py: Python<'_>) {
     py.detach(kiln::engine::finish_all);
 }
 
-/// The calls of a program that Kiln refuses at the sizes of tracing: the ids of the results of each, why, and what to do.
+/// The calls of a program that Kiln refuses at the sizes of tracing: the ids of the results of each, why, and what to
+/// do.
 #[pyfunction]
 fn refusals(py: Python<'_>, program: &str) -> PyResult<Vec<(Vec<usize>, String, String)>> {
     let found = py.detach(|| kiln::program::refusals(program)).map_err(errors::compiling)?;
@@ -40,7 +43,8 @@ fn doctor() -> String {
     kiln::doctor::text(&kiln::doctor::findings())
 }
 
-/// Which objects are at these positions, and where the memory of those that are tensors is: a key that is equal only if both are.
+/// Which objects are at these positions, and where the memory of those that are tensors is: a key that is equal only if
+/// both are.
 #[pyfunction]
 fn addresses<'py>(
     py: Python<'py>,

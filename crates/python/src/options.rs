@@ -18,7 +18,8 @@ pub struct Options {
     pub buckets: BTreeMap<String, Vec<i64>>,
 }
 
-const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, threads, cache, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
+const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, threads, cache, cache_size, \
+                     cache_bytes, fallback, while_compiling, buckets and machine_code";
 
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.

@@ -51,7 +51,8 @@ fn logits_are_not_stored() {
     ];
     for (args, logits) in cases {
         let text = format!(
-            "graph g({args}, %i: i64[M,1]) {{\n {logits}\n %p = log_softmax %l axis=1\n %y = gather %p, %i axis=1\n return %y\n}}"
+            "graph g({args}, %i: i64[M,1]) {{\n {logits}\n %p = log_softmax %l axis=1\n %y = gather %p, %i axis=1\n \
+             return %y\n}}"
         );
         let text = text.replace('M', &m.to_string()).replace('N', &n.to_string()).replace('K', &k.to_string());
         let (g, p) = planned(&text);

@@ -411,7 +411,8 @@ fn attention_of_half_types_scaled_in_f32() {
         format!("%d = dot %q, %kt\n {wide}\n {causal}\n %a = add %e, %m\n %s = select %late, -inf, %a\n {soft}"),
         format!("%d = dot %q, %kt\n {wide}\n {causal}\n %a = select %late, -inf, %e\n %s = add %m, %a\n {soft}"),
         format!(
-            "%d = dot %q, %kt\n {wide}\n {causal}\n %n = lt %m, 1.5\n %a = select %late, -inf, %e\n %s = select %n, %a, -inf\n {soft}"
+            "%d = dot %q, %kt\n {wide}\n {causal}\n %n = lt %m, 1.5\n %a = select %late, -inf, %e\n \
+             %s = select %n, %a, -inf\n {soft}"
         ),
         // Scores stay in f32 up to the softmax.
         "%d = dot %q, %kt\n %d32 = cast %d to=f32\n %e32 = mul %d32, 0.2041241452319315\n %m32 = cast %m to=f32\n %s = add %e32, %m32
@@ -419,7 +420,8 @@ fn attention_of_half_types_scaled_in_f32() {
             .to_string(),
         // The queries are scaled.
         format!(
-            "%q32 = cast %q to=f32\n %q33 = mul %q32, 0.2041241452319315\n %q3 = cast %q33 to=T\n %s = dot %q3, %kt\n {soft}"
+            "%q32 = cast %q to=f32\n %q33 = mul %q32, 0.2041241452319315\n %q3 = cast %q33 to=T\n %s = dot %q3, %kt\n \
+             {soft}"
         ),
     ];
     for lines in lines {

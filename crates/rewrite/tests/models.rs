@@ -169,7 +169,8 @@ fn summary(p: &Plan) -> String {
     let run: Vec<_> = p.kernels.iter().filter(|k| k.stage == Stage::Run).collect();
     let of = |kind| run.iter().filter(|k| k.kind == kind).count();
     format!(
-        "{} kernels ({} gemm, {} attention, {} reduction, {} pointwise), {} at load; {:.1} us, bound {:.1} us; e-nodes {} -> {}, {} iterations, {} regions",
+        "{} kernels ({} gemm, {} attention, {} reduction, {} pointwise), {} at load; {:.1} us, bound {:.1} us; e-nodes \
+         {} -> {}, {} iterations, {} regions",
         run.len(),
         of(KernelKind::Gemm),
         of(KernelKind::Attention),

@@ -53,7 +53,8 @@ const FORMS: [(&str, bool); 11] = [
         true,
     ),
     (
-        "%c = pad %s, 0.0 lo=[0,0,0,0] hi=[0,0,0,1]\n %p = softmax %c axis=3\n %l = slice %p axis=3 len=9\n %y = dot %l, %v",
+        "%c = pad %s, 0.0 lo=[0,0,0,0] hi=[0,0,0,1]\n %p = softmax %c axis=3\n %l = slice %p axis=3 len=9\n \
+         %y = dot %l, %v",
         true,
     ),
     (
@@ -143,7 +144,8 @@ fn what_is_no_sink() {
         // A softmax along the queries.
         "%c = concat %s, %w axis=3\n %p = softmax %c axis=2\n %l = slice %p axis=3 len=9\n %y = dot %l, %v",
         // A sink that is made of the scores.
-        "%b = reduce.max %s axes=[3]\n %c = concat %s, %b axis=3\n %p = softmax %c axis=3\n %l = slice %p axis=3 len=9\n %y = dot %l, %v",
+        "%b = reduce.max %s axes=[3]\n %c = concat %s, %b axis=3\n %p = softmax %c axis=3\n \
+         %l = slice %p axis=3 len=9\n %y = dot %l, %v",
         // One more power than the sum has, of the greatest score.
         "%m = reduce.max %s axes=[3]\n %z = sub %s, %m\n %x = exp %z\n %t = reduce.sum %x axes=[3]\n %u = add %t, 1.0
         %p = div %x, %u\n %y = dot %p, %v",

@@ -14,7 +14,10 @@ pub struct Mismatch {
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// A run was given the wrong number of inputs.
-    #[error("running `{model}` with {}, but it takes {want} ({inputs}); pass one tensor per input, in order", count(*.got, "input"))]
+    #[error(
+        "running `{model}` with {}, but it takes {want} ({inputs}); pass one tensor per input, in order",
+        count(*.got, "input")
+    )]
     InputCount {
         /// Name of the model.
         model: String,
@@ -26,7 +29,10 @@ pub enum RuntimeError {
         inputs: String,
     },
     /// A run was given the wrong number of places for its outputs.
-    #[error("running `{model}` with addresses of {}, but it gives {want}; pass one address per output, in order", count(*.got, "output"))]
+    #[error(
+        "running `{model}` with addresses of {}, but it gives {want}; pass one address per output, in order",
+        count(*.got, "output")
+    )]
     OutputCount {
         /// Name of the model.
         model: String,

@@ -429,7 +429,8 @@ fn code_for_a_gpu_is_refused() {
     let e = Session::new(&host(1), exe, vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).err().unwrap().to_string();
     assert_eq!(
         e,
-        "running kernel `add_0` on cpu: its code is for an NVIDIA GPU; compile with --target cpu, or run with --device cuda:0"
+        "running kernel `add_0` on cpu: its code is for an NVIDIA GPU; compile with --target cpu, or run with --device \
+         cuda:0"
     );
 }
 

@@ -226,6 +226,9 @@ pub unsafe fn call(
 /// The error for a result whose type differs from the example run.
 fn misfit(name: &str, what: &str) -> ImportErrors {
     Problem::new(format!("libtorch's `{name}` gave another type than on the example inputs: {what}"))
-        .help("its shape depends on data, which a compiled graph cannot follow: keep it fixed, e.g. by a mask instead of a selection")
+        .help(
+            "its shape depends on data, which a compiled graph cannot follow: keep it fixed, e.g. by a mask instead \
+             of a selection",
+        )
         .into()
 }

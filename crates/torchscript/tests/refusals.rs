@@ -191,7 +191,8 @@ fn outputs_keep_their_structure() {
 /// An archive made of TorchScript source: `return EXPRESSION` of a forward that takes `x`.
 fn scripted(name: &str, expression: &str) -> PathBuf {
     let program = format!(
-        "import sys, torch\nm = torch.jit.ScriptModule()\nm.define('def forward(self, x):\\n    return {expression}\\n')\n\
+        "import sys, torch\nm = torch.jit.ScriptModule()\nm.define('def forward(self, x):\\n    return \
+         {expression}\\n')\n\
          torch.jit.save(m, sys.argv[1])"
     );
     exported(name, &program)

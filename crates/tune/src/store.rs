@@ -171,9 +171,9 @@ mod tests {
     fn only_the_same_problem_machine_and_compiler_are_found() {
         let mut s = Store::default();
         s.put(entry("a", "H200", "tensor-core mma 64x64x64"));
-        assert!(
-            matches!(s.find(&key("a", "H200", "0.1.0/1")), Found::Entry(e, t) if e.us == 12.5 && t.to_string() == "tensor-core mma 64x64x64")
-        );
+        let schedule = "tensor-core mma 64x64x64";
+        let is_entry = |found: Found| matches!(found, Found::Entry(e, t) if e.us == 12.5 && t.to_string() == schedule);
+        assert!(is_entry(s.find(&key("a", "H200", "0.1.0/1"))));
         assert_eq!(s.find(&key("b", "H200", "0.1.0/1")), Found::Nothing);
         assert_eq!(s.find(&key("a", "H100", "0.1.0/1")), Found::Nothing);
         let Found::Useless(_, why) = s.find(&key("a", "H200", "0.1.0/2")) else {

@@ -28,7 +28,8 @@ pub fn check(crates: &[PathBuf]) -> Result<usize, Vec<String>> {
                     let name = file.display();
                     problems.extend(found(&text).map(|(line, what)| {
                         format!(
-                            "{name}:{line}: `{what}` is a hardware constant; move it to crates/machine and read it from there"
+                            "{name}:{line}: `{what}` is a hardware constant; move it to crates/machine and read it \
+                             from there"
                         )
                     }));
                     if PRICES.iter().any(|folder| file.parent().is_some_and(|p| p.ends_with(folder))) {
@@ -142,7 +143,8 @@ mod tests {
     #[test]
     fn figures_in_code_are_found_with_their_line() {
         let text = "//! An H200 has 132 of them.\nlet n = 4 * 132;\nlet s = \"528 bytes\"; // 264\nlet m = 1_056;\n\
-                    const MEMORY: usize = (227 << 10) - 1024;\nlet c = 1.755e9;\nlet d = 1320 + a_132;\nmod tests {\nlet e = 132;\n";
+                    const MEMORY: usize = (227 << 10) - 1024;\nlet c = 1.755e9;\nlet d = 1320 + a_132;\nmod tests {\n\
+                    let e = 132;\n";
         let lines: Vec<(usize, &str)> = found(text).collect();
         assert_eq!(lines, [(2, "132"), (4, "1056"), (5, "227<<10"), (6, "1.755e9")]);
     }

@@ -55,7 +55,8 @@ mod tests {
 
     #[test]
     fn rows_name_folders_dependencies_and_sole_users() {
-        let text = "# A\n\n| crate | what | may depend on |\n|---|---|---|\n| `crates/a` | one. The only user of `x` and `y`, not `z` | - |\n\
+        let text = "# A\n\n| crate | what | may depend on |\n|---|---|---|\n\
+                    | `crates/a` | one. The only user of `x` and `y`, not `z` | - |\n\
                     | `b` | two (the only user of `w`) | a, c |\n\n| crate | other |\n";
         let t = Table::parse(text).expect("a table");
         assert_eq!(t.folders().collect::<Vec<_>>(), ["b", "crates/a"]);

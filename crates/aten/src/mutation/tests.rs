@@ -365,7 +365,8 @@ fn what_may_be_a_copy_is_refused_only_where_it_matters() {
          return %4",
         &[],
     );
-    let either = "may change another tensor that is used afterwards: `aten::reshape` gives a view or a copy, depending on strides";
+    let either = "may change another tensor that is used afterwards: `aten::reshape` gives a view or a copy, depending \
+                  on strides";
     // The base of a written tensor, and what is made of a base that is written.
     for written in [1, 2] {
         refused(
@@ -386,9 +387,8 @@ fn what_may_be_a_copy_is_refused_only_where_it_matters() {
             let f = flat(b, x);
             vec![b.call("relu_", "", vec![v(f)], &[6])]
         },
-        &[
-            "net.py:2 net: `aten::relu_` may change an input or a constant: `aten::reshape` gives a view or a copy, depending on strides",
-        ],
+        &["net.py:2 net: `aten::relu_` may change an input or a constant: `aten::reshape` gives a view or a copy, \
+             depending on strides"],
     );
     // Strides address all of the memory, not only the operand's part of it.
     refused(
@@ -402,9 +402,8 @@ fn what_may_be_a_copy_is_refused_only_where_it_matters() {
             b.call("zero_", "", vec![v(tail)], &[2]);
             vec![odd]
         },
-        &[
-            "net.py:5 net: `aten::zero_` may change another tensor that is used afterwards: `aten::as_strided` gives a view or a copy, depending on strides",
-        ],
+        &["net.py:5 net: `aten::zero_` may change another tensor that is used afterwards: `aten::as_strided` gives a \
+             view or a copy, depending on strides"],
     );
 }
 
@@ -424,8 +423,10 @@ fn writes_that_cannot_be_followed_are_refused() {
             vec![y]
         },
         &[
-            "net.py:4 net: `aten::add_` writes into a view made by `aten::expand`, which shows an element several times",
-            "net.py:5 net: `aten::add_` changes part of a tensor through a view made by `aten::unfold`, which Kiln cannot follow",
+            "net.py:4 net: `aten::add_` writes into a view made by `aten::expand`, which shows an element several \
+             times",
+            "net.py:5 net: `aten::add_` changes part of a tensor through a view made by `aten::unfold`, which Kiln \
+             cannot follow",
             "net.py:6 net: `aten::unsqueeze_` changes the shape of a tensor in place",
             "net.py:7 net: `aten::add.out` writes into several tensors or into `out=`",
             "net.py:8 net: `aten::_foreach_add_.Scalar` writes into several tensors or into `out=`",

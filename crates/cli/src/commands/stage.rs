@@ -53,7 +53,13 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
         let start = Instant::now();
         let _ = Report::new(&compiled);
         let explain_s = start.elapsed().as_secs_f64();
-        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "assemble_s": assemble_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
+        let json = serde_json::json!({
+            "timings": compiled.timings,
+            "explain_s": explain_s,
+            "assemble_s": assemble_s,
+            "kernels": compiled.plan.kernels.len(),
+            "programs": compiled.programs.len(),
+        });
         render::to(path, &format!("{json:#}\n"))?;
     }
     Ok(())

@@ -77,8 +77,9 @@ impl Drop for Code {
     }
 }
 
-const PIPELINE: &str = "function(sroa,early-cse,simplifycfg,instcombine<no-verify-fixpoint>,loop-mssa(loop-rotate,licm),\
-    simplifycfg,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),loop-mssa(licm),simplifycfg)";
+const PIPELINE: &str = "function(sroa,early-cse,simplifycfg,instcombine<no-verify-fixpoint>,\
+    loop-mssa(loop-rotate,licm),simplifycfg,early-cse<memssa>,instcombine<no-verify-fixpoint>,\
+    loop(indvars,loop-deletion),loop-mssa(licm),simplifycfg)";
 
 fn initialised() -> Result<(), String> {
     static INIT: OnceLock<Result<(), String>> = OnceLock::new();

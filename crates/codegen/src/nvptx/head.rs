@@ -99,7 +99,8 @@ impl<'c> Gen<'c, '_> {
     /// Waits for earlier kernels. Addresses pass through the wait, so that LLVM moves no access ahead of it.
     fn after_kernels_before(&mut self) -> Res<Vec<Val<'c>>> {
         let mut args = self.function.get_params();
-        let is_address = |a: &Val<'c>| matches!(a, Val::PointerValue(p) if p.get_type().get_address_space() == AddressSpace::from(GLOBAL));
+        let global = AddressSpace::from(GLOBAL);
+        let is_address = |a: &Val<'c>| matches!(a, Val::PointerValue(p) if p.get_type().get_address_space() == global);
         let addresses: Vec<Val<'c>> = args.iter().copied().filter(is_address).collect();
         let n = addresses.len();
         let constraints: Vec<String> = vec!["=l".to_string(); n]

@@ -28,8 +28,9 @@ pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
 }
 
 /// The passes that a kernel needs: its loops are already written out, so there is no vectoriser and no unrolling.
-const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg,reassociate,gvn,loop-mssa(licm),\
-                      separate-const-offset-from-gep,early-cse,instcombine<no-verify-fixpoint>,simplifycfg,sink,adce)";
+const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg,reassociate,gvn,\
+                      loop-mssa(licm),separate-const-offset-from-gep,early-cse,instcombine<no-verify-fixpoint>,\
+                      simplifycfg,sink,adce)";
 
 /// Optimises the module and prints PTX.
 pub(super) fn to_ptx(module: &Module, arch: Arch) -> Res<String> {

@@ -35,8 +35,8 @@ pub(crate) fn check_order(g: &Graph) -> Result<(), GraphError> {
             && !g.args(v).contains(&before)
         {
             let what = format!(
-                "`{}` could run before `{name}`, and processes that run collectives in different orders wait for each other \
-                 forever; make {before} its last operand",
+                "`{}` could run before `{name}`, and processes that run collectives in different orders wait for each \
+                 other forever; make {before} its last operand",
                 op.name
             );
             return Err(GraphError::Invalid { value: v, what });

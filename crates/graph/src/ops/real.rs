@@ -89,8 +89,9 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ident: $exp:ident $exp2:ident $expm1:ident $ln:ident $log2:ident $log10:ident $log1p:ident $sin:ident $cos:ident $tan:ident
-     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident) => {
+    ($t:ident: $exp:ident $exp2:ident $expm1:ident $ln:ident $log2:ident $log10:ident $log1p:ident
+     $sin:ident $cos:ident $tan:ident $asin:ident $acos:ident $atan:ident
+     $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -187,5 +188,6 @@ macro_rules! real {
         }
     };
 }
-real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f);
+real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf
+    atan2f);
 real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2);

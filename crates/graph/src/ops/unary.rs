@@ -158,7 +158,8 @@ functions! { 43:
     IsNan => logical("is_nan", Domain::Any).torch(&["isnan"]);
     IsInf => logical("is_inf", Domain::Any).torch(&["isinf"]);
     Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
-    Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
+    Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid),
+        |x| R::ONE / (R::ONE + (-x).exp());
     Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
     GeluErf => float("gelu_erf").weight(11.).torch(&["gelu"]).arguments(r#"["none"]"#).formula(gelu_erf),
         |x| x * R::of(0.5) * (R::ONE + (x * R::of(FRAC_1_SQRT_2)).erf());
@@ -177,7 +178,8 @@ functions! { 43:
         |x| R::of(special::reference::erfinv(x.wide()));
     Lgamma => float("lgamma").weight(130.).torch(&["lgamma", "special_gammaln"]).formula(special::lgamma).wide(),
         |x| R::of(libm::lgamma(x.wide()));
-    Digamma => float("digamma").weight(110.).torch(&["digamma", "special_digamma", "special_psi"]).formula(special::digamma).wide(),
+    Digamma => float("digamma").weight(110.).torch(&["digamma", "special_digamma", "special_psi"])
+        .formula(special::digamma).wide(),
         |x| R::of(special::reference::digamma(x.wide()));
 }
 

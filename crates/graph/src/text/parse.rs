@@ -254,7 +254,8 @@ impl Parser<'_> {
                     return Err(error(
                         self.text,
                         op_place,
-                        "all operands are numbers, so their dtype is unknown: write at least one as a value, or use const",
+                        "all operands are numbers, so their dtype is unknown: write at least one as a value, or use \
+                         const",
                     ));
                 }
             });

@@ -318,13 +318,15 @@ mod tests {
             "graph g(%x: f32[{1},4]) { %y = scan.sum %x axis=1 return %y }",
             "graph g(%x: f32[{1},4], %b: f32[4]) { %y = add %b, %x return %y }",
             "graph g(%x: f32[2,{1},4]) { %y = permute %x perm=[1,0,2] %z = reduce.sum %y axes=[1,2] return %z }",
-            "graph g(%x: f32[{1},4], %c: f32[1,4]) { %b = broadcast %c shape=[{1},4] %y = concat %x, %b axis=1 return %y }",
+            "graph g(%x: f32[{1},4], %c: f32[1,4]) { %b = broadcast %c shape=[{1},4] %y = concat %x, %b axis=1 return \
+             %y }",
             "graph g(%x: f32[{1},4]) { %i = iota axis=0 : f32[{1},1] %y = mul %x, %i return %y }",
             "graph g(%x: f32[{1},4], %i: i64[{1},2]) { %y = gather %x, %i axis=1 return %y }",
             "graph g(%t: f32[3,2], %i: i64[{1},2]) { %y = gather %t, %i axis=0 return %y }",
             "graph g(%x: f32[{1},4], %i: i64[2]) { %y = take %x, %i axis=1 return %y }",
             "graph g(%x: f32[2,{1},3], %i: i64[2,2]) { %y = take %x, %i axis=0 return %y }",
-            "graph g(%x: f32[{1},4], %i: i64[{1},2], %s: f32[{1},2]) { %y = scatter %x, %i, %s axis=1 mode=add return %y }",
+            "graph g(%x: f32[{1},4], %i: i64[{1},2], %s: f32[{1},2]) { %y = scatter %x, %i, %s axis=1 mode=add return \
+             %y }",
             "graph g(%x: f32[{1},4,3], %w: f32[3,5]) { %y = dot %x, %w return %y }",
             "graph g(%x: f32[{1},4,3], %z: f32[{1},3,5]) { %y = dot %x, %z return %y }",
             "graph g(%x: f32[{1},3], %w: f32[3,5]) { %y = dot %x, %w return %y }",
@@ -370,13 +372,15 @@ mod tests {
             ("graph g(%x: f32[{1},4]) { %y = concat %x, %x axis=0 return %y }", "`concat` mixes"),
             ("graph g(%x: f32[{1},4]) { %y = mul %x, {1}.0 return %y }", "`mul` depends on the size"),
             (
-                "graph g(%x: f32[{1},4]) { %i = iota axis=0 : f32[{1},1] %j = mul %i, {1}.0 %y = mul %x, %j return %y }",
+                "graph g(%x: f32[{1},4]) { %i = iota axis=0 : f32[{1},1] %j = mul %i, {1}.0 %y = mul %x, %j return %y \
+                 }",
                 "`mul` depends on the size",
             ),
             ("graph g(%x: f32[{1}]) { %i = iota axis=0 : i64[{1}] %j = mul %i, {1} return %x, %j }", "`mul` depends"),
             // Another row's.
             (
-                "graph g(%x: f32[{4}]) { %i = iota axis=0 : i64[{1},1] %j = mul %i, 3 %y = take %x, %j axis=0 return %y }",
+                "graph g(%x: f32[{4}]) { %i = iota axis=0 : i64[{1},1] %j = mul %i, 3 %y = take %x, %j axis=0 return \
+                 %y }",
                 "`take` mixes",
             ),
             // Weights of their own for each row.

@@ -170,7 +170,8 @@ impl Report {
             let _ = writeln!(t, "{n:>4} {:name$} {:>8} {:>7}{}", "others", "", share(us), left_out(unknown));
         }
         t += "\n";
-        let more = "--kernel NAME: one kernel in detail; --all: every kernel; --why A B, --why-not A B: why they are fused or not";
+        let more = "--kernel NAME: one kernel in detail; --all: every kernel; --why A B, --why-not A B: why they are \
+                    fused or not";
         t + &wrapped("", more, width)
     }
 

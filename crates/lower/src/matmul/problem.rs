@@ -1,4 +1,5 @@
-//! A matmul as lowering sees it: sizes, operands as functions of an index, where its result goes, and what surrounds it.
+//! A matmul as lowering sees it: sizes, operands as functions of an index, where its result goes, and what surrounds
+//! it.
 use crate::nest::lowering::Lowering;
 use crate::scalar::epilogue_map::Lattice;
 use crate::scalar::expr::Expr;

@@ -52,8 +52,9 @@ pub struct Task<'a> {
 }
 
 /// Why warpgroups do not apply, as an error message.
-pub const NEEDS: &str = "stages in shared memory need sm_90, and operands of bf16, f16, f32 or f8 that are strided arrays with rows of \
-     multiples of 16 bytes, those of f8 and of 3xTF32 along K, and right ones in tf32; `stage a,b global` copies others to such rows";
+pub const NEEDS: &str = "stages in shared memory need sm_90, and operands of bf16, f16, f32 or f8 that are strided \
+                         arrays with rows of multiples of 16 bytes, those of f8 and of 3xTF32 along K, and right ones \
+                         in tf32; `stage a,b global` copies others to such rows";
 
 /// Whether warpgroups take matmuls of this type; [`lower`] looks at the operands.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {

@@ -124,8 +124,8 @@ impl Engine {
         Ok(t)
     }
 
-    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`,
-    /// with the number of their address and the position of their argument.
+    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are
+    /// not dense go to `copies`, with the number of their address and the position of their argument.
     pub(crate) fn addresses(
         &self,
         exchange: &Exchange,

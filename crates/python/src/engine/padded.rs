@@ -1,7 +1,8 @@
 //! Calls with a smaller batch than that of their binding.
 //!
-//! Takes: the arguments, and the sizes of a bucket. Gives: the rows of the results that belong to the arguments, as views. Copies every
-//! argument that has a batch; rows that are added are zeros, which are indices that exist and no other row's business.
+//! Takes: the arguments, and the sizes of a bucket. Gives: the rows of the results that belong to the arguments, as
+//! views. Copies every argument that has a batch; rows that are added are zeros, which are indices that exist and no
+//! other row's business.
 use super::Engine;
 use crate::errors::{UsageError, raised};
 use kiln::{
@@ -11,7 +12,8 @@ use kiln::{
 use pyo3::{prelude::*, types::PyList};
 
 impl Engine {
-    /// Runs the program on copies of the arguments, with zeros behind them up to the sizes of a bucket; gives views of its results.
+    /// Runs the program on copies of the arguments, with zeros behind them up to the sizes of a bucket; gives views of
+    /// its results.
     pub(super) fn call_padded(
         &self,
         py: Python<'_>,

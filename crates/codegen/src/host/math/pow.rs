@@ -95,8 +95,8 @@ impl F32<'_, '_> {
         self.select(&is_one, &one, &r)
     }
 
-    /// |x| - trunc(|x / y|) |y|, which an FMA gives exactly while the quotient is below 2^23; rounded up to an integer, the
-    /// quotient is one too large and the result negative, and |y| makes up for it exactly.
+    /// |x| - trunc(|x / y|) |y|, which an FMA gives exactly while the quotient is below 2^23; rounded up to an integer,
+    /// the quotient is one too large and the result negative, and |y| makes up for it exactly.
     pub(super) fn fmod(&mut self, x: &Name, y: &Name) -> Name {
         let (a, b) = (self.abs(x), self.abs(y));
         let q = self.op("fdiv", &a, &b);

@@ -137,9 +137,9 @@ pub fn group_row_ids(z: &Sizes) -> [CoordId; 2] {
     [11, 12].map(|i| z.batch.len() as CoordId + i)
 }
 
-/// Between which keys the mask leaves any, by the query of a row of a group. A tile has the rows of all heads of a group,
-/// and a producer does not look through them: bounds that differ by head, or do not rise or fall along the queries, are
-/// not used.
+/// Between which keys the mask leaves any, by the query of a row of a group. A tile has the rows of all heads of a
+/// group, and a producer does not look through them: bounds that differ by head, or do not rise or fall along the
+/// queries, are not used.
 fn group_row_ends(r: &mut Resolver, v: ValueId, z: &Sizes, raw: NodeId) -> Result<[Option<NodeId>; 2], LowerError> {
     let [query, head] = group_row_ids(z);
     let key = Coords::of(z).t[0];

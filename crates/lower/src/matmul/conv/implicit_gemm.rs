@@ -51,8 +51,8 @@ pub enum Input {
 }
 
 /// What it needs, as an error message.
-pub const NEEDS: &str = "it is for convolutions of half types, or in tf32, from sm_90 on, whose results do not depend on the batch's size \
-     otherwise; not for transposed ones, or a window of one point";
+pub const NEEDS: &str = "it is for convolutions of half types, or in tf32, from sm_90 on, whose results do not depend \
+                         on the batch's size otherwise; not for transposed ones, or a window of one point";
 
 pub struct Windows<'a> {
     c: &'a Conv,

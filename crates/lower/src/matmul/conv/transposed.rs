@@ -2,8 +2,8 @@
 //!
 //! Along an axis with stride s, dilation d and padding p, let q = o + p be a position o of the result in the padded
 //! result, and q = s·j + r. Point k of the window brings to q the input at (q - d·k) / s, where that is whole: for
-//! residue r these are the points k = k₀(r) + m·b with b = s / gcd(d, s), and they read the input at j + (r - d·k₀) / s -
-//! m·d·b / s. So all positions with one residue are a convolution of stride 1 over j whose window is a part of the
+//! residue r these are the points k = k₀(r) + m·b with b = s / gcd(d, s), and they read the input at j + (r - d·k₀ -
+//! m·d·b) / s. So all positions with one residue are a convolution of stride 1 over j whose window is a part of the
 //! weights, in reversed order. Residues with equally many points share a [`Part`]: one convolution whose output
 //! channels are pairs of a channel and a residue. Its results are interleaved by the store
 //! ([`crate::scalar::epilogue_map::Lattice`]). No weight is multiplied by the zeros that a dilated input would have

@@ -261,24 +261,33 @@ impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Misfit::Size => f.write_str(
-                "tiles are 128x256, 256x128, 128x192, 128x128, 128x64, 128x32, 128x16, 64x256, 64x192, 64x128, 64x64, 64x32, 64x16; exact f32 has \
-                 32x64 in place of 256x128, 64x256, those of 192 columns and those narrower than 64; tf32 none narrower than 64",
+                "tiles are 128x256, 256x128, 128x192, 128x128, 128x64, 128x32, 128x16, 64x256, 64x192, 64x128, 64x64, \
+                 64x32, 64x16; exact f32 has 32x64 in place of 256x128, 64x256, those of 192 columns and those \
+                 narrower than 64; tf32 none narrower than 64",
             ),
             Misfit::Rows => write!(f, "an operand's rows in a tile have fewer than {SPAN} bytes"),
             Misfit::Cut => f.write_str(
-                "the rows that the epilogue reduces are not whole in a tile; `stage c global` computes it by a launch of its own",
+                "the rows that the epilogue reduces are not whole in a tile; `stage c global` computes it by a launch \
+                 of its own",
             ),
             Misfit::Crossed => f.write_str("K of a stage crosses the channels of a point"),
             Misfit::Narrow => write!(f, "tiles of fewer than 64 columns are for matmuls of at most {MAX_SKINNY_ROWS}"),
             Misfit::PingPong => f.write_str("fma has one tile in flight"),
             Misfit::Depth => write!(f, "K of a stage is {SPAN} bytes, or with tensor cores {}", 2 * SPAN),
             Misfit::Accumulators => f.write_str("the accumulators do not fit a thread's registers"),
-            Misfit::Cluster => f.write_str("two blocks of tensor cores share a right operand, where rows of tiles are even in number"),
+            Misfit::Cluster => f.write_str(
+                "two blocks of tensor cores share a right operand, where rows of tiles are \
+                 even in number",
+            ),
             Misfit::Stages(room) => write!(f, "shared memory has room for 2 to {room} stages"),
             Misfit::Prefetch => f.write_str(
                 "the epilogue reads no array of the type and size of its only result, in rows of multiples of 16 bytes",
             ),
-            Misfit::Buffers(slices) => write!(f, "{slices} slices of a tile come through {slices} buffers, or two or more that divide them"),
+            Misfit::Buffers(slices) => write!(
+                f,
+                "{slices} slices of a tile come through {slices} buffers, or two or \
+                 more that divide them"
+            ),
             Misfit::Large => f.write_str("positions do not fit 32 bits"),
         }
     }
@@ -344,7 +353,8 @@ pub fn shape(
     let (stages, buffers) = (0, 0);
     #[rustfmt::skip]
     let mut shape = Shape {
-        engine, m, n, used, stages, spans, copies, in_flight, registers, sums, cluster, tiles_m, tiles_n, batch, depths, group, buffers,
+        engine, m, n, used, stages, spans, copies, in_flight, registers, sums, cluster, tiles_m, tiles_n, batch,
+        depths, group, buffers,
     };
     // A row of a buffer holds a part of the tile in each of the output types.
     let columns = shape.columns(&through.stored);

@@ -103,8 +103,14 @@ integer!(i64, portable_i64, avx2_i64, avx512_i64);
 /// The loops over vectors of `LANES` scalars. The operations on vectors are in scope by name.
 macro_rules! kernels {
     ($t:ty, $rows:literal: [$($r:literal)*], $(#[$attr:meta])*) => {
-        pub static KERNELS: Kernels<$t> =
-            Kernels { mr: $rows, nr: 2 * LANES, micro: &[$(micro::<$r, false>),*], by_rows: &[$(micro::<$r, true>),*], dots, rows };
+        pub static KERNELS: Kernels<$t> = Kernels {
+            mr: $rows,
+            nr: 2 * LANES,
+            micro: &[$(micro::<$r, false>),*],
+            by_rows: &[$(micro::<$r, true>),*],
+            dots,
+            rows,
+        };
 
         // Loops over register rows need constant bounds to unroll; iterators do not unroll.
         #[allow(clippy::needless_range_loop, clippy::too_many_arguments)]
@@ -421,7 +427,12 @@ mod integers {
 #[cfg(target_arch = "x86_64")]
 mod some {
     macro_rules! some {
-        ($name:ident, $t:ty, $v:ident, $features:literal, |$n:ident| $mask:expr, |$p:ident, $m:ident| $load:expr, |$q:ident, $k:ident, $x:ident| $store:expr) => {
+        (
+            $name:ident, $t:ty, $v:ident, $features:literal,
+            |$n:ident| $mask:expr,
+            |$p:ident, $m:ident| $load:expr,
+            |$q:ident, $k:ident, $x:ident| $store:expr
+        ) => {
             pub mod $name {
                 use std::arch::x86_64::*;
                 #[target_feature(enable = $features)]
