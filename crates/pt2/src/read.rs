@@ -4,8 +4,12 @@
 //! stays in the archive. Arguments at their default are not in the file: they come from the operator's schema
 //! ([`fallback::parameters`]). Nodes that compute sizes give expressions; assertions about tensors are dropped, since
 //! every type is known.
+mod converted;
+mod source;
+
 use crate::archive::{Archive, Stored, complex, dtype};
 use crate::schema::*;
+use converted::{converted_only, default_value};
 use kiln_aten::extent::Extent;
 use kiln_aten::guard;
 use kiln_aten::mutation::{Write, functional_form};
@@ -13,56 +17,8 @@ use kiln_aten::program::{Guard, Input, InputKind, Output, Program, Symbol, Value
 use kiln_aten::raw::{Arg, Call};
 use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{Type, fallback};
+use source::{EXPERTS, foreign, frames, is_of_experts, module};
 use std::collections::{BTreeMap, HashMap};
-
-/// Operators that are converted, but that a graph may not leave to libtorch: parameters with their defaults, as in
-/// torch's schemas.
-const CONVERTED_ONLY: &str = "_batch_norm_no_update(input, weight, bias, running_mean, running_var, momentum, eps)
-_cdist_forward(x1, x2, p, compute_mode)
-_conj(self)
-_embedding_bag(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=-1)
-_embedding_bag_forward_only(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=-1)
-_native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
-_native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, training, momentum, eps)
-_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
-_scaled_dot_product_flash_attention(query, key, value, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
-_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias=None, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
-_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None)
-_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None)
-_unsafe_index.Tensor(self, indices)
-_unsafe_index_put(self, indices, values, accumulate=False)
-_unsafe_masked_index(self, mask, indices, fill)
-conj(self)
-cudnn_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
-as_strided(self, size, stride, storage_offset=None)
-embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
-empty_permuted(size, physical_layout, dtype=None, layout=None, device=None, pin_memory=None)
-empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None)
-lift(self)
-native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-new_empty_strided(self, size, stride, dtype=None, layout=None, device=None, pin_memory=None)
-real(self)
-imag(self)
-view_as_complex(self)
-view_as_complex_copy(self)
-view_as_real(self)
-polar(abs, angle)
-complex(real, imag)
-_unsafe_view(self, size)
-copy_(self, src, non_blocking=False)
-zero_(self)
-lift_fresh(self)
-lift_fresh_copy(self)
-empty_like(self, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None)
-empty.memory_format(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None)
-new_empty(self, size, dtype=None, layout=None, device=None, pin_memory=None)
-unsafe_split.Tensor(self, split_size, dim=0)
-unsafe_split_with_sizes(self, split_sizes, dim=0)
-unsafe_chunk(self, chunks, dim=0)
-to.dtype_layout(self, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, copy=False, memory_format=None)
-to.device(self, device, dtype, non_blocking=False, copy=False, memory_format=None)
-_fused_rms_norm(input, normalized_shape, weight, eps)
-_scaled_mm(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)";
 
 /// A program, and where the data of its parameters is.
 pub struct Reading {
@@ -512,33 +468,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The parameters of an operator of [`CONVERTED_ONLY`].
-fn converted_only(operator: &str, overload: &str) -> Option<Vec<(&'static str, Option<&'static str>)>> {
-    let full = if overload.is_empty() { operator.to_string() } else { format!("{operator}.{overload}") };
-    let parameters =
-        CONVERTED_ONLY.lines().find_map(|l| l.strip_prefix(&full)?.strip_prefix('(')?.strip_suffix(')'))?;
-    let parameter = |p: &'static str| p.split_once('=').map_or((p, None), |(name, default)| (name, Some(default)));
-    Some(parameters.split(", ").map(parameter).collect())
-}
-
-/// The value of a default as a schema writes it.
-fn default_value(text: &str) -> Arg {
-    let list = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
-    if let Some(items) = list {
-        let items: Vec<Arg> = items.split(',').map(str::trim).filter(|t| !t.is_empty()).map(default_value).collect();
-        let ints: Option<Vec<i64>> = items.iter().map(|a| if let Arg::Int(n) = a { Some(*n) } else { None }).collect();
-        return ints.map_or(Arg::List(items), Arg::Ints);
-    }
-    match (text, text.parse::<i64>(), text.parse::<f64>()) {
-        ("None", ..) => Arg::None,
-        ("True", ..) => Arg::Bool(true),
-        ("False", ..) => Arg::Bool(false),
-        (_, Ok(n), _) => Arg::Int(n),
-        (_, _, Ok(x)) => Arg::Float(x),
-        _ => Arg::Str(text.trim_matches('"').to_string()),
-    }
-}
-
 /// The region that a node calls and the region's operands, for a node that only changes what PyTorch does around the
 /// region: whether it records gradients, or casts operands by autocast where that is switched off.
 fn region(node: &Node) -> Result<Option<(&Graph, &[NamedArgument])>, Problem> {
@@ -562,108 +491,4 @@ fn region(node: &Node) -> Result<Option<(&Graph, &[NamedArgument])>, Problem> {
         _ => None,
     };
     Ok(found)
-}
-
-/// The frames of a node's Python stack, innermost first, each as `file:line`.
-fn frames(node: &Node) -> String {
-    let trace = node.metadata.get("stack_trace").map(String::as_str).unwrap_or_default();
-    let frame = |line: &str| {
-        let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
-        let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        Some(format!("{file}:{number}"))
-    };
-    let mut all: Vec<String> = trace.lines().filter_map(frame).collect();
-    all.reverse();
-    all.join("\n")
-}
-
-/// The path of the innermost module: the last entry `key,path,class` of the node's stack.
-fn module(node: &Node) -> String {
-    let stack = node.metadata.get("nn_module_stack").map(String::as_str).unwrap_or_default();
-    stack.rsplit(';').next().and_then(|entry| entry.split(',').nth(1)).unwrap_or_default().to_string()
-}
-
-/// What to do about a matmul of groups of rows whose sizes are data, as mixtures of experts have. Those of transformers
-/// are written in several ways.
-const EXPERTS: &str = "for a model of transformers, call model.set_experts_implementation(\"batched_mm\") before the \
-                       export; torch.compile and kiln.compile take the model as it is";
-
-/// Whether an operator is such a matmul.
-fn is_of_experts(target: &str) -> bool {
-    target.contains("grouped_mm")
-}
-
-/// Why an operator that is not ATen's is refused.
-fn foreign(target: &str) -> Problem {
-    let help = if target.starts_with("torch.ops._c10d_functional") {
-        // An archive is run by one process.
-        "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
-    } else if is_of_experts(target) {
-        EXPERTS
-    } else if target.starts_with("torch.ops.higher_order") {
-        "if it is not in `program.run_decompositions({})`, save that; else export the model without control flow"
-    } else {
-        "write it with ATen operators"
-    };
-    Problem::new(format!("`{target}` is not an ATen operator")).help(help)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn defaults_read_as_schemas_write_them() {
-        for (text, value) in [
-            ("None", Arg::None),
-            ("True", Arg::Bool(true)),
-            ("-1", Arg::Int(-1)),
-            ("1.0000000000000001e-05", Arg::Float(1e-5)),
-            ("0.", Arg::Float(0.0)),
-            ("[1, 1]", Arg::Ints(vec![1, 1])),
-            ("[]", Arg::Ints(vec![])),
-            ("\"none\"", Arg::Str("none".into())),
-        ] {
-            assert_eq!(default_value(text), value, "{text}");
-        }
-    }
-
-    #[test]
-    fn collectives_are_left_to_python() {
-        let e = foreign("torch.ops._c10d_functional.all_reduce.default").to_string();
-        assert!(e.contains("is not an ATen operator") && e.contains("in Python under torchrun"), "{e}");
-        let e = foreign("torch.ops.torchvision.nms.default").to_string();
-        assert!(e.contains("write it with ATen operators"), "{e}");
-    }
-
-    #[test]
-    fn matmuls_of_experts_have_another_form() {
-        let e = foreign("torch.ops.transformers.grouped_mm_fallback.default").to_string();
-        assert!(e.contains("is not an ATen operator") && e.contains("set_experts_implementation"), "{e}");
-    }
-
-    #[test]
-    fn operators_that_are_only_converted_have_parameters_too() {
-        assert_eq!(converted_only("_unsafe_view", ""), Some(vec![("self", None), ("size", None)]));
-        let split = vec![("self", None), ("split_size", None), ("dim", Some("0"))];
-        assert_eq!(converted_only("unsafe_split", "Tensor"), Some(split));
-        assert_eq!((converted_only("unsafe_split", ""), converted_only("empty", "")), (None, None));
-        for line in CONVERTED_ONLY.lines() {
-            let (full, _) = line.split_once('(').unwrap();
-            let (operator, overload) = full.split_once('.').unwrap_or((full, ""));
-            assert!(fallback::parameters(&format!("aten::{operator}"), overload).is_none(), "{line} is listed twice");
-        }
-    }
-
-    #[test]
-    fn frames_are_innermost_first() {
-        let trace = "  File \"/m/model.py\", line 3, in forward\n    y = self.f(x)\n  File \"/m/layer.py\", line 12, \
-                     in forward\n";
-        let metadata = BTreeMap::from([
-            ("stack_trace".to_string(), trace.to_string()),
-            ("nn_module_stack".to_string(), "L__self__,,Net;L__self___layer,layer.0,Layer".to_string()),
-        ]);
-        let node = Node { target: String::new(), inputs: vec![], outputs: vec![], metadata };
-        assert_eq!((frames(&node).as_str(), module(&node).as_str()), ("/m/layer.py:12\n/m/model.py:3", "layer.0"));
-    }
 }
