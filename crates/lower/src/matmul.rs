@@ -19,6 +19,7 @@ pub mod mma;
 pub mod operands;
 pub mod pairwise;
 pub mod problem;
+pub mod slices;
 pub mod split_k;
 pub mod wgmma;
 
@@ -30,8 +31,9 @@ use crate::matmul::mma::{accumulate, grouped};
 pub use crate::matmul::problem::{
     Dual, Matmul, OperandAt, Run, epilogue_bytes, epilogue_ops, operand_dtype, precision, swapped,
 };
-use crate::matmul::wgmma::slices;
-use crate::matmul::wgmma::strided::Side;
+use crate::matmul::slices::Parts;
+use crate::matmul::wgmma::shape;
+use crate::matmul::wgmma::strided::{Side, majors};
 use crate::nest::lowering::Lowering;
 use crate::scalar::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::scalar::epilogue_map::{self, Positions, accumulators};
@@ -115,11 +117,13 @@ fn in_slices(
     asked: &TiledMatmul,
     scratch: u32,
 ) -> Result<Emitted, LowerError> {
-    let (dtype, step) = (operand_dtype(kernel, p.v), Step::SplitReduce(Axis::K, asked.form.slices));
+    let step = Step::SplitReduce(Axis::K, asked.form.slices);
     if machine.contract.batch_invariant {
         return Err(kernel.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
     }
-    let parts = sides(kernel, p, machine)?.and_then(|sides| slices::in_slices(p, dtype, sides, asked.form.slices));
+    let dtype = operand_dtype(kernel, p.v);
+    let engine = sides(kernel, p, machine)?.and_then(|sides| shape::Engine::of(dtype, p.precision, majors(sides)));
+    let parts = engine.and_then(|engine| Parts::of(asked.form.slices, p.k, engine.slice_depth()));
     let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.form.separate_epilogue) else {
         let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
         return Err(kernel.unsupported(format!("`{step}` does not fit: {why}")));

@@ -35,17 +35,6 @@ pub fn copy(gemm: &Gemm, bytes: usize) -> f64 {
     gemm.dependent_launch + (2 * bytes) as f64 / gemm.read
 }
 
-/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements. It overlaps
-/// the end of the matmul.
-pub fn sum(p: &Matmul, parts: usize, elements: usize) -> f64 {
-    let gemm = &p.machine.gemm;
-    if parts == 1 {
-        0.0
-    } else {
-        gemm.dependent_launch + ((elements * parts * 4) as f64 + p.epilogue_bytes) / gemm.read
-    }
-}
-
 impl Engine {
     /// FMAs per cycle of a multiprocessor, for a tile of `area` elements: threads with few accumulators load more
     /// operands per FMA. `transposed`: the left operand is M-major and the right one N-major.

@@ -3,7 +3,7 @@
 //! beyond K, where a tensor map reads zeros.
 use crate::emit::launch;
 use crate::error::LowerError;
-use crate::matmul::wgmma::slices::Parts;
+use crate::matmul::slices::Parts;
 use crate::matmul::{Dual, Matmul, OperandAt, sums, tiled};
 use crate::nest::lowering::Lowering;
 use crate::scalar::expr::Expr;

@@ -13,7 +13,6 @@
 //! columns that exist, rounded up to 8 if the right operand is K-major, else to panels of 128 bytes. Results whose rows
 //! no tensor map describes are stored through the same buffers in shared memory.
 pub mod shape;
-pub mod slices;
 pub mod strided;
 
 use crate::emit::emitter::{Lanes, TileRow};

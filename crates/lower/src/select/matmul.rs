@@ -1,11 +1,12 @@
 //! The schedules of a matmul on a GPU, with predicted times.
 use crate::cost::mma::tiles as mma_cycles;
+use crate::cost::slices::sum;
 use crate::cost::wgmma as wgmma_cost;
 use crate::error::{LowerError, unsupported_as_none};
 use crate::matmul::mma::{self, engine};
 use crate::matmul::operands::{self as matmul_operands, Way};
+use crate::matmul::slices::{Parts, SLICES};
 use crate::matmul::wgmma::shape::{self, Choices, Engine, Through};
-use crate::matmul::wgmma::slices::{Parts, SLICES};
 use crate::matmul::wgmma::strided::{Major, Side, majors};
 use crate::matmul::wgmma::through;
 use crate::matmul::{Matmul, epilogue, fitting, operand_dtype};
@@ -135,7 +136,8 @@ fn wgmma_tiles(
     let sums = Through { stored: vec![DType::F32.bytes()], prefetched: false };
     for count in 1..=most {
         // An array of windows goes on beyond K: its slices are whole.
-        let parts = Parts::of(count, p.k, engine).filter(|parts| p.run.is_none() || count * parts.len == p.k);
+        let parts =
+            Parts::of(count, p.k, engine.slice_depth()).filter(|parts| p.run.is_none() || count * parts.len == p.k);
         let Some(parts) = parts else { continue };
         let (piece, through) = (parts.piece(p), if count == 1 { through } else { &sums });
         for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| !engine.is_wide(p, t)) {
@@ -146,7 +148,7 @@ fn wgmma_tiles(
                 let choices = Choices { cluster, ..Choices::of(in_flight) };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], choices, sides, through);
                 all.extend(found.map(|s| {
-                    let cycles = s.cycles(&piece, sides) + wgmma_cost::sum(p, count, elements(p));
+                    let cycles = s.cycles(&piece, sides) + sum(p, count, elements(p));
                     (count, s.tile(p.machine), cycles)
                 }));
             }

@@ -106,6 +106,10 @@ impl Engine {
             _ => 4,
         }
     }
+    /// Elements along K that slices are multiples of: two copies of a stage.
+    pub fn slice_depth(self) -> usize {
+        2 * SPAN / self.bytes()
+    }
     /// The available tiles: rows, columns, consumer warpgroups, copies along K in a stage.
     pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
         match self {

@@ -1,10 +1,7 @@
 //! How K is split into slices.
 use crate::matmul::Matmul;
-use crate::matmul::wgmma::shape::Engine;
-use crate::matmul::wgmma::strided::{SPAN, Side, majors};
-use kiln_graph::DType;
 
-/// Most slices.
+/// Most slices of a candidate.
 pub const SLICES: usize = 16;
 
 /// Split-K slices: `count` of them, each of length `len` except the last, which may end earlier.
@@ -14,13 +11,12 @@ pub struct Parts {
     pub len: usize,
 }
 impl Parts {
-    /// As even as whole stages allow.
-    pub fn of(count: usize, k: usize, engine: Engine) -> Option<Parts> {
+    /// As even as whole tiles of `depth` along K allow; `None` if these are not so many slices.
+    pub fn of(count: usize, k: usize, depth: usize) -> Option<Parts> {
         if count == 1 {
             return Some(Parts { count, len: k });
         }
-        let stage = 2 * SPAN / engine.bytes();
-        let len = k.div_ceil(count).next_multiple_of(stage);
+        let len = k.div_ceil(count).next_multiple_of(depth);
         ((count - 1) * len < k).then_some(Parts { count, len })
     }
     /// The matmul of slices, which has them as an additional first batch axis.
@@ -30,9 +26,4 @@ impl Parts {
             n => Matmul { batch: [&[n], &p.batch[..]].concat(), k: self.len, full_k: Some(p.k), ..*p },
         }
     }
-}
-
-/// So many slices.
-pub fn in_slices(p: &Matmul, dtype: DType, sides: [Side; 2], count: usize) -> Option<Parts> {
-    Parts::of(count, p.k, Engine::of(dtype, p.precision, majors(sides))?)
 }
