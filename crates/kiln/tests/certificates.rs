@@ -18,7 +18,7 @@ fn plans_of_the_samples_compute_their_graphs() {
     let (mut failed, mut evaluated, mut by_pattern) = (vec![], 0, 0);
     for path in files {
         let graph: Graph = std::fs::read_to_string(&path).expect("a file").parse().expect("a graph");
-        for target in [Target::Sm90a, Target::Cpu] {
+        for target in [Target::Sm90a, Target::Sm80, Target::Cpu] {
             let start = std::time::Instant::now();
             match checked(&graph, target) {
                 Ok(c) => {
@@ -50,6 +50,24 @@ fn plans_of_random_graphs_compute_them() {
     }
     assert!(failed.is_empty(), "{} fail\n{}", failed.len(), failed.join("\n"));
     assert!(steps > 100 && forms > 50, "{steps} steps, {forms} to forms");
+}
+
+/// Slices of register-loaded tiles are a form that the checker derives, except under a contract that sums in one order.
+#[test]
+fn slices_of_register_tiles_are_checked() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../graphs/swiglu_bf16.kiln");
+    let graph: Graph = std::fs::read_to_string(path).expect("a file").parse().expect("a graph");
+    let model = Model::from_graph(graph).expect("a model");
+    let options = CompileOptions { target: Target::Sm80, ..CompileOptions::default() };
+    let mut c = proof::certificate(&model, &options).expect("a plan");
+    let split =
+        |k: &kiln_proof_check::Kernel| k.form.as_deref().is_some_and(|form| form.starts_with("gemm{mma, split"));
+    assert!(c.kernels.iter().any(split), "{:?}", c.kernels);
+    let json = |c: &Certificate| serde_json::to_string(c).expect("JSON");
+    check(&json(&c)).expect("it holds");
+    c.contract = format!("{}+batch_invariant", c.contract);
+    let e = check(&json(&c)).expect_err("sums in one order").to_string();
+    assert!(e.contains("its premise `any-order` does not hold"), "{e}");
 }
 
 /// Another op of the same type.

@@ -56,6 +56,36 @@ fn every_form_with_a_schedule_can_be_asked_for() {
     assert!(seen.len() > 25, "{}: {seen:?}", seen.len());
 }
 
+/// Slices of register-loaded tiles can be asked for with and without warpgroups, of matmuls and convolutions, and give
+/// machine code; not where a sum must have one order.
+#[test]
+fn slices_of_register_tiles_can_be_asked_for() {
+    let matmul = ("swiglu_bf16", "op:linear", "gemm{mma, split}(a, b)");
+    let conv = ("resnet_basic_block", "op:conv", "gemm{mma, split}(w, im2col(x))");
+    for target in [Target::Sm80, Target::Sm89, Target::Sm90a] {
+        for (file, op, form) in [matmul, conv] {
+            let model = model(file);
+            let plan = with_form(&model, target, op, form).unwrap_or_else(|e| panic!("{target:?} {file}: {e}"));
+            let wanted: Option<Form> = form.parse().ok();
+            let found: Vec<_> = plan.kernels.iter().filter(|k| k.form == wanted && k.form.is_some()).collect();
+            assert!(!found.is_empty(), "{plan}");
+            for k in found {
+                let schedule = k.schedule.as_ref().expect("a schedule").to_string();
+                assert!(schedule.contains("split-reduce k") && schedule.contains("tensor-core mma"), "{schedule}");
+            }
+            let use_form = vec![FormText { at: op.into(), form: form.into() }];
+            let constraints = Constraints { use_form, ..Constraints::default() };
+            let options = CompileOptions { constraints, ..options(target) };
+            let mut compiled = kiln::compile(&model, &options).expect("compiles");
+            compiled.assemble().unwrap_or_else(|e| panic!("{target:?} {file}: {e}"));
+            let contract = "torch+batch_invariant".parse().expect("a contract");
+            let invariant = CompileOptions { contract, ..options };
+            let e = compile::plan(&model, &invariant).expect_err("sums in one order").to_string();
+            assert!(e.contains("no rule gives it the form"), "{e}");
+        }
+    }
+}
+
 #[test]
 fn constraints_ask_for_a_form() {
     let model = model("swiglu");

@@ -121,11 +121,15 @@ fn in_slices(
     if machine.contract.batch_invariant {
         return Err(kernel.unsupported(format!("`{step}` does not fit: a batch-invariant matmul sums K in one order")));
     }
-    let dtype = operand_dtype(kernel, p.v);
-    let engine = sides(kernel, p, machine)?.and_then(|sides| shape::Engine::of(dtype, p.precision, majors(sides)));
-    let parts = engine.and_then(|engine| Parts::of(asked.form.slices, p.k, engine.slice_depth()));
-    let Some(parts) = parts.filter(|_| asked.tile.stages.is_some() && !asked.form.separate_epilogue) else {
-        let why = "slices are whole stages in shared memory, and their sum computes the epilogue";
+    let depth = match asked.tile.stages {
+        Some(_) => sides(kernel, p, machine)?
+            .and_then(|sides| shape::Engine::of(operand_dtype(kernel, p.v), p.precision, majors(sides)))
+            .map(shape::Engine::slice_depth),
+        None => Some(asked.tile.size[2]),
+    };
+    let parts = depth.filter(|depth| *depth > 0).and_then(|depth| Parts::of(asked.form.slices, p.k, depth));
+    let Some(parts) = parts.filter(|_| !asked.form.separate_epilogue) else {
+        let why = "slices are whole stages in shared memory, or whole tiles, and their sum computes the epilogue";
         return Err(kernel.unsupported(format!("`{step}` does not fit: {why}")));
     };
     match split_k::lower(kernel, p, parts, machine, asked, scratch) {
@@ -268,7 +272,7 @@ fn tiled(
         let (work, tile) = wgmma::lower(&task, machine).unwrap_or_else(|| Err(kernel.unsupported(wgmma::NEEDS)))?;
         return Ok((work, schedule_of(tile)));
     }
-    if p.full_k.is_some() || p.low.is_some() {
+    if p.low.is_some() {
         return Err(kernel.unsupported(wgmma::NEEDS));
     }
     let t = mma::of_schedule(p, dtype, &asked).map_err(|why| kernel.unsupported(why))?;

@@ -1,6 +1,7 @@
 //! Schedules of kernels that multiply: each computes the same or is refused with the reason, and the first candidate is
 //! what lowering chooses by default.
 mod library;
+mod slices;
 
 use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::Graph;
@@ -326,7 +327,9 @@ fn a_schedule_without_room_or_sense_is_refused() {
         ("tensor-core wgmma 64x64x64; stage a,b shared 3; bind cluster 4", "`bind cluster 4` does not fit"),
         ("split-reduce k 3; tensor-core wgmma 64x64x64; stage a,b shared 3", "`split-reduce k 3` does not fit"),
         ("split-reduce k 40; tensor-core wgmma 64x64x64; stage a,b shared 3", "`split-reduce k 40` does not fit"),
-        ("split-reduce k 2; tensor-core mma 64x64x64; bind warp 4", "`split-reduce k 2` does not fit"),
+        ("split-reduce k 5; tensor-core mma 64x64x64; bind warp 4", "`split-reduce k 5` does not fit"),
+        ("stage c global; split-reduce k 2; tensor-core mma 64x64x64; bind warp 4", "their sum computes the epilogue"),
+        ("split-reduce k 2; tensor-core mma 64x64x64; bind warp 4; group m 2", "`group m 2` does not fit"),
         ("tensor-core wgmma 128x256x64; stage a,b shared 3; ping-pong", "do not fit a thread's registers"),
         ("tensor-core wgmma 64x64x64; stage a,b shared 3; persist 999", "`persist 999` does not fit: at most 24"),
         ("tensor-core wgmma 64x64x64", "`tensor-core mma`, not `tensor-core wgmma`"),
@@ -490,6 +493,7 @@ fn convolutions_and_attention_take_the_requested_schedule() {
         "stage b global; tensor-core wgmma 64x64x64; stage a,b shared 4",
         "stage a,b global; split-reduce k 2; tensor-core wgmma 64x64x128; stage a,b shared 2",
         "tensor-core mma 64x64x64; bind warp 4",
+        "split-reduce k 5; tensor-core mma 16x64x64; bind warp 2",
         "split r 1024; bind warp 4",
     ] {
         let found = lowered(KernelKind::Conv, conv, wanted, GPU);

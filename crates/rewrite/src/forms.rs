@@ -51,7 +51,7 @@ use Premise::*;
 pub enum Adds {
     /// A GEMM by this template.
     Gemm(GemmTemplate),
-    /// The same in slices of K, by a template that stages operands in shared memory.
+    /// The same in slices of K.
     Split(GemmTemplate),
     /// An operand as a copy.
     Layout,
@@ -171,6 +171,14 @@ pub const RULES: &[Rule] = &[
         adds: Adds::Split(GemmTemplate::Tiles(Engine::Wgmma3xTf32)),
         example: Case(HOPPER, "torch+splits", SINGLE),
         near_miss: Case(HOPPER, "fast", SINGLE),
+    },
+    Rule {
+        name: "gemm-in-slices-by-warps",
+        of: GEMM,
+        when: &[AnyOrder, Any(&[Half, Tf32])],
+        adds: Adds::Split(GemmTemplate::Tiles(Engine::Mma)),
+        example: Case(AMPERE, TORCH, HALF),
+        near_miss: Case(AMPERE, "torch+batch_invariant", HALF),
     },
     Rule {
         name: "gemm-in-slices-of-fmas",
@@ -411,6 +419,7 @@ mod tests {
             "gemm{rows, dual}(a, b)",
             "gemm{wgmma}(w, windows(x))",
             "gemm{mma}(w, im2col(x))",
+            "gemm{mma, split}(w, im2col(x))",
             "attention{wgmma, split, block-mask}(q, k, v)",
         ] {
             let form: Form = text.parse().expect("a form");

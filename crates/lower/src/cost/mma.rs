@@ -48,8 +48,13 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let multiplied = (m * n * t.k) as f64 / rate * (bytes as f64 / halves).max(1.0);
     let cache = (loaded * bytes) as f64 / figures.cache;
     let elements = batch * p.m * p.n;
+    // Slices of K store their sums in f32, and the launch that adds these computes the epilogue.
+    let (width, epilogue_ops, epilogue_bytes) = match p.full_k {
+        Some(_) => (4 * p.sums(), 0.0, 0.0),
+        None => (bytes, p.epilogue_ops, p.epilogue_bytes),
+    };
     let finish =
-        (t.m * t.n) as f64 / threads as f64 * (figures.finish + figures.after * p.epilogue_ops / elements as f64);
+        (t.m * t.n) as f64 / threads as f64 * (figures.finish + figures.after * epilogue_ops / elements as f64);
     // Few warps issue a part of a multiprocessor's instructions.
     let busy = t.warps.min(ISSUED) as f64 / ISSUED as f64;
     let waits = figures.step + figures.loading * (loaded * bytes / threads) as f64;
@@ -57,7 +62,7 @@ pub fn tiles(p: &Matmul, t: &Tile, engine: Engine, bytes: usize, rows_of: [Rows;
     let together = steps * (multiplied.max(cache) + read) + finish / ISSUED as f64;
     let of_processor = of_processor as f64;
     let cycles = (of_processor / at_once as f64 * alone).max(of_processor * together);
-    let moved = elements as f64 * p.sectors + (batch * (p.m * p.k + p.sums() * p.k * p.n)) as f64;
-    let memory = (moved * bytes as f64 + p.epilogue_bytes) / gemm.memory;
+    let operands = batch * (p.m * p.k + p.sums() * p.k * p.n) * bytes;
+    let memory = ((elements * width) as f64 * p.sectors + operands as f64 + epilogue_bytes) / gemm.memory;
     gemm.start + cycles.hypot(memory)
 }

@@ -150,12 +150,16 @@ pub fn accumulate(
     let kb = Cut { id: ids.kb, extent: p.k, block: t.k, axis: 0 };
     let lanes = [f.iota(ka), f.iota(kb)];
     let (lo, hi, step) = (f.b.i32(0), f.b.i32(p.k as i64), f.b.i32(t.k as i64));
-    let ragged = !p.k.is_multiple_of(t.k);
+    let (first, end) = first_and_end(f, p);
+    // Slices are whole tiles, which go on beyond K where it is not so many.
+    let covered = p.full_k.map_or(p.k.next_multiple_of(t.k), |_| p.batch[0] * p.k);
+    let ragged = covered != end;
     looped(f, [lo, hi, step], &vec![start; b.len()], |f, index, now| {
         let base = f.b.cast(index, f.em.index);
+        let position = first.filter(|_| ragged).map_or(base, |first| f.b.binary(B::Add, first, base));
         let mut masks = vec![];
         for (cut, lane) in [ka, kb].iter().zip(lanes) {
-            let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, p.k));
+            let mask = lane.filter(|_| ragged).map(|l| f.below(Some(position), l, end));
             f.em.coords.insert(cut.id, Lanes { base: Some(base), lane, mask, block: 0 });
             masks.push(mask);
         }
@@ -180,6 +184,18 @@ pub fn accumulate(
         };
         b.iter().zip(now).map(one).collect()
     })
+}
+
+/// Where along K an instance begins, in the index type, if it has a slice of it
+/// ([`Parts`](crate::matmul::slices::Parts)), and where K ends.
+fn first_and_end(f: &mut Frame, p: &Matmul) -> (Option<Value>, usize) {
+    let Some(end) = p.full_k else { return (None, p.k) };
+    let slice = f.em.coords.get(&0).and_then(|lanes| lanes.base);
+    let first = slice.map(|slice| {
+        let len = f.em.int(&mut f.b, p.k as i64);
+        f.b.binary(B::Mul, slice, len)
+    });
+    (first, end)
 }
 
 /// f8 as f16, which represents all of its numbers and which tensor cores take on every target.

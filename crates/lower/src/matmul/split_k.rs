@@ -1,6 +1,6 @@
 //! Split-K, for matmuls with few tiles and a long K: slices of K are computed like batches, and a second step sums them
-//! in order, so results are the same from run to run. Slices are whole stages of the pipeline; the last may reach
-//! beyond K, where a tensor map reads zeros.
+//! in order, so results are the same from run to run. Slices are whole stages of the pipeline, or whole tiles of loads
+//! to registers; the last may reach beyond K, where a tensor map reads zeros and loads are masked.
 use crate::emit::launch;
 use crate::error::LowerError;
 use crate::matmul::slices::Parts;

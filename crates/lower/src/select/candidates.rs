@@ -9,6 +9,7 @@ use crate::nest::Nest;
 use crate::nest::lowering::{Lowering, Stated};
 use crate::scalar::composite::Decomposed;
 use crate::select::allowed::{FormsAllowed, form_of};
+use crate::select::matmul::slices_without_advantage;
 use crate::select::{self, propose};
 use kiln_machine::Machine;
 use kiln_plan::form::{Form, MAX_ROWS_BY_SUMS, MAX_ROWS_OF_SUMS, ProgramFamily};
@@ -357,7 +358,8 @@ fn each_nest<T>(
 }
 
 /// Schedules of a kernel that multiplies with the microseconds they are predicted to take, the cheapest first. Not all
-/// of them fit. Under a batch-invariant contract those come first whose form does not depend on the number of rows.
+/// of them fit. Slices in registers that are not much cheaper than staged tiles come last. Under a batch-invariant
+/// contract those come first whose form does not depend on the number of rows.
 fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule, f64)>, LowerError> {
     if !machine.arch.is_gpu() {
         return Ok(vec![]);
@@ -372,13 +374,17 @@ fn multiplying(kernel: &Kernel, machine: &Machine) -> Result<Vec<(MatmulSchedule
         };
         Ok(unsupported_as_none(all)?.unwrap_or_default())
     })?;
+    let without_advantage = slices_without_advantage(&all);
+    let (slices, all): (Vec<_>, Vec<_>) = all.into_iter().partition(without_advantage);
     // Of schedules of about the same price the first is taken that leaves the fewest multiprocessors idle: larger tiles
     // come first, and read less from the L2 cache.
     let least = all.iter().map(|c| c.1).fold(f64::INFINITY, f64::min);
-    let (mut close, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * SAME_PRICE <= least);
+    let (mut close, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.1 * SAME_PRICE <= least);
     close.sort_by_key(|c| c.0.idle(machine.units.multiprocessors));
-    others.sort_by(|a, b| a.1.total_cmp(&b.1));
-    close.extend(others);
+    for mut others in [others, slices] {
+        others.sort_by(|a, b| a.1.total_cmp(&b.1));
+        close.extend(others);
+    }
     if kernel.batch_invariant {
         close.retain(|c| c.0.is_invariant());
         close.sort_by_key(|c| c.0.form());

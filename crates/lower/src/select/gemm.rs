@@ -7,7 +7,7 @@ use crate::matmul::dims::Dims;
 use crate::matmul::gemm::{Found, Multiplied, Second, find, lower, on_gpu, whole};
 use crate::matmul::wgmma::shape::MAX_SKINNY_ROWS;
 use crate::nest::lowering::Lowering;
-use crate::select::matmul::{candidates as matmul_candidates, swapped_candidates};
+use crate::select::matmul::{candidates as matmul_candidates, slices_without_advantage, swapped_candidates};
 use crate::select::propose;
 use kiln_graph::{DType, ValueId};
 use kiln_plan::matmul_schedule::{MatmulSchedule, TiledMatmul};
@@ -35,7 +35,10 @@ pub fn candidates(kernel: &Lowering, machine: &Hardware) -> Result<Vec<(MatmulSc
         all.extend(in_form(kernel, machine, Multiplied { v, dual, swap: true, dims })?);
     }
     let mut all: Vec<(MatmulSchedule, f64)> = all.into_iter().map(|(p, us)| (MatmulSchedule::Matmul(p), us)).collect();
-    let Some(best) = all.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied() else { return Ok(all) };
+    let without_advantage = slices_without_advantage(&all);
+    let Some(best) = all.iter().filter(|c| !without_advantage(c)).min_by(|a, b| a.1.total_cmp(&b.1)).copied() else {
+        return Ok(all);
+    };
     // Operands that are not both K-major.
     let other =
         |m: &MatmulSchedule| matches!(m, MatmulSchedule::Matmul(p) if p.form.copies.contains(&true) || p.form.swap);

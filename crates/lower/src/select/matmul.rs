@@ -4,7 +4,7 @@ use crate::cost::slices::sum;
 use crate::cost::wgmma as wgmma_cost;
 use crate::error::{LowerError, unsupported_as_none};
 use crate::matmul::mma::{self, engine};
-use crate::matmul::operands::{self as matmul_operands, Way};
+use crate::matmul::operands::{self as matmul_operands, Rows, Way};
 use crate::matmul::slices::{Parts, SLICES};
 use crate::matmul::wgmma::shape::{self, Choices, Engine, Through};
 use crate::matmul::wgmma::strided::{Major, Side, majors};
@@ -15,7 +15,9 @@ use crate::scalar::dag::Scene;
 use crate::scalar::epilogue_map::accumulators;
 use crate::scalar::expr::{CoordId, Expr};
 use kiln_graph::DType;
-use kiln_plan::matmul_schedule::{MatmulForm, MatmulTile, TiledMatmul};
+use kiln_plan::form::ProgramFamily;
+use kiln_plan::matmul_schedule::{MatmulForm, MatmulSchedule, MatmulTile, TiledMatmul};
+use kiln_plan::price_error::ADVANTAGE_OF_OTHER_FAMILY;
 use kiln_plan::{Hardware, Precision};
 
 /// Where the epilogue is computed.
@@ -69,7 +71,51 @@ pub fn candidates(kernel: &Lowering, p: &Matmul, machine: &Hardware) -> Result<V
             (TiledMatmul { form, tile: tile.of_schedule(engine(dtype, p)) }, price)
         }));
     }
+    if !epilogues.is_empty() {
+        all.extend(mma_slices(p, dtype, rows));
+    }
     Ok(all)
+}
+
+/// Fewest tiles along K of a slice, on average.
+const MIN_TILES_OF_SLICE: usize = 2;
+
+/// Schedules of tensor-core tiles with operands in registers, in slices of K: of powers of two, up to what gives every
+/// multiprocessor a tile. A launch of their own sums them and computes the epilogue.
+fn mma_slices(p: &Matmul, dtype: DType, rows: [Rows; 2]) -> Vec<(TiledMatmul, f64)> {
+    let is_stored = p.values().count() == p.sums();
+    if engine(dtype, p) != kiln_plan::Engine::Mma || !is_stored || p.machine.contract.batch_invariant {
+        return vec![];
+    }
+    let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
+    let batch = p.batch.iter().product::<usize>();
+    let mut all = vec![];
+    for tile in mma::tiles(p, dtype) {
+        let tile = mma::Tile { group: 1, ..tile };
+        let instances = batch * p.m.div_ceil(tile.m) * p.n.div_ceil(tile.n);
+        let most = SLICES.min(p.k / (MIN_TILES_OF_SLICE * tile.k));
+        let idle = |count: &usize| instances * count / 2 < p.machine.units.multiprocessors;
+        let counts = (1..).map(|power| 1 << power).take_while(|count| *count <= most && idle(count));
+        for parts in counts.map_while(|count| Parts::of(count, p.k, tile.k)) {
+            let cycles = mma_cycles(&parts.piece(p), &tile, kiln_plan::Engine::Mma, dtype.bytes(), rows);
+            let form = MatmulForm { slices: parts.count, ..MatmulForm::default() };
+            let schedule = TiledMatmul { form, tile: tile.of_schedule(kiln_plan::Engine::Mma) };
+            all.push((schedule, us(p, cycles + sum(p, parts.count, elements(p)))));
+        }
+    }
+    all
+}
+
+/// Which of these schedules are slices of K in registers that are not much cheaper than staged tiles: they are a choice
+/// only where their form is asked for.
+pub fn slices_without_advantage(all: &[(MatmulSchedule, f64)]) -> impl Fn(&(MatmulSchedule, f64)) -> bool + use<> {
+    let staged = all.iter().filter(|c| ProgramFamily::of(&c.0) == ProgramFamily::StagedTiles);
+    let staged = staged.map(|c| c.1).fold(f64::INFINITY, f64::min);
+    move |(schedule, us)| {
+        let split = matches!(schedule, MatmulSchedule::Matmul(p) if p.form.slices > 1);
+        let in_registers = ProgramFamily::of(schedule) == ProgramFamily::RegisterTiles;
+        split && in_registers && us * ADVANTAGE_OF_OTHER_FAMILY > staged
+    }
 }
 
 /// The same of a matmul with its operands swapped, in tiles whose operands are staged: those of loads to registers are
