@@ -1,7 +1,8 @@
-//! What the cost model of nests counts and predicts: a schedule in numbers, and its price.
+//! The numbers of the cost model of nests: what a schedule does, and its price.
 //!
-//! What instances hold, load and exchange is counted from the layout that code generation gives a tile
-//! ([`kiln_block::layout::choose()`]). [`crate::cost::terms`] computes the price.
+//! [`crate::cost::tiled_nest`] reads a schedule's steps, [`crate::cost::footprint`] counts what instances hold, load and
+//! exchange, in the layout that code generation gives a tile ([`kiln_block::layout::choose()`]), and
+//! [`crate::cost::terms`] computes the price from that.
 use crate::cost::features::Access;
 
 /// Threads of a warp.

@@ -119,7 +119,22 @@ impl<'a> TiledNest<'a> {
             Step::Persist(n) => w.persist = *n as f64,
             Step::Prefetch(_) => w.prefetch = true,
             Step::Reverse(_) => w.reversed = true,
-            _ => {}
+            // The nest whose schedule this is has its neighbours as elements of its body.
+            Step::Unroll(..) => {}
+            // Of what multiplies, and of launches beside that.
+            Step::Swap
+            | Step::DualGemm
+            | Step::ImplicitGemm
+            | Step::FoldWindow(_)
+            | Step::JoinResidues(_)
+            | Step::Multiply(..)
+            | Step::Stage(..)
+            | Step::Copy(_)
+            | Step::Group(_)
+            | Step::PingPong
+            | Step::BlockMask
+            | Step::Call
+            | Step::Launch(..) => {}
         }
     }
     /// Extents of coordinates inside a tile.
