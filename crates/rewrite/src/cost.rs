@@ -160,8 +160,8 @@ impl<'a> OpTypes<'a> {
             false => 0.,
         }
     }
-    /// Seconds of the op before kernels are known: its arithmetic; of an anchor op also its launch and its result. Flops
-    /// are at the full rate: a composite op starts from what it can reach, and prices decide against it.
+    /// Seconds of the op before kernels are known: its arithmetic; of an anchor op also its launch and its result.
+    /// Flops are at the full rate: a composite op starts from what it can reach, and prices decide against it.
     pub fn seconds(&self, m: &Hardware) -> f64 {
         let class = Class::of(self.op);
         let computed = if class == Class::Reduce { count(self.args[0]) } else { self.op.weight() * count(self.ty) };

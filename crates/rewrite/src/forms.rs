@@ -1,11 +1,11 @@
 //! Forms of matmuls, convolutions and attention in the e-graph: by which templates a GPU can compute them.
 //!
 //! Takes: a saturated e-graph and a machine. Adds to the class of each such value one e-node for each template
-//! ([`Template`](crate::language::Template)) that computes it. Operands of a template are arrays: a class that holds the operand as it is stored
-//! and, where a rule says so, as a copy in the layout that the template reads (`layout(a)`); so n templates and two
-//! arrays for each of two operands are n e-nodes and four more, not 4 n. A GEMM of operands in the other order is in a
-//! class of its own, and the value is its transpose. Sizes of tiles, stages and slices are no part of a form: the price
-//! of a form is that of its cheapest schedule.
+//! ([`Template`](crate::language::Template)) that computes it. Operands of a template are arrays: a class that holds
+//! the operand as it is stored and, where a rule says so, as a copy in the layout that the template reads
+//! (`layout(a)`); so n templates and two arrays for each of two operands are n e-nodes and four more, not 4 n. A GEMM
+//! of operands in the other order is in a class of its own, and the value is its transpose. Sizes of tiles, stages and
+//! slices are no part of a form: the price of a form is that of its cheapest schedule.
 //!
 //! [`RULES`] are data, as all rules are: a name, premises on the machine, the contract and the types, an example and a
 //! near miss. They match ops alone and give nothing that another rule matches, so one pass after saturation finds all.

@@ -3,8 +3,8 @@
 //! Legality is a property of the whole region, never of a pair. Going backward from the outputs, every value gets its
 //! access maps (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row
 //! and which run along it. An anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and
-//! once. What it can fuse is a matter of its forms: a region notes what it asks of them ([`FormNeeds`]), and is legal if
-//! one of them can. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
+//! once. What it can fuse is a matter of its forms: a region notes what it asks of them ([`FormNeeds`]), and is legal
+//! if one of them can. This module alone knows what lowering can fuse; every refusal has a name ([`Reject`]).
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};

@@ -15,18 +15,22 @@ impl Reject {
             }
             RowsDiffer => "all reductions of a kernel must run over the same rows",
             RowReductionAfterMatmul => {
-                "a row reduction needs the whole row; a GEMM tile holds only part of it, or its epilogue cannot reduce rows"
+                "a row reduction needs the whole row; a GEMM tile holds only part of it, or its epilogue cannot reduce \
+                 rows"
             }
             RowReductionBeforeMatmul => {
-                "a row reduction needs the whole row; a matmul, attention or convolution reads its operands tile by tile"
+                "a row reduction needs the whole row; a matmul, attention or convolution reads its operands tile by \
+                 tile"
             }
             ArithmeticBeforeMatmul => {
-                "attention and convolutions read their operands from memory, and so do matmuls on hosts, in batch-invariant plans, and of more than 16 rows and columns"
+                "attention and convolutions read their operands from memory, and so do matmuls on hosts, in \
+                 batch-invariant plans, and of more than 16 rows and columns"
             }
             ArithmeticAroundAttention => "the attention kernel reads its operands and writes its result unchanged",
             OperandNotStrided => "rows and columns of an operand must have constant strides in memory",
             AnchorRecomputed => {
-                "an anchor op, such as a matmul, is computed whole and once; this kernel would compute parts of it, or compute it again"
+                "an anchor op, such as a matmul, is computed whole and once; this kernel would compute parts of it, or \
+                 compute it again"
             }
             AnchorNeedsStoredOperands => {
                 "this op reads its operands by an access pattern of its own, so they must be in memory"

@@ -71,8 +71,8 @@ pub fn schedules_of(nest: &Nest) -> Result<Vec<Schedule>, LowerError> {
     Ok(schedules(nest)?.into_iter().map(|(schedule, _)| schedule).collect())
 }
 
-/// One schedule that fits, without pricing any ([`crate::nest::lowering::ProposeSchedules`]): to see which steps a kernel
-/// is lowered to, whatever their schedules.
+/// One schedule that fits, without pricing any ([`crate::nest::lowering::ProposeSchedules`]): to see which steps a
+/// kernel is lowered to, whatever their schedules.
 pub fn any_schedule_of(nest: &Nest) -> Result<Vec<Schedule>, LowerError> {
     if !nest.machine.arch.is_gpu() || nest.machine.contract.batch_invariant {
         return schedules_of(nest);
