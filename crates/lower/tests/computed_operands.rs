@@ -11,7 +11,9 @@ use std::sync::Mutex;
 /// The lines of a graph and the names of its inputs.
 struct Lines {
     random: Random,
+    /// The type of operands, and the one that they are computed in.
     dtype: &'static str,
+    wide: &'static str,
     inputs: Vec<String>,
     lines: Vec<String>,
 }
@@ -32,10 +34,10 @@ impl Lines {
     }
     /// A matrix that is computed.
     fn computed(&mut self, rows: usize, columns: usize) -> String {
-        let (shape, dtype) = (format!("{rows},{columns}"), self.dtype);
+        let (shape, dtype) = (format!("{rows},{columns}"), self.wide);
         let mut x = match self.choose(&["plain", "cast", "groups", "transposed"]) {
             "cast" => {
-                let stored = self.choose(&["i8", "u8", "f32"]);
+                let stored = self.choose(&["i8", "u8", if dtype == "i32" { "i16" } else { "f32" }]);
                 let x = self.input(stored, &shape);
                 self.op(format!("cast {x} to={dtype}"))
             }
@@ -49,13 +51,14 @@ impl Lines {
             }
             "transposed" => {
                 let x = self.input(dtype, &format!("{columns},{rows}"));
-                let x = self.op(format!("tanh {x}"));
+                let x = self.op(format!("{} {x}", if dtype == "i32" { "abs" } else { "tanh" }));
                 self.op(format!("permute {x} perm=[1,0]"))
             }
             _ => self.input(dtype, &shape),
         };
         for _ in 0..1 + self.random.next_below(3) {
-            let op = self.choose(&["silu", "sigmoid", "neg", "mul", "add", "sub"]);
+            let float = ["silu", "sigmoid", "neg", "mul", "add", "sub"];
+            let op = self.choose(if dtype == "i32" { &float[2..] } else { &float });
             x = match op {
                 "mul" | "add" | "sub" => {
                     let other = self.choose(&[shape.clone(), format!("{columns}"), format!("{rows},1")]);
@@ -65,25 +68,27 @@ impl Lines {
                 _ => self.op(format!("{op} {x}")),
             };
         }
-        x
+        if self.dtype == dtype { x } else { self.op(format!("cast {x} to={}", self.dtype)) }
     }
 }
 
 /// A matmul of few rows, of whose operands at least one is computed.
 fn case(seed: u64) -> String {
     let mut random = Random::new(seed);
-    let dtype = random.choose(&["f32", "bf16", "f16"]);
-    let mut g = Lines { random, dtype, inputs: vec![], lines: vec![] };
+    let dtype = random.choose(&["f32", "bf16", "bf16", "f16", "f16", "f64", "i32", "f8e4m3"]);
+    let wide = if dtype == "f8e4m3" { "bf16" } else { dtype };
+    let mut g = Lines { random, dtype, wide, inputs: vec![], lines: vec![] };
     let [m, n, k] = [g.choose(&[1, 2, 3, 7, 16]), g.choose(&[1, 8, 24, 40, 72]), g.choose(&[5, 8, 32, 64, 72, 136])];
-    let op = g.choose(&["dot", "linear"]);
+    let op = if dtype == "i32" { "dot" } else { g.choose(&["dot", "linear"]) };
     let weight = if op == "dot" { (k, n) } else { (n, k) };
     let [left, right] = g.choose(&[[true, false], [false, true], [true, true]]);
     let a = if left { g.computed(m, k) } else { g.input(dtype, &format!("{m},{k}")) };
     let b = if right { g.computed(weight.0, weight.1) } else { g.input(dtype, &format!("{},{}", weight.0, weight.1)) };
     let mut y = g.op(format!("{op} {a}, {b}"));
-    match g.choose(&["none", "none", "bias", "gated"]) {
+    let after: &[&str] = if ["i32", "f8e4m3"].contains(&dtype) { &["bias"] } else { &["bias", "gated", "none"] };
+    match g.choose(&[&["none"], after].concat()) {
         "bias" => {
-            let bias = g.input(dtype, &format!("{n}"));
+            let bias = g.input(if dtype == "f8e4m3" { "f32" } else { dtype }, &format!("{n}"));
             y = g.op(format!("add {y}, {bias}"));
         }
         "gated" => {
@@ -101,7 +106,7 @@ fn case(seed: u64) -> String {
 #[test]
 fn every_form_computes_its_operands() {
     let seen: Mutex<BTreeSet<Form>> = Mutex::default();
-    let seeds: Vec<u64> = (0..120).collect();
+    let seeds: Vec<u64> = (0..200).collect();
     in_parallel(&seeds, |&seed| {
         let text = case(seed);
         let body: Graph = text.parse().unwrap_or_else(|e| panic!("seed {seed}: {e}\n{text}"));

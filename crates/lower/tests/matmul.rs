@@ -355,6 +355,7 @@ fn arithmetic_of_operands_in_rows() {
             ("%x: T[1,64], %z: T[1,64], %w: T[96,64]", "%g = silu %x\n %m = mul %g, %z\n %y = linear %m, %w"),
             ("%x: T[1,64], %q: i8[96,64], %s: T[96,1]", "%c = cast %q to=T\n %w = mul %c, %s\n %y = linear %x, %w"),
             ("%x: T[2,3,40], %w: T[2,40,24], %c: T[24]", "%e = exp %x\n %d = dot %e, %w\n %y = add %d, %c"),
+            ("%x: T[3,72], %w: f8e4m3[40,72]", "%c = cast %x to=f8e4m3\n %y = linear %c, %w"),
         ] {
             let text = format!("graph k({operands}) {{\n {call}\n return %y\n}}").replace("T[", &format!("{d}["));
             check_on(Gemm, &text.replace("to=T", &format!("to={d}")), GPU);
