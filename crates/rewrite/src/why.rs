@@ -24,7 +24,7 @@ impl Reject {
             }
             ArithmeticBeforeMatmul => {
                 "attention and convolutions read their operands from memory, and so do matmuls on hosts, in \
-                 batch-invariant plans, and of more than 16 rows and columns"
+                 batch-invariant plans, and of which both rows and columns are more than 16"
             }
             ArithmeticAroundAttention => "the attention kernel reads its operands and writes its result unchanged",
             OperandNotStrided => "rows and columns of an operand must have constant strides in memory",

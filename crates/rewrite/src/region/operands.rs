@@ -67,7 +67,9 @@ pub(super) fn dequantises(op: &Op) -> bool {
 
 /// Rows and columns of a matmul's result.
 pub(super) fn sides(dag: &Dag, matmul: usize) -> (usize, usize) {
-    let Some((&columns, lead)) = dag.shape(matmul).split_last() else { return (1, 1) };
-    let rows = if *dag.op(matmul) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
+    // Invariant: inference gives a result of `dot` at least two axes, and one of `linear` at least one.
+    let shape = dag.shape(matmul);
+    let (lead, columns) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
+    let rows = if *dag.op(matmul) == Op::Dot { lead[lead.len() - 1] } else { lead.iter().product() };
     (rows, columns)
 }
