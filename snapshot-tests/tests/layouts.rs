@@ -65,8 +65,8 @@ struct Block {
 fn heaviest(code: &BlockProgram, rank: usize) -> Option<Block> {
     let mut accesses: Vec<Value> = vec![];
     code.walk(&mut |_, data| match data.op {
-        Op::Load(_) | Op::Unpack { .. } => accesses.push(data.results[0]),
-        Op::Store => accesses.push(data.args[1]),
+        Op::Load(..) | Op::Unpack { .. } => accesses.push(data.results[0]),
+        Op::Store(_) => accesses.push(data.args[1]),
         Op::Pack { .. } => accesses.push(data.args[0]),
         _ => {}
     });

@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CmpOp, Const, DotPrecision, Elem, InstData, LoadMode, Op,
-    Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, InstData,
+    LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -217,19 +217,22 @@ impl Builder {
             args.push(self.broadcast_to(v, &shape));
         }
         let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
-        self.one(Op::Load(mode), &args, ty)
+        self.one(Op::Load(mode, CachePolicy::Normal), &args, ty)
     }
     /// Prefetches bytes from a scalar pointer on, which another instance will read soon.
     pub fn prefetch(&mut self, p: Value, bytes: usize) {
         self.inst(Op::Prefetch { bytes: bytes as u32 }, &[p], &[], vec![]);
     }
     pub fn store(&mut self, p: Value, v: Value, mask: Option<Value>) {
+        self.store_cached(p, v, mask, CachePolicy::Normal);
+    }
+    pub fn store_cached(&mut self, p: Value, v: Value, mask: Option<Value>, cache: CachePolicy) {
         let shape = self.shape(p);
         let mut args = vec![p, self.broadcast_to(v, &shape)];
         if let Some(m) = mask {
             args.push(self.broadcast_to(m, &shape));
         }
-        self.inst(Op::Store, &args, &[], vec![]);
+        self.inst(Op::Store(cache), &args, &[], vec![]);
     }
     /// Shows values to other instances ([`Op::Publish`]).
     pub fn publish(&mut self, p: Value, v: Value, mask: Option<Value>) {

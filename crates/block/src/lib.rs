@@ -22,5 +22,7 @@ pub use error::BlockError;
 pub use ir::{Arithmetic, Array, BlockProgram, Inst, InstData, Param, Region, Value, ValueData};
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
-pub use ops::{AtomicOp, BinaryOp, CmpOp, Const, DotPrecision, LoadMode, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};
+pub use ops::{
+    AtomicOp, BinaryOp, CachePolicy, CmpOp, Const, DotPrecision, LoadMode, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp,
+};
 pub use types::{Elem, Swizzle, Type};

@@ -141,6 +141,20 @@ pub enum LoadMode {
     Window,
 }
 
+/// How long the caches keep what an access reads or writes. Only a hint: values never depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CachePolicy {
+    #[default]
+    Normal,
+    /// Replaced before other lines: what is accessed once.
+    EvictFirst,
+    /// Replaced after other lines: what is accessed again.
+    EvictLast,
+    /// Kept in the L2 cache only.
+    L2Only,
+}
+
 /// How an atomic update combines an element of memory with a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -242,9 +256,9 @@ pub enum Op {
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
     /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
-    Load(LoadMode),
+    Load(LoadMode, CachePolicy),
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
-    Store,
+    Store(CachePolicy),
     /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes
     /// between. Elements and instances may overlap; their order is open.
     Atomic(AtomicOp),

@@ -139,6 +139,36 @@ fn unaligned_vectors() {
     assert_eq!(loads("load_apart"), [0, 8, 0]);
 }
 
+/// Policies of the caches become PTX's operators and priorities, on vectors as on masked elements; ptxas takes them.
+#[test]
+fn cache_policies_are_operators_of_accesses() {
+    for (policy, load, store) in [
+        ("evict_first", "ld.global.cs", "st.global.cs"),
+        ("evict_last", "ld.global.L1::evict_last", "st.global.L1::evict_last"),
+        ("l2_only", "ld.global.cg", "st.global.cg"),
+    ] {
+        let text = format!(
+            "kernel @cached(%x: ptr<f32> readonly align 16, %y: ptr<f32> align 16) grid [4, 1, 1] warps 4 {{
+  v0 = iota : i32[512]
+  v1 = splat %x : ptr<f32>[512]
+  v2 = ptr_add v1, v0 : ptr<f32>[512]
+  v3 = const 509 : i32
+  v4 = splat v3 : i32[512]
+  v5 = cmp lt v0, v4 : bool[512]
+  v6 = load {policy} v2, v5 : f32[512]
+  v7 = splat %y : ptr<f32>[512]
+  v8 = ptr_add v7, v0 : ptr<f32>[512]
+  store {policy} v8, v6
+}}"
+        );
+        let kernel = kiln_block::text::parse(&text).unwrap();
+        assert_eq!(kiln_block::text::parse(&kiln_block::text::print(&kernel)).unwrap(), kernel);
+        let ptx = check(&kernel);
+        assert!(count(&ptx, load) > 0 && count(&ptx, store) > 0, "{policy}\n{}", ptx.text);
+        assert_eq!(count(&ptx, "ld.global"), count(&ptx, load), "{policy}\n{}", ptx.text);
+    }
+}
+
 /// One predicated store per thread, after everything that is read, and no branch for it.
 #[test]
 fn indices_are_checked() {

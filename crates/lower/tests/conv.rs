@@ -430,7 +430,7 @@ fn residues_are_stored_as_lines() {
                 let multiplies = code.insts.iter().any(|d| matches!(d.op, kiln_block::Op::Wgmma { .. }));
                 let placed = kiln_block::passes::layout::assign(&code);
                 placed.walk(&mut |_, d| {
-                    if d.op != kiln_block::Op::Store || !multiplies {
+                    if !matches!(d.op, kiln_block::Op::Store(_)) || !multiplies {
                         return;
                     }
                     stores += 1;

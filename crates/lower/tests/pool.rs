@@ -69,7 +69,7 @@ fn several_rows_a_thread() {
         let steps = check_by(Pool, &format!("graph k{lines}"), GPU, schedule);
         let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("one step") };
         let mut stores = 0;
-        code.walk(&mut |_, d| stores += usize::from(d.op == kiln_block::Op::Store));
+        code.walk(&mut |_, d| stores += usize::from(matches!(d.op, kiln_block::Op::Store(_))));
         assert_eq!(stores, rows, "{lines}");
         check(&lines);
     }

@@ -133,7 +133,7 @@ impl Analysis {
                 positive.then(|| arg(0).map(|axes| axes.into_iter().map(one).collect()))?
             }
             // Equal addresses hold equal values.
-            Op::Load(_) if data.args.len() == 1 => {
+            Op::Load(..) if data.args.len() == 1 => {
                 Some(arg(0)?.into_iter().map(|a| Axis { constant: a.constant, ..UNKNOWN }).collect())
             }
             _ => None,

@@ -55,7 +55,7 @@ impl Cse<'_> {
     fn takes(&self, op: &Op, args: &[Value]) -> bool {
         let from = |v: &Value| self.facts.affine(*v).and_then(|f| f.root);
         is_pure(op)
-            || (matches!(op, Op::Load(_)) && args.first().and_then(from).is_some_and(|r| self.readonly.contains(&r)))
+            || (matches!(op, Op::Load(..)) && args.first().and_then(from).is_some_and(|r| self.readonly.contains(&r)))
     }
     fn key(&self, op: &Op, args: &[Value], result: Value) -> Key {
         let value = self.k.value(result);

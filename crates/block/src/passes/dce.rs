@@ -49,7 +49,7 @@ fn is_silent(op: &Op) -> bool {
     is_pure(op)
         || matches!(
             op,
-            Op::Load(_)
+            Op::Load(..)
                 | Op::TileLoad
                 | Op::SharedLoad
                 | Op::AllocShared

@@ -166,7 +166,7 @@ impl Folder<'_> {
                 _ => (arg(1) == arg(2)).then(|| To::Value(arg(1))),
             },
             Op::PtrAdd => matches!(constant(1), Some(Const::Int(0))).then(|| To::Value(arg(0))),
-            Op::Load(_) => match constant(1) {
+            Op::Load(..) => match constant(1) {
                 Some(Const::Bool(true)) => Some(To::Op(data.op.clone(), vec![arg(0)])),
                 Some(Const::Bool(false)) => Some(match data.args.get(2) {
                     Some(other) => To::Value(*other),
@@ -174,7 +174,7 @@ impl Folder<'_> {
                 }),
                 _ => None,
             },
-            Op::Store | Op::Atomic(_) => match constant(2) {
+            Op::Store(_) | Op::Atomic(_) => match constant(2) {
                 Some(Const::Bool(true)) => Some(To::Op(data.op.clone(), vec![arg(0), arg(1)])),
                 Some(Const::Bool(false)) => Some(To::Nothing),
                 _ => None,

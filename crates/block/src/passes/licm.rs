@@ -47,7 +47,7 @@ fn invariant(k: &BlockProgram, facts: &analysis::Analysis, runs: bool, r: &mut R
     let (mut out, mut rest) = (vec![], vec![]);
     for i in std::mem::take(&mut r.insts) {
         let data = k.inst(i);
-        let may = is_pure(&data.op) || (runs && matches!(data.op, Op::Load(_)) && readonly(data.args[0]));
+        let may = is_pure(&data.op) || (runs && matches!(data.op, Op::Load(..)) && readonly(data.args[0]));
         if may && data.args.iter().all(|v| !inside.contains(v)) {
             out.push(i);
         } else {

@@ -56,7 +56,7 @@ pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> 
 
 fn is_straight(op: &Op) -> bool {
     is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. })
-        || matches!(op, Op::Load(_) | Op::Store | Op::Check { .. } | Op::Prefetch { .. })
+        || matches!(op, Op::Load(..) | Op::Store(_) | Op::Check { .. } | Op::Prefetch { .. })
 }
 
 /// By how much each value grows per iteration, that is over `instances` positions of the grid; values without constant
@@ -91,7 +91,7 @@ fn growth(k: &BlockProgram, facts: &Analysis, instances: usize) -> HashMap<Value
 /// Whether a load takes at least one vector per thread, from addresses that indices alone determine. One that `moves`
 /// (changes per iteration) must be aligned, too.
 fn is_copied(k: &BlockProgram, facts: &Analysis, i: Inst, moves: bool) -> bool {
-    let (Op::Load(_), args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
+    let (Op::Load(..), args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
     let (ty, bytes) = (k.ty(*ptr), k.ty(*ptr).elem().map_or(1, Elem::bytes));
     let Some(last) = ty.shape().len().checked_sub(1) else { return false };
     let (run, align) = facts.alignment(*ptr, last);
@@ -128,7 +128,7 @@ fn is_hidden(k: &BlockProgram, load: Inst) -> bool {
         let inside = |n: usize| mask.is_some() && d.args.get(n) == mask;
         match d.op {
             _ if !d.args.iter().any(|v| outside.contains(v)) => true,
-            Op::Store => inside(2) && !takes(0),
+            Op::Store(_) => inside(2) && !takes(0),
             Op::Select if inside(0) && !takes(2) => true,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Cast(_) | Op::Select => {
                 outside.extend(&d.results);

@@ -1,5 +1,5 @@
 //! Names of ops in the text form, for both directions.
-use crate::{AtomicOp, BinaryOp, CmpOp, LoadMode, Op, ReduceOp, ScanOp, Terms, UnaryOp};
+use crate::{AtomicOp, BinaryOp, CachePolicy, CmpOp, LoadMode, Op, ReduceOp, ScanOp, Terms, UnaryOp};
 
 pub const UNARY: &[(&str, UnaryOp)] = &[
     ("neg", UnaryOp::Neg),
@@ -67,6 +67,13 @@ pub const REDUCE: &[(&str, ReduceOp)] = &[
 pub const TERMS: &[(&str, Terms)] = &[("squares", Terms::Squares), ("distances", Terms::Distances)];
 pub const SCAN: &[(&str, ScanOp)] = &[("sum", ScanOp::Sum), ("prod", ScanOp::Prod), ("max", ScanOp::Max)];
 
+/// Policies of the caches, after the name of a load or a store.
+pub const CACHE: &[(&str, CachePolicy)] = &[
+    ("evict_first", CachePolicy::EvictFirst),
+    ("evict_last", CachePolicy::EvictLast),
+    ("l2_only", CachePolicy::L2Only),
+];
+
 /// Ops written as their name and operands only.
 pub const PLAIN: &[(&str, Op)] = &[
     ("iota", Op::Iota),
@@ -75,10 +82,10 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("reshape", Op::Reshape),
     ("select", Op::Select),
     ("ptr_add", Op::PtrAdd),
-    ("load", Op::Load(LoadMode::Vectors)),
-    ("load_apart", Op::Load(LoadMode::Apart)),
-    ("load_window", Op::Load(LoadMode::Window)),
-    ("store", Op::Store),
+    ("load", Op::Load(LoadMode::Vectors, CachePolicy::Normal)),
+    ("load_apart", Op::Load(LoadMode::Apart, CachePolicy::Normal)),
+    ("load_window", Op::Load(LoadMode::Window, CachePolicy::Normal)),
+    ("store", Op::Store(CachePolicy::Normal)),
     ("atomic_add", Op::Atomic(AtomicOp::Add)),
     ("atomic_max", Op::Atomic(AtomicOp::Max)),
     ("yield", Op::Yield),

@@ -1,7 +1,7 @@
 //! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, BlockProgram, Const, DotPrecision, Inst, InstData, Layout, Op, Region, Terms, Type, Value,
+    Arithmetic, BlockProgram, CachePolicy, Const, DotPrecision, Inst, InstData, Layout, Op, Region, Terms, Type, Value,
     layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
@@ -255,11 +255,21 @@ fn op_text(op: &Op) -> (String, String) {
         Op::While => "while".into(),
         Op::If => "if".into(),
         Op::Roles(_) => "roles".into(),
-        plain => names::name_of(names::PLAIN, plain).unwrap_or("?").into(),
+        Op::Load(mode, cache) => cached(&Op::Load(*mode, CachePolicy::Normal), *cache),
+        Op::Store(cache) => cached(&Op::Store(CachePolicy::Normal), *cache),
+        plain => plain_name(plain).into(),
     };
     (before, String::new())
 }
 
+fn plain_name(op: &Op) -> &'static str {
+    names::name_of(names::PLAIN, op).unwrap_or("?")
+}
+/// An access and its cache policy.
+fn cached(access: &Op, policy: CachePolicy) -> String {
+    let name = plain_name(access);
+    names::name_of(names::CACHE, &policy).map_or_else(|| name.into(), |policy| format!("{name} {policy}"))
+}
 fn of(terms: Terms, name: &str) -> String {
     names::name_of(names::TERMS, &terms).map_or_else(|| name.into(), |terms| format!("{name} {terms}"))
 }

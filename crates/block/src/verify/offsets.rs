@@ -56,8 +56,8 @@ impl Offsets<'_> {
     /// Refuses an access at an address, or under a mask, that may be computed from an integer that wrapped.
     fn access(&self, i: Inst, data: &InstData) -> Result<(), BlockError> {
         let places: &[Value] = match (&data.op, &data.args[..]) {
-            (Op::Load(_), args) => args.get(..2).unwrap_or(args),
-            (Op::Store | Op::Atomic(_), [pointer, _, mask @ ..]) => {
+            (Op::Load(..), args) => args.get(..2).unwrap_or(args),
+            (Op::Store(_) | Op::Atomic(_), [pointer, _, mask @ ..]) => {
                 self.unwrapped(i, *pointer)?;
                 mask
             }
@@ -121,7 +121,7 @@ impl Offsets<'_> {
         let ty = self.k.ty(v);
         let ends = matches!(
             data.op,
-            Op::Load(_) | Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) if ty.elem() != Some(Elem::Bool)
+            Op::Load(..) | Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) if ty.elem() != Some(Elem::Bool)
         );
         if !ends {
             data.args.iter().for_each(|a| self.taint(v, Some(*a)));

@@ -18,7 +18,7 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&op),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
-        Op::Load(_) | Op::Store | Op::Atomic(_) => pointers(&op),
+        Op::Load(..) | Op::Store(_) | Op::Atomic(_) => pointers(&op),
         Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => records(&op),
         Op::TileLoad | Op::TileStore => tiles(&op),
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&op),
@@ -178,7 +178,7 @@ fn pointwise(s: &Checked) -> Rule {
 /// Loads, stores and updates of the elements that pointers point to.
 fn pointers(s: &Checked) -> Rule {
     match &s.data.op {
-        Op::Load(_) => {
+        Op::Load(..) => {
             s.arity(1, 3, 1)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
             let loaded = Type::block(elem, shape);
@@ -190,7 +190,7 @@ fn pointers(s: &Checked) -> Rule {
             }
             same("the result", s.out(), &loaded)
         }
-        op @ (Op::Store | Op::Atomic(_)) => {
+        op @ (Op::Store(_) | Op::Atomic(_)) => {
             s.arity(2, 3, 0)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
             same("the value", s.ty(1), &Type::block(elem, shape))?;

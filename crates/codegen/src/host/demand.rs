@@ -33,7 +33,7 @@ const KEEP_COST: u32 = 8;
 fn own_cost(op: &Op) -> u32 {
     use kiln_block::BinaryOp as B;
     match op {
-        Op::Load(_) => 2,
+        Op::Load(..) => 2,
         Op::Unary(u) => match u {
             UnaryOp::Exp | UnaryOp::Exp2 | UnaryOp::Exp2Approx => 16,
             UnaryOp::Expm1 | UnaryOp::Tanh | UnaryOp::TanhApprox => 20,
@@ -55,7 +55,7 @@ fn own_cost(op: &Op) -> u32 {
 pub(super) fn forces(op: &Op) -> bool {
     matches!(
         op,
-        Op::Store
+        Op::Store(_)
             | Op::Check { .. }
             | Op::Reduce { .. }
             | Op::Scan { .. }
@@ -103,7 +103,7 @@ impl Demand {
         let own = inst.results.first().map_or_else(BTreeSet::new, |&r| self.within(r));
         for (n, &a) in inst.args.iter().enumerate() {
             let here = match &inst.op {
-                Op::Store => inst.args.get(2).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
+                Op::Store(_) => inst.args.get(2).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
                 Op::Check { .. } => inst.args.get(3).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
                 Op::Reduce { op, .. } => self.reduced(k, *op, a),
                 Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
@@ -188,7 +188,7 @@ impl Demand {
     fn overwritten(&self, k: &BlockProgram, order: &[Inst]) -> BTreeSet<Value> {
         let at = |i: Inst| self.place.get(&i).map_or(0, |p| p.0);
         let mut found = BTreeSet::new();
-        for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load(_))) {
+        for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load(..))) {
             let Some(&p) = k.inst(l).args.first() else { continue };
             let root = self.root(p);
             if k.params.iter().any(|q| q.value == root && q.readonly) {
@@ -197,7 +197,7 @@ impl Demand {
             let clash = order.iter().any(|&s| {
                 let store = k.inst(s);
                 let Some(&q) = store.args.first() else { return false };
-                matches!(store.op, Op::Store)
+                matches!(store.op, Op::Store(_))
                     && self.root(q) == root
                     && (at(s) > at(l) || self.loops(s).iter().any(|f| self.loops(l).contains(f)))
             });

@@ -213,7 +213,7 @@ impl Emit<'_> {
                 let (p, o) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?);
                 self.advance(&p, &o)
             }
-            Op::Load(_) => self.load(i, at),
+            Op::Load(..) => self.load(i, at),
             Op::TileLoad | Op::TileStore => Err("tensor-map tiles".into()),
             other => Err(format!("{other:?} inside an expression")),
         }

@@ -26,7 +26,7 @@ impl Emit<'_> {
         let mut reads = vec![];
         if let Sink::Keep { value, .. } = &sink
             && let Some(Place::Virtual(i)) = self.place.get(value)
-            && let (Op::Load(_), Some(p)) = (&self.kernel.inst(*i).op, self.kernel.inst(*i).args.first())
+            && let (Op::Load(..), Some(p)) = (&self.kernel.inst(*i).op, self.kernel.inst(*i).args.first())
         {
             reads.push((self.demand.root(*p), *p));
         }
@@ -84,12 +84,12 @@ impl Emit<'_> {
         let args = match self.place.get(&v) {
             Some(Place::Virtual(i)) => {
                 let inst = self.kernel.inst(*i);
-                if let (Op::Load(_), Some(p)) = (&inst.op, inst.args.first()) {
+                if let (Op::Load(..), Some(p)) = (&inst.op, inst.args.first()) {
                     reads.push((self.demand.root(*p), *p));
                 }
                 let keeps = matches!(
                     inst.op,
-                    Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load(_)
+                    Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load(..)
                 );
                 return inst.args.iter().all(|a| self.available(*a, identity && keeps, seen, reads));
             }
@@ -102,7 +102,7 @@ impl Emit<'_> {
     pub fn waits(&self, inst: Inst) -> bool {
         let i = self.kernel.inst(inst);
         i.args.iter().any(|a| self.pending.late.contains(a))
-            || (matches!(i.op, Op::Load(_))
+            || (matches!(i.op, Op::Load(..))
                 && i.args.first().is_some_and(|p| self.pending.stored.contains(&self.demand.root(*p))))
     }
 
@@ -360,7 +360,7 @@ impl Emit<'_> {
         let Some(Place::Virtual(i)) = self.place.get(&v) else { return };
         let inst = self.kernel.inst(*i);
         match &inst.op {
-            Op::Load(_) => masks.extend(inst.args.get(1)),
+            Op::Load(..) => masks.extend(inst.args.get(1)),
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => {
                 for a in &inst.args {
                     self.masks_of(*a, masks, seen);

@@ -26,7 +26,7 @@ pub(super) struct Prefetch {
 
 impl Prefetch {
     pub fn of(k: &BlockProgram, demand: &Demand) -> Prefetch {
-        let loads = || k.insts.iter().filter(|i| matches!(i.op, Op::Load(_)));
+        let loads = || k.insts.iter().filter(|i| matches!(i.op, Op::Load(..)));
         let mut ahead = Prefetch::default();
         if !loads().any(|i| i.results.iter().any(|&r| demand.repeated(r))) {
             return ahead;

@@ -90,7 +90,7 @@ impl Emit<'_> {
         let arg = |n: usize| inst.args.get(n).copied().ok_or_else(|| format!("{:?} without operand {n}", inst.op));
         let result = inst.results.first().copied();
         match (&inst.op, result) {
-            (Op::Store, _) => {
+            (Op::Store(_), _) => {
                 let shape = self.shape(arg(0)?);
                 self.push(i, &shape, Sink::Store { ptr: arg(0)?, value: arg(1)?, mask: inst.args.get(2).copied() })
             }
@@ -425,6 +425,6 @@ fn upper(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::PtrAdd
-            | Op::Load(_)
+            | Op::Load(..)
     )
 }

@@ -29,14 +29,14 @@ pub(super) fn last(k: &BlockProgram) -> HashSet<Value> {
 fn last_of(k: &BlockProgram, region: &Region) -> Option<Value> {
     let adds_up = |d: &InstData| {
         matches!(d.op, Op::Const(_) | Op::Iota | Op::ProgramId(_) | Op::Splat | Op::Broadcast | Op::ExpandDims(_))
-            || matches!(d.op, Op::Reshape | Op::Permute(_) | Op::Load(_) | Op::Unary(_) | Op::Binary(_) | Op::Cmp(_))
+            || matches!(d.op, Op::Reshape | Op::Permute(_) | Op::Load(..) | Op::Unary(_) | Op::Binary(_) | Op::Cmp(_))
             || matches!(d.op, Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Reduce { .. } | Op::Yield)
     };
     let body: Vec<&InstData> = region.insts.iter().map(|i| k.inst(*i)).collect();
     if region.params.len() < 2 || !body.iter().all(|d| adds_up(d)) {
         return None;
     }
-    body.iter().rev().find(|d| matches!(d.op, Op::Load(_)))?.results.first().copied()
+    body.iter().rev().find(|d| matches!(d.op, Op::Load(..)))?.results.first().copied()
 }
 
 impl<'c> Gen<'c, '_> {

@@ -221,7 +221,7 @@ impl<'c> Gen<'c, '_> {
     }
     fn writes(&self, region: &Region) -> bool {
         let mut found = false;
-        self.k.walk_region(region, &mut |_, d| found |= matches!(d.op, Op::Store | Op::Atomic(_)));
+        self.k.walk_region(region, &mut |_, d| found |= matches!(d.op, Op::Store(_) | Op::Atomic(_)));
         found
     }
 }

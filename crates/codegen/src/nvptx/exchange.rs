@@ -5,7 +5,7 @@ use super::r#gen::Gen;
 use super::index::Reg;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, bits_of};
-use kiln_block::{Elem, Op, Type, Value};
+use kiln_block::{CachePolicy, Elem, Op, Type, Value};
 
 /// Scratch in shared memory: which bytes other threads may still be reading.
 #[derive(Default)]
@@ -276,7 +276,14 @@ impl<'c> Gen<'c, '_> {
             .map(|v| {
                 let base = self.e.b.build_int_to_ptr(int(*v)?, self.e.ptr(super::emit::GLOBAL), "")?;
                 let align = elem.bytes() as u64;
-                Ok(Reg::Ptr(super::index::Pointer { base, elem, align, off: 0, readonly: false }))
+                Ok(Reg::Ptr(super::index::Pointer {
+                    base,
+                    elem,
+                    align,
+                    off: 0,
+                    readonly: false,
+                    cache: CachePolicy::Normal,
+                }))
             })
             .collect()
     }

@@ -20,7 +20,9 @@ use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::passes::persistent_rows;
-use kiln_block::{Arithmetic, BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};
+use kiln_block::{
+    Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value,
+};
 use kiln_machine::Machine;
 use std::collections::{HashMap, HashSet};
 
@@ -135,7 +137,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
 fn rounds_all(k: &BlockProgram) -> bool {
     let mut stored = vec![];
     k.walk(&mut |_, d| match d.op {
-        Op::Store => stored.push(k.ty(d.args[1]).elem()),
+        Op::Store(_) => stored.push(k.ty(d.args[1]).elem()),
         // Scalars are numbers that roles send each other.
         Op::SharedStore if !k.ty(d.args[2]).is_scalar() => stored.push(k.ty(d.args[2]).elem()),
         _ => {}
@@ -207,9 +209,14 @@ impl<'c> Gen<'c, '_> {
     }
     pub fn register(&self, v: Value, val: Val<'c>) -> Reg<'c> {
         match (self.k.ty(v), val) {
-            (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
-                Reg::Ptr(Pointer { base, elem: *elem, align: elem.bytes() as u64, off: 0, readonly: false })
-            }
+            (Type::Ptr { elem, .. }, Val::PointerValue(base)) => Reg::Ptr(Pointer {
+                base,
+                elem: *elem,
+                align: elem.bytes() as u64,
+                off: 0,
+                readonly: false,
+                cache: CachePolicy::Normal,
+            }),
             (Type::Block { elem, .. }, val) => Reg::of(val, *elem),
             _ => Reg::Plain(val),
         }
@@ -243,7 +250,7 @@ impl<'c> Gen<'c, '_> {
     }
     fn inst(&mut self, data: &InstData) -> Res<()> {
         let regs = match &data.op {
-            Op::Store => return self.store(data),
+            Op::Store(_) => return self.store(data),
             Op::Publish => return self.publish(data),
             Op::Atomic(op) => return self.atomic(*op, data),
             Op::For => return self.for_loop(data),
@@ -287,7 +294,7 @@ impl<'c> Gen<'c, '_> {
             Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => self.view(data)?,
             Op::Unpack { row } => self.unpack_rows(data, *row as usize)?,
             Op::Pack { row } => self.pack_rows(data, *row as usize)?,
-            Op::Load(_) => self.load(data)?,
+            Op::Load(..) => self.load(data)?,
             Op::Await => self.wait_for(data)?,
             Op::AtomicInc => vec![self.atomic_inc(data)?],
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,

@@ -13,7 +13,7 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::FunctionValue;
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::passes::persistent_rows;
-use kiln_block::{BlockProgram, Elem, Type};
+use kiln_block::{BlockProgram, CachePolicy, Elem, Type};
 use kiln_machine::isa;
 
 /// LLVM's number of the calling convention of PTX entry points.
@@ -87,7 +87,14 @@ impl<'c> Gen<'c, '_> {
                 }
                 (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
                     let align = p.align.max(1) as u64;
-                    Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: p.readonly })
+                    Reg::Ptr(Pointer {
+                        base,
+                        elem: *elem,
+                        align,
+                        off: 0,
+                        readonly: p.readonly,
+                        cache: CachePolicy::Normal,
+                    })
                 }
                 (Type::Block { elem: Elem::Bool, .. }, arg) => Reg::Plain(self.e.trunc(int(arg)?, self.e.i1())?.into()),
                 (_, arg) => self.register(p.value, arg),

@@ -8,7 +8,7 @@
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
 use inkwell::values::{FloatValue, IntValue, PointerValue};
-use kiln_block::{CmpOp, Elem};
+use kiln_block::{CachePolicy, CmpOp, Elem};
 use std::collections::HashMap;
 
 /// `base + off` in `bits` (32 or 64); without base a constant.
@@ -47,6 +47,8 @@ pub(super) struct Pointer<'c> {
     pub off: i64,
     /// Memory that the kernel never writes.
     pub readonly: bool,
+    /// What the caches do with an access to it.
+    pub cache: CachePolicy,
 }
 
 /// What one register of a block value holds.

@@ -10,7 +10,7 @@ use super::index::{Pointer, Reg};
 use super::words::Words;
 use inkwell::types::{BasicType, BasicTypeEnum, IntType};
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{Elem, InstData, LoadMode, Op};
+use kiln_block::{CachePolicy, Elem, InstData, LoadMode, Op};
 
 /// When the elements of one access are inside the mask.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +49,8 @@ pub(super) enum Split {
 
 impl<'c> Gen<'c, '_> {
     pub fn load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
-        let pointers = self.pointers(data)?;
+        let Op::Load(mode, cache) = data.op else { return Err(mistyped("a load")) };
+        let pointers: Vec<_> = self.pointers(data)?.into_iter().map(|p| Pointer { cache, ..p }).collect();
         let masks = self.masks(data.args.get(1).copied())?;
         if self.wrote && !pointers.iter().all(|p| p.readonly) {
             self.sync()?;
@@ -61,7 +62,6 @@ impl<'c> Gen<'c, '_> {
             Some(o) => Some(self.plain(*o)?),
             None => None,
         };
-        let Op::Load(mode) = data.op else { return Err(mistyped("a load")) };
         let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, mode)?;
         let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks.as_deref(), Some(mode));
         if n * elem.bytes() >= 4 {
@@ -71,7 +71,9 @@ impl<'c> Gen<'c, '_> {
     }
     pub fn store(&mut self, data: &InstData) -> Res<()> {
         let elem = self.elem(data.args[1])?;
+        let Op::Store(cache) = data.op else { return Err(mistyped("a store")) };
         let (pointers, values, masks) = self.written(data)?;
+        let pointers: Vec<_> = pointers.into_iter().map(|p| Pointer { cache, ..p }).collect();
         self.wrote = true;
         self.store_all(&pointers, &values, masks.as_deref(), elem)
     }
@@ -223,6 +225,8 @@ impl<'c> Gen<'c, '_> {
         // Not `ld.global.nc` while an earlier kernel may still write, nor where loads must stay in order: the assembler
         // moves it.
         let constant = ptr.readonly && !self.k.dependent && !self.in_turns;
+        let normal = ptr.cache == CachePolicy::Normal;
+        let mask = mask.or_else(|| (!normal).then(|| self.e.bool(true)));
         let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
             let v = self.e.load(ty, ptr.value(&self.e)?, bytes, constant)?;
@@ -240,7 +244,9 @@ impl<'c> Gen<'c, '_> {
         let target = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
         let cache = if constant { ".nc" } else { "" };
         let offset = ptr.off * ptr.elem.bytes() as i64;
-        let text = format!("@${} ld.global{cache}{ty} {target}, [${} + {offset}];", w.words, w.words + 1);
+        let [operator, priority] = ptx_policy(ptr.cache);
+        let text =
+            format!("@${} ld.global{operator}{cache}{priority}{ty} {target}, [${} + {offset}];", w.words, w.words + 1);
         let outs = vec![format!("={letter}"); w.words].join(",");
         let ties: Vec<String> = (0..w.words).map(|i| i.to_string()).collect();
         let memory = if ptr.readonly { "" } else { ",~{memory}" };
@@ -293,6 +299,8 @@ impl<'c> Gen<'c, '_> {
         let bytes = values.len() * elem.bytes();
         let w = Words::of(bytes, elem);
         let words = self.pack(values, elem, w)?;
+        let normal = ptr.cache == CachePolicy::Normal;
+        let mask = mask.or_else(|| (!normal).then(|| self.e.bool(true)));
         let Some(mask) = mask else {
             let v = self.e.vector(&words)?;
             return self.e.store(v, ptr.value(&self.e)?, bytes);
@@ -301,7 +309,8 @@ impl<'c> Gen<'c, '_> {
         let names: Vec<String> = (0..w.words).map(|i| format!("${}", i + 2)).collect();
         let source = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
         let offset = ptr.off * elem.bytes() as i64;
-        let text = format!("@$0 st.global{ty} [$1 + {offset}], {source};");
+        let [operator, priority] = ptx_policy(ptr.cache);
+        let text = format!("@$0 st.global{operator}{priority}{ty} [$1 + {offset}], {source};");
         let constraints = format!("b,l,{},~{{memory}}", vec![letter.to_string(); w.words].join(","));
         let mut args: Vec<Val<'c>> = vec![mask.into(), ptr.base.into()];
         for v in words {
@@ -378,6 +387,16 @@ impl<'c> Gen<'c, '_> {
         }
         let word = self.word(w);
         bytes.chunks(values.len() / w.words).map(|part| self.e.bitcast(self.e.vector(part)?, word)).collect()
+    }
+}
+
+/// How PTX writes a policy: as a cache operator, or as a priority of eviction, which comes after `.nc`.
+fn ptx_policy(policy: CachePolicy) -> [&'static str; 2] {
+    match policy {
+        CachePolicy::Normal => ["", ""],
+        CachePolicy::EvictFirst => [".cs", ""],
+        CachePolicy::EvictLast => ["", ".L1::evict_last"],
+        CachePolicy::L2Only => [".cg", ""],
     }
 }
 

@@ -32,9 +32,12 @@ pub(super) fn is_single(k: &BlockProgram, r: &Region) -> bool {
         yes &= scalars
             && match data.op {
                 Op::SharedStore => k.ty(data.args[2]).is_scalar(),
-                Op::Store | Op::Atomic(_) | Op::Check { .. } | Op::Sync | Op::Wgmma { .. } | Op::WgmmaWait { .. } => {
-                    false
-                }
+                Op::Store(_)
+                | Op::Atomic(_)
+                | Op::Check { .. }
+                | Op::Sync
+                | Op::Wgmma { .. }
+                | Op::WgmmaWait { .. } => false,
                 _ => true,
             };
     });

@@ -265,7 +265,7 @@ impl<'a> Machine<'a, '_> {
                 let all = p.pointers().iter().zip(by.ints()).map(moved).collect();
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
-            Op::Load(_) => self.load(flow, &data.args, elem, &to)?,
+            Op::Load(..) => self.load(flow, &data.args, elem, &to)?,
             Op::Await => self.wait(flow, &data.args, elem, &to)?,
             Op::AtomicInc => self.atomic_inc(flow, &data.args)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
@@ -302,7 +302,7 @@ impl<'a> Machine<'a, '_> {
     fn effect(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<Next> {
         let args = &data.args;
         match &data.op {
-            Op::Store => self.store(flow, args)?,
+            Op::Store(_) => self.store(flow, args)?,
             Op::Publish => self.publish(flow, args)?,
             Op::Atomic(op) => self.atomic(flow, args, *op)?,
             Op::Check { site } => self.check(flow, args, *site)?,

@@ -100,8 +100,8 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::PtrAdd
-            | Op::Load(_)
-            | Op::Store
+            | Op::Load(..)
+            | Op::Store(_)
             | Op::Atomic(_)
             | Op::Publish
             | Op::Await

@@ -84,8 +84,8 @@ impl Rebuild<'_> {
         let depth = self.out.len() - 1;
         data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
         match &data.op {
-            Op::Load(_) | Op::Await => self.load(i, data),
-            Op::Store | Op::Atomic(_) | Op::Publish => self.store(i, data),
+            Op::Load(..) | Op::Await => self.load(i, data),
+            Op::Store(_) | Op::Atomic(_) | Op::Publish => self.store(i, data),
             Op::Check { .. } => {
                 // In the index's layout: a check is not worth a conversion.
                 let flat = self.home(data.args[2]);

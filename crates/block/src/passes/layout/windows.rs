@@ -15,14 +15,16 @@ pub(super) fn mark(k: &mut BlockProgram) {
         let root = roots.get(&from).copied().unwrap_or(from);
         match d.op {
             Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) => _ = roots.insert(to, root),
-            Op::Load(_) => loads.entry(root).or_default().push(to),
+            Op::Load(..) => loads.entry(root).or_default().push(to),
             _ => {}
         }
     });
     let windows: Vec<Value> = loads.into_values().filter(|l| l.len() >= WINDOW).flatten().collect();
     for data in &mut k.insts {
-        if matches!(data.op, Op::Load(_)) && windows.contains(&data.results[0]) {
-            data.op = Op::Load(LoadMode::Window);
+        if let Op::Load(_, cache) = data.op
+            && windows.contains(&data.results[0])
+        {
+            data.op = Op::Load(LoadMode::Window, cache);
         }
     }
 }

@@ -266,7 +266,7 @@ fn pass(
             {
                 dots.push(data)
             }
-            Op::TileLoad | Op::Load(_) => {}
+            Op::TileLoad | Op::Load(..) => {}
             Op::Yield => yielded = &data.args,
             op if is_pure(op) && !matches!(op, Op::Dot { .. }) => {}
             _ => {

@@ -71,7 +71,7 @@ impl<'k> Copier<'k> {
     }
     fn is_copied(&self, data: &InstData) -> bool {
         let read = |v: Value| self.k.ty(v).is_scalar() && self.is_readonly(v);
-        is_scalar(self.k, data) || matches!(data.op, Op::Load(_)) && data.args.first().is_some_and(|v| read(*v))
+        is_scalar(self.k, data) || matches!(data.op, Op::Load(..)) && data.args.first().is_some_and(|v| read(*v))
     }
     /// Of these values, one that [`Copier::scalars`] of the instructions would not make; `params`: what they may use.
     pub fn underivable(&self, params: &[Value], insts: &[Inst], wanted: &[Value]) -> Option<Value> {

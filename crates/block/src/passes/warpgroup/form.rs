@@ -199,7 +199,7 @@ impl Form {
                 op if is_pure(op) => {}
                 op => {
                     let name = crate::text::print_inst(k, i);
-                    let more = if matches!(op, Op::Load(_)) {
+                    let more = if matches!(op, Op::Load(..)) {
                         "; a tensor map needs rows that are multiples of 16 bytes"
                     } else {
                         ""

@@ -64,8 +64,8 @@ fn accesses(k: &BlockProgram) -> Vec<Inst> {
     });
     let mut all = vec![];
     k.walk(&mut |i, d| match d.op {
-        Op::Load(_) if operands.contains(&d.results[0]) => all.push(i),
-        Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
+        Op::Load(..) if operands.contains(&d.results[0]) => all.push(i),
+        Op::Store(_) if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
         _ => {}
     });
     all.extend(beside(k, &sizes));
@@ -83,8 +83,8 @@ fn beside(k: &BlockProgram, sizes: &HashSet<Vec<usize>>) -> Option<Inst> {
             d.regions.iter().for_each(|r| k.walk_region(r, &mut |i, _| _ = inside.insert(i)));
         }
         match d.op {
-            Op::Load(_) if sizes.contains(k.ty(d.args[0]).shape()) => loads.push(i),
-            Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => stores.push(i),
+            Op::Load(..) if sizes.contains(k.ty(d.args[0]).shape()) => loads.push(i),
+            Op::Store(_) if sizes.contains(k.ty(d.args[0]).shape()) => stores.push(i),
             _ => {}
         }
     });
@@ -100,7 +100,7 @@ fn uses(k: &BlockProgram, facts: &Analysis) -> HashMap<Value, usize> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut unknown = 0;
     k.walk(&mut |_, d| {
-        if matches!(d.op, Op::Load(_) | Op::Store) {
+        if matches!(d.op, Op::Load(..) | Op::Store(_)) {
             match facts.affine(d.args[0]).and_then(|f| f.root) {
                 Some(root) => *all.entry(root).or_default() += 1,
                 None => unknown += 1,
@@ -115,7 +115,7 @@ fn tile(k: &BlockProgram, facts: &Analysis, uses: &HashMap<Value, usize>, i: Ins
     let data = k.inst(i);
     let ptr = data.args[0];
     let (mask, other) = match data.op {
-        Op::Load(_) => (data.args.get(1), data.args.get(2)),
+        Op::Load(..) => (data.args.get(1), data.args.get(2)),
         _ => (data.args.get(2), None),
     };
     let form = facts.affine(ptr)?;
@@ -125,7 +125,7 @@ fn tile(k: &BlockProgram, facts: &Analysis, uses: &HashMap<Value, usize>, i: Ins
     let (&[_, _], &[c0, c1]) = (k.ty(ptr).shape(), &form.coeffs[..]) else { return None };
     let (swapped, pitch) = match (c0, c1) {
         (p, 1) if p > 1 => (false, p),
-        (1, p) if p > 1 && matches!(data.op, Op::Load(_)) => (true, p),
+        (1, p) if p > 1 && matches!(data.op, Op::Load(..)) => (true, p),
         _ => return None,
     };
     if !aligned || other.is_some() || !(pitch as usize * elem.bytes()).is_multiple_of(16) || pitch >= 1 << 36 {
@@ -192,7 +192,7 @@ fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
         };
         let starts = [0, 1].map(|n| scalar(k, &mut r.insts, &t.starts[n]));
         let data = k.inst(i).clone();
-        if data.op == Op::Store {
+        if matches!(data.op, Op::Store(_)) {
             let args = [&[t.param, data.args[1]], &starts[..]].concat();
             *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
             r.insts.push(i);

@@ -161,10 +161,10 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 perm.iter().zip(axes).for_each(|(p, a)| to[*p as usize] = *a);
                 vec![to]
             }
-            Op::Load(_) if !self.copier.is_readonly(data.args[0]) => {
+            Op::Load(..) if !self.copier.is_readonly(data.args[0]) => {
                 return self.refuse(v, "what the epilogue reads may be written, too; mark it readonly");
             }
-            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load(_) => {
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load(..) => {
                 vec![axes.to_vec(); data.args.len()]
             }
             Op::Reduce { op, axis: 1 } if axes == [Rows] && of(data.args[0]) == self.part.tile => {

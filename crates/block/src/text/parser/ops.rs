@@ -102,9 +102,18 @@ impl Parser {
                 let Some(op) = plain else {
                     return fail_at(start, format!("there is no op `{name}`; see the ops' names in crates/block"));
                 };
-                op
+                self.cached(op)
             }
         })
+    }
+    /// A load or store with the cache policy that the text says, if any.
+    fn cached(&mut self, op: Op) -> Op {
+        let mut policy = || names::CACHE.iter().find(|(name, _)| self.eat_word(name)).map(|p| p.1).unwrap_or_default();
+        match op {
+            Op::Load(mode, _) => Op::Load(mode, policy()),
+            Op::Store(_) => Op::Store(policy()),
+            other => other,
+        }
     }
     pub(super) fn axis(&mut self) -> Result<u8> {
         self.expect_word("axis")?;

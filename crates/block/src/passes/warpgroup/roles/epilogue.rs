@@ -158,7 +158,7 @@ impl<'k> Epilogue<'k> {
             }
             for effect in &self.effects {
                 let data = self.k.inst(effect.inst);
-                if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
+                if matches!(data.op, Op::Store(_)) && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
                     // One value per row: stored with the first slice only.
                     continue;
                 }
@@ -172,13 +172,13 @@ impl<'k> Epilogue<'k> {
                     b.inst(data.op.clone(), &args, &[], vec![]);
                     continue;
                 }
-                if data.op == Op::Store {
+                if matches!(data.op, Op::Store(_)) {
                     let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
                     if effect.through.is_some() {
                         args[1] = self.in_rows(b, s, args[1], copy, (turn % BUFFERS, way));
                         turn += 1;
                     }
-                    b.inst(Op::Store, &args, &[], vec![]);
+                    b.inst(data.op.clone(), &args, &[], vec![]);
                     continue;
                 }
                 let value = match effect.transposed {
@@ -288,14 +288,14 @@ fn effects(k: &BlockProgram, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> 
         let after = at > Some(last);
         match &data.op {
             // A single row is stored again by every consumer, with the same values.
-            Op::Store if after && fits(k.ty(data.args[0]).shape()) => all.push((i, false)),
+            Op::Store(_) if after && fits(k.ty(data.args[0]).shape()) => all.push((i, false)),
             Op::Check { .. } if after && fits(k.ty(data.args[2]).shape()) => all.push((i, false)),
             Op::TileStore if after && *k.ty(data.args[1]).shape() == [n, m] && is_transpose(k, data.args[1]) => {
                 all.push((i, true));
             }
             Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push((i, false)),
             // The draw of the next tile is the producer's.
-            Op::Load(_) | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
+            Op::Load(..) | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
             op if crate::passes::is_pure(op) => {}
             _ => {
                 let name = crate::text::print_inst(k, i);
@@ -335,7 +335,7 @@ fn interleaved(k: &BlockProgram, facts: &Analysis, effects: &[Effect]) -> HashMa
     for (i, elem) in effects.iter().filter_map(|e| Some((e.inst, e.through?))) {
         let ptr = k.inst(i).args[0];
         let found = facts.interleaved(k, ptr).filter(|r| r.along == 1 && r.align <= elem.bytes());
-        let count = found.filter(|_| k.inst(i).op == Op::Store).map_or(1, |r| r.count);
+        let count = found.filter(|_| matches!(k.inst(i).op, Op::Store(_))).map_or(1, |r| r.count);
         all.entry(elem).and_modify(|n| *n = (*n).min(count)).or_insert(count);
     }
     all

@@ -59,7 +59,7 @@ impl<'k> Writer<'k> {
         for data in region.insts.iter().map(|i| self.k.inst(*i)) {
             if data.args.iter().any(|v| late.contains(v)) {
                 late.extend(&data.results);
-            } else if matches!(data.op, Op::Load(_)) && !self.k.ty(data.results[0]).is_scalar() {
+            } else if matches!(data.op, Op::Load(..)) && !self.k.ty(data.results[0]).is_scalar() {
                 reads.extend(&data.results);
             }
         }
