@@ -46,6 +46,8 @@ pub enum Code {
 pub enum Passed {
     /// A 64-bit address.
     Address,
+    /// A number of so many bytes, by value.
+    Scalar(usize),
     /// A tensor map (TMA descriptor) of an array in the buffer.
     Map(TensorMap),
 }
@@ -86,7 +88,7 @@ pub struct Ptx {
     pub text: Arc<str>,
     /// The same code, assembled before. A device of its compute capability loads it and leaves the PTX to others.
     pub cubin: Option<Cubin>,
-    /// Blocks along x, y and z; none are launched if one is 0.
+    /// Blocks along x, y and z, unless each launch gives them; none are launched if one is 0.
     pub grid: [usize; 3],
     /// Threads per block.
     pub threads: usize,

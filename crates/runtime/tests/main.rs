@@ -5,5 +5,6 @@ mod cuda_caller;
 mod cuda_shared;
 mod foreign;
 mod host;
+mod launch;
 mod random;
 mod shared;

@@ -145,14 +145,28 @@ impl Launch {
     /// # Safety
     /// The arguments are those that the kernel expects, and each points to live memory.
     pub unsafe fn enqueue(&self, stream: StreamHandle) -> Result<(), DriverError> {
-        if !self.is_launched() {
+        // SAFETY: one pointer per parameter by this function's contract.
+        self.with_pointers(|params| unsafe { self.enqueue_with(self.grid, params, stream) })
+    }
+
+    /// Enqueues a launch of this grid with these arguments.
+    ///
+    /// # Safety
+    /// There is a pointer for each parameter of the kernel, to what [`Launch::enqueue`] demands.
+    pub unsafe fn enqueue_with(
+        &self,
+        grid: [u32; 3],
+        params: *mut *mut c_void,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        if grid.contains(&0) {
             return Ok(());
         }
         let (mut attributes, count) = self.attributes();
         let config = sys::CUlaunchConfig {
-            gridDimX: self.grid[0],
-            gridDimY: self.grid[1],
-            gridDimZ: self.grid[2],
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
             blockDimX: self.threads,
             blockDimY: 1,
             blockDimZ: 1,
@@ -161,10 +175,8 @@ impl Launch {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count,
         };
-        self.with_pointers(|params| {
-            // SAFETY: function and stream live; one pointer per parameter by this function's contract.
-            unsafe { sys::cuLaunchKernelEx(&config, self.function, params, std::ptr::null_mut()) }.result()
-        })
+        // SAFETY: function and stream live; one pointer per parameter by this function's contract.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function, params, std::ptr::null_mut()) }.result()
     }
 
     /// Gives a node of a recorded graph the arguments of now. Launches of the graph from now on use them. Attributes

@@ -11,6 +11,7 @@ mod library;
 mod load;
 mod map;
 mod nvtx;
+mod program;
 mod raw;
 pub(crate) mod session;
 pub(crate) mod shared;
@@ -29,6 +30,7 @@ use kiln_machine::isa;
 use kiln_plan::exec::GemmCall;
 use library::Library;
 pub use library::version as library_version;
+pub use program::CudaProgram;
 use raw::{Context, Module, text};
 use std::{
     collections::HashMap,

@@ -5,6 +5,7 @@ pub(crate) mod attention;
 mod caller;
 pub(crate) mod gemm;
 mod openmp;
+mod program;
 pub(crate) mod session;
 pub(crate) mod shared;
 mod team;
