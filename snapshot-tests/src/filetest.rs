@@ -131,8 +131,7 @@ fn instructions(c: &Compiled) -> Result<String, String> {
     let CompiledCode::Ptx(list) = &c.code else { return Err("a cpu has no PTX".into()) };
     let mut out = String::new();
     for p in list {
-        let [x, y, z] = p.grid;
-        let head = format!("kernel @{} grid [{x}, {y}, {z}] threads {} cluster {}", p.name, p.threads, p.cluster);
+        let head = format!("kernel @{} grid {} threads {} cluster {}", p.name, p.grid, p.threads, p.cluster);
         out += &format!("{head} shared {}\n{}", p.shared, text::instructions(&p.text));
     }
     Ok(out)

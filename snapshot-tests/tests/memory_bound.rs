@@ -19,7 +19,7 @@ fn row(text: &str) -> String {
     let steps: usize = compiled.steps.iter().map(|s| s.steps.len()).sum();
     let mut out = format!("{name}: {} kernels, {steps} launches\n", compiled.plan.kernels.len());
     for p in programs {
-        let blocks: usize = p.grid.iter().product();
+        let blocks: usize = p.grid.constant().map_or(0, |sizes| sizes.iter().product());
         let cluster = if p.cluster > 1 { format!(" in clusters of {}", p.cluster) } else { String::new() };
         // Asynchronous copies to shared memory, which prefetch while the program computes.
         let prefetch = match p.text.matches("cp.async.cg.").count() {

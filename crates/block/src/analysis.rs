@@ -10,10 +10,12 @@ mod ends;
 mod groups;
 mod loops;
 mod run;
+mod unwrapped;
 mod values;
 
 pub use affine::Affine;
 pub use ends::loop_ends;
 pub use groups::APART;
 pub use run::Axis;
+pub use unwrapped::unwrapped;
 pub use values::{Analysis, Bounds, Def, analyse};

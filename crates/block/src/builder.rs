@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, InstData,
-    LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid,
+    InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -19,7 +19,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    pub fn new(name: impl Into<String>, grid: [usize; 3], warps: usize) -> Builder {
+    pub fn new(name: impl Into<String>, grid: impl Into<Grid>, warps: usize) -> Builder {
+        let grid = grid.into();
         Builder {
             kernel: BlockProgram { name: name.into(), grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() },
             open: vec![Region::default()],
@@ -42,15 +43,24 @@ impl Builder {
     }
     /// A pointer parameter.
     pub fn param(&mut self, name: impl Into<String>, elem: Elem, readonly: bool) -> Value {
-        let value = self.kernel.new_value(Type::ptr(elem, []));
-        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly, array: None });
+        self.push_param(name.into(), Type::ptr(elem, []), readonly, None, Facts::default())
+    }
+    /// A scalar parameter.
+    pub fn scalar(&mut self, name: impl Into<String>, elem: Elem, facts: Facts) -> Value {
+        self.push_param(name.into(), Type::scalar(elem), false, None, facts)
+    }
+    fn push_param(&mut self, name: String, ty: Type, readonly: bool, array: Option<Array>, facts: Facts) -> Value {
+        let value = self.kernel.new_value(ty);
+        self.kernel.params.push(Param { name, value, align: 16, readonly, array, facts });
         value
+    }
+    /// The parameters so far, to state what is known of them.
+    pub fn params_mut(&mut self) -> &mut [Param] {
+        &mut self.kernel.params
     }
     /// A descriptor parameter: tiles of `ty` in `array`.
     pub fn descriptor(&mut self, name: impl Into<String>, ty: Type, array: Array, readonly: bool) -> Value {
-        let value = self.kernel.new_value(ty);
-        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly, array: Some(array) });
-        value
+        self.push_param(name.into(), ty, readonly, Some(array), Facts::default())
     }
     /// A parameter of another program, of this type.
     pub fn param_like(&mut self, p: &Param, ty: Type) -> Value {
@@ -88,6 +98,9 @@ impl Builder {
     }
     pub fn program_id(&mut self, axis: u8) -> Value {
         self.one(Op::ProgramId(axis), &[], Type::scalar(Elem::I32))
+    }
+    pub fn num_programs(&mut self, axis: u8) -> Value {
+        self.one(Op::NumPrograms(axis), &[], Type::scalar(Elem::I32))
     }
     pub fn iota(&mut self, n: usize) -> Value {
         self.one(Op::Iota, &[], Type::block(Elem::I32, [n]))
@@ -339,8 +352,8 @@ impl Builder {
         self.kernel.warps = heads.iter().map(|r| r.warps * r.copies).sum();
         self.inst(Op::Roles(heads), &[], &[], regions);
     }
-    pub fn set_grid(&mut self, grid: [usize; 3]) {
-        self.kernel.grid = grid;
+    pub fn set_grid(&mut self, grid: impl Into<Grid>) {
+        self.kernel.grid = grid.into();
     }
     pub fn set_warps(&mut self, warps: usize) {
         self.kernel.warps = warps;

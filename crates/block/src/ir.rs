@@ -59,6 +59,89 @@ pub struct Region {
     pub insts: Vec<Inst>,
 }
 
+/// What is known about a parameter before its value is: each fact holds for every launch of the program. Programs of
+/// other facts are other programs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Facts {
+    /// Divides an integer; 1 where nothing is known. Pointers have an alignment instead.
+    pub div: i64,
+    /// The value of an integer or a bool (0 or 1).
+    pub equals: Option<i64>,
+    /// Least and largest value of an integer.
+    pub least: Option<i64>,
+    pub most: Option<i64>,
+    /// A pointer's tensor has fewer than 2^31 elements.
+    pub span32: bool,
+    /// No other parameter points to memory of this pointer's tensor.
+    pub noalias: bool,
+}
+impl Default for Facts {
+    fn default() -> Facts {
+        Facts { div: 1, equals: None, least: None, most: None, span32: false, noalias: false }
+    }
+}
+impl Facts {
+    pub fn is_empty(&self) -> bool {
+        *self == Facts::default()
+    }
+    /// Least and largest value of an integer of this range, as far as the facts say.
+    pub fn range(&self, (lo, hi): (i64, i64)) -> (i64, i64) {
+        match self.equals {
+            Some(n) => (n, n),
+            None => (self.least.map_or(lo, |n| n.max(lo)), self.most.map_or(hi, |n| n.min(hi))),
+        }
+    }
+    /// Whether a number is as the facts say.
+    pub fn allow(&self, n: i64) -> bool {
+        let (lo, hi) = self.range((i64::MIN, i64::MAX));
+        (lo..=hi).contains(&n) && n.checked_rem(self.div) == Some(0)
+    }
+}
+
+/// Program instances along each axis of the grid; 0 along any axis: nothing runs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Grid {
+    Constant([usize; 3]),
+    /// Given with each launch; programs read it by [`Op::NumPrograms`].
+    Launch,
+}
+impl Grid {
+    /// The most instances along an axis, of any launch.
+    pub const MOST: i64 = i32::MAX as i64;
+
+    /// The sizes, if they are constants of the program.
+    pub fn constant(self) -> Option<[usize; 3]> {
+        match self {
+            Grid::Constant(sizes) => Some(sizes),
+            Grid::Launch => None,
+        }
+    }
+    /// The size along an axis, if it is a constant.
+    pub fn along(self, axis: u8) -> Option<usize> {
+        self.constant()?.get(axis as usize).copied()
+    }
+}
+impl Default for Grid {
+    fn default() -> Grid {
+        Grid::Constant([0; 3])
+    }
+}
+impl From<[usize; 3]> for Grid {
+    fn from(sizes: [usize; 3]) -> Grid {
+        Grid::Constant(sizes)
+    }
+}
+impl fmt::Display for Grid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Grid::Constant([x, y, z]) => write!(f, "[{x}, {y}, {z}]"),
+            Grid::Launch => f.write_str("launch"),
+        }
+    }
+}
+
 /// A parameter of a kernel: a global pointer, a descriptor, or a scalar.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Param {
@@ -71,6 +154,8 @@ pub struct Param {
     /// The array of a descriptor; `None`: whoever launches the kernel supplies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
+    #[serde(default, skip_serializing_if = "Facts::is_empty")]
+    pub facts: Facts,
 }
 
 /// A strided array in a buffer, in elements, outermost axis first.
@@ -96,13 +181,13 @@ fn one() -> usize {
     1
 }
 
-/// A block program. Its launch is static: shapes are constants of the program.
+/// A block program. Block shapes are constants of the program; scalar parameters and the grid may be those of the
+/// launch.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct BlockProgram {
     pub name: String,
     pub params: Vec<Param>,
-    /// Program instances along each axis of the grid; 0 along any axis: nothing runs.
-    pub grid: [usize; 3],
+    pub grid: Grid,
     /// Warps of an instance on a GPU (a power of two without roles).
     pub warps: usize,
     /// Blocks of a cluster that share an instance, each with its part of the warps.
@@ -152,9 +237,13 @@ impl BlockProgram {
         self.insts.push(data);
         Inst(self.insts.len() as u32 - 1)
     }
-    /// Number of program instances.
-    pub fn instances(&self) -> usize {
-        self.grid.iter().product()
+    /// Number of program instances, if it is a constant.
+    pub fn instances(&self) -> Option<usize> {
+        self.grid.constant().map(|sizes| sizes.iter().product())
+    }
+    /// Whether each launch has values of its own besides addresses: a grid, or scalar parameters.
+    pub fn has_launch_values(&self) -> bool {
+        self.grid == Grid::Launch || self.params.iter().any(|p| matches!(self.ty(p.value), Type::Block { .. }))
     }
     /// Whether floats are added to memory in an order that is open, so that two runs may round differently.
     pub fn adds_in_any_order(&self) -> bool {

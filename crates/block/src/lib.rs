@@ -19,7 +19,7 @@ pub mod verify;
 
 pub use builder::Builder;
 pub use error::BlockError;
-pub use ir::{Arithmetic, Array, BlockProgram, Inst, InstData, Param, Region, Value, ValueData};
+pub use ir::{Arithmetic, Array, BlockProgram, Facts, Grid, Inst, InstData, Param, Region, Value, ValueData};
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{

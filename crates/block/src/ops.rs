@@ -218,6 +218,8 @@ pub enum Op {
     Const(Const),
     /// i32: this instance's position in the grid along `axis` (0..3).
     ProgramId(u8),
+    /// i32: the number of instances along `axis` (0..3).
+    NumPrograms(u8),
     /// `i32[n]`: 0, 1, …, n-1.
     Iota,
     /// Scalar to block.

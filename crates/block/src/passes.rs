@@ -91,6 +91,7 @@ fn is_pure(op: &Op) -> bool {
         op,
         Op::Const(_)
             | Op::ProgramId(_)
+            | Op::NumPrograms(_)
             | Op::Iota
             | Op::Splat
             | Op::Broadcast

@@ -4,8 +4,10 @@
 //! BlockProgram:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
 //! - the array of a descriptor has its rank, contiguous rows, and an offset and strides that are multiples of 16 bytes;
-//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without
-//!   roles, with roles the sum of theirs; a cluster is a power of two up to 16 that divides the grid's first axis.
+//! - facts are those of integers, bools or pointers, and some value is as they say;
+//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all, or is of the launch; warps are 1 to 512, a
+//!   power of two without roles, with roles the sum of theirs; a cluster is a power of two up to 16 that divides the
+//!   grid's first axis; instances share blocks and clusters in constant grids only.
 //!
 //! Values and regions:
 //! - every value is defined once, by a parameter, a region's parameter or an instruction, before its uses and in a
@@ -40,17 +42,18 @@ mod upper;
 
 pub use offsets::{offsets, offsets_within};
 
-use crate::{BlockError, BlockProgram, Inst, InstData, Op, Region, Type, Value, text};
+use crate::{BlockError, BlockProgram, Grid, Inst, InstData, Op, Param, Region, Type, Value, text};
 use std::collections::{HashMap, HashSet};
 
 /// `Err`: what is wrong, and what is needed.
 pub type Rule = Result<(), String>;
 
 /// Whether a program may have this grid, else why not. Lowering asks before it emits a program, and refuses the kernel.
-pub fn grid(grid: [usize; 3]) -> Rule {
+pub fn grid(grid: Grid) -> Rule {
     /// Log2 of the first instance counts that are too large, along an axis and in all.
     const AXIS: u32 = 31;
     const ALL: u32 = 53;
+    let Grid::Constant(grid) = grid else { return Ok(()) };
     let all = grid.iter().try_fold(1usize, |a, b| a.checked_mul(*b));
     let fits = grid.iter().all(|n| *n < 1 << AXIS) && all.is_some_and(|n| n < 1 << ALL);
     rules::ensure(fits, || {
@@ -127,6 +130,19 @@ fn copied(k: &BlockProgram) -> HashSet<Value> {
 fn header(k: &BlockProgram) -> Rule {
     rules::ensure(!k.name.is_empty(), || "a kernel needs a name".into())?;
     grid(k.grid)?;
+    threads(k)?;
+    let mut names = HashSet::new();
+    for p in &k.params {
+        rules::ensure(!p.name.is_empty() && names.insert(&p.name), || {
+            format!("two parameters are called {:?} or one has no name; rename", p.name)
+        })?;
+        param(k, p)?;
+    }
+    Ok(())
+}
+
+/// Warps, blocks, clusters, and what a thread has.
+fn threads(k: &BlockProgram) -> Rule {
     let roles = k.body.insts.iter().filter_map(|i| k.insts.get(i.0 as usize)).any(|d| matches!(d.op, Op::Roles(_)));
     rules::ensure((1..=512).contains(&k.warps) && (roles || k.warps.is_power_of_two()), || {
         format!("{} warps; from 1 to 512, a power of two without roles", k.warps)
@@ -148,29 +164,32 @@ fn header(k: &BlockProgram) -> Rule {
     rules::ensure(k.registers.is_none_or(|n| (16..=255).contains(&n) && !roles), || {
         format!("{} registers of a thread; from 16 to 255, without roles", k.registers.unwrap_or_default())
     })?;
-    rules::ensure(k.cluster.is_power_of_two() && k.cluster <= 16 && k.grid[0].is_multiple_of(k.cluster), || {
-        format!("a cluster of {}; a power of two up to 16 that divides the grid's {}", k.cluster, k.grid[0])
+    let Some(along) = k.grid.along(0) else {
+        return rules::ensure(k.blocks == 1 && k.cluster == 1, || {
+            "a grid of the launch has neither clusters nor blocks that share an instance; make it a constant".into()
+        });
+    };
+    rules::ensure(k.cluster.is_power_of_two() && k.cluster <= 16 && along.is_multiple_of(k.cluster), || {
+        format!("a cluster of {}; a power of two up to 16 that divides the grid's {along}", k.cluster)
+    })
+}
+
+fn param(k: &BlockProgram, p: &Param) -> Rule {
+    rules::ensure(p.align.is_power_of_two(), || {
+        format!("parameter {} is aligned to {}; a power of two is needed", p.name, p.align)
     })?;
-    let mut names = HashSet::new();
-    for p in &k.params {
-        rules::ensure(!p.name.is_empty() && names.insert(&p.name), || {
-            format!("two parameters are called {:?} or one has no name; rename", p.name)
-        })?;
-        rules::ensure(p.align.is_power_of_two(), || {
-            format!("parameter {} is aligned to {}; a power of two is needed", p.name, p.align)
-        })?;
-        let ty = k.values.get(p.value.0 as usize).map(|v| &v.ty);
-        let fits = match ty {
-            Some(Type::Ptr { shape, .. } | Type::Block { shape, .. }) => shape.is_empty(),
-            Some(Type::Desc { .. }) => true,
-            _ => false,
-        };
-        rules::ensure(fits, || format!("parameter {} must be a pointer, a descriptor or a scalar", p.name))?;
-        if let Some(array) = &p.array {
-            rules::array(array, ty).map_err(|e| format!("parameter {}: {e}", p.name))?;
-        }
+    let ty = k.values.get(p.value.0 as usize).map(|v| &v.ty);
+    let fits = match ty {
+        Some(Type::Ptr { shape, .. } | Type::Block { shape, .. }) => shape.is_empty(),
+        Some(Type::Desc { .. }) => true,
+        _ => false,
+    };
+    rules::ensure(fits, || format!("parameter {} must be a pointer, a descriptor or a scalar", p.name))?;
+    let about = |e: String| format!("parameter {}: {e}", p.name);
+    if let Some(array) = &p.array {
+        rules::array(array, ty).map_err(about)?;
     }
-    Ok(())
+    ty.map_or(Ok(()), |ty| rules::facts(&p.facts, ty).map_err(about))
 }
 
 impl Verifier<'_> {

@@ -47,6 +47,21 @@ fn layouts_odd_names_and_bits() {
 }
 
 #[test]
+fn grids_and_facts_of_the_launch() {
+    let source = "kernel @k(%p: ptr<f32> readonly align 8 {span32, noalias}, \
+                  %n: i32 {div 16, equals -32, least -64, most 0}, %m: i64) grid launch warps 4 {
+  v3 = num_programs 2 : i32
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    assert_eq!(print(&k), source);
+    let of = |fact: &str| parse(&source.replace("div 16", fact)).unwrap_err().to_string();
+    assert!(of("odd").contains("known: div, equals, least, most, span32, noalias"), "{}", of("odd"));
+    assert!(of("div").contains("a divisor is expected"), "{}", of("div"));
+}
+
+#[test]
 fn bytes_asked_for() {
     let source = "kernel @k(%x: ptr<f32> readonly align 16) grid [1, 1, 1] warps 1 {\n  prefetch %x bytes 64\n}\n";
     let k = parse(source).unwrap();

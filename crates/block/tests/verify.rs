@@ -68,6 +68,39 @@ fn every_rule_speaks() {
     }
 }
 
+/// What is said of parameters and grids of the launch.
+#[test]
+fn values_of_the_launch() {
+    let of = |params: &str, rest: &str| {
+        let source = format!("kernel @k({params}) {rest} {{\n}}");
+        let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
+        verify(&k).map_or_else(|e| e.to_string(), |()| "fine".into())
+    };
+    for (params, says) in [
+        ("%n: i32 {div 16, least 0, most 4096}", "fine"),
+        ("%b: bool {equals 1}", "fine"),
+        ("%p: ptr<f32> {span32, noalias}", "fine"),
+        ("%p: ptr<f32> {div 16}", "facts of integers and bools, not of ptr<f32>; pointers have `align`"),
+        ("%x: f32 {least 0}", "facts of integers and bools, not of f32"),
+        ("%n: i32 {span32}", "facts of pointers, not of i32"),
+        ("%n: i32 {noalias}", "facts of pointers, not of i32"),
+        ("%n: i32 {div 0}", "div 0; a positive number"),
+        ("%n: i32 {div -4}", "div -4; a positive number"),
+        ("%n: i32 {equals 7, div 2}", "no i32 is as the facts say"),
+        ("%n: i32 {equals 7, most 6}", "no i32 is as the facts say"),
+        ("%n: i32 {least 4, most 3}", "no i32 is as the facts say"),
+        ("%n: i8 {most 200}", "no i8 is as the facts say"),
+        ("%b: bool {equals 2}", "no bool is as the facts say"),
+    ] {
+        let got = of(params, "grid launch warps 4");
+        assert!(got.contains(says), "{params}\nsays: {got}\nexpected: {says}");
+    }
+    for rest in ["grid launch warps 4 blocks 2", "grid launch warps 4 cluster 2"] {
+        assert!(of("", rest).contains("neither clusters nor blocks"), "{rest}");
+    }
+    assert!(message("%v = num_programs 3 : i32").contains("0, 1 or 2"));
+}
+
 #[test]
 fn matmuls_in_flight() {
     let start = "%z = const 0 : i32\n%s = alloc_shared : shared<bf16[64,64], 1, b128>\n%n = const 0.0 : f32[64,64]
@@ -114,10 +147,10 @@ fn reads_of_copied_tiles() {
 fn grids_that_are_too_large() {
     use kiln_block::verify::grid;
     for fits in [[0, 1, 1], [(1 << 31) - 1, 1, 1], [1 << 30, 1 << 22, 1]] {
-        assert_eq!(grid(fits), Ok(()));
+        assert_eq!(grid(fits.into()), Ok(()));
     }
     for large in [[1 << 31, 1, 1], [1, 1, 1 << 40], [1 << 30, 1 << 23, 1], [1 << 30, 1 << 30, 1 << 30]] {
-        assert!(grid(large).is_err_and(|what| what.contains("fewer than 2^31")), "{large:?}");
+        assert!(grid(large.into()).is_err_and(|what| what.contains("fewer than 2^31")), "{large:?}");
     }
 }
 

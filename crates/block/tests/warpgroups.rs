@@ -37,7 +37,7 @@ fn pointers_and_descriptors_come_to_the_same() {
             count(&k, |op| *op == Op::TmaStore),
         )
     };
-    let wanted = ([132, 1, 1], 12, 2, 3, 4);
+    let wanted = ([132, 1, 1].into(), 12, 2, 3, 4);
     assert_eq!(from(POINTERS, &["warpgroups"]), wanted);
     assert_eq!(from(POINTERS, &["tensor_maps", "clusters", "roles"]), wanted);
     assert_eq!(from(DESCRIPTORS, &["clusters", "roles"]), wanted);
@@ -70,7 +70,7 @@ fn steps_stand_alone() {
         (&["clusters"], [132, 1, 1], 8),
     ] {
         let k = after(names, DESCRIPTORS).unwrap();
-        assert_eq!((k.grid, k.warps), (grid, warps), "{names:?}\n{}", print(&k));
+        assert_eq!((k.grid, k.warps), (grid.into(), warps), "{names:?}\n{}", print(&k));
     }
 }
 

@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let written = !p.kernel.params[i].readonly;
             list.push(format!(r#"{{"elem": "{}", "count": {}, "written": {written}}}"#, b.elem, b.count()));
         }
-        let [x, y, z] = ptx.grid;
+        let [x, y, z] = ptx.grid.constant().expect("the grid of these programs is a constant");
         index.push(format!(
             r#"{{"name": "{name}", "entry": "{}", "grid": [{x}, {y}, {z}], "threads": {}, "shared": {}, "args": [{}]}}"#,
             ptx.name,

@@ -84,7 +84,7 @@ fn matmul(n: usize) -> BlockProgram {
 fn time(k: &BlockProgram, args: &[*mut u8], threads: u64) -> f64 {
     let module = host::compile(std::slice::from_ref(k)).unwrap();
     let f = module.function(0).unwrap();
-    let n = k.instances() as u64;
+    let n = k.instances().unwrap() as u64;
     let mut runs: Vec<f64> = (0..9)
         .map(|_| {
             let addresses: Vec<usize> = args.iter().map(|p| *p as usize).collect();

@@ -31,7 +31,8 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
-/// Runs instances `lo..hi` of the linearised grid (axis 0 fastest). `args`: one address per kernel parameter.
+/// Runs instances `lo..hi` of the linearised grid (axis 0 fastest). `args`: one address per kernel parameter, that of a
+/// scalar's value for a scalar; for a grid of the launch, then the address of its three sizes (u64).
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 
 /// `Err`: what cannot be compiled.
@@ -63,6 +64,8 @@ struct Emit<'k> {
     /// Number of elements that `Form::Lanes` spans where that is not `lanes`.
     span: Option<usize>,
     pid: Vec<value::Num>,
+    /// The grid's sizes.
+    sizes: Vec<value::Num>,
     /// Bytes of scratch memory so far.
     scratch: usize,
     dummy: Option<text::Name>,
@@ -129,6 +132,7 @@ fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), Codegen
             lanes: 1,
             span: None,
             pid: vec![],
+            sizes: vec![],
             scratch: 0,
             dummy: None,
         };

@@ -22,7 +22,7 @@
 //! Never panics on a verified kernel: an op without code here is [`CodegenError::Unsupported`], and the caller falls
 //! back.
 use crate::CodegenError;
-use kiln_block::{Array, BlockProgram, Elem, Param, Type};
+use kiln_block::{Array, BlockProgram, Elem, Grid, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,8 @@ mod words;
 pub enum Argument {
     /// The address of a buffer.
     Address,
+    /// A number, by value; a bool is a byte.
+    Scalar(Elem),
     /// A tensor map of an array in a buffer.
     Map(TensorMap),
 }
@@ -89,7 +91,8 @@ pub struct Ptx {
     /// Entry point.
     pub name: String,
     pub text: String,
-    pub grid: [usize; 3],
+    /// Blocks of the grid.
+    pub grid: Grid,
     /// Threads of a block.
     pub threads: usize,
     /// Dynamic shared memory in bytes.
@@ -105,7 +108,7 @@ pub fn compile(kernel: &BlockProgram, machine: &Machine) -> Result<Ptx, CodegenE
         Ok(Ptx {
             name: head::entry_name(kernel),
             text: target::to_ptx(module, machine.arch)?,
-            grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
+            grid: kernel.grid.constant().map_or(Grid::Launch, |[x, y, z]| Grid::Constant([x * blocks, y, z])),
             threads: kernel.warps / blocks * isa::WARP,
             shared,
             cluster: kernel.cluster.max(blocks),
@@ -150,6 +153,9 @@ fn generated<T>(
 }
 
 fn argument(kernel: &BlockProgram, p: &Param) -> Argument {
+    if let Type::Block { elem, .. } = kernel.ty(p.value) {
+        return Argument::Scalar(*elem);
+    }
     let (Type::Desc { elem, shape, swizzle }, Some(array)) = (kernel.ty(p.value), &p.array) else {
         return Argument::Address;
     };

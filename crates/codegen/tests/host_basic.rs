@@ -10,7 +10,7 @@ fn run(k: &BlockProgram, buffers: &mut [&mut [u8]]) {
     };
     let args: Vec<*mut u8> = buffers.iter_mut().map(|b| b.as_mut_ptr()).collect();
     let f = module.function(0).unwrap();
-    let n = k.instances() as u64;
+    let n = k.instances().unwrap() as u64;
     // In two ranges, as threads would.
     // SAFETY: the test's buffers are as large as the kernel's parameters reach.
     unsafe {

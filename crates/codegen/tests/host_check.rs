@@ -12,7 +12,7 @@ fn run(n: usize, extent: usize, index: &[i64]) -> (Vec<f32>, i64) {
         [table.as_mut_ptr().cast(), index.as_mut_ptr().cast(), out.as_mut_ptr().cast(), record.as_mut_ptr().cast()];
     let f = module.function(0).expect("compiled");
     // SAFETY: buffers of the program's parameters, as long as it says.
-    unsafe { f(args.as_ptr(), 0, k.instances() as u64) };
+    unsafe { f(args.as_ptr(), 0, k.instances().unwrap() as u64) };
     assert_eq!(record[1], 0);
     (out, record[0])
 }

@@ -152,11 +152,34 @@ impl Pool {
     }
 }
 
+/// The sizes of the array that a program works on.
+pub enum Sizes {
+    Constant([usize; 2]),
+    /// Scalar parameters after the pointers: rows, columns, and the pitch of rows. With what is known of each.
+    Launch([Facts; 3]),
+}
+
 /// A tile with bounds in a larger array, random ops on it, all leaves stored.
 pub fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> BlockProgram {
-    let b = Builder::new("random", [size[1].div_ceil(shape[1]), size[0].div_ceil(shape[0]), 1], 4);
+    program_of(seed, e, shape, Sizes::Constant(size))
+}
+
+/// The same for sizes of the launch.
+pub fn program_of(seed: u64, e: Elem, shape: [usize; 2], sizes: Sizes) -> BlockProgram {
+    let grid = match sizes {
+        Sizes::Constant(size) => [size[1].div_ceil(shape[1]), size[0].div_ceil(shape[0]), 1].into(),
+        Sizes::Launch(_) => Grid::Launch,
+    };
+    let b = Builder::new("random", grid, 4);
     let mut p = Pool { b, r: Random::new(seed), e, shape, tiles: vec![], rows: vec![], cols: vec![], scalars: vec![] };
     let params = [("x", true), ("y", true), ("u", false), ("v", false)].map(|(n, r)| p.b.param(n, e, r));
+    let given = match &sizes {
+        Sizes::Launch(facts) => {
+            let names = ["rows", "columns", "pitch"];
+            names.into_iter().zip(facts).map(|(name, f)| p.b.scalar(name, Elem::I32, *f)).collect()
+        }
+        Sizes::Constant(_) => vec![],
+    };
     let mut coords = vec![];
     for (axis, &block) in shape.iter().enumerate() {
         let pid = p.b.program_id(1 - axis as u8);
@@ -168,12 +191,18 @@ pub fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> Block
     }
     let masks: Vec<Value> = (0..2)
         .map(|a| {
-            let n = p.b.i32(size[a] as i64);
+            let n = match sizes {
+                Sizes::Constant(size) => p.b.i32(size[a] as i64),
+                Sizes::Launch(_) => given[a],
+            };
             p.b.cmp(CmpOp::Lt, coords[a], n)
         })
         .collect();
     let mask = p.b.binary(BinaryOp::And, masks[0], masks[1]);
-    let width = p.b.i32(size[1] as i64);
+    let width = match sizes {
+        Sizes::Constant(size) => p.b.i32(size[1] as i64),
+        Sizes::Launch(_) => given[2],
+    };
     let row = p.b.binary(BinaryOp::Mul, coords[0], width);
     let at = p.b.binary(BinaryOp::Add, row, coords[1]);
     for &x in &params[..2] {

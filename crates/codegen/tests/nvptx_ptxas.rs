@@ -20,7 +20,7 @@ fn ptxas() -> PathBuf {
 /// For the machine that represents the target.
 /// Programs of few blocks are launched before the one ahead has ended, as lowering has it.
 fn compile(kernel: &BlockProgram, arch: Arch) -> Result<Ptx, CodegenError> {
-    let (machine, blocks) = (arch.machine(), kernel.grid.iter().product::<usize>() * kernel.blocks);
+    let (machine, blocks) = (arch.machine(), kernel.instances().unwrap() * kernel.blocks);
     let few = blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors;
     nvptx::compile(&BlockProgram { dependent: arch.has_dependent_launch() && few, ..kernel.clone() }, machine)
 }

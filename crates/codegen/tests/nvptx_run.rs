@@ -30,7 +30,8 @@ fn random_programs() {
             }
             Err(other) => panic!("{other}\n{}", about()),
         };
-        let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+        let launch =
+            ptx::Launch { grid: compiled.grid.constant().unwrap(), threads: compiled.threads, shared: compiled.shared };
         let mut got = inputs.clone();
         ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}\n{}", about(), compiled.text));
         let mut want: Vec<interp::Buffer> = inputs.iter().map(|b| interp::Buffer::new(e, &[n], b.clone())).collect();
@@ -73,7 +74,11 @@ fn published_values() {
         let inputs = [encode_all(elem, &given), vec![0; n * 16], vec![0; n * elem.bytes()]];
         for arch in [Arch::Sm90a, Arch::Sm80] {
             let compiled = nvptx::compile(&k, arch.machine()).unwrap();
-            let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+            let launch = ptx::Launch {
+                grid: compiled.grid.constant().unwrap(),
+                threads: compiled.threads,
+                shared: compiled.shared,
+            };
             let mut got = inputs.to_vec();
             ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}", compiled.text));
             let types = [elem, Elem::I64, elem];
@@ -122,7 +127,11 @@ fn divisions_of_neighbours() {
                     b.store(to, v, None);
                 }
                 let compiled = nvptx::compile(&b.finish(), Arch::Sm90a.machine()).unwrap();
-                let launch = ptx::Launch { grid: compiled.grid, threads: compiled.threads, shared: compiled.shared };
+                let launch = ptx::Launch {
+                    grid: compiled.grid.constant().unwrap(),
+                    threads: compiled.threads,
+                    shared: compiled.shared,
+                };
                 let mut got = vec![vec![0; 2 * N * elem.bytes()]; 4];
                 ptx::run(&compiled.text, launch, &mut got).unwrap_or_else(|e| panic!("{e}\n{}", compiled.text));
                 let got: Vec<Vec<Num>> = got.iter().map(|bytes| decode_all(elem, bytes)).collect();

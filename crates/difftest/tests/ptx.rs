@@ -41,7 +41,7 @@ fn run(c: &Compiled, inputs: &[Tensor]) -> Result<Vec<Tensor>, Stop> {
             };
             let mut buffers: Vec<Vec<u8>> =
                 args.iter().map(|s| place(s).map_or_else(|| own[s].clone(), |at| memory[at].clone())).collect();
-            let launch = ptx::Launch { grid: p.grid, threads: p.threads, shared: p.shared };
+            let launch = ptx::Launch { grid: p.grid.constant().unwrap(), threads: p.threads, shared: p.shared };
             let about = |e: &ptx::PtxError| format!("{} ({:?}): {e}", kernel.name, kernel.schedule);
             match ptx::run(&p.text, launch, &mut buffers) {
                 Ok(()) => {}

@@ -40,16 +40,30 @@ pub enum InterpError {
     Deadlock { kernel: String, instance: [usize; 3], waits: String },
 }
 
-/// Runs all program instances, axis 0 fastest. `buffers`: one per parameter, in order; the kernel's writes land in
-/// them.
+/// Runs all program instances of a kernel whose grid is a constant, axis 0 fastest. `buffers`: one per parameter, in
+/// order, of one element for a scalar; the kernel's writes land in them.
 pub fn run(kernel: &BlockProgram, buffers: &mut [Buffer]) -> Result<(), InterpError> {
+    let grid = kernel.grid.constant().ok_or_else(|| InterpError::Buffers {
+        kernel: kernel.name.clone(),
+        what: "its grid is of the launch; give one with `run_grid`".into(),
+    })?;
+    run_grid(kernel, grid, buffers)
+}
+
+/// [`run`], with the grid of the launch. A constant grid must be the same.
+pub fn run_grid(kernel: &BlockProgram, grid: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
     kiln_block::verify::verify(kernel)?;
-    memory::check(kernel, buffers).map_err(|what| InterpError::Buffers { kernel: kernel.name.clone(), what })?;
-    let [nx, ny, nz] = kernel.grid;
+    let wrong = |what: String| InterpError::Buffers { kernel: kernel.name.clone(), what };
+    if kernel.grid.constant().is_some_and(|own| own != grid) {
+        return Err(wrong(format!("its grid is {}, not {grid:?}", kernel.grid)));
+    }
+    kiln_block::verify::grid(grid.into()).map_err(wrong)?;
+    memory::check(kernel, buffers).map_err(wrong)?;
+    let [nx, ny, nz] = grid;
     for z in 0..nz {
         for y in 0..ny {
             for x in 0..nx {
-                machine::run_instance(kernel, [x, y, z], buffers)?;
+                machine::run_instance(kernel, machine::Position { grid, at: [x, y, z] }, buffers)?;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Interpreter of PTX: runs the threads of a kernel, block after block, over plain bytes.
 //!
-//! Takes: a module with one entry, how it is launched, and the bytes behind each parameter. Gives: the bytes as the
-//! kernel leaves them, or its first error: an access out of bounds or unaligned, threads that wait for ever, an
-//! instruction that it does not know.
+//! Takes: a module with one entry, how it is launched, and the bytes behind each parameter (of a scalar: its value).
+//! Gives: the bytes as the kernel leaves them, or its first error: an access out of bounds or unaligned, threads that
+//! wait for ever, an instruction that it does not know.
 //!
 //! The threads of a block advance together: of all positions in the program, those at the least one execute it, so that
 //! threads which took different branches meet again where these join. A thread at a barrier waits for the others, at an

@@ -24,7 +24,7 @@ fn close(got: &[f64], wanted: &[f64], tolerance: f64) {
 #[test]
 fn vector_add() {
     let mut k = seed("vector_add");
-    k.grid = [977, 1, 1];
+    k.grid = [977, 1, 1].into();
     let n = 1_000_000;
     let x = Buffer::from_f64(Elem::F32, &[n], numbers(n, 1));
     let y = Buffer::from_f64(Elem::F32, &[n], numbers(n, 2));
@@ -37,7 +37,7 @@ fn vector_add() {
 #[test]
 fn softmax() {
     let mut k = seed("softmax");
-    k.grid = [5, 1, 1];
+    k.grid = [5, 1, 1].into();
     let (rows, n) = (5, 781);
     let x = Buffer::from_f64(Elem::F32, &[rows, n], numbers(rows * n, 3));
     let mut wanted = vec![];
@@ -69,7 +69,7 @@ fn matmul() {
 #[test]
 fn attention() {
     let mut kernel = seed("attention");
-    kernel.grid = [4, 2, 1];
+    kernel.grid = [4, 2, 1].into();
     let (heads, rows, d) = (2, 256, 64);
     let make = |s| Buffer::from_f64(Elem::F16, &[heads, rows, d], numbers(heads * rows * d, s));
     let (q, k, v) = (make(6), make(7), make(8));

@@ -211,5 +211,5 @@ fn check_persistent([rows, wide]: [usize; 2], blocks: usize, once: bool) {
     });
     assert_eq!(found[0], found[1], "{rows} rows of {wide}, {blocks} instances\n{}", text::print(&looped));
     assert_eq!(found[0], found[2], "{rows} rows of {wide}, {blocks} instances\n{}", text::print(&clean));
-    assert_eq!(looped.grid, [blocks, 1, 1]);
+    assert_eq!(looped.grid, [blocks, 1, 1].into());
 }

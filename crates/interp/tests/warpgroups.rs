@@ -265,7 +265,7 @@ fn every_step_keeps_every_bit() {
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         check("persistent", &single);
         let dynamic = Launch {
-            blocks: 3.min(mapped.instances()),
+            blocks: 3.min(mapped.instances().unwrap()),
             cluster: 1,
             group: 3,
             dynamic: true,
@@ -446,7 +446,8 @@ fn chained_matmuls_keep_every_bit() {
         let loops = |k: &BlockProgram| text::print(k).matches(" = for ").count();
         assert_eq!((loops(&k), loops(&split)), (1, 4), "{about}");
         for (before, dynamic) in [(k.clone(), false), (k.clone(), true), (split.clone(), false), (split, true)] {
-            let launch = Launch { blocks: 2.min(before.instances()), cluster: 1, group: 1, axes: None, dynamic };
+            let launch =
+                Launch { blocks: 2.min(before.instances().unwrap()), cluster: 1, group: 1, axes: None, dynamic };
             let walking = persistent::run(&before, launch).unwrap_or_else(|e| panic!("{about}: {e}"));
             check("persistent", &walking);
             for (left, right) in [(1, 2), (2, 3)] {

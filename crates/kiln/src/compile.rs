@@ -342,7 +342,8 @@ impl Compiled {
                 let (module, n) = &list[id];
                 // A kernel without code is interpreted, so this placeholder is never called.
                 let f = module.function(*n).unwrap_or(nothing);
-                Code::Host { f, instances: self.programs[id].instances() as u64, keep: module.clone() }
+                let instances = self.programs[id].instances().unwrap_or_default() as u64;
+                Code::Host { f, instances, keep: module.clone() }
             }
             CompiledCode::Ptx(list) => Code::Ptx(loadable(&list[id], self.cubins.of(&list[id].text))),
         };
@@ -385,7 +386,8 @@ fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
         entry: p.name.clone(),
         text: p.text.as_str().into(),
         cubin,
-        grid: p.grid,
+        // Launches of a program whose grid they give do without.
+        grid: p.grid.constant().unwrap_or_default(),
         threads: p.threads,
         shared: p.shared,
         cluster: p.cluster,
@@ -395,7 +397,11 @@ fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
 
 /// A kernel parameter in the runtime's form.
 fn passed(a: &nvptx::Argument) -> Passed {
-    let nvptx::Argument::Map(m) = a else { return Passed::Address };
+    let m = match a {
+        nvptx::Argument::Address => return Passed::Address,
+        nvptx::Argument::Scalar(elem) => return Passed::Scalar(elem.bytes()),
+        nvptx::Argument::Map(m) => m,
+    };
     // Tensor maps describe tensors' buffers, so their element type is a tensor's.
     let dtype = DType::ALL.into_iter().find(|d| d.name() == m.elem.name()).unwrap_or(DType::U8);
     Passed::Map(TensorMap {

@@ -156,8 +156,8 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
 
 /// Whether a program is launched before the one ahead of it has ended: if it has few blocks.
 fn is_dependent(code: &kiln_block::BlockProgram, machine: &Machine) -> bool {
-    let blocks = code.grid.iter().product::<usize>() * code.blocks;
-    machine.arch.has_dependent_launch() && blocks <= machine.templates.dependent_blocks * machine.units.multiprocessors
+    let most = machine.templates.dependent_blocks * machine.units.multiprocessors;
+    machine.arch.has_dependent_launch() && code.instances().is_some_and(|n| n * code.blocks <= most)
 }
 
 /// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct

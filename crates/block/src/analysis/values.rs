@@ -1,6 +1,6 @@
 //! Affine forms, masks and ranges of a kernel's values, in one walk over its regions.
 use super::affine::Affine;
-use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, Value};
+use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Grid, Inst, InstData, Op, Param, Region, Type, Value};
 use std::collections::HashMap;
 
 /// A conjunction of comparisons of forms with zero.
@@ -50,7 +50,10 @@ pub fn analyse(k: &BlockProgram) -> Analysis {
                 a.aligns.insert(p.value, p.align);
                 a.forms.insert(p.value, Affine { root: Some(p.value), ..Affine::default() });
             }
-            ty => a.opaque(p.value, &ty.clone()),
+            ty => {
+                let ty = ty.clone();
+                a.scalar_param(p, &ty);
+            }
         }
     }
     a.region(k, &k.body);
@@ -105,6 +108,18 @@ impl Analysis {
     pub(super) fn define(&mut self, k: &BlockProgram, v: Value, def: Def) {
         self.defs.insert(v, def);
         self.types.insert(v, k.ty(v).clone());
+    }
+    /// A scalar parameter, with what is known about it.
+    fn scalar_param(&mut self, p: &Param, ty: &Type) {
+        let Some(limits) = ty.elem().and_then(Elem::int_range) else { return };
+        match p.facts.equals {
+            Some(n) => _ = self.forms.insert(p.value, Affine::constant(n, 0)),
+            None => self.opaque(p.value, ty),
+        }
+        self.divisors.insert(p.value, power_of_two_in(p.facts.div));
+        if p.facts.least.is_some() || p.facts.most.is_some() {
+            self.ranges.insert(p.value, p.facts.range(limits));
+        }
     }
     /// A scalar without a derivable form becomes a term of its own.
     pub(super) fn opaque(&mut self, v: Value, ty: &Type) {
@@ -193,13 +208,20 @@ impl Analysis {
         match &data.op {
             Op::Const(Const::Int(c)) => Some(Affine::constant(*c, rank)),
             Op::ProgramId(axis) => {
-                let n = *k.grid.get(*axis as usize)? as i64;
+                let n = k.grid.along(*axis).map_or(Grid::MOST, |n| n as i64);
                 if n == 1 {
                     return Some(Affine::constant(0, 0));
                 }
                 self.ranges.insert(v, (0, (n - 1).max(0)));
                 Some(Affine::scalar(v))
             }
+            Op::NumPrograms(axis) => match k.grid.along(*axis) {
+                Some(n) => Some(Affine::constant(n as i64, 0)),
+                None => {
+                    self.ranges.insert(v, (1, Grid::MOST));
+                    Some(Affine::scalar(v))
+                }
+            },
             Op::Iota => Some(Affine { coeffs: vec![1], ..Affine::default() }),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Permute(_) | Op::Reshape | Op::ConvertLayout => {
                 arg(0)?.moved(&data.op, k.ty(data.args[0]).shape(), ty.shape())

@@ -11,6 +11,7 @@ pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
     let mut body = std::mem::take(&mut k.body);
     let mut f = Folder { k, facts, consts: HashMap::new(), same: HashMap::new() };
+    f.known_params(&mut body);
     f.region(&mut body);
     k.body = body;
 }
@@ -41,6 +42,19 @@ impl Folder<'_> {
         self.same.insert(old, new);
         if let Some(c) = self.consts.get(&new).copied() {
             self.consts.insert(old, c);
+        }
+    }
+    /// Parameters whose value is known become constants.
+    fn known_params(&mut self, body: &mut Region) {
+        let known: Vec<(Value, i64)> = self.k.params.iter().filter_map(|p| Some((p.value, p.facts.equals?))).collect();
+        for (n, (param, equals)) in known.into_iter().enumerate() {
+            let ty = self.k.ty(param).clone();
+            let value = if ty.elem() == Some(Elem::Bool) { Const::Bool(equals != 0) } else { Const::Int(equals) };
+            let constant = self.k.new_value(ty);
+            let data = InstData { op: Op::Const(value), args: vec![], results: vec![constant], regions: vec![] };
+            body.insts.insert(n, self.k.new_inst(data));
+            self.consts.insert(constant, value);
+            self.replace(param, constant);
         }
     }
     fn region(&mut self, r: &mut Region) {
@@ -148,7 +162,8 @@ impl Folder<'_> {
                 };
                 (identity && ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0)))
             }
-            Op::ProgramId(axis) if self.k.grid[*axis as usize] == 1 => Some(To::Const(Const::Int(0))),
+            Op::ProgramId(axis) if self.k.grid.along(*axis) == Some(1) => Some(To::Const(Const::Int(0))),
+            Op::NumPrograms(axis) => self.k.grid.along(*axis).map(|n| To::Const(Const::Int(n as i64))),
             Op::Cast(to) => match constant(0) {
                 _ if ty(arg(0)).elem() == Some(*to) => Some(To::Value(arg(0))),
                 Some(c) => cast(c, *to).map(To::Const),

@@ -26,9 +26,10 @@ pub fn is_persistent(k: &BlockProgram) -> bool {
 
 /// The program with that many persistent instances.
 pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> {
-    let count = k.grid[0];
-    if k.grid[1..] != [1, 1] || k.cluster != 1 || instances == 0 || count < instances || count + instances >= 1 << 30 {
-        return Err(Refusal(format!("{instances} persistent instances do not fit a grid of {:?}", k.grid)));
+    let refused = || Refusal(format!("{instances} persistent instances do not fit a grid of {}", k.grid));
+    let Some([count, 1, 1]) = k.grid.constant() else { return Err(refused()) };
+    if k.cluster != 1 || instances == 0 || count < instances || count + instances >= 1 << 30 {
+        return Err(refused());
     }
     if !k.body.insts.iter().all(|i| is_straight(&k.inst(*i).op)) {
         return Err(Refusal("the program has loops, branches or ops of the lower level".into()));
@@ -55,7 +56,7 @@ pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> 
 }
 
 fn is_straight(op: &Op) -> bool {
-    is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. })
+    is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. } | Op::NumPrograms(_))
         || matches!(op, Op::Load(..) | Op::Store(_) | Op::Check { .. } | Op::Prefetch { .. })
 }
 

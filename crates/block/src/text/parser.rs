@@ -5,7 +5,8 @@ mod words;
 
 use super::lexer::{Kind, Token, tokens};
 use crate::{
-    Arithmetic, Array, BlockError, BlockProgram, Elem, Inst, InstData, Layout, Op, Param, Region, Role, Type, Value,
+    Arithmetic, Array, BlockError, BlockProgram, Elem, Facts, Grid, Inst, InstData, Layout, Op, Param, Region, Role,
+    Type, Value,
 };
 use std::collections::HashMap;
 
@@ -128,11 +129,7 @@ impl Parser {
         let params = self.list(")", Parser::param)?;
         self.k.params = params;
         self.expect_word("grid")?;
-        let grid: Vec<usize> = self.numbers("the size of the grid")?;
-        let Ok(grid) = <[usize; 3]>::try_from(grid) else {
-            return self.fail("a grid has three sizes; write `grid [x, y, z]`");
-        };
-        self.k.grid = grid;
+        self.k.grid = self.grid()?;
         self.expect_word("warps")?;
         self.k.warps = self.integer("the number of warps")?;
         if self.eat_word("blocks") {
@@ -158,6 +155,16 @@ impl Parser {
         self.k.body.insts = self.insts(0)?;
         Ok(self.numbered())
     }
+    fn grid(&mut self) -> Result<Grid> {
+        if self.eat_word("launch") {
+            return Ok(Grid::Launch);
+        }
+        let sizes: Vec<usize> = self.numbers("the size of the grid")?;
+        match <[usize; 3]>::try_from(sizes) {
+            Ok(sizes) => Ok(Grid::Constant(sizes)),
+            Err(_) => self.fail("a grid has three sizes; write `grid [x, y, z]` or `grid launch`"),
+        }
+    }
     fn param(&mut self) -> Result<Param> {
         let t = self.peek().clone();
         if t.kind != Kind::Local {
@@ -170,8 +177,29 @@ impl Parser {
         let readonly = self.eat_word("readonly");
         let align = if self.eat_word("align") { self.integer("an alignment in bytes")? } else { 16 };
         let array = if self.eat_word("of") { Some(self.array()?) } else { None };
+        let facts = if self.eat("{") { self.facts()? } else { Facts::default() };
         let value = self.define(alias.as_ref().unwrap_or(&t), ty, layout, true)?;
-        Ok(Param { name: t.text, value, align, readonly, array })
+        Ok(Param { name: t.text, value, align, readonly, array, facts })
+    }
+    /// What is known about a parameter, up to and including `}`.
+    fn facts(&mut self) -> Result<Facts> {
+        let mut facts = Facts::default();
+        self.list("}", |p| {
+            match p.word("a fact")?.as_str() {
+                "div" => facts.div = p.integer("a divisor")?,
+                "equals" => facts.equals = Some(p.integer("the value")?),
+                "least" => facts.least = Some(p.integer("the least value")?),
+                "most" => facts.most = Some(p.integer("the largest value")?),
+                "span32" => facts.span32 = true,
+                "noalias" => facts.noalias = true,
+                other => {
+                    let known = "div, equals, least, most, span32, noalias";
+                    return p.fail(format!("there is no fact `{other}`; known: {known}"));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(facts)
     }
     fn array(&mut self) -> Result<Array> {
         let sizes = self.numbers("the size of an axis")?;

@@ -1,8 +1,8 @@
 //! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, BlockProgram, CachePolicy, Const, DotPrecision, Inst, InstData, Layout, Op, Region, Terms, Type, Value,
-    layout::Basis,
+    Arithmetic, BlockProgram, CachePolicy, Const, DotPrecision, Facts, Inst, InstData, Layout, Op, Region, Terms, Type,
+    Value, layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
 
@@ -17,8 +17,7 @@ pub fn print(k: &BlockProgram) -> String {
     let mut p = Printer::new(k);
     let params: Vec<String> = k.params.iter().map(|x| p.param(x)).collect();
     let name = sign('@', &k.name);
-    let [x, y, z] = k.grid;
-    p.out = format!("kernel {name}({}) grid [{x}, {y}, {z}] warps {}", params.join(", "), k.warps);
+    p.out = format!("kernel {name}({}) grid {} warps {}", params.join(", "), k.grid, k.warps);
     if k.blocks != 1 {
         p.put(&format!(" blocks {}", k.blocks));
     }
@@ -52,6 +51,24 @@ pub fn print_inst(k: &BlockProgram, i: Inst) -> String {
         Some(data) => Printer::new(k).head(data),
         None => format!("instruction {} (absent)", i.0),
     }
+}
+
+/// ` {div 16, least 0}`; nothing where nothing is known.
+fn facts(f: &Facts) -> String {
+    if f.is_empty() {
+        return String::new();
+    }
+    let number = |word: &str, n: Option<i64>| n.map(|n| format!("{word} {n}"));
+    let flag = |word: &str, on: bool| on.then(|| word.to_string());
+    let all = [
+        number("div", Some(f.div).filter(|n| *n != 1)),
+        number("equals", f.equals),
+        number("least", f.least),
+        number("most", f.most),
+        flag("span32", f.span32),
+        flag("noalias", f.noalias),
+    ];
+    format!(" {{{}}}", all.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
 fn sign(c: char, name: &str) -> String {
@@ -108,7 +125,7 @@ impl<'a> Printer<'a> {
                 _ = write!(s, " offset {}", a.offset);
             }
         }
-        s
+        s + &facts(&p.facts)
     }
     fn region(&mut self, r: &Region, depth: usize) {
         for &i in &r.insts {
@@ -215,6 +232,7 @@ fn op_text(op: &Op) -> (String, String) {
     let before = match op {
         Op::Const(c) => format!("const {}", constant(c)),
         Op::ProgramId(axis) => format!("program_id {axis}"),
+        Op::NumPrograms(axis) => format!("num_programs {axis}"),
         Op::Unary(u) => names::name_of(names::UNARY, u).unwrap_or("unary").into(),
         Op::Binary(b) => names::name_of(names::BINARY, b).unwrap_or("binary").into(),
         Op::Cmp(c) => format!("cmp {}", names::name_of(names::CMP, c).unwrap_or("?")),

@@ -6,6 +6,10 @@
 //! wrap, and so may all that is computed from it; no access takes such a value. Offsets are in elements; code
 //! generation scales them to bytes in 64 bits.
 //!
+//! Values of a launch (scalar parameters, a grid that is not a constant) have no bound: with them the integers that
+//! reach an address or a mask are meant over the integers, and whoever launches answers for their type. What exceeds
+//! its type by constants alone is refused.
+//!
 //! Nothing is known about integers that are read from memory: whoever emits a program has to choose the type of an
 //! offset by their extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit
 //! operations may wrap on purpose, as hashes do, and end what is known.
@@ -25,7 +29,8 @@ pub fn offsets(k: &BlockProgram) -> Result<(), BlockError> {
 /// [`offsets`], where 32-bit integers are to stay within `-narrow..=narrow`: tests lower it, so that small kernels
 /// reach it.
 pub fn offsets_within(k: &BlockProgram, narrow: i128) -> Result<(), BlockError> {
-    let mut o = Offsets { k, analysis: analyse(k), narrow, bounds: HashMap::new(), wrapped: HashMap::new() };
+    let (analysis, of_launch) = (analyse(k), k.has_launch_values());
+    let mut o = Offsets { k, analysis, narrow, of_launch, bounds: HashMap::new(), wrapped: HashMap::new() };
     o.region(&k.body)
 }
 
@@ -34,6 +39,8 @@ struct Offsets<'a> {
     /// Affine forms: what loops carry is bounded by these.
     analysis: Analysis,
     narrow: i128,
+    /// The program has values of the launch.
+    of_launch: bool,
     /// Integers without an entry have any value of their type.
     bounds: HashMap<Value, Bound>,
     /// Integers that may have wrapped and what is computed from them, with the instruction that may wrap.
@@ -151,7 +158,8 @@ impl Offsets<'_> {
         let result = *data.results.first()?;
         match &data.op {
             Op::Const(Const::Int(c)) => Some((i128::from(*c), i128::from(*c))),
-            Op::ProgramId(axis) => Some((0, (*self.k.grid.get(*axis as usize)? as i128 - 1).max(0))),
+            Op::ProgramId(axis) => Some((0, (self.k.grid.along(*axis)? as i128 - 1).max(0))),
+            Op::NumPrograms(axis) => Some((self.k.grid.along(*axis)? as i128, self.k.grid.along(*axis)? as i128)),
             Op::Iota => Some((0, ty.count() as i128 - 1)),
             Op::Splat
             | Op::Broadcast
@@ -200,6 +208,9 @@ impl Offsets<'_> {
     /// The bound that follows from the affine form.
     fn by_form(&self, v: Value) -> Option<Bound> {
         let form = self.analysis.affine(v)?;
+        if self.of_launch && form.scalars.iter().any(|(v, _)| !self.bounds.contains_key(v)) {
+            return None;
+        }
         let (lo, hi) = self.analysis.range(form, self.k.ty(v).shape())?;
         Some((lo.into(), hi.into()))
     }

@@ -87,6 +87,29 @@ pub fn array(a: &Array, ty: Option<&Type>) -> Rule {
     })
 }
 
+/// Facts about a parameter of this type.
+pub fn facts(f: &crate::Facts, ty: &Type) -> Rule {
+    let number = match ty {
+        Type::Block { elem: Elem::Bool, .. } => Some((0, 1)),
+        Type::Block { elem, .. } => elem.int_range(),
+        _ => None,
+    };
+    let of_number = f.div != 1 || f.equals.is_some() || f.least.is_some() || f.most.is_some();
+    ensure(number.is_some() || !of_number, || {
+        format!("div, equals, least and most are facts of integers and bools, not of {ty}; pointers have `align`")
+    })?;
+    ensure(matches!(ty, Type::Ptr { .. }) || !(f.span32 || f.noalias), || {
+        format!("span32 and noalias are facts of pointers, not of {ty}")
+    })?;
+    ensure(f.div > 0, || format!("div {}; a positive number is needed", f.div))?;
+    let Some((lo, hi)) = number else { return Ok(()) };
+    let (least, most) = f.range((lo, hi));
+    let within = [f.equals, f.least, f.most].iter().flatten().all(|n| (lo..=hi).contains(n));
+    let some =
+        least <= most && f.equals.is_none_or(|n| f.allow(n) && Some(n) >= f.least && f.most.is_none_or(|m| n <= m));
+    ensure(within && some, || format!("no {ty} is as the facts say"))
+}
+
 pub fn layout(l: &Layout, shape: &[usize]) -> Rule {
     ensure(l.lanes.len() == 5, || format!("the layout has {} lane bits; 5 are needed", l.lanes.len()))?;
     ensure(l.registers.len() <= 24 && l.warps.len() <= 9, || "the layout has too many bits".into())?;

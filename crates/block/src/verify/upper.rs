@@ -8,7 +8,7 @@ use crate::{
 pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     let op = Checked { k, data, facts };
     match &data.op {
-        Op::Const(_) | Op::ProgramId(_) | Op::Iota => sources(&op),
+        Op::Const(_) | Op::ProgramId(_) | Op::NumPrograms(_) | Op::Iota => sources(&op),
         Op::Splat
         | Op::Broadcast
         | Op::ExpandDims(_)
@@ -27,14 +27,14 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     }
 }
 
-/// Constants, positions in the grid, and iota.
+/// Constants, positions in the grid and its sizes, and iota.
 fn sources(s: &Checked) -> Rule {
     match &s.data.op {
         Op::Const(c) => {
             s.arity(0, 0, 1)?;
             constant(*c, block("the result", s.out())?.0)
         }
-        Op::ProgramId(axis) => {
+        Op::ProgramId(axis) | Op::NumPrograms(axis) => {
             s.arity(0, 0, 1)?;
             ensure(*axis < 3, || format!("axis {axis} of the grid; 0, 1 or 2"))?;
             scalar_i32("the result", s.out())

@@ -255,7 +255,13 @@ impl Demand {
         !self.inside(v, loop_inst)
             || matches!(
                 inst.op,
-                Op::Const(_) | Op::ProgramId(_) | Op::Iota | Op::Splat | Op::Broadcast | Op::ExpandDims(_)
+                Op::Const(_)
+                    | Op::ProgramId(_)
+                    | Op::NumPrograms(_)
+                    | Op::Iota
+                    | Op::Splat
+                    | Op::Broadcast
+                    | Op::ExpandDims(_)
             ) && inst.args.iter().all(|a| self.invariant(k, *a, loop_inst))
             || matches!(inst.op, Op::Reshape | Op::Permute(_) | Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
                 && !self.keep.contains_key(&v)

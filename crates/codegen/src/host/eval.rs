@@ -183,6 +183,10 @@ impl Emit<'_> {
                 let n = self.pid.get(*a as usize).cloned().ok_or("a fourth grid axis")?;
                 Ok(Val::num(Elem::I32, n, 0))
             }
+            Op::NumPrograms(a) => {
+                let n = self.sizes.get(*a as usize).cloned().ok_or("a fourth grid axis")?;
+                Ok(Val::num(Elem::I32, n, 0))
+            }
             Op::Iota => self.iota(at),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
                 let from = self.operand_coordinates(i, at)?;

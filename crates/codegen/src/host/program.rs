@@ -7,7 +7,7 @@ use super::prefetch::Prefetch;
 use super::text::{Name, reg};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
-use kiln_block::{Elem, Inst, Op, Region, Terms, Type, Value};
+use kiln_block::{Elem, Grid, Inst, Op, Param, Region, Terms, Type, Value};
 
 /// Scratch memory of an instance above this many bytes comes from the heap (one buffer per thread), not from the stack.
 const STACK: usize = 256 << 10;
@@ -25,31 +25,15 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
             Type::Ptr { elem, shape } if shape.is_empty() => {
                 Val { elem: *elem, form: Form::Ptr(ptr, Box::new(Val::int(Elem::I64, 0))), depth: 0 }
             }
-            Type::Block { elem, shape } if shape.is_empty() => {
-                e.read(*elem, Store::Tensor, &ptr, &Val::int(Elem::I64, 0), Guard::default())?
-            }
+            Type::Block { elem, shape } if shape.is_empty() => e.scalar_param(p, *elem, &ptr)?,
             other => return Err(format!("a parameter of type {other}")),
         };
         e.place.insert(p.value, Place::Reg(v));
     }
+    e.grid_sizes();
     let (label, i) = e.text.open_loop();
-    let grid = k.grid.map(|g| g.max(1));
     // The scope of the instance loop becomes the program's scope 0; the outer scopes are set aside and put back.
-    let mut rest = i.clone();
-    for (axis, &g) in grid.iter().enumerate().take(2) {
-        let (p, q): (Name, Name) = if g == 1 {
-            ("0".into(), rest.clone())
-        } else if grid[axis + 1..].iter().all(|&n| n == 1) {
-            // The last axis with instances needs no division.
-            (rest.clone(), "0".into())
-        } else {
-            let d = e.text.depth();
-            (e.text.emit(d, format!("urem i64 {rest}, {g}")), e.text.emit(d, format!("udiv i64 {rest}, {g}")))
-        };
-        e.pid.push(pid(p));
-        rest = q;
-    }
-    e.pid.push(pid(if grid[2] == 1 { "0".into() } else { rest }));
+    e.position(&i);
     let outer = e.text.rebase();
     e.region(&k.body)?;
     e.flush()?;
@@ -75,6 +59,58 @@ fn pid(text: Name) -> Num {
 }
 
 impl Emit<'_> {
+    /// A scalar parameter at its address, with what is known about it.
+    fn scalar_param(&mut self, p: &Param, elem: Elem, at: &Name) -> Res<Val> {
+        let mut v = self.read(elem, Store::Tensor, at, &Val::int(Elem::I64, 0), Guard::default())?;
+        if let Form::Num(n) = &mut v.form {
+            match p.facts.equals {
+                Some(equals) => *n = Num::konst(equals),
+                None => {
+                    n.tz = n.tz.max(p.facts.div.trailing_zeros().min(32));
+                    n.nonneg |= p.facts.least.is_some_and(|least| least >= 0);
+                }
+            }
+        }
+        Ok(v)
+    }
+    /// The grid's sizes: constants, or what the launch gives after the parameters.
+    fn grid_sizes(&mut self) {
+        self.sizes = match self.kernel.grid {
+            Grid::Constant(sizes) => sizes.iter().map(|n| Num::konst(*n as i64)).collect(),
+            Grid::Launch => {
+                let n = self.kernel.params.len();
+                let slot = self.text.emit(0, format!("getelementptr ptr, ptr %args, i64 {n}"));
+                let sizes = self.text.emit(0, format!("load ptr, ptr {slot}"));
+                let size = |axis: usize| {
+                    let p = self.text.emit(0, format!("getelementptr i64, ptr {sizes}, i64 {axis}"));
+                    Num { nonneg: true, ..Num::opaque(self.text.emit(0, format!("load i64, ptr {p}"))) }
+                };
+                (0..3).map(size).collect()
+            }
+        };
+    }
+    /// The position of instance `i`, axis 0 fastest.
+    fn position(&mut self, i: &Name) {
+        let mut rest = i.clone();
+        let sizes = self.sizes.clone();
+        let one = |axis: usize| matches!(sizes[axis].konst, Some(0 | 1));
+        for (axis, size) in sizes.iter().enumerate().take(2) {
+            let size = &size.text;
+            let (p, q): (Name, Name) = if one(axis) {
+                ("0".into(), rest.clone())
+            } else if (axis + 1..3).all(one) {
+                // The last axis with instances needs no division.
+                (rest.clone(), "0".into())
+            } else {
+                let d = self.text.depth();
+                let p = self.text.emit(d, format!("urem i64 {rest}, {size}"));
+                (p, self.text.emit(d, format!("udiv i64 {rest}, {size}")))
+            };
+            self.pid.push(pid(p));
+            rest = q;
+        }
+        self.pid.push(pid(if one(2) { "0".into() } else { rest }));
+    }
     pub fn region(&mut self, r: &Region) -> Res<()> {
         r.insts.iter().try_for_each(|&i| self.inst(i))
     }
@@ -413,6 +449,7 @@ fn upper(op: &Op) -> bool {
         op,
         Op::Const(_)
             | Op::ProgramId(_)
+            | Op::NumPrograms(_)
             | Op::Iota
             | Op::Splat
             | Op::Broadcast

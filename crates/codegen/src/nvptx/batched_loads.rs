@@ -28,8 +28,16 @@ pub(super) fn last(k: &BlockProgram) -> HashSet<Value> {
 
 fn last_of(k: &BlockProgram, region: &Region) -> Option<Value> {
     let adds_up = |d: &InstData| {
-        matches!(d.op, Op::Const(_) | Op::Iota | Op::ProgramId(_) | Op::Splat | Op::Broadcast | Op::ExpandDims(_))
-            || matches!(d.op, Op::Reshape | Op::Permute(_) | Op::Load(..) | Op::Unary(_) | Op::Binary(_) | Op::Cmp(_))
+        matches!(
+            d.op,
+            Op::Const(_)
+                | Op::Iota
+                | Op::ProgramId(_)
+                | Op::NumPrograms(_)
+                | Op::Splat
+                | Op::Broadcast
+                | Op::ExpandDims(_)
+        ) || matches!(d.op, Op::Reshape | Op::Permute(_) | Op::Load(..) | Op::Unary(_) | Op::Binary(_) | Op::Cmp(_))
             || matches!(d.op, Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Reduce { .. } | Op::Yield)
     };
     let body: Vec<&InstData> = region.insts.iter().map(|i| k.inst(*i)).collect();

@@ -21,7 +21,8 @@ use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::passes::persistent_rows;
 use kiln_block::{
-    Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value,
+    Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Grid, Inst, InstData, Op, Region, Type, UnaryOp,
+    Value, analysis,
 };
 use kiln_machine::Machine;
 use std::collections::{HashMap, HashSet};
@@ -62,6 +63,8 @@ pub(super) struct Gen<'c, 'k> {
     /// Some matmul's left operand is in registers; and those that a token's matmuls read.
     pub left_in_registers: bool,
     pub read: HashMap<Value, Vec<Val<'c>>>,
+    /// Integers that do not wrap, although their ranges are not known.
+    pub unwrapped: HashSet<Value>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
@@ -119,6 +122,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         fenced: false,
         left_in_registers: has_left_in_registers(k),
         read: HashMap::new(),
+        unwrapped: if k.has_launch_values() { analysis::unwrapped(k) } else { HashSet::new() },
         regs: vec![None; k.values.len()],
     };
     g.params()?;
@@ -286,6 +290,7 @@ impl<'c> Gen<'c, '_> {
             Op::Wgmma { transpose_a, transpose_b } => self.wgmma(data, [*transpose_a, *transpose_b])?,
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],
+            Op::NumPrograms(axis) => vec![self.num_programs(*axis)?],
             Op::Iota => self.iota(data.results[0])?,
             Op::Splat => {
                 let one = self.scalar(data.args[0])?;
@@ -308,20 +313,27 @@ impl<'c> Gen<'c, '_> {
         self.set(data.results[0], regs);
         Ok(())
     }
-    fn grid(&self, axis: u8) -> i64 {
-        self.k.grid.get(axis as usize).copied().unwrap_or(1) as i64
-    }
     fn program_id(&mut self, axis: u8) -> Res<Reg<'c>> {
-        let n = self.grid(axis);
+        let n = self.k.grid.along(axis).map_or(Grid::MOST, |n| n as i64);
         if n <= 1 {
             return Ok(Reg::Int(Index::constant(0, 32)));
         }
-        let name = ["x", "y", "z"].get(axis as usize).ok_or_else(|| mistyped("a grid axis"))?;
-        let mut v = int(self.e.call(&format!("llvm.nvvm.read.ptx.sreg.ctaid.{name}"), &[], &[])?)?;
+        let mut v = self.special("ctaid", axis)?;
         if axis == 0 && self.blocks.count > 1 {
             v = self.e.lshr(v, self.e.int(self.blocks.count.ilog2().into()))?;
         }
         Ok(Reg::Int(Index { hi: n - 1, lo: 0, ..Index::opaque(v) }))
+    }
+    fn num_programs(&mut self, axis: u8) -> Res<Reg<'c>> {
+        Ok(Reg::Int(match self.k.grid.along(axis) {
+            Some(n) => Index::constant(n as i64, 32),
+            None => Index { lo: 1, hi: Grid::MOST, ..Index::opaque(self.special("nctaid", axis)?) },
+        }))
+    }
+    /// A register of the grid along an axis.
+    fn special(&self, register: &str, axis: u8) -> Res<IntValue<'c>> {
+        let name = ["x", "y", "z"].get(axis as usize).ok_or_else(|| mistyped("a grid axis"))?;
+        int(self.e.call(&format!("llvm.nvvm.read.ptx.sreg.{register}.{name}"), &[], &[])?)
     }
     fn constant(&mut self, v: Value, c: Const) -> Res<Vec<Reg<'c>>> {
         let elem = self.elem(v)?;

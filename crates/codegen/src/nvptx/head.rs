@@ -6,11 +6,11 @@
 //! free first.
 use super::emit::{Emit, Fail, GLOBAL, Res, Val, int, mistyped};
 use super::r#gen::Gen;
-use super::index::{Pointer, Reg, memory_type};
-use inkwell::AddressSpace;
+use super::index::{Index, Pointer, Reg, memory_type};
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::FunctionValue;
+use inkwell::{AddressSpace, IntPredicate};
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::passes::persistent_rows;
 use kiln_block::{BlockProgram, CachePolicy, Elem, Type};
@@ -62,6 +62,8 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &BlockProgram, blocks: usize) -> Res<
         f.add_attribute(at, enumerated("nonnull", 0));
         if p.readonly {
             f.add_attribute(at, enumerated("readonly", 0));
+        }
+        if p.readonly || p.facts.noalias {
             f.add_attribute(at, enumerated("noalias", 0));
         }
     }
@@ -96,7 +98,13 @@ impl<'c> Gen<'c, '_> {
                         cache: CachePolicy::Normal,
                     })
                 }
-                (Type::Block { elem: Elem::Bool, .. }, arg) => Reg::Plain(self.e.trunc(int(arg)?, self.e.i1())?.into()),
+                (Type::Block { elem: Elem::Bool, .. }, arg) => {
+                    let zero = self.e.int_of(self.e.i8(), 0);
+                    Reg::Plain(self.e.icmp(IntPredicate::NE, int(arg)?, zero)?.into())
+                }
+                (Type::Block { elem: Elem::I32 | Elem::I64, .. }, arg) => {
+                    Reg::Int(Index::opaque(int(arg)?).known(&p.facts))
+                }
                 (_, arg) => self.register(p.value, arg),
             };
             self.set(p.value, vec![reg]);

@@ -8,7 +8,7 @@
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
 use inkwell::values::{FloatValue, IntValue, PointerValue};
-use kiln_block::{CachePolicy, CmpOp, Elem};
+use kiln_block::{CachePolicy, CmpOp, Elem, Facts};
 use std::collections::HashMap;
 
 /// `base + off` in `bits` (32 or 64); without base a constant.
@@ -130,6 +130,20 @@ impl<'c> Index<'c> {
         }
         let (lo, hi) = limits(bits);
         Index { base: Some(v), div: 1, lo, hi, off: 0, bits, of: None }
+    }
+    /// A parameter, with what is known about it.
+    pub fn known(self, facts: &Facts) -> Index<'c> {
+        if let Some(n) = facts.equals {
+            return Index::constant(n, self.bits);
+        }
+        let (lo, hi) = facts.range((self.lo, self.hi));
+        Index { div: self.div.max(two(facts.div)), lo, hi, ..self }
+    }
+    /// A number that does not wrap, so that its base is within what leaves room for the constant.
+    pub fn unwrapped(self) -> Index<'c> {
+        let (least, most) = limits(self.bits);
+        let (lo, hi) = (least.saturating_sub(self.off).max(self.lo), most.saturating_sub(self.off).min(self.hi));
+        if lo <= hi { Index { lo, hi, ..self } } else { self }
     }
     pub fn plus(self, c: i64) -> Index<'c> {
         Index { off: wrap(self.off.wrapping_add(c), self.bits), ..self }

@@ -45,6 +45,9 @@ impl<'c> Gen<'c, '_> {
         for r in 0..count {
             let row: Vec<Reg<'c>> =
                 args.iter().map(|a| a.get(r).copied().ok_or_else(|| mistyped("a pointwise op"))).collect::<Res<_>>()?;
+            let unwrapped = self.unwrapped.contains(&data.results[0]);
+            let meant = |x: &Reg<'c>| if let Reg::Int(i) = x { Reg::Int(i.unwrapped()) } else { *x };
+            let row = if unwrapped { row.iter().map(meant).collect() } else { row };
             if let Some(reg) = self.by_index(&data.op, &row, from)? {
                 out.push(reg);
                 continue;

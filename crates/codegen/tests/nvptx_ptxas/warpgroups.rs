@@ -49,7 +49,7 @@ fn persistent_rows() {
     kiln_block::passes::run(&["persistent-rows", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
-    assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (7 * 16, 16, 512));
+    assert_eq!((ptx.grid.along(0).unwrap(), ptx.cluster, ptx.threads), (7 * 16, 16, 512));
     // The first row, the next one, gain and bias, 32 elements of four bytes per thread each.
     assert_eq!(count(&ptx, "cp.async.cg.shared.global"), 4 * 32 * 4 / 16);
     assert_eq!((count(&ptx, "ld.global"), count(&ptx, "st.global")), (0, 8));
@@ -67,7 +67,7 @@ fn persistent_odd_rows() {
     kiln_block::passes::canonicalise(&mut k).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
-    assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (64 * 2, 2, 512));
+    assert_eq!((ptx.grid.along(0).unwrap(), ptx.cluster, ptx.threads), (64 * 2, 2, 512));
     // The first row and the next one, of which a thread has seven vectors of eight.
     assert_eq!(count(&ptx, "cp.async.cg.shared.global"), 2 * 7);
     let (_, round) = ptx.text.split_once("cp.async.wait_group").unwrap();

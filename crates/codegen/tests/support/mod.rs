@@ -1,4 +1,6 @@
 //! Typed buffers, rounding and running for the tests of host code.
+pub mod launch;
+
 use kiln_block::*;
 use kiln_codegen::host;
 pub use kiln_number::Random;
@@ -161,7 +163,7 @@ pub fn run(k: &BlockProgram, buffers: &mut [Vec<u8>]) {
     };
     let args: Vec<*mut u8> = buffers.iter_mut().map(|b| b.as_mut_ptr()).collect();
     let f = module.function(0).unwrap();
-    let n = k.instances() as u64;
+    let n = k.instances().unwrap() as u64;
     // In two ranges, as threads would.
     // SAFETY: the test's buffers are as large as the kernel's parameters reach.
     unsafe {

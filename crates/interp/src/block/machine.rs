@@ -38,9 +38,16 @@ enum Stop {
     Waiting,
 }
 
+/// An instance's position in the grid.
+#[derive(Clone, Copy)]
+pub struct Position {
+    pub grid: [usize; 3],
+    pub at: [usize; 3],
+}
+
 struct Machine<'a, 'b> {
     k: &'a BlockProgram,
-    instance: [usize; 3],
+    instance: Position,
     buffers: &'b mut [Buffer],
     tiles: Vec<Tile>,
     barriers: Vec<Vec<Barrier>>,
@@ -57,7 +64,7 @@ enum Next {
 type Said<T> = Result<T, String>;
 
 /// Runs one instance of a verified kernel on checked buffers.
-pub fn run_instance(k: &BlockProgram, instance: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
+pub fn run_instance(k: &BlockProgram, instance: Position, buffers: &mut [Buffer]) -> Result<(), InterpError> {
     let mut m = Machine { k, instance, buffers, tiles: vec![], barriers: vec![] };
     let mut flow = Flow { values: vec![None; k.values.len()], ..Flow::default() };
     for (n, p) in k.params.iter().enumerate() {
@@ -99,7 +106,12 @@ impl<'a> Flow<'a> {
 
 impl<'a> Machine<'a, '_> {
     fn wrong(&self, i: Inst, what: String) -> InterpError {
-        InterpError::Op { kernel: self.k.name.clone(), instance: self.instance, op: text::print_inst(self.k, i), what }
+        InterpError::Op {
+            kernel: self.k.name.clone(),
+            instance: self.instance.at,
+            op: text::print_inst(self.k, i),
+            what,
+        }
     }
     fn deadlock(&self, waiting: &[(&str, &Flow)]) -> InterpError {
         let at = |f: &Flow| {
@@ -107,7 +119,7 @@ impl<'a> Machine<'a, '_> {
             i.map_or(String::new(), |i| text::print_inst(self.k, *i))
         };
         let waits: Vec<String> = waiting.iter().map(|(name, f)| format!("{name} at `{}`", at(f))).collect();
-        InterpError::Deadlock { kernel: self.k.name.clone(), instance: self.instance, waits: waits.join(", ") }
+        InterpError::Deadlock { kernel: self.k.name.clone(), instance: self.instance.at, waits: waits.join(", ") }
     }
     /// Runs the flow until it ends or blocks on a barrier.
     fn run(&mut self, flow: &mut Flow<'a>) -> Result<Stop, InterpError> {
@@ -242,7 +254,8 @@ impl<'a> Machine<'a, '_> {
                 };
                 Block { elem, shape: to, data }
             }
-            Op::ProgramId(axis) => Block::int(elem, self.instance[*axis as usize] as i64),
+            Op::ProgramId(axis) => Block::int(elem, self.instance.at[*axis as usize] as i64),
+            Op::NumPrograms(axis) => Block::int(elem, self.instance.grid[*axis as usize] as i64),
             Op::Iota => Block { elem, data: Data::Int((0..to[0] as i64).collect()), shape: to },
             Op::Splat => shape::splat(&*arg(0)?, &to),
             Op::Broadcast => shape::broadcast(&*arg(0)?, &to),

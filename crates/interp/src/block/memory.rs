@@ -16,6 +16,10 @@ impl Buffer {
     pub fn new(elem: Elem, shape: &[usize], bytes: Vec<u8>) -> Buffer {
         Buffer { elem, shape: shape.to_vec(), bytes }
     }
+    /// The value of a scalar parameter, rounded (or wrapped) to `elem`.
+    pub fn scalar(elem: Elem, value: f64) -> Buffer {
+        Buffer::from_f64(elem, &[], [value])
+    }
     /// A buffer of zeros.
     pub fn zeros(elem: Elem, shape: &[usize]) -> Buffer {
         Buffer::new(elem, shape, vec![0; shape.iter().product::<usize>() * elem.bytes()])
@@ -132,6 +136,13 @@ pub fn check(k: &BlockProgram, buffers: &[Buffer]) -> Result<(), String> {
                 ));
             }
             (Type::Block { .. }, _) if b.count() < 1 => return Err(format!("the scalar {} has no value", p.name)),
+            (Type::Block { .. }, _) => {
+                if let Scalar::Int(n) = b.read(0)
+                    && !p.facts.allow(n)
+                {
+                    return Err(format!("the scalar {} is {n}, which its facts exclude", p.name));
+                }
+            }
             _ => {}
         }
     }

@@ -32,7 +32,10 @@ pub enum Arg {
     Vector(Vec<Arg>),
     /// `[base + offset]`; without a base it is an offset in shared memory.
     Address(Option<Reg>, i64),
+    /// A pointer parameter.
     Param(usize),
+    /// A scalar parameter.
+    Scalar(usize),
     /// Position of an instruction.
     Label(usize),
     /// `%tid.x` and its like, by name.
@@ -59,7 +62,7 @@ pub fn program(text: &str) -> Result<Program, PtxError> {
         |what: &str| PtxError::Unknown { line: text.lines().next().unwrap_or_default().into(), what: what.into() };
     let entry = text.find(".entry").ok_or_else(|| unknown("there is no entry"))?;
     let open = text[entry..].find("\n{").ok_or_else(|| unknown("the entry has no body"))? + entry;
-    let params: Vec<&str> = words(&text[entry..open]).filter(|w| w.contains("_param_")).collect();
+    let params: Vec<Param> = text[entry..open].split(',').filter_map(Param::read).collect();
     let body: Vec<&str> = text[open + 2..].lines().map(|l| l.split("//").next().unwrap_or_default()).collect();
     let mut r = Reader { params, names: HashMap::new(), labels: HashMap::new(), scope: 0 };
     // Labels first: a position for each.
@@ -106,8 +109,21 @@ fn statements(body: &str) -> Vec<(usize, String)> {
     all.into_iter().map(|(n, s)| (n, s.trim().to_string())).filter(|s| !s.1.is_empty()).collect()
 }
 
+/// A parameter as it is declared.
+struct Param<'t> {
+    name: &'t str,
+    is_pointer: bool,
+}
+
+impl<'t> Param<'t> {
+    fn read(declared: &'t str) -> Option<Param<'t>> {
+        let name = words(declared).find(|w| w.contains("_param_"))?;
+        Some(Param { name, is_pointer: declared.contains(".ptr") })
+    }
+}
+
 struct Reader<'t> {
-    params: Vec<&'t str>,
+    params: Vec<Param<'t>>,
     names: HashMap<String, Reg>,
     labels: HashMap<String, usize>,
     /// That of the instruction which is read.
@@ -149,8 +165,9 @@ impl Reader<'_> {
             let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
             let (base, offset) = (base.trim(), offset.trim());
             let offset: i64 = offset.parse().map_err(|_| format!("`{offset}` is no offset"))?;
-            return match self.params.iter().position(|p| *p == base) {
-                Some(n) => Ok(Arg::Param(n)),
+            return match self.params.iter().position(|p| p.name == base) {
+                Some(n) if self.params[n].is_pointer => Ok(Arg::Param(n)),
+                Some(n) => Ok(Arg::Scalar(n)),
                 None if base == "_shared" => Ok(Arg::Address(None, offset)),
                 None => Ok(Arg::Address(Some(self.register(base)), offset)),
             };

@@ -154,6 +154,15 @@ impl Block<'_> {
             ("mma", [d, a, b, c]) => self.matmul(i, active, [d, a, b, c])?,
             ("ldmatrix", [to, from]) => self.matrices(i, active, to, from)?,
             ("ld", [to, Arg::Param(n)]) => active.iter().for_each(|t| self.set(to, *t, Memory::address(*n))),
+            ("ld", [to, Arg::Scalar(n)]) => {
+                let size = self.size(i)?;
+                for &t in active {
+                    let found = self.memory.at(Memory::address(*n), size, false).map(|b| b.to_vec());
+                    let mut all = [0; 8];
+                    all[..size].copy_from_slice(&found.map_err(|what| self.failed(i, t, what))?);
+                    self.set(to, t, u64::from_le_bytes(all));
+                }
+            }
             ("ld", [to, from]) => {
                 let (space, size) = (space(&op), self.size(i)?);
                 for &t in active {

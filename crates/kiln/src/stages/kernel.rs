@@ -7,6 +7,7 @@ use crate::{
     facts::{self, Assembled},
     io,
 };
+use kiln_block::Grid;
 use kiln_codegen::{host, nvptx};
 use kiln_graph::count;
 use kiln_plan::exec::{AttentionCall, Work};
@@ -140,7 +141,7 @@ pub struct Facts {
     /// Entry point of the code.
     pub entry: String,
     /// Blocks along each axis.
-    pub grid: [usize; 3],
+    pub grid: Grid,
     /// Threads per block.
     pub threads: usize,
     /// Blocks per cluster; 1 without clusters.
@@ -194,8 +195,11 @@ impl Facts {
         let mut row = |name: &str, text: String| {
             let _ = writeln!(t, "  {name:18} {text}");
         };
-        let [x, y, z] = self.grid;
-        row("launch", format!("{x} x {y} x {z} blocks of {}", count(self.threads, "thread")));
+        let grid = match self.grid {
+            Grid::Constant([x, y, z]) => format!("{x} x {y} x {z}"),
+            grid @ Grid::Launch => grid.to_string(),
+        };
+        row("launch", format!("{grid} blocks of {}", count(self.threads, "thread")));
         if self.cluster > 1 {
             row("cluster", format!("{} blocks", self.cluster));
         }

@@ -65,7 +65,8 @@ pub fn lower(kernel: &Lowering, request: &Request, machine: &Hardware) -> Result
         let Some(arrays) = Arrays::of(&resolved, score_tiles) else { return Ok(None) };
         let Work::Block { code, args } = program::emit(&resolved, arrays)? else { return Ok(None) };
         let blocks = persistent_blocks(kernel, &code, request.asked, machine)?;
-        let launch = Launch { blocks, cluster: 1, group: 1, axes: None, dynamic: code.instances() > blocks };
+        let dynamic = code.instances().is_some_and(|tiles| tiles > blocks);
+        let launch = Launch { blocks, cluster: 1, group: 1, axes: None, dynamic };
         let specialised = persistent::run(&split::run(&code), launch)
             .and_then(|code| back_to_back_dots::run(&code, Some(roles(request)), machine));
         let Ok(code) = specialised else { continue };
@@ -95,7 +96,8 @@ fn persistent_blocks(
     asked: &TiledAttention,
     machine: &Hardware,
 ) -> Result<usize, LowerError> {
-    let limit = code.instances().min(machine.units.multiprocessors);
+    let tiles = code.instances().ok_or_else(|| kernel.unsupported("the grid is not a constant"))?;
+    let limit = tiles.min(machine.units.multiprocessors);
     let blocks = asked.persist.unwrap_or(limit);
     if blocks > limit {
         let step = Step::Persist(blocks);

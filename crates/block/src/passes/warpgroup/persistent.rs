@@ -5,7 +5,7 @@
 //! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the
 //! grid along which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
-use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Param, Region, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Facts, Inst, InstData, Op, Param, Region, Type, Value};
 use std::collections::HashMap;
 
 /// Rows of tiles that are visited before the next column of tiles.
@@ -27,8 +27,9 @@ pub struct Launch {
     pub dynamic: bool,
 }
 
-/// The tiles of a launch.
+/// The tiles of a launch, and the grid whose instances they are.
 struct Tiles {
+    grid: [usize; 3],
     rows: usize,
     columns: usize,
     batch: usize,
@@ -36,11 +37,13 @@ struct Tiles {
 
 impl Launch {
     /// As many blocks as there are multiprocessors, at most one per tile; clusters of two where the tile is large and
-    /// the number of rows of tiles is even.
+    /// the number of rows of tiles is even. No blocks for a grid that is not a constant, which [`run`] refuses.
     pub fn of(k: &BlockProgram, processors: usize) -> Launch {
         let axes = axes(k);
-        let tiles = Tiles::of(k, axes);
-        let all = tiles.rows * tiles.columns * tiles.batch;
+        let Some(tiles) = Tiles::of(k, axes) else {
+            return Launch { blocks: 0, cluster: 1, group: GROUP, axes, dynamic: false };
+        };
+        let all = tiles.count();
         let mut sums = 0;
         let mut half = true;
         k.walk(&mut |_, d| {
@@ -56,9 +59,14 @@ impl Launch {
 }
 
 impl Tiles {
-    fn of(k: &BlockProgram, axes: Option<[usize; 2]>) -> Tiles {
-        let [rows, columns] = axes.map_or([k.instances(), 1], |a| a.map(|a| k.grid[a]));
-        Tiles { rows, columns, batch: k.instances() / (rows * columns).max(1) }
+    /// `None` if the grid is not a constant.
+    fn of(k: &BlockProgram, axes: Option<[usize; 2]>) -> Option<Tiles> {
+        let (grid, all) = (k.grid.constant()?, k.instances()?);
+        let [rows, columns] = axes.map_or([all, 1], |a| a.map(|a| grid[a]));
+        Some(Tiles { grid, rows, columns, batch: all / (rows * columns).max(1) })
+    }
+    fn count(&self) -> usize {
+        self.rows * self.columns * self.batch
     }
 }
 
@@ -92,7 +100,7 @@ fn axes(k: &BlockProgram) -> Option<[usize; 2]> {
     let [left, right] = sides?;
     let (rows, columns) = (left & !right, right & !left);
     // Along an axis of size 1 nothing moves.
-    let still = |not: u8| (0..3).find(|a| k.grid[*a] == 1 && (left | right | not) >> a & 1 == 0);
+    let still = |not: u8| (0..3).find(|a| k.grid.along(*a as u8) == Some(1) && (left | right | not) >> a & 1 == 0);
     let one = |moving: u8, not: u8| match moving.count_ones() {
         0 => still(not),
         1 => Some(moving.trailing_zeros() as usize),
@@ -104,8 +112,10 @@ fn axes(k: &BlockProgram) -> Option<[usize; 2]> {
 
 /// The program with a loop over tiles.
 pub fn run(kernel: &BlockProgram, launch: Launch) -> Result<BlockProgram, Refusal> {
-    let tiles = Tiles::of(kernel, launch.axes);
-    let count = tiles.rows * tiles.columns * tiles.batch;
+    let Some(tiles) = Tiles::of(kernel, launch.axes) else {
+        return Err(Refusal("the grid is not a constant of the program".into()));
+    };
+    let count = tiles.count();
     let Launch { blocks, cluster, axes, .. } = launch;
     if kernel.cluster != 1 || kernel.body.insts.iter().any(|i| matches!(kernel.inst(*i).op, Op::Roles(_))) {
         return Err(Refusal("the program has clusters or roles already".into()));
@@ -143,7 +153,7 @@ pub fn run(kernel: &BlockProgram, launch: Launch) -> Result<BlockProgram, Refusa
         }
     };
     let place = w.place(&tiles, launch, t, rank);
-    w.rename(&old, place);
+    w.rename(&old, place, tiles.grid);
     // What only computed the old positions is dead now; `dce` removes it.
     w.out.extend(old);
     let end = w.k.new_inst(InstData { op: Op::Yield, args: last, results: vec![], regions: vec![] });
@@ -151,7 +161,7 @@ pub fn run(kernel: &BlockProgram, launch: Launch) -> Result<BlockProgram, Refusa
     let region = Region { params: vec![index], insts: std::mem::take(&mut w.out) };
     let tile_loop = w.k.new_inst(InstData { op, args, results: vec![], regions: vec![region] });
     w.k.body.insts = [outside, vec![tile_loop]].concat();
-    (w.k.grid, w.k.cluster) = ([blocks, 1, 1], cluster);
+    (w.k.grid, w.k.cluster) = ([blocks, 1, 1].into(), cluster);
     Ok(w.k)
 }
 
@@ -178,8 +188,8 @@ impl Writer {
     /// counter is back at 0 after the last one.
     fn draw(&mut self, blocks: usize, count: usize) -> [Value; 2] {
         let counter = self.k.new_value(Type::Ptr { elem: Elem::I32, shape: vec![] });
-        let name = "counter".into();
-        self.k.params.push(Param { value: counter, name, readonly: false, align: ALIGN, array: None });
+        let (name, facts) = ("counter".into(), Facts::default());
+        self.k.params.push(Param { value: counter, name, readonly: false, align: ALIGN, array: None, facts });
         let limit = self.int(count - 1);
         let drawn = self.one(Op::AtomicInc, &[counter, limit]);
         // The first tiles are those of the blocks' numbers.
@@ -205,7 +215,7 @@ impl Writer {
     /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
     /// group, column by column.
     fn place(&mut self, tiles: &Tiles, launch: Launch, t: Value, rank: Option<Value>) -> [Value; 3] {
-        let grid = self.k.grid;
+        let grid = tiles.grid;
         let Launch { cluster, group, .. } = launch;
         let Some([row_axis, column_axis]) = launch.axes else {
             return self.split(t, &[0, 1, 2], grid, [t; 3]);
@@ -261,15 +271,19 @@ impl Writer {
         }
         place
     }
-    /// Replaces positions in the old grid by `place`.
-    fn rename(&mut self, old: &[Inst], place: [Value; 3]) {
+    /// Replaces positions in the old grid by `place`, and its sizes by constants.
+    fn rename(&mut self, old: &[Inst], place: [Value; 3], grid: [usize; 3]) {
         let mut to: HashMap<Value, Value> = HashMap::new();
+        let mut sizes = vec![];
         let region = Region { params: vec![], insts: old.to_vec() };
-        self.k.walk_region(&region, &mut |_, d| {
-            if let Op::ProgramId(axis) = d.op {
-                to.insert(d.results[0], place[axis as usize]);
-            }
+        self.k.walk_region(&region, &mut |i, d| match d.op {
+            Op::ProgramId(axis) => _ = to.insert(d.results[0], place[axis as usize]),
+            Op::NumPrograms(axis) => sizes.push((i, grid[axis as usize] as i64)),
+            _ => {}
         });
+        for (i, size) in sizes {
+            self.k.inst_mut(i).op = Op::Const(Const::Int(size));
+        }
         for data in &mut self.k.insts {
             data.args.iter_mut().for_each(|v| *v = to.get(v).copied().unwrap_or(*v));
         }

@@ -72,6 +72,7 @@ impl Parser {
         Ok(match name {
             "const" => Op::Const(self.constant()?),
             "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
             "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
             "cast" => Op::Cast(self.elem()?),
             "dot" => Op::Dot {
