@@ -1,0 +1,110 @@
+//! The only module that writes block IR: one function an op, which makes the result's type from the operands'.
+//!
+//! Operands have the types that the op asks for: promotion and broadcasting are `ops`. What the IR cannot say yet is
+//! refused here by name, so that a new op of the IR is a line here.
+mod control;
+mod memory;
+mod parameters;
+mod pure;
+
+pub use control::{Carried, Emitted};
+pub use memory::{AtomicUpdate, Masked};
+pub use pure::extreme_number;
+
+use crate::error::{Eval, internal, unsupported};
+use crate::types::{Number, Scalar, TensorType};
+use crate::value::Tensor;
+use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
+
+/// A program under construction: the innermost open region takes what is emitted.
+pub struct Emitter {
+    pub program: BlockProgram,
+    open: Vec<Region>,
+}
+
+impl Emitter {
+    pub fn new(name: &str, warps: usize) -> Emitter {
+        let (name, grid) = (name.to_string(), Grid::Launch);
+        let program = BlockProgram { name, grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() };
+        Emitter { program, open: vec![Region::default()] }
+    }
+    pub fn finish(mut self) -> BlockProgram {
+        self.program.body = self.open.pop().unwrap_or_default();
+        parameters::mark_readonly(&mut self.program);
+        self.program.compacted()
+    }
+    /// Appends an instruction.
+    fn inst(&mut self, op: Op, args: &[Value], results: Vec<Type>, regions: Vec<Region>) -> Vec<Value> {
+        let results: Vec<Value> = results.into_iter().map(|ty| self.program.new_value(ty)).collect();
+        let inst = self.program.new_inst(InstData { op, args: args.to_vec(), results: results.clone(), regions });
+        if let Some(region) = self.open.last_mut() {
+            region.insts.push(inst);
+        }
+        results
+    }
+    /// Appends an instruction with one result.
+    fn one(&mut self, op: Op, args: &[Value], ty: TensorType) -> Eval<Tensor> {
+        let results = self.inst(op, args, vec![block_type(&ty)?], vec![]);
+        match results[..] {
+            [value] => Ok(Tensor { ty, value }),
+            _ => Err(internal("an op with one result has several")),
+        }
+    }
+
+    pub fn int(&mut self, number: Number, value: i128) -> Eval<Tensor> {
+        let value = i64::try_from(value)
+            .or_else(|_| u64::try_from(value).map(|value| value as i64))
+            .map_err(|_| internal(format!("the constant {value} has more than 64 bits")))?;
+        let constant = if number == Number::Int1 { Const::Bool(value != 0) } else { Const::Int(value) };
+        self.one(Op::Const(constant), &[], TensorType::scalar(number))
+    }
+    pub fn float(&mut self, number: Number, value: f64) -> Eval<Tensor> {
+        self.one(Op::Const(Const::Float(value)), &[], TensorType::scalar(number))
+    }
+    /// The constant that a scalar or splat is of.
+    pub fn constant_of(&self, value: Value) -> Option<Const> {
+        let defining = |value: Value| self.program.insts.iter().rev().find(|inst| inst.results.contains(&value));
+        let inst = defining(value)?;
+        match inst.op {
+            Op::Const(constant) => Some(constant),
+            Op::Splat => match defining(inst.args[0])?.op {
+                Op::Const(constant) => Some(constant),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// The IR's element of a number.
+pub fn elem(number: Number) -> Eval<Elem> {
+    match number {
+        Number::Int1 => Ok(Elem::Bool),
+        Number::Int8 => Ok(Elem::I8),
+        Number::Int16 => Ok(Elem::I16),
+        Number::Int32 => Ok(Elem::I32),
+        Number::Int64 => Ok(Elem::I64),
+        Number::UInt8 => Ok(Elem::U8),
+        Number::Float8E4M3 => Ok(Elem::F8e4m3),
+        Number::Float8E5M2 => Ok(Elem::F8e5m2),
+        Number::Float16 => Ok(Elem::F16),
+        Number::BFloat16 => Ok(Elem::Bf16),
+        Number::Float32 => Ok(Elem::F32),
+        Number::Float64 => Ok(Elem::F64),
+        Number::UInt16 | Number::UInt32 | Number::UInt64 => Err(unsupported(
+            format!("{number} is not supported yet"),
+            "use a signed type of the same or the next width",
+        )),
+        Number::Float8E4B15 | Number::Float8E4B8 | Number::Float8E5B16 => {
+            Err(unsupported(format!("{number} is not supported"), "use float8e4nv or float8e5"))
+        }
+    }
+}
+
+/// The IR's type of a run-time value.
+pub fn block_type(ty: &TensorType) -> Eval<Type> {
+    Ok(match ty.scalar {
+        Scalar::Number(number) => Type::block(elem(number)?, ty.shape.clone()),
+        Scalar::Pointer(number) => Type::ptr(elem(number)?, ty.shape.clone()),
+    })
+}

@@ -1,0 +1,142 @@
+//! Loops and branches: regions are opened, filled by the evaluator, and closed with what they yield.
+use super::{Emitter, block_type};
+use crate::error::{Eval, unsupported};
+use crate::types::{Number, TensorType};
+use crate::value::Tensor;
+use kiln_block::{Inst, Op, Region, Type, Value};
+
+/// A value that a loop hands from one iteration to the next.
+#[derive(Clone)]
+pub struct Carried {
+    pub initial: Tensor,
+    /// In the body.
+    pub current: Tensor,
+    pub next: Tensor,
+}
+
+/// An op that was emitted.
+#[derive(Clone)]
+pub struct Emitted {
+    pub op: Op,
+    pub args: Vec<Value>,
+    pub result: Option<Value>,
+}
+
+/// A region that was filled, without its `yield`.
+pub struct Filled(Region);
+
+impl Emitter {
+    /// Opens a region; gives its parameters.
+    pub fn open(&mut self, parameters: &[TensorType]) -> Eval<Vec<Tensor>> {
+        let types: Vec<Type> = parameters.iter().map(block_type).collect::<Eval<_>>()?;
+        let values: Vec<Value> = types.into_iter().map(|ty| self.program.new_value(ty)).collect();
+        self.open.push(Region { params: values.clone(), insts: vec![] });
+        Ok(parameters.iter().cloned().zip(values).map(|(ty, value)| Tensor { ty, value }).collect())
+    }
+    /// Takes the innermost region out, to be opened again or closed.
+    pub fn suspend(&mut self) -> Filled {
+        Filled(self.open.pop().unwrap_or_default())
+    }
+    pub fn resume(&mut self, region: Filled) {
+        self.open.push(region.0);
+    }
+    fn close(&mut self, yields: &[Value]) -> Region {
+        self.inst(Op::Yield, yields, vec![], vec![]);
+        self.suspend().0
+    }
+    /// Discards the innermost region; gives the ops that it holds.
+    pub fn discard(&mut self) -> Vec<Emitted> {
+        let region = self.suspend().0;
+        let insts = region.insts.iter().map(|inst| self.program.inst(*inst));
+        insts
+            .map(|inst| Emitted { op: inst.op.clone(), args: inst.args.clone(), result: inst.results.first().copied() })
+            .collect()
+    }
+
+    pub fn if_else(&mut self, condition: &Tensor, branches: [(Filled, Vec<Tensor>); 2]) -> Eval<Vec<Tensor>> {
+        let types: Vec<TensorType> = branches[0].1.iter().map(|tensor| tensor.ty.clone()).collect();
+        let results: Vec<Type> = types.iter().map(block_type).collect::<Eval<_>>()?;
+        let regions = branches.map(|(region, yields)| {
+            self.resume(region);
+            let yields: Vec<Value> = yields.iter().map(|tensor| tensor.value).collect();
+            self.close(&yields)
+        });
+        let values = self.inst(Op::If, &[condition.value], results, regions.into());
+        Ok(types.into_iter().zip(values).map(|(ty, value)| Tensor { ty, value }).collect())
+    }
+
+    /// Checks that a loop may count in a type.
+    pub fn check_index(&self, number: Number) -> Eval<()> {
+        if number == Number::Int32 {
+            return Ok(());
+        }
+        Err(unsupported(
+            format!("loops that count in {number} are not supported yet"),
+            "cast the bounds with `.to(tl.int32)`",
+        ))
+    }
+    /// Closes the innermost region as the body of a loop whose bounds are `[from, to, step]`; gives the last values.
+    /// Values that no iteration changes are not carried.
+    pub fn for_loop(&mut self, bounds: [&Tensor; 3], carried: &[Carried]) -> Eval<Vec<Tensor>> {
+        let kept = self.drop_unchanged(carried);
+        let kept_values: Vec<&Carried> = kept.iter().map(|at| &carried[*at]).collect();
+        let dropped = |value: Value| {
+            let mut unchanged = carried.iter().enumerate().filter(|(at, _)| !kept.contains(at));
+            unchanged.find(|(_, c)| c.current.value == value).map_or(value, |(_, c)| c.initial.value)
+        };
+        let yields: Vec<Value> = kept_values.iter().map(|c| dropped(c.next.value)).collect();
+        let body = self.close(&yields);
+        let args: Vec<Value> =
+            bounds.iter().map(|b| b.value).chain(kept_values.iter().map(|c| c.initial.value)).collect();
+        let types: Vec<Type> = kept_values.iter().map(|c| block_type(&c.initial.ty)).collect::<Eval<_>>()?;
+        let results = self.inst(Op::For, &args, types, vec![body]);
+        Ok(last_values(carried, &kept, &results))
+    }
+    /// Closes the innermost region as the body of a loop that runs again while `condition` holds at its end.
+    pub fn do_while(&mut self, condition: &Tensor, carried: &[Carried]) -> Eval<Vec<Tensor>> {
+        if let Some(c) = carried.iter().find(|c| c.initial.ty != TensorType::scalar(Number::Int32)) {
+            return Err(unsupported(
+                format!("a `while` loop that changes a value of type {} is not supported yet", c.initial.ty),
+                "loop over a `range` with an `if` inside",
+            ));
+        }
+        Err(unsupported(
+            format!("`while` on {} is not supported yet", condition.ty),
+            "loop over a `range` with an `if` inside",
+        ))
+    }
+    /// Which of the carried values change; uses of the others become uses of their initial values.
+    fn drop_unchanged(&mut self, carried: &[Carried]) -> Vec<usize> {
+        let mut kept: Vec<usize> = (0..carried.len()).collect();
+        let index = self.open.last().map_or(0, |region| region.params.len() - carried.len());
+        while let Some(at) = kept.iter().position(|i| carried[*i].next.value == carried[*i].current.value) {
+            let unchanged = &carried[kept.remove(at)];
+            let insts = self.open.last().map(|region| region.insts.clone()).unwrap_or_default();
+            self.replace(&insts, unchanged.current.value, unchanged.initial.value);
+        }
+        if let Some(region) = self.open.last_mut() {
+            let parameters = region.params.clone();
+            region.params.truncate(index);
+            region.params.extend(kept.iter().map(|i| parameters[index + i]));
+        }
+        kept
+    }
+    fn replace(&mut self, insts: &[Inst], old: Value, new: Value) {
+        for inst in insts {
+            let data = self.program.inst_mut(*inst);
+            for arg in data.args.iter_mut().filter(|arg| **arg == old) {
+                *arg = new;
+            }
+            let inner: Vec<Inst> = data.regions.iter().flat_map(|region| region.insts.clone()).collect();
+            self.replace(&inner, old, new);
+        }
+    }
+}
+
+fn last_values(carried: &[Carried], kept: &[usize], results: &[Value]) -> Vec<Tensor> {
+    let mut last: Vec<Tensor> = carried.iter().map(|c| c.initial.clone()).collect();
+    for (at, value) in kept.iter().zip(results) {
+        last[*at].value = *value;
+    }
+    last
+}

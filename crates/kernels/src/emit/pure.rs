@@ -1,0 +1,264 @@
+//! Ops without effects: arithmetic, conversions, shapes, reductions, dots.
+use super::{Emitted, Emitter, elem};
+use crate::error::{Eval, unsupported};
+use crate::types::{Number, Scalar, TensorType};
+use crate::value::Tensor;
+use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp, Value};
+
+impl Emitter {
+    pub fn program_id(&mut self, axis: u8) -> Eval<Tensor> {
+        self.one(Op::ProgramId(axis), &[], TensorType::scalar(Number::Int32))
+    }
+    pub fn num_programs(&mut self, axis: u8) -> Eval<Tensor> {
+        self.one(Op::NumPrograms(axis), &[], TensorType::scalar(Number::Int32))
+    }
+    pub fn iota(&mut self, count: usize) -> Eval<Tensor> {
+        self.one(Op::Iota, &[], TensorType::block(Number::Int32, [count]))
+    }
+
+    pub fn unary(&mut self, op: UnaryOp, x: &Tensor) -> Eval<Tensor> {
+        let ty = match op {
+            UnaryOp::IsNan | UnaryOp::IsInf => x.ty.with_number(Number::Int1),
+            _ => x.ty.clone(),
+        };
+        self.one(Op::Unary(op), &[x.value], ty)
+    }
+    pub fn binary(&mut self, op: BinaryOp, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        self.one(Op::Binary(op), &[a.value, b.value], a.ty.clone())
+    }
+    pub fn compare(&mut self, op: CmpOp, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        self.one(Op::Cmp(op), &[a.value, b.value], a.ty.with_number(Number::Int1))
+    }
+    pub fn select(&mut self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        self.one(Op::Select, &[condition.value, a.value, b.value], a.ty.clone())
+    }
+    /// The larger of two floats, or the one that is not NaN.
+    pub fn max_number(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        self.extreme_number(BinaryOp::Max, a, b)
+    }
+    pub fn min_number(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        self.extreme_number(BinaryOp::Min, a, b)
+    }
+    fn extreme_number(&mut self, op: BinaryOp, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        let extreme = self.binary(op, a, b)?;
+        let a_is_nan = self.unary(UnaryOp::IsNan, a)?;
+        let b_is_nan = self.unary(UnaryOp::IsNan, b)?;
+        let or_a = self.select(&b_is_nan, a, &extreme)?;
+        self.select(&a_is_nan, b, &or_a)
+    }
+    /// The largest number; NaN only if all are.
+    pub fn reduce_max_number(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        self.reduce_extreme_number(ReduceOp::Max, f64::NEG_INFINITY, x, axis)
+    }
+    pub fn reduce_min_number(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        self.reduce_extreme_number(ReduceOp::Min, f64::INFINITY, x, axis)
+    }
+    fn reduce_extreme_number(&mut self, op: ReduceOp, least: f64, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        let number = x.number()?;
+        let is_nan = self.unary(UnaryOp::IsNan, x)?;
+        let least = self.float(number, least)?;
+        let least = self.splat(&least, &x.ty.shape)?;
+        let numbers = self.select(&is_nan, &least, x)?;
+        let extreme = self.reduce(op, &numbers, axis)?;
+        let all_nan = self.reduce(ReduceOp::And, &is_nan, axis)?;
+        let nan = self.float(number, f64::NAN)?;
+        let nan = self.splat(&nan, &extreme.ty.shape)?;
+        self.select(&all_nan, &nan, &extreme)
+    }
+    pub fn fma(&mut self, a: &Tensor, b: &Tensor, c: &Tensor) -> Eval<Tensor> {
+        let product = self.binary(BinaryOp::Mul, a, b)?;
+        self.binary(BinaryOp::Add, &product, c)
+    }
+    pub fn mulhi(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        let number = a.number()?;
+        let (Some(wide), true) = (Number::int_of(2 * number.bits(), number.is_signed()), number.bits() <= 32) else {
+            return Err(unsupported(format!("umulhi of {number} is not supported yet"), "use 32-bit operands"));
+        };
+        let (wide_a, wide_b) = (self.cast(a, wide)?, self.cast(b, wide)?);
+        let product = self.binary(BinaryOp::Mul, &wide_a, &wide_b)?;
+        let bits = self.int(wide, i128::from(number.bits()))?;
+        let bits = self.splat(&bits, &product.ty.shape)?;
+        let high = self.binary(BinaryOp::Shr, &product, &bits)?;
+        self.cast(&high, number)
+    }
+
+    pub fn cast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
+        if x.ty.scalar == Scalar::Number(to) {
+            return Ok(x.clone());
+        }
+        self.one(Op::Cast(elem(to)?), &[x.value], x.ty.with_number(to))
+    }
+    /// Rounds towards zero.
+    pub fn cast_toward_zero(&mut self, _x: &Tensor, to: Number) -> Eval<Tensor> {
+        Err(unsupported(
+            format!("casts to {to} that round towards zero are not supported yet"),
+            "leave `fp_downcast_rounding` out",
+        ))
+    }
+    /// The same bits as another type of the same width.
+    pub fn bitcast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
+        let from = x.number()?;
+        if from == to {
+            return Ok(x.clone());
+        }
+        if from.is_int() && to.is_int() && from != Number::Int1 && to != Number::Int1 {
+            return self.cast(x, to);
+        }
+        Err(unsupported(format!("bit casts of {from} to {to} are not supported yet"), "cast the value instead"))
+    }
+    pub fn pointer_to_int(&mut self, x: &Tensor) -> Eval<Tensor> {
+        Err(unsupported(format!("{} as an integer is not supported yet", x.ty), "compute with offsets"))
+    }
+    pub fn int_to_pointer(&mut self, _x: &Tensor, to: Number) -> Eval<Tensor> {
+        Err(unsupported(
+            format!("integers as pointer<{to}> are not supported yet"),
+            "pass the tensor as an argument of its own",
+        ))
+    }
+    pub fn pointer_cast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
+        Err(unsupported(
+            format!("{} as pointer<{to}> is not supported yet", x.ty),
+            "pass the tensor as a view of that type",
+        ))
+    }
+    pub fn pointer_add(&mut self, pointer: &Tensor, offset: &Tensor) -> Eval<Tensor> {
+        self.one(Op::PtrAdd, &[pointer.value, offset.value], pointer.ty.clone())
+    }
+
+    /// Scalar to block; the same value if there are no axes.
+    pub fn splat(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
+        if shape.is_empty() {
+            return Ok(x.clone());
+        }
+        self.one(Op::Splat, &[x.value], x.ty.with_shape(shape))
+    }
+    pub fn broadcast(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
+        if x.ty.shape == shape {
+            return Ok(x.clone());
+        }
+        self.one(Op::Broadcast, &[x.value], x.ty.with_shape(shape))
+    }
+    pub fn expand_dims(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        let mut shape = x.ty.shape.clone();
+        shape.insert(axis.min(shape.len()), 1);
+        if shape.len() == 1 {
+            return self.splat(x, &shape);
+        }
+        self.one(Op::ExpandDims(axis as u8), &[x.value], x.ty.with_shape(shape))
+    }
+    pub fn reshape(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
+        if x.ty.shape == shape {
+            return Ok(x.clone());
+        }
+        self.one(Op::Reshape, &[x.value], x.ty.with_shape(shape))
+    }
+    pub fn permute(&mut self, x: &Tensor, order: &[usize]) -> Eval<Tensor> {
+        let shape: Vec<usize> = order.iter().map(|axis| x.ty.shape[*axis]).collect();
+        let order = order.iter().map(|axis| *axis as u8).collect();
+        self.one(Op::Permute(order), &[x.value], x.ty.with_shape(shape))
+    }
+    /// `count` elements along an axis, from `at` on.
+    pub fn part(&mut self, x: &Tensor, axis: usize, at: usize, count: usize) -> Eval<Tensor> {
+        let mut shape = x.ty.shape.clone();
+        shape[axis] = count;
+        self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[x.value], x.ty.with_shape(shape))
+    }
+    /// Two blocks as the two places of a new last axis.
+    pub fn join(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
+        let rank = a.ty.shape.len();
+        let mut shape = a.ty.shape.clone();
+        shape.push(2);
+        let [a, b] = [a, b].map(|x| self.expand_dims(x, rank));
+        let (a, b) = (self.broadcast(&a?, &shape)?, self.broadcast(&b?, &shape)?);
+        let mut place = self.iota(2)?;
+        for _ in 0..rank {
+            place = self.expand_dims(&place, 0)?;
+        }
+        let zero = self.int(Number::Int32, 0)?;
+        let zero = self.splat(&zero, &place.ty.shape)?;
+        let head = self.compare(CmpOp::Eq, &place, &zero)?;
+        let head = self.broadcast(&head, &shape)?;
+        self.select(&head, &a, &b)
+    }
+    /// The two places of a last axis of two.
+    pub fn split(&mut self, x: &Tensor) -> Eval<[Tensor; 2]> {
+        let axis = x.ty.shape.len() - 1;
+        let shape = x.ty.shape[..axis].to_vec();
+        let place = |emitter: &mut Self, at: usize| {
+            let part = emitter.part(x, axis, at, 1)?;
+            emitter.drop_axis(&part, axis, &shape)
+        };
+        Ok([place(self, 0)?, place(self, 1)?])
+    }
+    /// A block without an axis of one element.
+    pub fn drop_axis(&mut self, x: &Tensor, axis: usize, shape: &[usize]) -> Eval<Tensor> {
+        if shape.is_empty() {
+            return self.scalar_of(x, axis);
+        }
+        self.reshape(x, shape)
+    }
+    /// The only element of a block.
+    fn scalar_of(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        match x.ty.scalar {
+            Scalar::Number(Number::Int1) => self.reduce(ReduceOp::Or, x, axis),
+            Scalar::Number(_) => self.reduce(ReduceOp::Sum, x, axis),
+            Scalar::Pointer(_) => Err(unsupported(
+                format!("an element of {} is not supported yet", x.ty),
+                "take the element of the offsets, and add it to the pointer",
+            )),
+        }
+    }
+
+    pub fn reduce(&mut self, op: ReduceOp, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        let mut ty = x.ty.clone();
+        ty.shape.remove(axis);
+        if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+            ty = ty.with_number(Number::Int32);
+        }
+        self.one(Op::Reduce { op, axis: axis as u8 }, &[x.value], ty)
+    }
+    pub fn scan(&mut self, op: ScanOp, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        self.one(Op::Scan { op, axis: axis as u8 }, &[x.value], x.ty.clone())
+    }
+    pub fn dot(&mut self, a: &Tensor, b: &Tensor, sum: &Tensor, precision: DotPrecision) -> Eval<Tensor> {
+        let op = Op::Dot { precision, terms: Terms::Products };
+        self.one(op, &[a.value, b.value, sum.value], sum.ty.clone())
+    }
+    /// `sum + product`, as a dot that adds to `sum`, if `product` is a dot without a sum that was emitted last.
+    pub fn dot_added_to(&mut self, product: &Tensor, sum: &Tensor) -> Eval<Option<Tensor>> {
+        let last = self.open.last().and_then(|region| region.insts.last().copied());
+        let Some(inst) = last.filter(|inst| self.program.inst(*inst).results == [product.value]) else {
+            return Ok(None);
+        };
+        let (Op::Dot { .. }, [_, _, start]) = (&self.program.inst(inst).op, &self.program.inst(inst).args[..]) else {
+            return Ok(None);
+        };
+        let zero = match self.constant_of(*start) {
+            Some(Const::Float(value)) => value == 0.0,
+            Some(Const::Int(value)) => value == 0,
+            _ => false,
+        };
+        if !zero || product.ty != sum.ty {
+            return Ok(None);
+        }
+        self.program.inst_mut(inst).args[2] = sum.value;
+        Ok(Some(product.clone()))
+    }
+}
+
+/// `Max` or `Min`, if the ops are those of [`Emitter::max_number`] or [`Emitter::min_number`] of two values.
+pub fn extreme_number(ops: &[Emitted], [a, b]: [Value; 2]) -> Option<BinaryOp> {
+    let [extreme, a_is_nan, b_is_nan, or_a, or_b] = ops else { return None };
+    let Op::Binary(op @ (BinaryOp::Max | BinaryOp::Min)) = extreme.op else { return None };
+    let tests_nan = |test: &Emitted, x: Value| test.op == Op::Unary(UnaryOp::IsNan) && test.args == [x];
+    let selects = |select: &Emitted, test: &Emitted, x: Value, otherwise: &Emitted| {
+        let args = [test.result, Some(x), otherwise.result];
+        select.op == Op::Select && select.args.iter().copied().map(Some).eq(args)
+    };
+    let matches = extreme.args == [a, b]
+        && tests_nan(a_is_nan, a)
+        && tests_nan(b_is_nan, b)
+        && selects(or_a, b_is_nan, a, extreme)
+        && selects(or_b, a_is_nan, b, or_a);
+    matches.then_some(op)
+}

@@ -1,0 +1,67 @@
+# Bitonic sorting networks along the last axis. A block is flat here: bit j of an element's index is the middle axis
+# of the shape [count / 2^(j+1), 2, 2^j].
+
+
+# Orders the two elements that differ in one bit of their index. `order` is 0 for ascending, 1 for descending, and 2 for
+# descending where bit `stage` of the index is set.
+def _compare_and_swap(x, bit: constexpr, stage: constexpr, order: constexpr):
+    outer: constexpr = x.numel // 2 ** (bit + 1)
+    pairs = permute(reshape(x, [outer, 2, 2**bit]), 0, 2, 1)
+    a, b = split(pairs)
+    if order == 2:
+        flip = (((arange(0, outer) >> (stage - bit - 1)) & 1) == 1)[:, None]
+        swap = (a > b) != flip
+    elif order == 1:
+        swap = b > a
+    else:
+        swap = a > b
+    low = where(swap, b, a)
+    high = where(swap, a, b)
+    return reshape(permute(join(low, high), 0, 2, 1), [x.numel])
+
+
+def _merge(x, stage: constexpr, order: constexpr):
+    for i in static_range(stage):
+        x = _compare_and_swap(x, stage - 1 - i, stage, order)
+    return x
+
+
+# The larger (or smaller) halves of neighbouring sorted runs of `2^log_k` elements, one ascending and one descending.
+def _keep_half(x, log_k: constexpr, descending: constexpr):
+    pairs = permute(reshape(x, [x.numel // 2 ** (log_k + 1), 2, 2**log_k]), 0, 2, 1)
+    a, b = split(pairs)
+    kept = where(a > b, a, b) if descending else where(a > b, b, a)
+    return reshape(kept, [x.numel // 2])
+
+
+def _sorted_runs(x, k: constexpr, dim: constexpr, descending: constexpr):
+    axis: constexpr = len(x.shape) - 1 if dim is None else dim
+    static_assert(axis == len(x.shape) - 1 or axis == -1, "blocks are sorted along their last axis")
+    log_n: constexpr = _exact_log2(x.shape[-1])
+    log_k: constexpr = log_n if k is None else _exact_log2(k)
+    order: constexpr = 1 if descending else 0
+    flat = reshape(x, [x.numel])
+    for stage in static_range(1, log_k + 1):
+        flat = _merge(flat, stage, 2 if stage < log_n else order)
+    for stage in static_range(log_k + 1, log_n + 1):
+        flat = _keep_half(flat, log_k, descending)
+        flat = _merge(flat, log_k, 2 if stage < log_n else order)
+    return reshape(flat, x.shape[:-1] + [2**log_k])
+
+
+def sort(x, dim: constexpr = None, descending: constexpr = False):
+    return _sorted_runs(x, None, dim, descending)
+
+
+def topk(x, k: constexpr, dim: constexpr = None, descending: constexpr = True):
+    return _sorted_runs(x, k, dim, descending)
+
+
+def sort_impl(x, k: constexpr = None, dim: constexpr = None, descending: constexpr = False):
+    return _sorted_runs(x, k, dim, descending)
+
+
+def bitonic_merge(x, dim: constexpr = None, descending: constexpr = False):
+    order: constexpr = 1 if descending else 0
+    merged = _merge(reshape(x, [x.numel]), _exact_log2(x.shape[-1]), order)
+    return reshape(merged, x.shape)

@@ -1,0 +1,117 @@
+//! Matrix products of blocks.
+use super::convert::cast_number;
+use super::shape::full;
+use crate::emit::Emitter;
+use crate::error::{Eval, type_error, unsupported, value_error};
+use crate::types::{Number, TensorType};
+use crate::value::{Tensor, Value};
+use kiln_block::DotPrecision;
+
+/// What a call says beside its operands.
+pub struct DotOptions {
+    pub precision: DotPrecision,
+    pub out: Option<Number>,
+}
+
+/// By name; f32 is multiplied as tf32 where nothing is said.
+pub fn precision(name: Option<&str>, allow_tf32: Option<bool>) -> Eval<DotPrecision> {
+    match (name.map(str::to_lowercase).as_deref(), allow_tf32) {
+        (Some(_), Some(_)) => Err(value_error(
+            "both `input_precision` and `allow_tf32` are given",
+            "give `input_precision` alone; `allow_tf32` is its old name",
+        )),
+        (None, None | Some(true)) | (Some("tf32"), None) => Ok(DotPrecision::Tf32),
+        (None, Some(false)) | (Some("ieee"), None) => Ok(DotPrecision::Exact),
+        (Some("tf32x3"), None) => Ok(DotPrecision::Tf32x3),
+        (Some(other), None) => {
+            Err(unsupported(format!("input_precision '{other}' is not supported"), "'tf32', 'tf32x3' and 'ieee' are"))
+        }
+    }
+}
+
+/// `a @ b`, added to a block if one is given.
+pub fn dot(emit: &mut Emitter, a: &Tensor, b: &Tensor, sum: Option<&Tensor>, options: &DotOptions) -> Eval<Tensor> {
+    let ([m, k], [k_of_b, n]) = (&a.ty.shape[..], &b.ty.shape[..]) else {
+        return Err(operand_ranks(a, b));
+    };
+    if k != k_of_b {
+        return Err(type_error(
+            format!("dot of {} and {}: the inner sizes {k} and {k_of_b} differ", a.ty, b.ty),
+            "transpose an operand with `trans`, or load it in the other order",
+        ));
+    }
+    let (left, right) = (a.number()?, b.number()?);
+    if left != right && !(left.is_f8() && right.is_f8()) {
+        return Err(type_error(
+            format!("dot of {} and {}", a.ty, b.ty),
+            format!("cast one operand, such as `b.to(tl.{left})`"),
+        ));
+    }
+    let (sum_number, out) = result_numbers(left, sum.map(Tensor::number).transpose()?, options.out)?;
+    let ty = TensorType::block(sum_number, [*m, *n]);
+    let start = match sum {
+        Some(sum) if sum.ty.shape != ty.shape => {
+            return Err(type_error(
+                format!("the block added to is {}; the product is {ty}", sum.ty),
+                "their shapes are equal",
+            ));
+        }
+        Some(sum) => cast_number(emit, sum, sum_number)?,
+        None => full(emit, &Value::int(0), &ty)?,
+    };
+    let precision = if left == Number::Float32 { options.precision } else { DotPrecision::Exact };
+    let product = emit.dot(a, b, &start, precision)?;
+    cast_number(emit, &product, out)
+}
+
+fn operand_ranks(a: &Tensor, b: &Tensor) -> Box<crate::KernelError> {
+    match (a.ty.shape.len(), b.ty.shape.len()) {
+        (3, 3) => unsupported(
+            format!("dot of {} and {}: batches are not supported yet", a.ty, b.ty),
+            "multiply one matrix of the batch in each instance",
+        ),
+        _ => type_error(
+            format!("dot takes two blocks of two axes; these are {} and {}", a.ty, b.ty),
+            "add an axis with `x[:, None]`, or use `sum(x * y, axis)`",
+        ),
+    }
+}
+
+/// The type that is summed in, and the type of the result.
+fn result_numbers(of: Number, sum: Option<Number>, out: Option<Number>) -> Eval<(Number, Number)> {
+    let natural = match of {
+        Number::Int8 | Number::UInt8 => Number::Int32,
+        Number::Float64 => Number::Float64,
+        Number::Float16 | Number::BFloat16 | Number::Float32 => Number::Float32,
+        number if number.is_f8() => Number::Float32,
+        number => {
+            return Err(type_error(
+                format!("dot takes int8, 8-bit floats, float16, bfloat16, float32 or float64, not {number}"),
+                "cast both operands with `.to(...)`",
+            ));
+        }
+    };
+    let asked = out.or(sum).unwrap_or(natural);
+    if let (Some(sum), Some(out)) = (sum, out)
+        && sum != out
+    {
+        return Err(type_error(
+            format!("the block added to is {sum}, and out_dtype is {out}"),
+            "they are equal; leave out_dtype out",
+        ));
+    }
+    let halves = natural == Number::Float32 && (of == Number::Float16 || of.is_f8());
+    match asked {
+        asked if asked == natural => Ok((natural, asked)),
+        // Sums are taken in f32 and rounded once, which is at least as exact.
+        Number::Float16 if halves => Ok((natural, asked)),
+        Number::BFloat16 => {
+            Err(value_error("dot does not give bfloat16", "leave out_dtype out and cast with `.to(tl.bfloat16)`"))
+        }
+        asked if sum.is_some() => Err(type_error(
+            format!("dot of {of} adds to {natural}; the block is {asked}"),
+            format!("start from `zeros(..., dtype=tl.{natural})`"),
+        )),
+        _ => Ok((natural, natural)),
+    }
+}

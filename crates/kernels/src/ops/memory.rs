@@ -1,0 +1,172 @@
+//! Loads and stores by pointers, block pointers and descriptors.
+use super::arithmetic::{binary, compare, logical};
+use super::convert::{broadcast, broadcast_to, cast, to_tensor};
+use super::shape::full;
+use crate::emit::{Emitter, Masked};
+use crate::error::{Eval, type_error, value_error};
+use crate::syntax::tree::{BinaryOp, CompareOp};
+use crate::types::{Number, Scalar, broadcast_shape};
+use crate::value::{BlockPointer, Constant, Tensor, Value};
+use kiln_block as block;
+
+/// A mask and a value for elements outside, `None` where they are not given.
+pub struct LoadOperands<'a> {
+    pub mask: &'a Value,
+    pub other: &'a Value,
+}
+
+pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Eval<Tensor> {
+    let elem = pointee("load", pointer)?;
+    if operands.mask.is_none() && !operands.other.is_none() {
+        return Err(value_error("`other` is given without `mask`", "give the mask whose other side it is"));
+    }
+    let mask = mask(emit, operands.mask)?;
+    let other = match operands.other {
+        other if other.is_none() => None,
+        Value::Constant(constant) => Some(super::convert::scalar_constant(emit, constant, elem)?),
+        other => {
+            let other = to_tensor(emit, other)?;
+            Some(cast(emit, &other, Scalar::Number(elem))?)
+        }
+    };
+    let shape = access_shape("load", pointer, [mask.as_ref(), other.as_ref()])?;
+    let pointer = broadcast_to(emit, pointer, &shape)?;
+    let mask = mask.map(|mask| broadcast_to(emit, &mask, &shape)).transpose()?;
+    let other = other.map(|other| broadcast_to(emit, &other, &shape)).transpose()?;
+    emit.load(&pointer, &Masked { mask, other })
+}
+
+pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, mask_value: &Value) -> Eval<()> {
+    let elem = pointee("store", pointer)?;
+    let value = match value {
+        Value::Constant(constant) if super::arithmetic::is_number(constant) => stored_constant(emit, constant, elem)?,
+        _ => to_tensor(emit, value)?,
+    };
+    let mask = mask(emit, mask_value)?;
+    let shape = access_shape("store", pointer, [Some(&value), mask.as_ref()])?;
+    let value = cast(emit, &value, Scalar::Number(elem))?;
+    let pointer = broadcast_to(emit, pointer, &shape)?;
+    let value = broadcast_to(emit, &value, &shape)?;
+    let mask = mask.map(|mask| broadcast_to(emit, &mask, &shape)).transpose()?;
+    emit.store(&pointer, &value, mask.as_ref());
+    Ok(())
+}
+
+/// In the element's type where that holds it; else it is cast as a run-time value is.
+fn stored_constant(emit: &mut Emitter, constant: &Constant, elem: Number) -> Eval<Tensor> {
+    let fits = match (elem.range(), constant.as_int()) {
+        (Some((least, most)), Some(value)) => (least..=most).contains(&value),
+        (None, _) => true,
+        _ => false,
+    };
+    match fits {
+        true => super::convert::scalar_constant(emit, constant, elem),
+        false => to_tensor(emit, &Value::Constant(constant.clone())),
+    }
+}
+
+/// A bool, if there is a mask.
+pub fn mask(emit: &mut Emitter, value: &Value) -> Eval<Option<Tensor>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let mask = to_tensor(emit, value)?;
+    match mask.number()? {
+        Number::Int1 => Ok(Some(mask)),
+        number if number.is_int() => super::arithmetic::to_truth(emit, &mask).map(Some),
+        number => Err(type_error(format!("the mask is {number}"), "a mask is a comparison, or of type int1")),
+    }
+}
+
+pub fn pointee(name: &str, pointer: &Tensor) -> Eval<Number> {
+    pointer.pointee().ok_or_else(|| {
+        type_error(
+            format!("{name} takes a pointer; this is {}", pointer.ty),
+            "add offsets to a pointer argument, such as `x_ptr + offsets`",
+        )
+    })
+}
+
+/// The shape of an access; a scalar's operands are scalars.
+pub fn access_shape(name: &str, pointer: &Tensor, operands: [Option<&Tensor>; 2]) -> Eval<Vec<usize>> {
+    let mut shape = pointer.ty.shape.clone();
+    for operand in operands.into_iter().flatten() {
+        if !pointer.ty.is_block() && operand.ty.is_block() {
+            return Err(type_error(
+                format!("{name} takes {}, a single pointer, with a block of type {}", pointer.ty, operand.ty),
+                "add a block of offsets to the pointer, such as `arange(0, BLOCK)`",
+            ));
+        }
+        shape = broadcast_shape(&shape, &operand.ty.shape)?;
+    }
+    Ok(shape)
+}
+
+/// What is read outside of an array.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Padding {
+    Zero,
+    Nan,
+}
+
+/// A block of an array: its base, sizes and strides, where the block starts, and which axes may run over the end.
+pub struct Window<'a> {
+    pub base: &'a Tensor,
+    pub shape: &'a [Tensor],
+    pub strides: &'a [Tensor],
+    pub offsets: &'a [Tensor],
+    pub block: &'a [usize],
+    pub checked: Vec<usize>,
+}
+
+impl<'a> Window<'a> {
+    pub fn of(pointer: &'a BlockPointer, checked: Vec<usize>) -> Window<'a> {
+        let BlockPointer { base, shape, strides, offsets, block } = pointer;
+        Window { base, shape, strides, offsets, block, checked }
+    }
+    /// Pointers to the elements, and which are inside of the array.
+    fn elements(&self, emit: &mut Emitter) -> Eval<(Tensor, Option<Tensor>)> {
+        let mut pointer = Value::Tensor(self.base.clone());
+        let mut inside: Option<Tensor> = None;
+        for axis in 0..self.block.len() {
+            let index = super::shape::index_along(emit, self.block, axis)?;
+            let index = cast(emit, &index, Scalar::Number(Number::Int64))?;
+            let start = Value::Tensor(self.offsets[axis].clone());
+            let index = Value::Tensor(binary(emit, BinaryOp::Add, &start, &Value::Tensor(index))?);
+            let offset = binary(emit, BinaryOp::Mul, &index, &Value::Tensor(self.strides[axis].clone()))?;
+            pointer = Value::Tensor(binary(emit, BinaryOp::Add, &pointer, &Value::Tensor(offset))?);
+            if self.checked.contains(&axis) {
+                let bounds = [
+                    compare(emit, CompareOp::Ge, &index, &Value::int(0))?,
+                    compare(emit, CompareOp::Lt, &index, &Value::Tensor(self.shape[axis].clone()))?,
+                ];
+                for bound in bounds {
+                    inside = Some(match inside {
+                        None => bound,
+                        Some(inside) => logical(emit, block::BinaryOp::And, &inside, &bound)?,
+                    });
+                }
+            }
+        }
+        Ok((to_tensor(emit, &pointer)?, inside))
+    }
+    pub fn load(&self, emit: &mut Emitter, padding: Padding) -> Eval<Tensor> {
+        let (pointer, mask) = self.elements(emit)?;
+        let elem = pointee("load", &pointer)?;
+        let other = match padding {
+            Padding::Nan if mask.is_some() => {
+                Some(full(emit, &Value::Constant(Constant::Float(f64::NAN)), &pointer.ty.with_number(elem))?)
+            }
+            _ => None,
+        };
+        emit.load(&pointer, &Masked { mask, other })
+    }
+    pub fn store(&self, emit: &mut Emitter, value: &Tensor) -> Eval<()> {
+        let (pointer, mask) = self.elements(emit)?;
+        let elem = pointee("store", &pointer)?;
+        let value = cast(emit, value, Scalar::Number(elem))?;
+        let (pointer, value) = broadcast(emit, &pointer, &value)?;
+        emit.store(&pointer, &value, mask.as_ref());
+        Ok(())
+    }
+}

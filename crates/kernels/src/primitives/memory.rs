@@ -1,0 +1,113 @@
+//! Loads, stores and atomic updates.
+use super::arguments::{known_text, one_of, sizes, tensor};
+use super::windows::{descriptor_load, descriptor_store, pointer_load, pointer_store};
+use super::{Primitive, Walk, row};
+use crate::emit::AtomicUpdate;
+use crate::error::{Eval, value_error};
+use crate::ops::atomic;
+use crate::ops::memory::{self, LoadOperands};
+use crate::value::{Missing, Value};
+use std::rc::Rc;
+
+const UPDATE: &str = "pointer, val, mask=None, sem=None, scope=None";
+
+pub const TABLE: &[Primitive] = &[
+    row(
+        "load",
+        "pointer, mask=None, other=None, boundary_check=(), padding_option='', cache_modifier='', eviction_policy='', \
+         volatile=False",
+        load,
+    ),
+    row("store", "pointer, value, mask=None, boundary_check=(), cache_modifier='', eviction_policy=''", store),
+    row("atomic_add", UPDATE, |e, a| update(e, AtomicUpdate::Add, a)),
+    row("atomic_max", UPDATE, |e, a| update(e, AtomicUpdate::Max, a)),
+    row("atomic_min", UPDATE, |e, a| update(e, AtomicUpdate::Min, a)),
+    row("atomic_and", UPDATE, |e, a| update(e, AtomicUpdate::And, a)),
+    row("atomic_or", UPDATE, |e, a| update(e, AtomicUpdate::Or, a)),
+    row("atomic_xor", UPDATE, |e, a| update(e, AtomicUpdate::Xor, a)),
+    row("atomic_xchg", UPDATE, |e, a| update(e, AtomicUpdate::Exchange, a)),
+    row("atomic_cas", "pointer, cmp, val, sem=None, scope=None", compare_and_swap),
+];
+
+const EVICTION: [&str; 3] = ["evict_last", "evict_first", "evict_normal"];
+
+fn load(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let [pointer, mask, other, boundary, padding, cache, eviction, ..] = arguments else { return Ok(Value::NONE) };
+    one_of("cache_modifier", &known_text("cache_modifier", cache)?, &[".ca", ".cg", ".cs", ".cv"])?;
+    one_of("eviction_policy", &known_text("eviction_policy", eviction)?, &EVICTION)?;
+    let padding = known_text("padding_option", padding)?;
+    one_of("padding_option", &padding, &["zero", "nan"])?;
+    match pointer {
+        Value::Descriptor(descriptor) => descriptor_load(walk, descriptor, mask),
+        Value::BlockPointer(window) => {
+            refuse_mask(mask, other)?;
+            pointer_load(walk, window, boundary, &padding)
+        }
+        _ => {
+            refuse_boundary(boundary, &padding)?;
+            let pointer = tensor(walk, pointer)?;
+            memory::load(walk.emit(), &pointer, &LoadOperands { mask, other }).map(Value::Tensor)
+        }
+    }
+}
+
+fn store(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let [pointer, value, mask, boundary, cache, eviction] = arguments else { return Ok(Value::NONE) };
+    one_of("cache_modifier", &known_text("cache_modifier", cache)?, &[".wb", ".cg", ".cs", ".wt"])?;
+    one_of("eviction_policy", &known_text("eviction_policy", eviction)?, &EVICTION)?;
+    match pointer {
+        Value::Descriptor(descriptor) => descriptor_store(walk, descriptor, value, mask)?,
+        Value::BlockPointer(window) => {
+            refuse_mask(mask, &Value::NONE)?;
+            pointer_store(walk, window, value, boundary)?;
+        }
+        _ => {
+            refuse_boundary(boundary, "")?;
+            let pointer = tensor(walk, pointer)?;
+            memory::store(walk.emit(), &pointer, value, mask)?;
+        }
+    }
+    Ok(Value::NONE)
+}
+
+fn refuse_mask(mask: &Value, other: &Value) -> Eval<()> {
+    if mask.is_none() && other.is_none() {
+        return Ok(());
+    }
+    Err(value_error("`mask` and `other` are not for block pointers", "use `boundary_check` and `padding_option`"))
+}
+
+fn refuse_boundary(boundary: &Value, padding: &str) -> Eval<()> {
+    let unchecked = boundary.is_none() || sizes(boundary).is_ok_and(|axes| axes.is_empty());
+    if unchecked && padding.is_empty() {
+        return Ok(());
+    }
+    Err(value_error("`boundary_check` and `padding_option` are for block pointers", "use `mask` and `other`"))
+}
+
+fn update(walk: &mut dyn Walk, update: AtomicUpdate, arguments: &[Value]) -> Eval<Value> {
+    let [pointer, value, mask, sem, scope] = arguments else { return Ok(Value::NONE) };
+    check_order(sem, scope)?;
+    let pointer = tensor(walk, pointer)?;
+    let old = atomic::update(walk.emit(), update, &pointer, value, mask)?;
+    Ok(old.map_or_else(no_old_value, Value::Tensor))
+}
+
+fn check_order(sem: &Value, scope: &Value) -> Eval<()> {
+    one_of("sem", &known_text("sem", sem)?, &["acquire", "release", "acq_rel", "relaxed"])?;
+    one_of("scope", &known_text("scope", scope)?, &["gpu", "cta", "sys"])
+}
+
+fn no_old_value() -> Value {
+    Value::Missing(Rc::new(Missing {
+        why: "the old value of an atomic update is not supported yet".into(),
+        hint: "use the update without its result".into(),
+    }))
+}
+
+fn compare_and_swap(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let [pointer, compare, value, sem, scope] = arguments else { return Ok(Value::NONE) };
+    check_order(sem, scope)?;
+    let pointer = tensor(walk, pointer)?;
+    atomic::compare_and_swap(walk.emit(), &pointer, compare, value).map(Value::Tensor)
+}

@@ -1,0 +1,143 @@
+//! What a caller hands over, and gets: functions as text with what their names are bound to, the types and facts of a
+//! launch's arguments, and the program. All of it is data that serde reads and writes.
+use crate::types::Number;
+use kiln_block::BlockProgram;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A kernel and the helpers that it calls.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Unit {
+    pub functions: Vec<Function>,
+    /// The kernel, by its place in `functions`.
+    pub entry: usize,
+}
+
+/// A function as it stands in a file.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Function {
+    pub name: String,
+    pub file: String,
+    /// The line of the file that `source` starts at; lines count from 1.
+    pub first_line: usize,
+    /// Columns by which `source` was moved to the left.
+    #[serde(default)]
+    pub column_shift: usize,
+    /// The text of the `def` with its decorators, dedented.
+    pub source: String,
+    /// What dotted names mean that are no variables of the function ([`crate::free_names`]). The longest prefix of a
+    /// name that is bound counts; what follows it are attributes.
+    #[serde(default)]
+    pub bindings: BTreeMap<String, Binding>,
+    /// Values of parameters that are not given, by name.
+    #[serde(default)]
+    pub defaults: BTreeMap<String, Binding>,
+}
+
+/// What a name is bound to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Binding {
+    /// A name of the language, such as `load`.
+    Primitive(String),
+    /// An element type, such as `float32`.
+    Dtype(Number),
+    /// A function of the unit.
+    Function(usize),
+    Constant(Literal),
+    /// A module, by its path; names of `kiln.language` and `triton.language` are those of the language.
+    Module(String),
+    /// A Python function that is no kernel.
+    PythonFunction(String),
+    /// Anything else, by the name of its type: an error where it is used.
+    Unknown(String),
+}
+
+/// A value that is known when a kernel is compiled.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Literal {
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str(String),
+    Dtype(Number),
+    Function(usize),
+    Tuple(Vec<Literal>),
+    /// A named tuple.
+    Record {
+        fields: Vec<String>,
+        values: Vec<Literal>,
+    },
+}
+
+/// Arguments in the order of the kernel's parameters.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Signature {
+    pub arguments: Vec<Argument>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Argument {
+    /// A tensor's address.
+    Pointer {
+        elem: Number,
+        #[serde(default)]
+        facts: ArgumentFacts,
+    },
+    Scalar {
+        elem: Number,
+        #[serde(default)]
+        facts: ArgumentFacts,
+    },
+    Constant(Literal),
+    Tuple(Vec<Argument>),
+}
+
+/// What is known of an argument before the launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ArgumentFacts {
+    /// It is a multiple of this: bytes of an address, otherwise the value.
+    #[serde(default)]
+    pub div: Option<u64>,
+    /// The value of an integer or a bool.
+    #[serde(default)]
+    pub equals: Option<i64>,
+    /// Least and largest value of an integer.
+    #[serde(default)]
+    pub least: Option<i64>,
+    #[serde(default)]
+    pub most: Option<i64>,
+    /// The tensor has fewer than 2^31 elements.
+    #[serde(default)]
+    pub span32: bool,
+    /// No other argument points to memory of this tensor.
+    #[serde(default)]
+    pub noalias: bool,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Options {
+    /// `num_warps`
+    pub warps: usize,
+    /// Whether `device_assert` and `assert` are checked.
+    #[serde(default)]
+    pub debug: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { warps: 4, debug: false }
+    }
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Compiled {
+    pub program: BlockProgram,
+    /// For each parameter of the program the argument that it is, with the place in tuples.
+    pub parameters: Vec<Vec<usize>>,
+    /// What `static_print` wrote.
+    pub printed: Vec<String>,
+}

@@ -1,0 +1,5 @@
+//! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks).
+mod errors;
+mod harness;
+mod kernels;
+mod promotion;
