@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kiln.api.compiled import Compiled
     from kiln.api.explain import explain
     from kiln.api.snapshot import snapshot
+    from kiln.kernels.kernel import jit as kernel
     from kiln.reports.environment import doctor
     from kiln.reports.report import Report
 
@@ -46,6 +47,7 @@ __all__ = [
     "compile",
     "doctor",
     "explain",
+    "kernel",
     "load",
     "snapshot",
 ]
@@ -58,9 +60,13 @@ _LAZY = {
     "compile": "api.compile",
     "doctor": "reports.environment",
     "explain": "api.explain",
+    "kernel": "kernels.kernel",
     "load": "api.artifact",
     "snapshot": "api.snapshot",
 }
+
+#: What a name is called where it comes from.
+_RENAMED = {"kernel": "jit"}
 
 
 def __getattr__(name: str) -> Any:
@@ -68,7 +74,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"kiln.{_LAZY[name]}"), name)
+    value = getattr(import_module(f"kiln.{_LAZY[name]}"), _RENAMED.get(name, name))
     globals()[name] = value
     return value
 

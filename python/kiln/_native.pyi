@@ -1,5 +1,6 @@
 """The native engine: what `crates/python` gives to Python."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,24 @@ class Engine:
     def state(self) -> dict[str, torch.Tensor]: ...
     def save(self, path: str, sizes: dict[str, int] | None = None) -> None: ...
 
+class Launched:
+    """The compiled variant of a kernel that a launch ran."""
+
+    block: str
+    ptx: str | None
+
+class Kernel:
+    """A kernel with its compiled variants."""
+
+    # The kernel's name, then of each parameter its name, whether it is a constant, the element type
+    # that its annotation says, whether facts about its value are used, and its default in a tuple.
+    def __init__(self, parameters: list[Any], describe: Callable[[list[Any]], str]) -> None: ...
+    def clear(self) -> None: ...
+    # What launches the kernel over a grid: sizes, or a function of the arguments by name.
+    def at(self, grid: Any) -> Callable[..., Launched]: ...
+
+# The dotted names of a kernel's text that it does not define.
+def kernel_names(source: str) -> list[str]: ...
 def open(path: str, options: dict[str, Any]) -> Engine: ...
 def doctor() -> str: ...
 

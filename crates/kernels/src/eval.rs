@@ -38,10 +38,10 @@ pub struct Evaluator<'u> {
     /// Trees of the unit's functions, parsed when they are first called.
     trees: Vec<Option<Arc<FunctionTree>>>,
     emit: Emitter,
-    /// Calls under way, innermost last.
+    /// Calls in flight, innermost last.
     frames: Vec<Frame>,
     depth: usize,
-    /// The call of the primitive that is under way.
+    /// The call of the primitive that is in flight.
     call_span: Span,
     printed: Vec<String>,
 }

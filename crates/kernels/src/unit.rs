@@ -97,7 +97,7 @@ pub enum Argument {
 }
 
 /// What is known of an argument before the launch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct ArgumentFacts {
     /// It is a multiple of this: bytes of an address, otherwise the value.
     #[serde(default)]

@@ -4,7 +4,7 @@
 //! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation.
 //! Plans and code are kept on disk for other processes ([`crate::cache`]). To keep a compiled model, write an artifact,
 //! which records what it was made from and so cannot become stale.
-mod codes;
+pub(crate) mod codes;
 mod devices;
 mod planning;
 
@@ -381,7 +381,7 @@ impl Compiled {
 }
 
 /// A program in the runtime's form.
-fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
+pub(crate) fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
     Ptx {
         entry: p.name.clone(),
         text: p.text.as_str().into(),

@@ -43,6 +43,7 @@ pub mod facts;
 #[doc(hidden)]
 pub mod html;
 pub mod io;
+pub mod kernels;
 mod measurements;
 pub mod model;
 mod op_names;

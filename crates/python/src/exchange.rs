@@ -98,6 +98,14 @@ pub struct Borrowed {
     pub dense: bool,
 }
 
+/// A tensor as a kernel takes it.
+pub struct Pointed {
+    pub address: u64,
+    pub device: DLDevice,
+    /// torch's name, such as `float32`.
+    pub dtype: String,
+}
+
 /// What an input has to be.
 pub struct Wanted {
     pub dtype: DLDataType,
@@ -180,16 +188,7 @@ impl Exchange {
             )));
         }
         let device = o.getattr(intern!(py, "device"))?;
-        let kind: String = device.getattr(intern!(py, "type"))?.extract()?;
-        let id: Option<i32> = device.getattr(intern!(py, "index"))?.extract()?;
-        let device = match kind.as_str() {
-            "cpu" => DLDevice { kind: CPU, id: 0 },
-            "cuda" => DLDevice { kind: CUDA, id: id.unwrap_or(0) },
-            other => {
-                let what = format!("an input is on the device {other}; Kiln runs on cpu and cuda");
-                return Err(InputError::new_err(what));
-            }
-        };
+        let device = self.device(&device)?;
         let dtype = o.getattr(intern!(py, "dtype"))?;
         let name = dtype.str()?.to_string();
         let dtype = dtype_of(name.trim_start_matches("torch.")).ok_or_else(|| {
@@ -224,6 +223,49 @@ impl Exchange {
             }
             let t = t.assume_init();
             Ok(t.data as u64 + t.byte_offset)
+        }
+    }
+
+    /// Where a tensor's first element is, and its dtype; of other objects, what their `data_ptr()` and `dtype` say.
+    pub fn pointer(&self, o: &Bound<'_, PyAny>) -> PyResult<Pointed> {
+        let borrow = self.table.and_then(|t| t.borrow).filter(|_| self.is_tensor(o));
+        if let Some(borrow) = borrow {
+            let mut t = std::mem::MaybeUninit::<DLTensor>::uninit();
+            // SAFETY: the object is a tensor; the table fills the view, or raises.
+            if unsafe { borrow(o.as_ptr(), t.as_mut_ptr()) } == 0 {
+                // SAFETY: it has been filled.
+                let t = unsafe { t.assume_init() };
+                if let Ok(dtype) = torch_name(t.dtype) {
+                    return Ok(Pointed {
+                        address: t.data as u64 + t.byte_offset,
+                        device: t.device,
+                        dtype: dtype.into(),
+                    });
+                }
+            }
+            drop(PyErr::take(o.py()));
+        }
+        let py = o.py();
+        let address = o.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let dtype = o.getattr(intern!(py, "dtype"))?.str()?.to_string();
+        let device = match o.getattr(intern!(py, "device")) {
+            Ok(device) => self.device(&device)?,
+            Err(_) => DLDevice { kind: CPU, id: 0 },
+        };
+        Ok(Pointed { address, device, dtype: dtype.trim_start_matches("torch.").to_string() })
+    }
+
+    fn device(&self, device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
+        let py = device.py();
+        let kind: String = device.getattr(intern!(py, "type"))?.extract()?;
+        let id: Option<i32> = device.getattr(intern!(py, "index"))?.extract()?;
+        match kind.as_str() {
+            "cpu" => Ok(DLDevice { kind: CPU, id: 0 }),
+            "cuda" => Ok(DLDevice { kind: CUDA, id: id.unwrap_or(0) }),
+            other => {
+                let what = format!("an input is on the device {other}; Kiln runs on cpu and cuda");
+                Err(InputError::new_err(what))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ mod engine;
 mod errors;
 mod exchange;
 mod fallback;
+mod kernel;
 mod options;
 
 use pyo3::{
@@ -65,6 +66,10 @@ fn addresses<'py>(
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<engine::Engine>()?;
+    m.add_class::<kernel::Kernel>()?;
+    m.add_class::<kernel::Launched>()?;
+    m.add_class::<kernel::Launcher>()?;
+    m.add_function(wrap_pyfunction!(kernel::kernel_names, m)?)?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
     m.add_function(wrap_pyfunction!(refusals, m)?)?;

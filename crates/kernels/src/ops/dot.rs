@@ -1,4 +1,4 @@
-//! Matrix products of blocks.
+//! Matmuls of blocks.
 use super::convert::cast_number;
 use super::shape::full;
 use crate::emit::Emitter;

@@ -171,12 +171,12 @@ fn no_ptx() -> nvptx::Ptx {
 }
 
 /// A block program whose code is wanted.
-struct Source<'a> {
-    program: &'a Program,
+pub(crate) struct Source<'a> {
+    pub program: &'a Program,
     /// Without the name.
-    text: &'a str,
+    pub text: &'a str,
     /// Whether a GPU is to load it.
-    used: bool,
+    pub used: bool,
 }
 
 /// Generates code for every program, on all cores, and has the GPU assemble those with which that is asked for.
@@ -219,7 +219,11 @@ fn generate(
 }
 
 /// The PTX of a program, from the cache if it is there; with the cache comes the machine's description.
-fn ptx_of(source: &Source, machine: &Machine, cache: Option<(&Cache, &[u8])>) -> Result<nvptx::Ptx, CodegenError> {
+pub(crate) fn ptx_of(
+    source: &Source,
+    machine: &Machine,
+    cache: Option<(&Cache, &[u8])>,
+) -> Result<nvptx::Ptx, CodegenError> {
     let Some((cache, described)) = cache else { return nvptx::compile(source.program, machine) };
     let key = Key::new(Kind::Ptx).with(described).with(source.program.name.as_bytes()).with(source.text.as_bytes());
     if let Some(known) = cache.get(&key).and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
@@ -256,7 +260,7 @@ fn on_host(programs: &[Source], cache: Option<&Cache>) -> Vec<Result<Coded, Code
 }
 
 /// One module of these programs, from the cache if it is there.
-fn host_module(programs: &[Source], cache: Option<&Cache>) -> Result<HostModule, CodegenError> {
+pub(crate) fn host_module(programs: &[Source], cache: Option<&Cache>) -> Result<HostModule, CodegenError> {
     let texts = || programs.iter().map(|p| p.text);
     let key = cache.map(|cache| {
         let key = Key::new(Kind::Host).with(host::processor().as_bytes());

@@ -10,6 +10,9 @@ pub struct CudaProgram {
     parameters: usize,
 }
 
+// SAFETY: a launch reads the handle of the loaded function, and changes nothing of the program.
+unsafe impl Sync for CudaProgram {}
+
 impl CudaDevice {
     /// Loads a program. The driver compiles PTX on first use.
     ///

@@ -1,0 +1,237 @@
+//! Kernels that people write, called from Python: arguments are bound to parameters, the variant for their types and
+//! facts is looked up or compiled, and its code is launched.
+//!
+//! Python gives a kernel's source and what its names are bound to only when a variant is compiled
+//! (`kiln/kernels/source.py`).
+mod arguments;
+mod parameters;
+
+use crate::errors;
+use crate::exchange::{CPU, DLDevice, Exchange};
+use arguments::{Bound as Argument, Key};
+use kiln::DeviceKind;
+use kiln::kernels::{self, Failure, Options, Place, Signature, Unit};
+use parameters::Parameters;
+use pyo3::{exceptions::PyTypeError, intern, prelude::*, types::*};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The dotted names of a kernel's text that it does not define.
+#[pyfunction]
+pub fn kernel_names(source: &str) -> Vec<String> {
+    // A source that cannot be read has no names, and the launch says why.
+    kernels::free_names(source).unwrap_or_default()
+}
+
+/// A kernel with its parameters and compiled variants.
+#[pyclass(frozen)]
+pub struct Kernel {
+    parameters: Parameters,
+    /// Gives the source: a function of a list of constants to JSON, a [`Described`].
+    describe: Py<PyAny>,
+    variants: Mutex<HashMap<Key, Variant>>,
+}
+
+struct Variant {
+    kernel: Arc<kernels::Kernel>,
+    /// Functions are told apart by their addresses in keys, so that none may go.
+    _constants: Py<PyList>,
+}
+
+/// What Python says of a kernel: its functions, and constants of the launch as the compiler takes them.
+#[derive(Deserialize)]
+struct Described {
+    unit: Unit,
+    literals: Vec<kernels::Literal>,
+}
+
+/// What a launch gives: the variant that ran.
+#[pyclass(frozen)]
+pub struct Launched {
+    kernel: Arc<kernels::Kernel>,
+}
+
+/// A kernel with a grid: what `kernel[grid]` gives.
+#[pyclass(frozen)]
+pub struct Launcher {
+    kernel: Py<Kernel>,
+    grid: Py<PyAny>,
+}
+
+#[pymethods]
+impl Launcher {
+    #[pyo3(signature = (*args, **kwargs))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Launched> {
+        let (mut warmup, mut options) = (false, None);
+        if let Some(kwargs) = kwargs
+            && let Some(value) = kwargs.get_item(intern!(py, "warmup"))?
+        {
+            warmup = value.is_truthy()?;
+            let without = kwargs.copy()?;
+            without.del_item(intern!(py, "warmup"))?;
+            options = Some(without);
+        }
+        self.kernel.get().launch(py, self.grid.bind(py), args, options.as_ref().or(kwargs), warmup)
+    }
+}
+
+#[pymethods]
+impl Launched {
+    /// The block program.
+    #[getter]
+    fn block(&self) -> String {
+        kernels::print(self.kernel.program())
+    }
+    /// The PTX, of a kernel on a GPU.
+    #[getter]
+    fn ptx(&self) -> Option<&str> {
+        self.kernel.ptx()
+    }
+}
+
+#[pymethods]
+impl Kernel {
+    /// Parameters are tuples of name, whether it is a constant, the type that its annotation says, whether facts about
+    /// its value are used, and its default (a tuple of one) or `None`.
+    #[new]
+    fn new(parameters: &Bound<'_, PyList>, describe: Py<PyAny>) -> PyResult<Kernel> {
+        Ok(Kernel { parameters: Parameters::new(parameters)?, describe, variants: Mutex::default() })
+    }
+    /// Forgets what was compiled: the source is another.
+    fn clear(&self) {
+        self.variants.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+    /// The kernel with a grid: sizes, or a function of the arguments by name.
+    fn at(this: Py<Kernel>, grid: Py<PyAny>) -> Launcher {
+        Launcher { kernel: this, grid }
+    }
+}
+
+impl Kernel {
+    /// Launches the kernel over a grid; only compiles with `warmup`.
+    fn launch<'py>(
+        &self,
+        py: Python<'py>,
+        grid: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+        warmup: bool,
+    ) -> PyResult<Launched> {
+        let (values, options) = self.parameters.bind(args, kwargs)?;
+        let exchange = Exchange::of(py)?;
+        let mut device = None;
+        let arguments = self.parameters.classify(exchange, &values, &mut device)?;
+        let device = device.unwrap_or(DLDevice { kind: CPU, id: 0 });
+        let key = Key::new(&arguments, &options, device);
+        let known = self.variants.lock().unwrap_or_else(PoisonError::into_inner).get(&key).map(|v| v.kernel.clone());
+        let kernel = match known {
+            Some(kernel) => kernel,
+            None => self.compile(py, key, &arguments, &options, device)?,
+        };
+        let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
+        if !warmup && !sizes.contains(&0) {
+            let stream = exchange.stream(py, device)?.unwrap_or(0);
+            launch(py, &kernel, &arguments, sizes, stream)?;
+        }
+        Ok(Launched { kernel })
+    }
+    fn compile(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        arguments: &[Argument<'_>],
+        options: &Options,
+        device: DLDevice,
+    ) -> PyResult<Arc<kernels::Kernel>> {
+        let constants = PyList::empty(py);
+        for argument in arguments {
+            argument.constants(&mut |object| constants.append(object))?;
+        }
+        let text: String = self.describe.bind(py).call1((&constants,))?.extract()?;
+        let described: Described = serde_json::from_str(&text).map_err(|e| {
+            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
+        })?;
+        let mut literals = described.literals.into_iter();
+        let signature = Signature { arguments: arguments.iter().map(|a| a.known(&mut literals)).collect() };
+        let place = place(device)?;
+        let made = py.detach(|| kernels::Kernel::compile(&described.unit, &signature, options, place));
+        let kernel = Arc::new(made.map_err(failed)?);
+        for line in kernel.printed() {
+            py.import("builtins")?.call_method1("print", (line,))?;
+        }
+        self.variants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, Variant { kernel: kernel.clone(), _constants: constants.unbind() });
+        Ok(kernel)
+    }
+}
+
+fn launch(
+    py: Python<'_>,
+    kernel: &kernels::Kernel,
+    arguments: &[Argument<'_>],
+    grid: [usize; 3],
+    stream: u64,
+) -> PyResult<()> {
+    let find = |path: &Vec<usize>| {
+        let [first, rest @ ..] = &path[..] else { return None };
+        arguments.get(*first)?.passed(rest)
+    };
+    let passed: Option<Vec<kernels::Argument>> = kernel.parameters().iter().map(find).collect();
+    let passed = passed.ok_or_else(|| {
+        errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
+    })?;
+    // SAFETY: arguments have the types of the variant that was looked up by them; tensors live through this call, and
+    // torch's allocator keeps their memory in the order of the stream.
+    let launch = || unsafe { kernel.launch(grid, &passed, stream) };
+    // A launch on a GPU takes less than another thread's turn.
+    if kernel.is_on_gpu() { launch() } else { py.detach(launch) }.map_err(errors::raised)
+}
+
+/// The device of a launch, opened once.
+fn place(device: DLDevice) -> PyResult<&'static Place> {
+    static PLACES: OnceLock<Mutex<HashMap<(i32, i32), &'static Place>>> = OnceLock::new();
+    let mut places = PLACES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = places.get(&(device.kind, device.id)) {
+        return Ok(known);
+    }
+    let kind = if device.kind == CPU { DeviceKind::Cpu } else { DeviceKind::Cuda(device.id as usize) };
+    // Devices are never closed: as many as the machine has.
+    let place: &'static Place = Box::leak(Box::new(Place::open(kind).map_err(errors::raised)?));
+    places.insert((device.kind, device.id), place);
+    Ok(place)
+}
+
+/// The exception for a kernel that does not compile: a class of `kiln.kernels.errors`.
+fn failed(failure: Failure) -> PyErr {
+    match failure {
+        Failure::Kiln(e) => errors::raised(e),
+        Failure::NoCode(why) => exception("KernelUnsupported", why),
+        Failure::Source(e) if matches!(e.kind, kernels::ErrorKind::Unsupported) => {
+            exception("KernelUnsupported", e.to_string())
+        }
+        Failure::Source(e) => exception("KernelError", e.to_string()),
+    }
+}
+
+fn exception(class: &str, text: String) -> PyErr {
+    Python::attach(|py| {
+        let class = py.import("kiln.kernels.errors").and_then(|m| m.getattr(class));
+        match class.and_then(|class| class.call1((text,))) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(e) => e,
+        }
+    })
+}
+
+/// What is wrong with a call.
+fn call_error(text: String) -> PyErr {
+    PyTypeError::new_err(text)
+}

@@ -1,0 +1,248 @@
+//! Values of a launch as the compiler and the code take them, and the key of the variant that fits them.
+use super::call_error;
+use crate::exchange::{DLDevice, Exchange};
+use kiln::kernels::{Argument as Passed, ArgumentFacts, Known, Literal, Number, Options};
+use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
+
+/// What a parameter says of its argument.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub constant: bool,
+    pub annotated: Option<Number>,
+    pub specialised: bool,
+}
+
+/// An argument.
+pub enum Bound<'py> {
+    Pointer {
+        elem: Number,
+        address: u64,
+        aligned: bool,
+    },
+    Scalar {
+        elem: Number,
+        value: Passed,
+        facts: ArgumentFacts,
+    },
+    /// A constant of the program.
+    Constant {
+        object: pyo3::Bound<'py, PyAny>,
+        text: Text,
+    },
+    Tuple(Vec<Bound<'py>>),
+}
+
+/// A constant in a key.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Text {
+    None,
+    Int(i64),
+    Bool(bool),
+    Float(u64),
+    /// Its type and representation; functions have their addresses in it, and are kept.
+    Other(String),
+}
+
+/// Bytes that addresses are multiples of, and the divisor of integers, where they are.
+const DIVISOR: u64 = 16;
+
+impl<'py> Bound<'py> {
+    pub fn of(
+        exchange: &Exchange,
+        value: &pyo3::Bound<'py, PyAny>,
+        wanted: Wanted,
+        device: &mut Option<DLDevice>,
+        name: &dyn Fn() -> String,
+    ) -> PyResult<Bound<'py>> {
+        if wanted.constant {
+            return Bound::constant(value);
+        }
+        if exchange.is_tensor(value) {
+            return Bound::pointer(exchange, value, wanted, device, name);
+        }
+        if let Ok(b) = value.cast::<PyBool>() {
+            let elem = wanted.annotated.unwrap_or(Number::Int1);
+            return Ok(Bound::Scalar {
+                elem,
+                value: integer(elem, i128::from(b.is_true())),
+                facts: ArgumentFacts::default(),
+            });
+        }
+        if let Ok(f) = value.cast::<PyFloat>() {
+            let elem = wanted.annotated.unwrap_or(Number::Float32);
+            return Ok(Bound::Scalar { elem, value: float(elem, f.value(), name)?, facts: ArgumentFacts::default() });
+        }
+        if value.is_instance_of::<PyInt>() {
+            return Bound::int(value, wanted, name);
+        }
+        if let Ok(items) = value.cast::<PyTuple>() {
+            let wanted = Wanted { annotated: None, ..wanted };
+            let parts = items.iter().map(|item| Bound::of(exchange, &item, wanted, device, name));
+            return Ok(Bound::Tuple(parts.collect::<PyResult<_>>()?));
+        }
+        let py = value.py();
+        if !value.is_none() && value.hasattr(pyo3::intern!(py, "data_ptr"))? {
+            return Bound::pointer(exchange, value, wanted, device, name);
+        }
+        if value.hasattr(pyo3::intern!(py, "__index__"))? && !is_constexpr(value)? {
+            return Bound::int(value, wanted, name);
+        }
+        Bound::constant(value)
+    }
+
+    fn pointer(
+        exchange: &Exchange,
+        value: &pyo3::Bound<'py, PyAny>,
+        wanted: Wanted,
+        device: &mut Option<DLDevice>,
+        name: &dyn Fn() -> String,
+    ) -> PyResult<Bound<'py>> {
+        let seen = exchange.pointer(value)?;
+        let known = *device.get_or_insert(seen.device);
+        if known != seen.device {
+            let what = format!("{} is on another device than the tensors before it", name());
+            return Err(call_error(format!("{what}; move all of them to one")));
+        }
+        let elem: Number = match wanted.annotated {
+            Some(elem) => elem,
+            None => Number::named(&seen.dtype).ok_or_else(|| {
+                call_error(format!("{} has the dtype {}, which kernels do not have", name(), seen.dtype))
+            })?,
+        };
+        let aligned = wanted.specialised && seen.address.is_multiple_of(DIVISOR);
+        Ok(Bound::Pointer { elem, address: seen.address, aligned })
+    }
+
+    fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
+        let too_large = || PyOverflowError::new_err(format!("{} does not fit 64 bits", name()));
+        let n: i128 = value.extract().map_err(|_| too_large())?;
+        let elem = match wanted.annotated {
+            Some(elem) => elem,
+            None if i32::try_from(n).is_ok() => Number::Int32,
+            None if i64::try_from(n).is_ok() => Number::Int64,
+            None if u64::try_from(n).is_ok() => Number::UInt64,
+            None => return Err(too_large()),
+        };
+        if elem.is_float() {
+            return Ok(Bound::Scalar { elem, value: float(elem, n as f64, name)?, facts: ArgumentFacts::default() });
+        }
+        let mut facts = ArgumentFacts::default();
+        if wanted.specialised {
+            facts.equals = (n == 1).then_some(1);
+            facts.div = n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)).then_some(DIVISOR);
+        }
+        Ok(Bound::Scalar { elem, value: integer(elem, n), facts })
+    }
+
+    fn constant(value: &pyo3::Bound<'py, PyAny>) -> PyResult<Bound<'py>> {
+        let value = if is_constexpr(value)? { &value.getattr(pyo3::intern!(value.py(), "value"))? } else { value };
+        let text = if value.is_none() {
+            Text::None
+        } else if let Ok(b) = value.cast::<PyBool>() {
+            Text::Bool(b.is_true())
+        } else if let Ok(f) = value.cast::<PyFloat>() {
+            Text::Float(f.value().to_bits())
+        } else if let Ok(n) = value.extract::<i64>() {
+            Text::Int(n)
+        } else {
+            Text::Other(format!("{} {}", value.get_type().fully_qualified_name()?, value.repr()?))
+        };
+        Ok(Bound::Constant { object: value.clone(), text })
+    }
+
+    /// Visits the constants that only Python can describe, in order.
+    pub fn constants(&self, visit: &mut dyn FnMut(&pyo3::Bound<'py, PyAny>) -> PyResult<()>) -> PyResult<()> {
+        match self {
+            Bound::Constant { object, text: Text::Other(_) } => visit(object),
+            Bound::Tuple(parts) => parts.iter().try_for_each(|p| p.constants(visit)),
+            Bound::Pointer { .. } | Bound::Scalar { .. } | Bound::Constant { .. } => Ok(()),
+        }
+    }
+
+    /// What the compiler is told, with what Python says of constants, in order.
+    pub fn known(&self, literals: &mut dyn Iterator<Item = Literal>) -> Known {
+        match self {
+            Bound::Pointer { elem, aligned, .. } => {
+                let facts = ArgumentFacts { div: aligned.then_some(DIVISOR), ..ArgumentFacts::default() };
+                Known::Pointer { elem: *elem, facts }
+            }
+            Bound::Scalar { elem, facts, .. } => Known::Scalar { elem: *elem, facts: *facts },
+            Bound::Constant { text, .. } => Known::Constant(match text {
+                Text::None => Literal::None,
+                Text::Int(n) => Literal::Int(i128::from(*n)),
+                Text::Bool(b) => Literal::Bool(*b),
+                Text::Float(bits) => Literal::Float(f64::from_bits(*bits)),
+                Text::Other(_) => literals.next().unwrap_or(Literal::None),
+            }),
+            Bound::Tuple(parts) => Known::Tuple(parts.iter().map(|p| p.known(literals)).collect()),
+        }
+    }
+
+    /// The argument at a place in tuples, as code takes it.
+    pub fn passed(&self, path: &[usize]) -> Option<Passed> {
+        match (self, path) {
+            (Bound::Pointer { address, .. }, []) => Some(Passed::Address(*address)),
+            (Bound::Scalar { value, .. }, []) => Some(*value),
+            (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.passed(rest),
+            _ => None,
+        }
+    }
+}
+
+fn is_constexpr(value: &pyo3::Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(value.get_type().name()? == "constexpr")
+}
+
+/// An integer in the bytes of its type; higher ones are cut off.
+fn integer(elem: Number, n: i128) -> Passed {
+    match elem.bits() {
+        1 => Passed::from(n != 0),
+        8 => Passed::from(n as u8),
+        16 => Passed::from(n as u16),
+        32 => Passed::from(n as u32),
+        _ => Passed::from(n as u64),
+    }
+}
+
+fn float(elem: Number, x: f64, name: &dyn Fn() -> String) -> PyResult<Passed> {
+    match elem {
+        Number::Float64 => Ok(Passed::from(x)),
+        Number::Float32 => Ok(Passed::from(x as f32)),
+        _ => Err(call_error(format!("{} is a float, but its annotation says another type", name()))),
+    }
+}
+
+/// What a variant depends on.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    arguments: Vec<Part>,
+    warps: usize,
+    debug: bool,
+    device: (i32, i32),
+}
+
+#[derive(PartialEq, Eq, Hash, Debug)]
+enum Part {
+    Pointer(Number, bool),
+    Scalar(Number, ArgumentFacts),
+    Constant(Text),
+    Tuple(Vec<Part>),
+}
+
+impl Key {
+    pub fn new(arguments: &[Bound], options: &Options, device: DLDevice) -> Key {
+        let arguments = arguments.iter().map(Part::of).collect();
+        Key { arguments, warps: options.warps, debug: options.debug, device: (device.kind, device.id) }
+    }
+}
+
+impl Part {
+    fn of(argument: &Bound) -> Part {
+        match argument {
+            Bound::Pointer { elem, aligned, .. } => Part::Pointer(*elem, *aligned),
+            Bound::Scalar { elem, facts, .. } => Part::Scalar(*elem, *facts),
+            Bound::Constant { text, .. } => Part::Constant(text.clone()),
+            Bound::Tuple(parts) => Part::Tuple(parts.iter().map(Part::of).collect()),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+"""Values of the language that exist outside of kernels: element types, constants, and the names of
+its functions, which only a kernel can call."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+
+class Primitive:
+    """A function of the language, by its name: kernels are compiled from their source, so that
+    calling it anywhere else is a mistake."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.__name__ = self.__qualname__ = name
+        self.__module__ = "kiln.language"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"kiln.language.{self.name} is for kernels: call it in a function that @kiln.kernel decorates"
+        )
+
+    def __repr__(self) -> str:
+        return f"<kiln.language.{self.name}>"
+
+
+class dtype:  # noqa: N801
+    """An element type. Kernels cast by `x.to(kl.float16)`, and take one as a constant argument."""
+
+    def __init__(self, name: str, kind: str, bits: int) -> None:
+        self.name = name
+        #: `float`, `int` or `uint`.
+        self.kind = kind
+        self.primitive_bitwidth = bits
+        self.itemsize = max(bits // 8, 1)
+
+    def is_floating(self) -> bool:
+        return self.kind == "float"
+
+    def is_int(self) -> bool:
+        return self.kind != "float"
+
+    def is_int_signed(self) -> bool:
+        return self.kind == "int"
+
+    def is_int_unsigned(self) -> bool:
+        return self.kind == "uint"
+
+    def is_bool(self) -> bool:
+        return self.name == "int1"
+
+    def is_fp8(self) -> bool:
+        return self.name.startswith("fp8")
+
+    SINT_TYPES = ("int8", "int16", "int32", "int64")
+    UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
+    FP_TYPES = ("fp8e4b15", "fp8e4nv", "fp8e4b8", "fp8e5", "fp8e5b16", "fp16", "bf16", "fp32", "fp64")
+    STANDARD_FP_TYPES = ("fp16", "bf16", "fp32", "fp64")
+    OTHER_TYPES = ("void",)
+
+    @property
+    def scalar(self) -> dtype:
+        return self
+
+    @property
+    def element_ty(self) -> dtype:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dtype) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"kiln.language.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+void = dtype("void", "void", 0)
+int1 = dtype("int1", "uint", 1)
+int8 = dtype("int8", "int", 8)
+int16 = dtype("int16", "int", 16)
+int32 = dtype("int32", "int", 32)
+int64 = dtype("int64", "int", 64)
+uint8 = dtype("uint8", "uint", 8)
+uint16 = dtype("uint16", "uint", 16)
+uint32 = dtype("uint32", "uint", 32)
+uint64 = dtype("uint64", "uint", 64)
+float8e4nv = dtype("fp8e4nv", "float", 8)
+float8e5 = dtype("fp8e5", "float", 8)
+# Formats of other makers: kernels refuse them by name.
+float8e4b15 = dtype("fp8e4b15", "float", 8)
+float8e4b8 = dtype("fp8e4b8", "float", 8)
+float8e5b16 = dtype("fp8e5b16", "float", 8)
+float16 = dtype("fp16", "float", 16)
+bfloat16 = dtype("bf16", "float", 16)
+float32 = dtype("fp32", "float", 32)
+float64 = dtype("fp64", "float", 64)
+
+
+class pointer_type(dtype):  # noqa: N801
+    """The type of pointers to elements."""
+
+    def __init__(self, element_ty: dtype, *, const: bool = False) -> None:
+        super().__init__(f"pointer<{element_ty}>", "pointer", 64)
+        self.pointee = element_ty
+        self.const = const
+
+    @property
+    def element_ty(self) -> dtype:
+        return self.pointee
+
+
+class constexpr:  # noqa: N801
+    """A value that is known when a kernel is compiled: a global that kernels may read, and the
+    annotation of a parameter that is a constant of the launch."""
+
+    def __init__(self, value: Any) -> None:
+        while isinstance(value, constexpr):
+            value = value.value
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"constexpr[{self.value!r}]"
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value(*args, **kwargs)
+
+
+def _number(value: Any) -> Any:
+    return value.value if isinstance(value, constexpr) else value
+
+
+def _binary(name: str, *, swapped: bool = False) -> Callable[[constexpr, Any], constexpr]:
+    def method(self: constexpr, other: Any) -> constexpr:
+        left, right = (_number(other), self.value) if swapped else (self.value, _number(other))
+        return constexpr(getattr(left, name)(right))
+
+    return method
+
+
+def _unary(name: str) -> Callable[[constexpr], constexpr]:
+    def method(self: constexpr) -> constexpr:
+        return constexpr(getattr(self.value, name)())
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(constexpr, f"__{_name}__", _binary(f"__{_name}__"))
+    setattr(constexpr, f"__r{_name}__", _binary(f"__{_name}__", swapped=True))
+for _name in ("lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(constexpr, f"__{_name}__", _binary(f"__{_name}__"))
+for _name in ("neg", "pos", "invert"):
+    setattr(constexpr, f"__{_name}__", _unary(f"__{_name}__"))
+
+
+class tensor:  # noqa: N801
+    """A block of values in a kernel; only for annotations and `isinstance` in kernels."""
+
+
+class tuple_type:  # noqa: N801
+    """The type of a tuple in a kernel."""
+
+
+class const:
+    """Annotates a pointer that a kernel never writes through."""
+
+
+class PropagateNan:
+    """What `maximum` and `minimum` do with NaN."""
+
+    NONE = constexpr("none")
+    ALL = constexpr("all")
+
+
+#: The most elements of a block.
+MAX_NUMEL = 1 << 20
+
+#: Functions by family; each is a name of `kiln.language`.
+PRIMITIVES = """
+program_id num_programs arange full zeros zeros_like cast broadcast broadcast_to expand_dims
+reshape view permute trans ravel join split cat interleave flip gather squeeze unsqueeze
+load store atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas
+make_block_ptr advance make_tensor_descriptor load_tensor_descriptor store_tensor_descriptor
+dot dot_scaled where add sub mul maximum minimum clamp fma umulhi fdiv div_rn sqrt_rn
+exp exp2 log log2 sin cos sqrt rsqrt erf floor ceil abs sigmoid softmax cdiv swizzle2d
+sum max min argmax argmin xor_sum reduce_or reduce associative_scan cumsum cumprod histogram
+sort topk bitonic_merge
+rand randn randint rand4x randn4x randint4x philox philox_impl uint_to_uniform_float
+pair_uniform_to_normal
+range static_range static_assert static_print device_print device_assert debug_barrier assume
+multiple_of max_contiguous max_constancy inline_asm_elementwise map_elementwise condition
+to_tensor expect_zero tuple slice
+""".split()
+
+#: Functions of `kiln.language.extra.libdevice`.
+LIBDEVICE = """
+abs acos acosh add_rn asin asinh atan atan2 atanh brev cbrt ceil clz copysign cos cosh cospi
+div_rn erf erfc erfinv exp exp10 exp2 expm1 fast_cosf fast_dividef fast_exp10f fast_expf
+fast_log10f fast_log2f fast_logf fast_powf fast_sinf fast_tanf ffs finitef float2int_rn
+float_as_int floor fma fmod hypot int2float_rn int_as_float isfinited isinf isnan j0 ldexp lgamma
+llrint log log10 log1p log2 logb mulhi mul_rn nearbyint nextafter pow popc rcp_rn remainder rint
+round rsqrt rsqrt_rn saturatef signbit sin sinh sinpi sqrt sqrt_rn tan tanh tgamma trunc umulhi
+""".split()
+
+#: Functions of `kiln.language.extra.cuda`.
+CUDA = "gdc_wait gdc_launch_dependents globaltimer smid num_threads num_warps".split()
+
+_FOUND: dict[str, Primitive] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name in PRIMITIVES:
+        return _FOUND.setdefault(name, Primitive(name))
+    raise AttributeError(f"module 'kiln.language' has no attribute {name!r}")

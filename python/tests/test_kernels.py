@@ -1,0 +1,166 @@
+"""Kernels written by hand, launched on tensors of the CPU, and of a GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kiln
+import kiln.language as kl
+from kiln.kernels import KernelUnsupported, cdiv, next_power_of_2
+
+pytestmark = pytest.mark.native
+
+SCALE = kl.constexpr(3)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return request.param
+
+
+@kiln.kernel
+def add(x, y, out, n, BLOCK: kl.constexpr):
+    i = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
+    mask = i < n
+    kl.store(out + i, kl.load(x + i, mask=mask) + kl.load(y + i, mask=mask), mask=mask)
+
+
+@pytest.mark.parametrize("n", [1, 16, 17, 1000, 4096, 98432])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_vectors_are_added(device, n, dtype):
+    x, y = ((torch.randn(n) * 100).to(device, dtype) for _ in range(2))
+    out = torch.full((n + 8,), 7).to(device, dtype)
+    add[(cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)
+    torch.testing.assert_close(out[:n], x + y, rtol=0, atol=0)
+    assert (out[n:] == 7).all()
+
+
+@kiln.kernel
+def softmax(out, x, x_stride, out_stride, rows, columns, BLOCK: kl.constexpr):
+    for row in kl.range(kl.program_id(0), rows, kl.num_programs(0)):
+        i = kl.arange(0, BLOCK)
+        mask = i < columns
+        block = kl.load(x + row * x_stride + i, mask=mask, other=-float("inf"))
+        e = kl.exp(block - kl.max(block, axis=0))
+        kl.store(out + row * out_stride + i, e / kl.sum(e, axis=0), mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (37, 781), (128, 1024)])
+@pytest.mark.parametrize("programs", [1, 4])
+def test_softmax_of_rows(device, shape, programs):
+    x = torch.randn(shape, device=device)
+    out = torch.empty_like(x)
+    block = next_power_of_2(shape[1])
+    softmax[(programs,)](out, x, x.stride(0), out.stride(0), *shape, BLOCK=block)
+    torch.testing.assert_close(out, torch.softmax(x, 1))
+
+
+@kiln.kernel
+def leaky_relu(x):
+    return kl.where(x >= 0, x, 0.01 * x)
+
+
+@kiln.kernel
+def matmul(
+    a, b, c, M, N, K, sam, sak, sbk, sbn, scm, scn,
+    BM: kl.constexpr, BN: kl.constexpr, BK: kl.constexpr, GROUP: kl.constexpr,
+    ACTIVATION: kl.constexpr,
+):  # fmt: skip
+    pid = kl.program_id(axis=0)
+    rows, columns = kl.cdiv(M, BM), kl.cdiv(N, BN)
+    in_group = GROUP * columns
+    group = pid // in_group
+    first = group * GROUP
+    size = min(rows - first, GROUP)
+    m = first + (pid % in_group) % size
+    n = (pid % in_group) // size
+    am = (m * BM + kl.arange(0, BM)) % M
+    bn = (n * BN + kl.arange(0, BN)) % N
+    k = kl.arange(0, BK)
+    pa = a + (am[:, None] * sam + k[None, :] * sak)
+    pb = b + (k[:, None] * sbk + bn[None, :] * sbn)
+    acc = kl.zeros((BM, BN), dtype=kl.float32)
+    for i in range(0, kl.cdiv(K, BK)):
+        left = kl.load(pa, mask=k[None, :] < K - i * BK, other=0.0)
+        right = kl.load(pb, mask=k[:, None] < K - i * BK, other=0.0)
+        acc = kl.dot(left, right, acc)
+        pa += BK * sak
+        pb += BK * sbk
+    if ACTIVATION == "leaky_relu":
+        acc = leaky_relu(acc)
+    cm = m * BM + kl.arange(0, BM)
+    cn = n * BN + kl.arange(0, BN)
+    pc = c + scm * cm[:, None] + scn * cn[None, :]
+    kl.store(pc, acc, mask=(cm[:, None] < M) & (cn[None, :] < N))
+
+
+@pytest.mark.parametrize("size", [(64, 64, 64), (100, 70, 33), (1, 130, 257)])
+@pytest.mark.parametrize("activation", ["", "leaky_relu"])
+def test_matmul_of_the_tutorials(device, size, activation):
+    m, n, k = size
+    a, b = torch.randn(m, k, device=device), torch.randn(n, k, device=device).t()
+    c = torch.empty(m, n, device=device)
+    grid = lambda meta: (cdiv(m, meta["BM"]) * cdiv(n, meta["BN"]),)  # noqa: E731
+    matmul[grid](
+        a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(),
+        BM=32, BN=32, BK=16, GROUP=4, ACTIVATION=activation,
+    )  # fmt: skip
+    want = a.double() @ b.double()
+    if activation:
+        want = torch.nn.functional.leaky_relu(want, 0.01)
+    torch.testing.assert_close(c.double(), want, rtol=2e-2, atol=2e-2 * k**0.5)
+
+
+@kiln.kernel
+def scaled(x, out, n, BLOCK: kl.constexpr):
+    i = kl.arange(0, BLOCK)
+    kl.store(out + i, kl.load(x + i, mask=i < n) * SCALE, mask=i < n)
+
+
+def test_constants_of_the_module_are_read(device):
+    x, out = torch.arange(8, device=device), torch.zeros(8, dtype=torch.int64, device=device)
+    scaled[(1,)](x, out, 8, BLOCK=8)
+    assert out.tolist() == [3 * i for i in range(8)]
+
+
+def test_an_empty_grid_runs_nothing(device):
+    out = torch.zeros(4, device=device)
+    add[(0,)](out, out, out, 4, BLOCK=4)
+    assert (out == 0).all()
+
+
+def test_arguments_are_checked():
+    x = torch.zeros(4)
+    with pytest.raises(TypeError, match="lacks the argument `out`"):
+        add[(1,)](x, x)
+    with pytest.raises(KeyError, match="no parameter or option `nonsense`"):
+        add[(1,)](x, x, x, 4, BLOCK=4, nonsense=1)
+    with pytest.raises(TypeError, match="one to three sizes"):
+        add[(1, 1, 1, 1)](x, x, x, 4, BLOCK=4)
+    with pytest.raises(RuntimeError, match="launch it over a grid"):
+        add(x, x, x, 4, BLOCK=4)
+    with pytest.raises(RuntimeError, match="is for kernels"):
+        kl.load(x)
+
+
+@kiln.kernel
+def wrong(x, BLOCK: kl.constexpr):
+    i = kl.arange(0, BLOCK)
+    kl.store(x + i, kl.arange(0, 2 * BLOCK))
+
+
+def test_errors_say_where():
+    with pytest.raises(kiln.KilnError, match="test_kernels.py") as e:
+        wrong[(1,)](torch.zeros(8), BLOCK=8)
+    assert "kl.arange(0, 2 * BLOCK)" in str(e.value) and "^" in str(e.value)
+
+
+def test_a_function_without_source_is_refused_at_its_launch():
+    names = {"kl": kl}
+    exec("def f(x):\n    kl.store(x, 1)\n", names)
+    kernel = kiln.kernel(names["f"])
+    with pytest.raises(KernelUnsupported, match="define them in a file"):
+        kernel[(1,)](torch.zeros(1))
