@@ -52,8 +52,7 @@ static GROUPS: [&[Primitive]; 8] = [
 ];
 
 /// Functions that blocks have as methods.
-const METHODS: [&str; 57] = [
-    "T",
+const METHODS: [&str; 56] = [
     "to",
     "cast",
     "broadcast_to",
@@ -123,7 +122,6 @@ pub fn is_method(name: &str) -> bool {
 /// The function that a method calls with the block as its first argument.
 pub fn function_of_method(name: &str) -> &str {
     match name {
-        "T" => "trans",
         "to" => "cast",
         _ => name,
     }

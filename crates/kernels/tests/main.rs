@@ -3,3 +3,4 @@ mod errors;
 mod harness;
 mod kernels;
 mod promotion;
+mod statements;

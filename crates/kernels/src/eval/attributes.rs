@@ -1,12 +1,13 @@
 //! `x.name`: attributes of blocks, types, tuples and modules. What is not known as an attribute of a block is a method.
 use super::Evaluator;
 use crate::error::{Eval, name_error};
+use crate::ops::shape::transpose;
 use crate::primitives;
 use crate::types::{Number, Scalar, TensorType};
 use crate::value::{Tensor, Value};
 
 impl Evaluator<'_> {
-    pub(super) fn attribute(&self, base: &Value, name: &str) -> Eval<Value> {
+    pub(super) fn attribute(&mut self, base: &Value, name: &str) -> Eval<Value> {
         match base {
             Value::Tensor(tensor) => self.tensor_attribute(tensor, name),
             Value::Type(ty) => type_attribute(ty, name),
@@ -44,13 +45,13 @@ impl Evaluator<'_> {
         }
     }
 
-    fn tensor_attribute(&self, tensor: &Tensor, name: &str) -> Eval<Value> {
+    fn tensor_attribute(&mut self, tensor: &Tensor, name: &str) -> Eval<Value> {
         match name {
             "shape" => Ok(sizes(&tensor.ty.shape)),
             "dtype" => Ok(Value::Type(TensorType { scalar: tensor.ty.scalar, shape: vec![] })),
             "type" => Ok(Value::Type(tensor.ty.clone())),
             "numel" => Ok(Value::int(tensor.ty.count() as i128)),
-            "T" | "to" => Ok(method(&Value::Tensor(tensor.clone()), name)),
+            "T" => transpose(&mut self.emit, tensor).map(Value::Tensor),
             _ if primitives::is_method(name) => Ok(method(&Value::Tensor(tensor.clone()), name)),
             _ => Err(no_attribute(&Value::Tensor(tensor.clone()), name)),
         }

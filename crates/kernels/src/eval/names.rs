@@ -60,7 +60,7 @@ impl Evaluator<'_> {
         }
     }
 
-    fn free_name(&self, path: &[String]) -> Eval<Value> {
+    fn free_name(&mut self, path: &[String]) -> Eval<Value> {
         let (mut value, used) = self.longest_bound(path)?;
         for name in &path[used..] {
             value = self.attribute(&value, name)?;
