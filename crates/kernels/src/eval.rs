@@ -50,6 +50,8 @@ pub struct Evaluator<'u> {
 struct Frame {
     function: FunctionId,
     scope: Scope,
+    /// Its variables stay constants.
+    compile_time: bool,
     /// Run-time loops around the statement.
     loops: usize,
 }

@@ -25,6 +25,9 @@ pub struct Function {
     pub column_shift: usize,
     /// The text of the `def` with its decorators, dedented.
     pub source: String,
+    /// A Python function that is computed while compiling (`constexpr_function`): its variables stay constants.
+    #[serde(default)]
+    pub compile_time: bool,
     /// What dotted names mean that are no variables of the function ([`crate::free_names`]). The longest prefix of a
     /// name that is bound counts; what follows it are attributes.
     #[serde(default)]

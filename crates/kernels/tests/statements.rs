@@ -272,6 +272,13 @@ const ROWS: &[Row] = &[
         &[1.0, 2.0, 3.0, 0.0],
     ),
     row("a dtype casts", "tl.store(out, tl.int32(tl.load(x + 3) + 0.5))", &[3.0]),
+    row("a slice of None", "tl.store(out, i[None, None:None:None].shape[1])", &[8.0]),
+    row(
+        "a rounding mode on the same type",
+        "v = tl.load(x + 1)\n    tl.store(out, v.to(tl.float32, fp_downcast_rounding='rtne'))",
+        &[1.0],
+    ),
+    row("next_power_of_2", "tl.store(out, tl.next_power_of_2(C + 2))", &[8.0]),
     row("positions in the grid", "tl.store(out, tl.num_programs(0) * 10 + tl.program_id(0))", &[10.0]),
     row("libdevice", "tl.store(out, libdevice.pow(tl.load(x + 3), tl.load(x + 2)))", &[9.0]),
     row("atomic_add without its result", "tl.atomic_add(out, 1.5)\n    tl.atomic_add(out, 2)", &[3.5]),
@@ -419,4 +426,56 @@ def kernel(out):
     assert_eq!(precision(", allow_tf32=True"), Some(Tf32));
     assert_eq!(precision(", input_precision='ieee'"), Some(Exact));
     assert_eq!(precision(", input_precision='tf32x3'"), Some(Tf32x3));
+}
+
+#[test]
+fn constexpr_functions_are_computed_while_compiling() {
+    let text = "
+def bits(n):
+    count = 0
+    while n > 1:
+        n >>= 1
+        count += 1
+    for k in range(2):
+        if k == 1:
+            return count + k
+    return 0
+
+def kernel(out):
+    i = tl.arange(0, bits(8))
+    tl.store(out + i, i)
+";
+    let mut unit = crate::harness::unit(text, &[]);
+    unit.functions[0].compile_time = true;
+    let signature = kiln_kernels::Signature { arguments: vec![pointer(Number::Float32)] };
+    let program = kiln_kernels::compile(&unit, &signature, &Default::default()).map(|compiled| compiled.program);
+    let text = program.map_or_else(|error| error.to_string(), |program| kiln_block::text::print(&program));
+    assert!(text.contains("i32[4]"), "{text}");
+}
+
+#[test]
+fn helpers_return_from_branches() {
+    let text = "
+def sign(x):
+    if x > 0:
+        return 1
+    if x < 0:
+        return -1
+    return 0
+
+def pair(x, y=2, *rest):
+    return x, y + len(rest)
+
+def kernel(out, n):
+    tl.store(out, sign(n) * 10 + sign(-n))
+    a, b = pair(n)
+    tl.store(out + 1, a * 10 + b)
+    a, b = pair(*(1, 2, 3), n)
+    tl.store(out + 2, a * 10 + b)
+    a, b = pair(y=4, x=n)
+    tl.store(out + 3, a * 10 + b)
+";
+    let arguments = vec![pointer(Number::Float32), scalar(Number::Int32)];
+    let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::F32, 4), buffer(Elem::I32, [5.0])]);
+    assert_eq!(out[0].to_f64(), [9.0, 52.0, 14.0, 54.0]);
 }

@@ -79,7 +79,8 @@ impl Evaluator<'_> {
         }
         let tree = self.tree(id)?;
         let scope = self.bind(id, &tree, arguments)?;
-        self.frames.push(Frame { function: id, scope, loops: 0 });
+        let compile_time = self.function(id)?.compile_time;
+        self.frames.push(Frame { function: id, scope, compile_time, loops: 0 });
         let result = self.deeper(tree.name_span, |evaluator| evaluator.walk(&tree));
         self.frames.pop();
         result.map_err(|error| error.called_from(self.place(span)))
@@ -142,7 +143,7 @@ impl Evaluator<'_> {
                 format!("its parameters are {}", parameter_names(tree)),
             ));
         };
-        self.frames.push(Frame { function: id, scope: Scope::default(), loops: 0 });
+        self.frames.push(Frame { function: id, scope: Scope::default(), compile_time: true, loops: 0 });
         let value = self.expr(default);
         self.frames.pop();
         value
@@ -180,7 +181,7 @@ impl Evaluator<'_> {
             }
             scope.set(&parameter.name, value, parameter.span);
         }
-        self.frames.push(Frame { function: id, scope, loops: 0 });
+        self.frames.push(Frame { function: id, scope, compile_time: false, loops: 0 });
         self.deeper(tree.name_span, |evaluator| evaluator.walk(&tree))?;
         self.frames.pop();
         Ok(origins)

@@ -61,7 +61,7 @@ impl Evaluator<'_> {
             if matches!(named, "range" | "static_range") {
                 let arguments = self.arguments(arguments)?;
                 let bounds = range_bounds(arguments.positional, arguments.named)?;
-                return if named == "range" {
+                return if named == "range" && !self.frame()?.compile_time {
                     Ok(Iteration::RunTime(Box::new(bounds)))
                 } else {
                     unrolled_range(&bounds)
@@ -83,11 +83,40 @@ impl Evaluator<'_> {
                 ExprKind::Name(name) => self.frame_mut()?.scope.set(name, value, target.span),
                 _ => self.assign_to(target, value)?,
             }
+            if self.frame()?.compile_time {
+                match self.block(body, None)? {
+                    Flow::Next => continue,
+                    returned => return Ok(returned),
+                }
+            }
             self.frame_mut()?.loops += 1;
             self.block(body, None)?;
             self.frame_mut()?.loops -= 1;
         }
         Ok(Flow::Next)
+    }
+
+    /// A `while` whose condition and variables are known while compiling.
+    fn known_while(&mut self, test: &Expr, body: &[Stmt]) -> Eval<Flow> {
+        for _ in 0..MAX_UNROLLED {
+            match self.condition(test)? {
+                Condition::Known(true) => {}
+                Condition::Known(false) => return Ok(Flow::Next),
+                Condition::RunTime(_) => {
+                    return Err(type_error(
+                        "the condition of a compile-time loop is known only at run time",
+                        "a constexpr function works on constants",
+                    ));
+                }
+            }
+            if let returned @ Flow::Returned(_) = self.block(body, None)? {
+                return Ok(returned);
+            }
+        }
+        Err(unsupported(
+            format!("a compile-time loop runs more than {MAX_UNROLLED} times"),
+            "check that its condition becomes false",
+        ))
     }
 
     fn run_time_for(
@@ -227,9 +256,12 @@ impl Evaluator<'_> {
     }
 
     /// Tested ahead of the first iteration and at the end of each.
-    pub(super) fn while_statement(&mut self, test: &Expr, body: &[Stmt]) -> Eval<()> {
+    pub(super) fn while_statement(&mut self, test: &Expr, body: &[Stmt]) -> Eval<Flow> {
+        if self.frame()?.compile_time {
+            return self.known_while(test, body);
+        }
         let runs = match self.condition(test)? {
-            Condition::Known(false) => return Ok(()),
+            Condition::Known(false) => return Ok(Flow::Next),
             Condition::Known(true) => None,
             Condition::RunTime(condition) => Some(condition),
         };
@@ -255,7 +287,8 @@ impl Evaluator<'_> {
             let initial: Vec<Tensor> = handed_on.into_iter().map(|carried| carried.initial).collect();
             last = self.emit.if_else(&condition, [(ran, last), (skipped, initial)])?;
         }
-        self.after_loop(before, &carried, last)
+        self.after_loop(before, &carried, last)?;
+        Ok(Flow::Next)
     }
 }
 

@@ -3,8 +3,9 @@
 use super::Evaluator;
 use crate::error::{Eval, internal, type_error};
 use crate::ops::convert::{scalar_constant, to_tensor};
+use crate::ops::shape::full;
 use crate::types::TensorType;
-use crate::value::{BlockPointer, Descriptor, Tensor, Tuple, Value};
+use crate::value::{BlockPointer, Constant, Descriptor, Tensor, Tuple, Value};
 use std::rc::Rc;
 
 /// The run-time values in a value, in order.
@@ -90,6 +91,9 @@ pub fn alike(a: &Value, b: &Value) -> Result<(), String> {
 impl Evaluator<'_> {
     /// The value that assignment gives a variable: numbers become run-time values, in tuples too.
     pub(super) fn run_time(&mut self, value: Value) -> Eval<Value> {
+        if self.frame()?.compile_time {
+            return Ok(value);
+        }
         match value {
             Value::Constant(ref constant) if crate::ops::arithmetic::is_number(constant) => {
                 to_tensor(&mut self.emit, &value).map(Value::Tensor)
@@ -105,6 +109,10 @@ impl Evaluator<'_> {
     /// A returned value in the form of another: constants become run-time values of its type.
     pub(super) fn in_form_of(&mut self, value: &Value, other: &Value) -> Eval<Value> {
         match (value, other) {
+            // A side that returns nothing gives zeros.
+            (Value::Constant(Constant::None), Value::Tensor(tensor)) if !tensor.is_pointer() => {
+                full(&mut self.emit, &Value::int(0), &tensor.ty).map(Value::Tensor)
+            }
             (Value::Constant(constant), Value::Tensor(tensor)) => {
                 let number = tensor.number()?;
                 scalar_constant(&mut self.emit, constant, number).map(Value::Tensor)

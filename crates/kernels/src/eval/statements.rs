@@ -41,7 +41,7 @@ impl Evaluator<'_> {
             }
             StmtKind::While { test, body, has_else } => {
                 self.refuse_else(*has_else)?;
-                self.while_statement(test, body)?;
+                return self.while_statement(test, body);
             }
             StmtKind::With { items, body } => return self.with_statement(items, body),
             StmtKind::Return(value) => {

@@ -14,7 +14,7 @@ impl Evaluator<'_> {
                 Ok(Value::tuple(values))
             }
             ExprKind::Slice { lower, upper, step } => {
-                if let Some(step) = step {
+                if let Some(step) = step.as_ref().filter(|step| step.kind != ExprKind::None) {
                     let error = unsupported("a slice with a step is not supported", "take the elements one by one");
                     return Err(self.located(error, step.span));
                 }

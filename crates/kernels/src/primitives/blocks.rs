@@ -16,8 +16,8 @@ pub const TABLE: &[Primitive] = &[
     row("broadcast", "input, other", broadcast_pair),
     row("broadcast_to", "input, *shape", broadcast_to),
     row("expand_dims", "input, axis", expand_dims),
-    row("reshape", "input, *shape", reshape),
-    row("view", "input, *shape", reshape),
+    row("reshape", "input, *shape, can_reorder=False", reshape),
+    row("view", "input, *shape, can_reorder=False", reshape),
     row("permute", "input, *dims", permute),
     row("trans", "input, *dims", permute),
     row("join", "a, b", join),
@@ -44,7 +44,7 @@ pub const TABLE: &[Primitive] = &[
         "input, other, acc=None, input_precision=None, allow_tf32=None, max_num_imprecise_acc=None, out_dtype=None",
         dot_blocks,
     ),
-    row("map_elementwise", "scalar_fn, *args", map_elementwise),
+    row("map_elementwise", "scalar_fn, *args, pack=1", map_elementwise),
     row("gather", "src, index, axis", |_, _| {
         Err(unsupported("gather is not supported yet", "load the elements from memory by a block of offsets"))
     }),
@@ -85,6 +85,9 @@ fn cast_value(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let x = tensor(walk, &arguments[0])?;
     if known_flag("bitcast", &arguments[3])? {
         return bitcast(walk.emit(), &x, to).map(Value::Tensor);
+    }
+    if x.ty.scalar == to {
+        return Ok(Value::Tensor(x));
     }
     let narrows = match (x.ty.scalar, to) {
         (Scalar::Number(from), Scalar::Number(to)) => from.is_float() && to.is_float() && to.bits() < from.bits(),

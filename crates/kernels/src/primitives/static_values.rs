@@ -19,6 +19,8 @@ pub const TABLE: &[Primitive] = &[
     row("tensor_descriptor", "value", |_, _| Err(no_constructor("tensor_descriptor"))),
     row("range", "start, end=None, step=1", |_, _| Err(only_in_for("range"))),
     row("static_range", "start, end=None, step=1", |_, _| Err(only_in_for("static_range"))),
+    row("condition", "arg1, disable_licm=False", |_, a| Ok(a[0].clone())),
+    row("next_power_of_2", "n", next_power_of_two),
     row("_exact_log2", "n", exact_log2),
     row("get_int_dtype", "bitwidth, signed", int_dtype),
 ];
@@ -74,6 +76,14 @@ fn no_constructor(name: &str) -> Box<KernelError> {
 
 fn only_in_for(name: &str) -> Box<KernelError> {
     unsupported(format!("`{name}` stands only in `for`"), format!("write `for i in {name}(n):`"))
+}
+
+fn next_power_of_two(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let value = known_int("n", &arguments[0])?;
+    match u64::try_from(value.max(1)).ok().and_then(u64::checked_next_power_of_two) {
+        Some(power) => Ok(Value::int(i128::from(power))),
+        None => Err(value_error(format!("there is no next power of two of {value}"), "take a smaller number")),
+    }
 }
 
 fn exact_log2(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
