@@ -214,6 +214,11 @@ impl Builder {
         }
         cast
     }
+    /// The same bits as another type of the operand's shape.
+    pub fn bitcast(&mut self, v: Value, to: &Type) -> Value {
+        let shape = self.shape(v);
+        self.one(Op::Bitcast, &[v], to.with_shape(shape))
+    }
     /// Pointer and offset are broadcast to each other.
     pub fn ptr_add(&mut self, p: Value, offset: Value) -> Value {
         let (p, offset) = self.together(p, offset);
@@ -315,7 +320,7 @@ impl Builder {
         body: impl FnOnce(&mut Builder, Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
-        let params: Vec<Type> = std::iter::once(Type::scalar(Elem::I32)).chain(types.iter().cloned()).collect();
+        let params: Vec<Type> = std::iter::once(self.ty(lo).clone()).chain(types.iter().cloned()).collect();
         let region = self.region(&params, |b, params| body(b, params[0], &params[1..]));
         let args: Vec<Value> = [lo, hi, step].into_iter().chain(carried.iter().copied()).collect();
         self.inst(Op::For, &args, &types, vec![region])
@@ -328,6 +333,37 @@ impl Builder {
             [vec![more], next].concat()
         });
         self.inst(Op::While, carried, &[], vec![region]);
+    }
+    /// The same for carried values of any types; gives the last ones.
+    pub fn repeat_while(
+        &mut self,
+        carried: &[Value],
+        body: impl FnOnce(&mut Builder, &[Value]) -> (Value, Vec<Value>),
+    ) -> Vec<Value> {
+        self.while_loop(carried, body);
+        // The instruction was appended last.
+        let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
+        let results: Vec<Value> = types.into_iter().map(|t| self.kernel.new_value(t)).collect();
+        if let Some(i) = self.open.last().and_then(|r| r.insts.last()).copied() {
+            self.kernel.inst_mut(i).results = results.clone();
+        }
+        results
+    }
+    /// `if condition { then } else { otherwise }`: both give values of the same types.
+    pub fn if_else(
+        &mut self,
+        condition: Value,
+        then: impl FnOnce(&mut Builder) -> Vec<Value>,
+        otherwise: impl FnOnce(&mut Builder) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let mut types = vec![];
+        let then = self.region(&[], |b, _| {
+            let values = then(b);
+            types = values.iter().map(|v| b.ty(*v).clone()).collect();
+            values
+        });
+        let otherwise = self.region(&[], |b, _| otherwise(b));
+        self.inst(Op::If, &[condition], &types, vec![then, otherwise])
     }
     /// A region with these parameters that holds what `body` emits and ends in a `yield` of what `body` returns.
     fn region(&mut self, params: &[Type], body: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>) -> Region {

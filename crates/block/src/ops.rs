@@ -255,6 +255,9 @@ pub enum Op {
     Select,
     /// Value conversion: rounds to nearest even; float to integer truncates and saturates; to bool: nonzero.
     Cast(Elem),
+    /// The same bits as another type of as many: of an element to another, of a pointer to a pointer or an i64 (its
+    /// address in bytes), of an i64 to a pointer.
+    Bitcast,
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
     /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
@@ -296,12 +299,13 @@ pub enum Op {
         precision: DotPrecision,
         terms: Terms,
     },
-    /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region:
-    /// its parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last
-    /// ones.
+    /// Lower bound, upper bound, step (scalars of one type, i32 or i64; step > 0), then initial values of the carried
+    /// values. One region: its parameters are the index and the carried values; it ends in `yield` of their next
+    /// values. Results: the last ones; the initial ones if the lower bound is not below the upper one.
     For,
-    /// Initial values of the carried scalars (i32). One region, whose parameters are the carried scalars; it ends in
-    /// `yield` of a condition and their next values, and runs again as long as the condition holds. No results.
+    /// Initial values of the carried values. One region, whose parameters are the carried values; it ends in `yield` of
+    /// a condition and their next values, and runs again as long as the condition holds. Results: the last ones; may be
+    /// left out if all are i32 scalars.
     While,
     /// Condition (bool scalar). Two regions (then, else), without parameters; results are what they yield.
     If,

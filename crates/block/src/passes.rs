@@ -106,6 +106,7 @@ fn is_pure(op: &Op) -> bool {
             | Op::Cmp(_)
             | Op::Select
             | Op::Cast(_)
+            | Op::Bitcast
             | Op::PtrAdd
             | Op::Reduce { .. }
             | Op::Scan { .. }

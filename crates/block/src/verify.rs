@@ -274,10 +274,12 @@ impl Verifier<'_> {
     }
     /// Passes facts from a loop's initial values to its region's parameters.
     fn enter(&mut self, data: &InstData, region: usize) {
-        if data.op != Op::For {
-            return;
-        }
-        for (v, init) in data.regions[region].params.iter().skip(1).zip(data.args.iter().skip(3)) {
+        let (carried, initial) = match data.op {
+            Op::For => (1, 3),
+            Op::While => (0, 0),
+            _ => return,
+        };
+        for (v, init) in data.regions[region].params.iter().skip(carried).zip(data.args.iter().skip(initial)) {
             if let Some(root) = self.facts.roots.get(init).cloned() {
                 self.facts.roots.insert(*v, root);
             }
@@ -291,6 +293,7 @@ impl Verifier<'_> {
         }
         let from: Vec<Option<Value>> = match &data.op {
             Op::For => data.args.iter().skip(3).map(|v| Some(*v)).collect(),
+            Op::While => data.args.iter().map(|v| Some(*v)).collect(),
             Op::If => {
                 let yields = data.regions.iter().filter_map(|r| r.insts.last()).map(|i| &self.k.inst(*i).args);
                 yields.fold(vec![None; data.results.len()], |all, args| {

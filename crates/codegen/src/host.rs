@@ -5,6 +5,7 @@
 //! ([`eval`]). The code is LLVM text ([`text`]) that is vectorised as it is written; LLVM only cleans it up and
 //! allocates registers ([`jit`]).
 //! Never: threads (the caller splits the grid), lower-level ops of the block IR.
+mod control;
 mod demand;
 mod dot;
 mod eval;
@@ -16,6 +17,7 @@ mod math;
 mod memory;
 mod nest;
 mod ops;
+mod pointers;
 mod prefetch;
 mod program;
 mod reduce;

@@ -6,6 +6,7 @@ mod host_math;
 mod host_nests;
 mod host_ops;
 mod host_random;
+mod launch_control;
 mod launch_values;
 mod nvptx_common;
 mod nvptx_ptxas;

@@ -19,10 +19,10 @@ impl Analysis {
         let number = |f: &Option<Affine>| f.as_ref().and_then(Affine::as_constant);
         let extreme = |f: &Option<Affine>| f.as_ref().and_then(|f| self.range(f, &[]));
         if let (Some((l, _)), Some((_, h))) = (extreme(&flo), extreme(&fhi)) {
-            let last = (h - 1).max(l);
+            let last = h.saturating_sub(1).max(l);
             // With a constant start and step the last value is a whole number of steps from the start.
             let step = number(&flo).and(number(&fstep)).filter(|s| *s > 0).unwrap_or(1);
-            self.ranges.insert(*index, (l, l + (last - l) / step * step));
+            self.ranges.insert(*index, (l, l.saturating_add(last.saturating_sub(l) / step * step)));
         }
         self.divisors.insert(*index, self.divisor(*lo).min(self.divisor(*step)));
         self.forms.insert(*index, Affine::scalar(*index));

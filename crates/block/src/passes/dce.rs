@@ -75,7 +75,8 @@ impl Dce {
             }
             let mut effect = !is_silent(&data.op);
             if data.op == Op::While {
-                // Another iteration may depend on all that one yields.
+                // Another iteration may depend on all that one yields; the loop may not end.
+                effect = true;
                 self.effects.extend(data.regions.iter().filter_map(|r| r.insts.last()));
             }
             for inner in &data.regions {

@@ -145,7 +145,7 @@ impl Folder<'_> {
             _ => None,
         };
         let (lo, hi, step) = (number(data.args[0])?, number(data.args[1])?, number(data.args[2])?);
-        (step > 0).then(|| ((hi - lo).max(0) as u64).div_ceil(step as u64))
+        (step > 0).then(|| (hi.saturating_sub(lo).max(0) as u64).div_ceil(step as u64))
     }
     fn simplify(&self, data: &InstData) -> Option<To> {
         let constant = |n: usize| data.args.get(n).and_then(|v| self.consts.get(v)).copied();
@@ -169,6 +169,7 @@ impl Folder<'_> {
                 Some(c) => cast(c, *to).map(To::Const),
                 None => None,
             },
+            Op::Bitcast => (ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0))),
             Op::Unary(op) => match (constant(0)?, op) {
                 (Const::Int(x), _) => Some(To::Const(Const::Int(numbers::unary(*op, ty(arg(0)).elem()?, x)?))),
                 (Const::Bool(x), UnaryOp::Not) => Some(To::Const(Const::Bool(!x))),

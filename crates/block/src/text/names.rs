@@ -81,6 +81,7 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("broadcast", Op::Broadcast),
     ("reshape", Op::Reshape),
     ("select", Op::Select),
+    ("bitcast", Op::Bitcast),
     ("ptr_add", Op::PtrAdd),
     ("load", Op::Load(LoadMode::Vectors, CachePolicy::Normal)),
     ("load_apart", Op::Load(LoadMode::Apart, CachePolicy::Normal)),

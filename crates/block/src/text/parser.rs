@@ -280,6 +280,7 @@ impl Parser {
             "while" => {
                 let mut args = vec![];
                 let carried = self.carried(&mut args)?;
+                types = Some(self.loop_types(results.len(), &carried)?);
                 regions.push(self.loop_region(depth, carried)?);
                 (Op::While, args)
             }
@@ -342,13 +343,22 @@ impl Parser {
         self.expect_word("step")?;
         args.push(self.operand()?);
         let carried = self.carried(&mut args)?;
-        let given = match self.is(":") {
-            true => self.result_types(results)?,
-            false if results == carried.len() => carried.iter().map(|c| c.1.clone()).collect(),
+        let given = match carried.len() == results || self.is(":") {
+            true => self.loop_types(results, &carried)?,
             false => return self.fail(format!("the loop carries {} values and has {results} results", carried.len())),
         };
         let params = std::iter::once((index, (index_type, index_layout))).chain(carried).collect();
         Ok((args, self.loop_region(depth, params)?, given))
+    }
+    /// Types of a loop's results: as written, else those of what it carries.
+    fn loop_types(&mut self, results: usize, carried: &[Carried]) -> Result<Vec<(Type, Option<Layout>)>> {
+        match self.is(":") {
+            true => self.result_types(results),
+            false if results == 0 || results == carried.len() => {
+                Ok(carried.iter().take(results).map(|c| c.1.clone()).collect())
+            }
+            false => self.fail(format!("the loop carries {} values and has {results} results", carried.len())),
+        }
     }
     /// What a loop carries, if anything: names and types. The initial values are added to `args`.
     fn carried(&mut self, args: &mut Vec<Value>) -> Result<Vec<Carried>> {

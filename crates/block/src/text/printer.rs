@@ -170,7 +170,8 @@ impl<'a> Printer<'a> {
             return s + &text;
         }
         if let (Op::While, [region]) = (&data.op, &data.regions[..]) {
-            return format!("{s}while{}", self.carried(&region.params, &data.args).unwrap_or_default());
+            let with = self.carried(&region.params, &data.args).unwrap_or_default();
+            return s + "while" + &with + &self.result_types(data, &region.params);
         }
         let (op, after) = op_text(&data.op);
         s += &op;
@@ -195,11 +196,13 @@ impl<'a> Printer<'a> {
             ty if ty == "i32" => n(index),
             ty => format!("{} : {ty}", n(index)),
         };
-        let mut s = format!("for {index} in {}..{} step {}{with}", n(lo), n(hi), n(step));
-        if self.types(&data.results) != self.types(carried) {
-            _ = write!(s, " : {}", self.types(&data.results));
-        }
-        Some(s)
+        let results = self.result_types(data, carried);
+        Some(format!("for {index} in {}..{} step {}{with}{results}", n(lo), n(hi), n(step)))
+    }
+    /// Types of a loop's results, if they are not those of what it carries.
+    fn result_types(&self, data: &InstData, carried: &[Value]) -> String {
+        let types = self.types(&data.results);
+        if data.results.is_empty() || types == self.types(carried) { String::new() } else { format!(" : {types}") }
     }
     /// Carried values of a loop with their initial values; `None` if they are not as many.
     fn carried(&self, carried: &[Value], init: &[Value]) -> Option<String> {

@@ -17,7 +17,9 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Part { .. }
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&op),
-        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
+        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast | Op::PtrAdd => {
+            pointwise(&op)
+        }
         Op::Load(..) | Op::Store(_) | Op::Atomic(_) => pointers(&op),
         Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => records(&op),
         Op::TileLoad | Op::TileStore => tiles(&op),
@@ -161,6 +163,10 @@ fn pointwise(s: &Checked) -> Rule {
             s.arity(1, 1, 1)?;
             let (_, shape) = block("the operand", s.ty(0))?;
             same("the result", s.out(), &Type::block(*to, shape))
+        }
+        Op::Bitcast => {
+            s.arity(1, 1, 1)?;
+            bitcast(s.ty(0), s.out())
         }
         Op::PtrAdd => {
             s.arity(2, 2, 1)?;
@@ -358,6 +364,23 @@ fn constant(c: Const, elem: Elem) -> Rule {
     })
 }
 
+/// Types of as many bits and one shape.
+fn bitcast(from: &Type, to: &Type) -> Rule {
+    held("the operand", from)?;
+    held("the result", to)?;
+    let bits = |ty: &Type| match ty {
+        Type::Block { elem: Elem::Bool, .. } => 1,
+        Type::Block { elem, .. } => 8 * elem.bytes(),
+        _ => 64,
+    };
+    let is_pointer = |ty: &Type| matches!(ty, Type::Ptr { .. });
+    let fits = |ty: &Type| is_pointer(ty) || ty.elem() == Some(Elem::I64);
+    let pointers = !is_pointer(from) && !is_pointer(to) || fits(from) && fits(to);
+    ensure(from.shape() == to.shape() && bits(from) == bits(to) && pointers, || {
+        format!("{from} has not the bits of {to}; a type of as many bits is needed, for pointers a pointer or i64")
+    })
+}
+
 fn unary(op: UnaryOp, ty: &Type, out: &Type) -> Rule {
     let (elem, shape) = block("the operand", ty)?;
     let fits = match op {
@@ -411,9 +434,10 @@ fn carried(name: &str, ty: &Type) -> Rule {
 fn for_loop(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     let n = data.results.len();
     count("operands", data.args.len(), 3 + n, 3 + n)?;
-    for (v, name) in data.args[..3].iter().zip(["the lower bound", "the upper bound", "the step"]) {
-        scalar_i32(name, k.ty(*v))?;
-    }
+    let index = k.ty(data.args[0]);
+    ensure(is_index(index), || format!("the lower bound is {index}; an i32 or i64 scalar is needed"))?;
+    same("the upper bound", k.ty(data.args[1]), index)?;
+    same("the step", k.ty(data.args[2]), index)?;
     ensure(facts.constants.get(&data.args[2]).is_none_or(|s| *s > 0), || "the step must be positive".into())?;
     count("regions", data.regions.len(), 1, 1)?;
     let params = &data.regions[0].params;
@@ -421,7 +445,7 @@ fn for_loop(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     if let Some(v) = params.iter().find(|v| v.0 as usize >= k.values.len()) {
         return Err(format!("{v} does not exist"));
     }
-    scalar_i32("the index", k.ty(params[0]))?;
+    same("the index", k.ty(params[0]), index)?;
     for i in 0..n {
         let ty = k.ty(data.results[i]);
         carried("a carried value", ty)?;
@@ -431,15 +455,31 @@ fn for_loop(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
     Ok(())
 }
 
+fn is_index(ty: &Type) -> bool {
+    ty.is_scalar() && matches!(ty, Type::Block { elem: Elem::I32 | Elem::I64, .. })
+}
+
 fn while_loop(k: &BlockProgram, data: &InstData) -> Rule {
-    count("results", data.results.len(), 0, 0)?;
+    let least = if data.results.is_empty() { 0 } else { data.args.len() };
+    count("results", data.results.len(), least, data.args.len())?;
     count("regions", data.regions.len(), 1, 1)?;
     let params = &data.regions[0].params;
     count("parameters of the region", params.len(), data.args.len(), data.args.len())?;
     if let Some(v) = params.iter().find(|v| v.0 as usize >= k.values.len()) {
         return Err(format!("{v} does not exist"));
     }
-    data.args.iter().chain(params).try_for_each(|v| scalar_i32("a carried value", k.ty(*v)))
+    if data.results.is_empty() {
+        return data.args.iter().chain(params).try_for_each(|v| {
+            scalar_i32("a carried value", k.ty(*v)).map_err(|e| format!("{e} in a loop without results"))
+        });
+    }
+    for ((init, param), result) in data.args.iter().zip(params).zip(&data.results) {
+        let ty = k.ty(*result);
+        held("a carried value", ty)?;
+        same("an initial value", k.ty(*init), ty)?;
+        same("a parameter of the region", k.ty(*param), ty)?;
+    }
+    Ok(())
 }
 
 pub fn yields(k: &BlockProgram, data: &InstData, owner: &InstData) -> Rule {
@@ -449,7 +489,8 @@ pub fn yields(k: &BlockProgram, data: &InstData, owner: &InstData) -> Rule {
         let wanted = 1 + owner.args.len();
         count("yielded values", data.args.len(), wanted, wanted)?;
         same("the condition", k.ty(data.args[0]), &Type::scalar(Elem::Bool))?;
-        return data.args[1..].iter().try_for_each(|v| scalar_i32("a yielded value", k.ty(*v)));
+        let carried = data.args[1..].iter().zip(&owner.args);
+        return carried.into_iter().try_for_each(|(v, init)| same("a yielded value", k.ty(*v), k.ty(*init)));
     }
     let wanted = owner.results.len();
     count("yielded values", data.args.len(), wanted, wanted)?;

@@ -24,7 +24,12 @@ pub(super) struct Demand {
     /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
+    /// Parameters whose memory no other pointer reaches, if that is not so of all.
+    separate: Option<BTreeSet<Value>>,
 }
+
+/// The root of all pointers that may reach each other's memory.
+const ANYWHERE: Value = Value(u32::MAX);
 
 /// A value that costs more vector instructions than this to recompute is kept in a buffer.
 const KEEP_COST: u32 = 8;
@@ -46,7 +51,7 @@ fn own_cost(op: &Op) -> u32 {
         },
         Op::Binary(B::Div) => 6,
         Op::Binary(B::Rem | B::Pow | B::Atan2) => 200,
-        Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => 1,
+        Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => 1,
         _ => 0,
     }
 }
@@ -61,14 +66,34 @@ pub(super) fn forces(op: &Op) -> bool {
             | Op::Scan { .. }
             | Op::Dot { .. }
             | Op::For
+            | Op::While
             | Op::If
             | Op::Yield
     )
 }
 
+/// Whether `next` is `carried`, moved.
+fn grows(k: &BlockProgram, mut next: Value, carried: Value) -> bool {
+    loop {
+        if next == carried {
+            return true;
+        }
+        let made = k.insts.iter().find(|d| d.op == Op::PtrAdd && d.results.contains(&next));
+        match made.and_then(|d| d.args.first()) {
+            Some(from) => next = *from,
+            None => return false,
+        }
+    }
+}
+
 impl Demand {
     pub fn of(k: &BlockProgram) -> Demand {
         let mut d = Demand::default();
+        // Lowering gives each parameter memory of its own; a caller may pass one tensor twice.
+        if k.has_launch_values() {
+            let separate = k.params.iter().filter(|p| p.readonly || p.facts.noalias).map(|p| p.value);
+            d.separate = Some(separate.collect());
+        }
         let mut order = vec![];
         d.number(k, &k.body, &[], &mut order);
         for &i in &order {
@@ -107,7 +132,7 @@ impl Demand {
                 Op::Check { .. } => inst.args.get(3).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
                 Op::Reduce { op, .. } => self.reduced(k, *op, a),
                 Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
-                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => own.clone(),
+                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => own.clone(),
                 _ => BTreeSet::new(),
             };
             match self.within.get_mut(&a) {
@@ -164,21 +189,34 @@ impl Demand {
         let inst = k.inst(i);
         if let Op::For = inst.op {
             let inner = inst.regions.first().map(|r| r.params.iter().skip(1)).into_iter().flatten();
-            for ((p, r), init) in inner.zip(&inst.results).zip(inst.args.iter().skip(3)) {
-                let root = self.root(*init);
-                self.roots.insert(*p, root);
-                self.roots.insert(*r, root);
+            let next = inst.regions.first().and_then(|r| r.insts.last()).map_or(&[][..], |y| &k.inst(*y).args);
+            for (n, ((p, r), init)) in inner.zip(&inst.results).zip(inst.args.iter().skip(3)).enumerate() {
+                if self.separate.is_none() || next.get(n).is_some_and(|next| grows(k, *next, *p)) {
+                    let root = self.first(*init);
+                    self.roots.insert(*p, root);
+                    self.roots.insert(*r, root);
+                }
             }
+            return;
+        }
+        let moves = matches!(inst.op, Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape);
+        if self.separate.is_some() && !moves && !matches!(inst.op, Op::Permute(_)) {
             return;
         }
         if let (Some(&r), Some(&a)) = (inst.results.first(), inst.args.first())
             && matches!(k.ty(r), Type::Ptr { .. })
         {
-            self.roots.insert(r, self.root(a));
+            self.roots.insert(r, self.first(a));
         }
     }
-    pub fn root(&self, p: Value) -> Value {
+    /// The parameter, or other first pointer, that a pointer comes from.
+    fn first(&self, p: Value) -> Value {
         self.roots.get(&p).copied().unwrap_or(p)
+    }
+    /// What stands for the memory that a pointer reaches: pointers of different roots reach none of each other's.
+    pub fn root(&self, p: Value) -> Value {
+        let first = self.first(p);
+        if self.separate.as_ref().is_none_or(|s| s.contains(&first)) { first } else { ANYWHERE }
     }
     fn loops(&self, i: Inst) -> &[Inst] {
         self.place.get(&i).map_or(&[], |p| &p.1)

@@ -23,6 +23,8 @@ pub(super) enum Place {
     /// A scalar.
     Reg(Val),
     Buffer(Buffer),
+    /// A block of pointers to such elements, as addresses.
+    Addresses(Buffer, Elem),
     /// Computed by its instruction where it is used.
     Virtual(Inst),
     /// A loop-carried value that grows by the same amount per iteration: initial value + iteration * step.
@@ -31,6 +33,16 @@ pub(super) enum Place {
         step: Value,
         turn: Num,
     },
+}
+
+impl Place {
+    /// A block in scratch memory; of pointers, if it has a pointee.
+    pub fn of_buffer(buffer: Buffer, pointee: Option<Elem>) -> Place {
+        match pointee {
+            Some(elem) => Place::Addresses(buffer, elem),
+            None => Place::Buffer(buffer),
+        }
+    }
 }
 
 impl Emit<'_> {
@@ -56,6 +68,11 @@ impl Emit<'_> {
             Some(Place::Buffer(b)) => {
                 let off = self.linear(&b.shape, at);
                 self.read(b.elem, Store::Scratch, &b.ptr, &off, Guard::default())
+            }
+            Some(Place::Addresses(b, elem)) => {
+                let off = self.linear(&b.shape, at);
+                let address = self.read(Elem::I64, Store::Scratch, &b.ptr, &off, Guard::default())?;
+                Ok(self.pointer_to(elem, &address))
             }
             Some(Place::Virtual(i)) => self.compute_inst(i, at),
             Some(Place::Induction { init, step, turn }) => {
@@ -212,6 +229,10 @@ impl Emit<'_> {
             Op::Cast(to) => {
                 let x = self.eval(arg(0)?, at)?;
                 self.cast(&x, *to)
+            }
+            Op::Bitcast => {
+                let x = self.eval(arg(0)?, at)?;
+                self.bitcast(&x, kernel.ty(result))
             }
             Op::PtrAdd => {
                 let (p, o) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?);

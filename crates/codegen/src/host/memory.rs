@@ -53,7 +53,7 @@ struct Run {
 
 impl Emit<'_> {
     /// Memory to register.
-    fn unpack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
+    pub fn unpack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
         let (i16s, i32s, f) = (vector("i16", n), vector("i32", n), vector("float", n));
         Ok(match (e, kind) {
             (Elem::Bool, _) => self.text.emit(d, format!("icmp ne {} {x}, {}", vector("i8", n), literal("i8", n, "0"))),
@@ -78,7 +78,7 @@ impl Emit<'_> {
         })
     }
     /// Register to memory; half types hold rounded values already.
-    fn pack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
+    pub fn pack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
         let (i16s, i32s, f) = (vector("i16", n), vector("i32", n), vector("float", n));
         Ok(match (e, kind) {
             (Elem::Bool, _) => self.text.emit(d, format!("zext {} {x} to {}", vector("i1", n), vector("i8", n))),

@@ -89,7 +89,14 @@ impl Emit<'_> {
                 }
                 let keeps = matches!(
                     inst.op,
-                    Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load(..)
+                    Op::Unary(_)
+                        | Op::Binary(_)
+                        | Op::Cmp(_)
+                        | Op::Select
+                        | Op::Cast(_)
+                        | Op::Bitcast
+                        | Op::PtrAdd
+                        | Op::Load(..)
                 );
                 return inst.args.iter().all(|a| self.available(*a, identity && keeps, seen, reads));
             }
@@ -361,7 +368,7 @@ impl Emit<'_> {
         let inst = self.kernel.inst(*i);
         match &inst.op {
             Op::Load(..) => masks.extend(inst.args.get(1)),
-            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => {
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => {
                 for a in &inst.args {
                     self.masks_of(*a, masks, seen);
                 }
@@ -392,6 +399,7 @@ impl Emit<'_> {
                 }
                 Sink::Keep { value, buffer, .. } => {
                     let v = self.eval(*value, at)?;
+                    let v = if let Form::Ptr(..) = v.form { self.address(&v)? } else { v };
                     let off = self.linear(&buffer.shape, at);
                     self.write(Store::Scratch, &buffer.ptr, &off, &v, None)?;
                 }

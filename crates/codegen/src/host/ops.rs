@@ -284,7 +284,7 @@ impl Emit<'_> {
             return Ok(a.clone());
         }
         if matches!(a.form, Form::Ptr(..)) {
-            return Err("a choice between pointers".into());
+            return self.select_pointer(c, a, b);
         }
         let d = a.depth.max(b.depth).max(c.depth);
         let t = reg(a.elem);

@@ -56,7 +56,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(body);
         self.scratch.unknown();
         self.wrote |= self.writes(region);
-        let index = self.e.b.build_phi(self.e.i32(), "i")?;
+        let index = self.e.b.build_phi(first.get_type(), "i")?;
         let div = |i: &Index<'c>| i.div.min(if i.off == 0 { 1 << 40 } else { 1 << i.off.trailing_zeros() });
         let least = lo.lo.saturating_add(lo.off);
         let most = hi.hi.saturating_add(hi.off).saturating_sub(1).max(least);
@@ -66,7 +66,7 @@ impl<'c> Gen<'c, '_> {
             lo: least,
             hi: most,
             off: 0,
-            bits: 32,
+            bits: lo.bits,
             of: None,
         };
         self.set(region.params[0], vec![Reg::Int(i)]);
@@ -84,7 +84,7 @@ impl<'c> Gen<'c, '_> {
         let parity = |t: PhiValue<'c>| self.e.and(int(t.as_basic_value())?, self.e.int(1));
         let outer = std::mem::replace(&mut self.blocks.turn, turn.map(parity).transpose()?);
         self.blocks.repeats += 1;
-        self.turn = Some(index.as_basic_value());
+        self.turn = Some(index.as_basic_value()).filter(|_| lo.bits == 32);
         self.region(region)?;
         self.turn = None;
         self.blocks.repeats -= 1;
@@ -92,12 +92,19 @@ impl<'c> Gen<'c, '_> {
         let next = self.yielded(region, Self::carried)?;
         let latch = self.block()?;
         let now = int(index.as_basic_value())?;
-        let stepped = self.e.b.build_int_nsw_add(now, stride, "")?;
+        // With bounds of the launch the sum may be past the largest number: less than a step is left then.
+        let (stepped, left) = match self.k.has_launch_values() {
+            true => (self.e.add(now, stride)?, Some(self.e.sub(last, now)?)),
+            false => (self.e.b.build_int_nsw_add(now, stride, "")?, None),
+        };
         if let Some(turn) = turn {
             let next = self.e.add(int(turn.as_basic_value())?, self.e.int(1))?;
             turn.add_incoming(&[(&self.e.int(0), before), (&next, latch)]);
         }
-        let more = self.e.icmp(inkwell::IntPredicate::SLT, stepped, last)?;
+        let more = match left {
+            Some(left) => self.e.icmp(IntPredicate::ULT, stride, left)?,
+            None => self.e.icmp(IntPredicate::SLT, stepped, last)?,
+        };
         self.e.b.build_conditional_branch(more, body, after)?;
         index.add_incoming(&[(&first, before), (&stepped, latch)]);
         for ((phis, start), next) in phis.iter().zip(&starts).zip(&next) {
@@ -116,7 +123,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// A loop whose body ends with a condition; it carries scalars.
+    /// A loop whose body ends with a condition.
     pub fn while_loop(&mut self, data: &InstData) -> Res<()> {
         let region = data.regions.first().ok_or_else(|| mistyped("a loop"))?;
         let starts: Vec<Vec<Val<'c>>> = data.args.iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
@@ -141,6 +148,11 @@ impl<'c> Gen<'c, '_> {
         }
         self.e.b.position_at_end(after);
         self.scratch.unknown();
+        // The body comes before, so what it gave last is here.
+        for (v, next) in data.results.iter().zip(next) {
+            let regs = next.iter().map(|x| self.register(*v, *x)).collect();
+            self.set(*v, regs);
+        }
         Ok(())
     }
     pub fn branch(&mut self, data: &InstData) -> Res<()> {

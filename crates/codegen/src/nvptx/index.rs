@@ -114,7 +114,8 @@ fn range(bits: u32, lo: Option<i64>, hi: Option<i64>) -> (i64, i64) {
         _ => (least, most),
     }
 }
-fn two(n: i64) -> u64 {
+/// The power of two in a number.
+pub(super) fn two(n: i64) -> u64 {
     if n == 0 { 1 << 40 } else { 1 << n.trailing_zeros().min(40) }
 }
 

@@ -1,13 +1,13 @@
 //! Pointwise ops, register by register. Half types are computed in f32 and rounded once.
-use super::emit::{Fail, Res, Val, float, int, mistyped};
+use super::emit::{Fail, GLOBAL, Res, Val, float, int, mistyped};
 use super::f8;
 use super::r#gen::Gen;
-use super::index::{Index, Reg};
+use super::index::{Index, Pointer, Reg, two};
 use super::math;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
-use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type, UnaryOp};
+use kiln_block::{BinaryOp, CachePolicy, CmpOp, Elem, InstData, Op, Type, UnaryOp};
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
@@ -70,6 +70,33 @@ impl<'c> Gen<'c, '_> {
                 }
             };
             out.push(reg);
+        }
+        Ok(out)
+    }
+    /// The same bits as another type.
+    pub fn bitcast(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let (from, to) = (self.k.ty(data.args[0]).clone(), self.k.ty(data.results[0]).clone());
+        let mut out = vec![];
+        for x in self.regs(data.args[0])? {
+            let e = &self.e;
+            out.push(match (&x, &to) {
+                (Reg::Ptr(p), Type::Ptr { elem, .. }) => {
+                    let align = p.align.min(two(p.off * p.elem.bytes() as i64));
+                    Reg::Ptr(Pointer { base: p.value(e)?, elem: *elem, align, off: 0, ..*p })
+                }
+                (Reg::Ptr(p), _) => Reg::of(e.b.build_ptr_to_int(p.value(e)?, e.i64(), "")?.into(), Elem::I64),
+                (_, Type::Ptr { elem, .. }) => {
+                    let address = int(x.plain(e, &mut self.memo)?)?;
+                    let base = e.b.build_int_to_ptr(address, e.ptr(GLOBAL), "")?;
+                    let align = elem.bytes() as u64;
+                    Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: false, cache: CachePolicy::Normal })
+                }
+                (_, Type::Block { elem, .. }) => {
+                    let v = x.plain(e, &mut self.memo)?;
+                    Reg::of(e.bitcast(v, e.elem(*elem))?, *elem)
+                }
+                _ => return Err(mistyped(&format!("the bits of {from}"))),
+            });
         }
         Ok(out)
     }

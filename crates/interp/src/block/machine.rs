@@ -1,10 +1,9 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and
 //! resume later.
+mod access;
+
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
-use kiln_block::{
-    AtomicOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value,
-    ops::fault, text,
-};
+use kiln_block::{BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, Value, text};
 use std::{collections::VecDeque, rc::Rc};
 
 /// A region being executed: its next instruction, and the op that owns it.
@@ -15,9 +14,6 @@ struct Frame<'a> {
     /// Of a `for`: current index, upper bound, step. Of a `while`: the number of the iteration.
     counter: Option<[i64; 3]>,
 }
-
-/// Marks a word that is published.
-const MARK: u64 = 1 << 32;
 
 type Copies = Vec<(usize, usize, Rc<Block>)>;
 
@@ -164,6 +160,10 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(Stop::Done)
     }
+    /// Type of a loop's index.
+    fn index_elem(&self, region: &Region) -> Elem {
+        region.params.first().and_then(|v| self.k.ty(*v).elem()).unwrap_or(Elem::I32)
+    }
     fn enter_loop(&mut self, flow: &mut Flow<'a>, data: &'a InstData) -> Said<()> {
         let [lo, hi, step] = [flow.int(data.args[0])?, flow.int(data.args[1])?, flow.int(data.args[2])?];
         if step <= 0 {
@@ -175,7 +175,7 @@ impl<'a> Machine<'a, '_> {
         }
         let region = &data.regions[0];
         flow.copy(&data.args[3..], &region.params[1..]);
-        flow.set(region.params[0], Val::Block(Rc::new(Block::int(Elem::I32, lo))));
+        flow.set(region.params[0], Val::Block(Rc::new(Block::int(self.index_elem(region), lo))));
         flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: Some([lo, hi, step]) });
         Ok(())
     }
@@ -189,11 +189,14 @@ impl<'a> Machine<'a, '_> {
                     flow.copy(&data.args[1..], &frame.region.params);
                     (frame.next, frame.counter) = (0, Some([iteration + 1, 0, 0]));
                     flow.frames.push(frame);
+                } else {
+                    flow.copy(&data.args[1..], &owner.results);
                 }
             }
-            Some([index, hi, step]) if index + step < hi => {
+            Some([index, hi, step]) if index.checked_add(step).is_some_and(|next| next < hi) => {
                 flow.copy(&data.args, &frame.region.params[1..]);
-                flow.set(frame.region.params[0], Val::Block(Rc::new(Block::int(Elem::I32, index + step))));
+                let next = Block::int(self.index_elem(frame.region), index + step);
+                flow.set(frame.region.params[0], Val::Block(Rc::new(next)));
                 (frame.next, frame.counter) = (0, Some([index + step, hi, step]));
                 flow.frames.push(frame);
             }
@@ -272,9 +275,11 @@ impl<'a> Machine<'a, '_> {
             Op::Cmp(op) => scalar::compare(*op, &*arg(0)?, &*arg(1)?),
             Op::Select => scalar::select(&*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::Cast(to) => scalar::cast(*to, &*arg(0)?),
+            Op::Bitcast => scalar::bitcast(&*arg(0)?, self.k.ty(data.results[0])),
             Op::PtrAdd => {
                 let (p, by) = (arg(0)?, arg(1)?);
-                let moved = |(p, by): (&Address, &i64)| Address { at: p.at.wrapping_add(*by), ..*p };
+                let bytes = p.elem.bytes() as i64;
+                let moved = |(p, by): (&Address, &i64)| p.plus(by.wrapping_mul(bytes));
                 let all = p.pointers().iter().zip(by.ints()).map(moved).collect();
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
@@ -412,7 +417,6 @@ impl<'a> Machine<'a, '_> {
         Ok(Next::On)
     }
 
-    // ---- Memory ----
     /// Index of a shared tile and of one of its stages, bounds-checked.
     fn stage(&self, flow: &Flow, tile: Value, stage: Value) -> Said<(usize, usize)> {
         let Some(Val::Shared(t)) = flow.values[tile.0 as usize] else {
@@ -427,178 +431,5 @@ impl<'a> Machine<'a, '_> {
         };
         let (n, s) = (self.barriers[b].len(), flow.int(stage)?);
         usize::try_from(s).ok().and_then(|s| self.barriers[b].get_mut(s)).ok_or(format!("barrier {s} of {n}"))
-    }
-    fn index(&self, a: Address) -> Said<usize> {
-        let n = self.buffers[a.param].count();
-        usize::try_from(a.at).ok().filter(|i| *i < n).ok_or_else(|| {
-            let name = &self.k.params[a.param].name;
-            format!("element {} of `{name}`, which has {n}; mask the access or give a larger buffer", a.at)
-        })
-    }
-    /// `args`: pointers, optional mask, optional value for masked-out elements (default 0).
-    fn load(&self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
-        let optional = |n: usize| args.get(n).map(|v| flow.block(*v)).transpose();
-        let (p, mask, other) = (flow.block(args[0])?, optional(1)?, optional(2)?);
-        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
-        let mut all = Vec::with_capacity(p.count());
-        for (i, a) in p.pointers().iter().enumerate() {
-            let read = mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
-            all.push(match (read, &other) {
-                (true, _) => self.buffers[a.param].read(self.index(*a)?),
-                (false, Some(o)) => element(o, i),
-                (false, None) => zero,
-            });
-        }
-        Ok(collected(elem, shape, all.into_iter()))
-    }
-    fn store(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
-        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
-        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
-        for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
-                let at = self.index(*a)?;
-                self.buffers[a.param].write(at, element(&v, i));
-            }
-        }
-        Ok(())
-    }
-    fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<()> {
-        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
-        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
-        for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
-                let at = self.index(*a)?;
-                let new = match (self.buffers[a.param].read(at), element(&v, i)) {
-                    (Scalar::Float(a), Scalar::Float(b)) => Scalar::Float(a + b),
-                    (Scalar::Int(a), Scalar::Int(b)) if op == AtomicOp::Max => Scalar::Int(a.max(b)),
-                    (Scalar::Int(a), Scalar::Int(b)) => Scalar::Int(a.wrapping_add(b)),
-                    _ => return Err("an update of a value by one of another kind".into()),
-                };
-                self.buffers[a.param].write(at, new);
-            }
-        }
-        Ok(())
-    }
-    /// Writes the words of values, each with its mark.
-    fn publish(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
-        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
-        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
-        for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_some_and(|m| m.ints()[i] == 0) {
-                continue;
-            }
-            let bits = match (v.elem, element(&v, i)) {
-                (Elem::F32, Scalar::Float(x)) => u64::from((x as f32).to_bits()),
-                (_, Scalar::Float(x)) => x.to_bits(),
-                (_, Scalar::Int(n)) => n as u64,
-            };
-            let at = self.index(*a)?;
-            for word in 0..v.elem.bytes() / 4 {
-                let half = bits >> (32 * word) & 0xffff_ffff;
-                self.buffers[a.param].write(at + word, Scalar::Int((half | MARK) as i64));
-            }
-        }
-        Ok(())
-    }
-    /// Instances run one after the other, so what is awaited is there.
-    fn wait(&mut self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
-        let p = flow.block(args[0])?;
-        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
-        let mut found = vec![];
-        for (i, a) in p.pointers().iter().enumerate() {
-            let mut bits = 0;
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
-                let at = self.index(*a)?;
-                for word in 0..elem.bytes() / 4 {
-                    match self.buffers[a.param].read(at + word) {
-                        Scalar::Int(n) if n as u64 & MARK != 0 => bits |= (n as u64 & 0xffff_ffff) << (32 * word),
-                        _ => return Err("an instance waits for one that comes after it".into()),
-                    }
-                }
-            }
-            found.push(match elem {
-                Elem::F32 => Scalar::Float(f64::from(f32::from_bits(bits as u32))),
-                Elem::F64 => Scalar::Float(f64::from_bits(bits)),
-                Elem::I32 => Scalar::Int(i64::from(bits as u32 as i32)),
-                _ => Scalar::Int(bits as i64),
-            });
-        }
-        Ok(collected(elem, shape, found.into_iter()))
-    }
-    fn atomic_inc(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
-        let Some(to) = flow.block(args[0])?.pointers().first().copied() else { return Err("no pointer".into()) };
-        let (at, limit) = (self.index(to)?, flow.int(args[1])?);
-        let Scalar::Int(now) = self.buffers[to.param].read(at) else {
-            return Err("a counter that is no integer".into());
-        };
-        let next = if now >= limit { 0 } else { now + 1 };
-        self.buffers[to.param].write(at, Scalar::Int(next));
-        Ok(Block::int(Elem::I32, now))
-    }
-    /// Records the first bad index in the fault buffer, unless a fault is already recorded there.
-    fn check(&mut self, flow: &Flow, args: &[Value], site: u32) -> Said<()> {
-        let (p, bad, index) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
-        let Some(to) = p.pointers().first().copied() else { return Ok(()) };
-        let mask = args.get(3).map(|v| flow.block(*v)).transpose()?;
-        let inside = |i: usize| mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
-        if let Some(i) = (0..bad.count()).find(|i| bad.ints()[*i] != 0 && inside(*i)) {
-            let at = self.index(to)?;
-            if self.buffers[to.param].read(at) == Scalar::Int(0) {
-                self.buffers[to.param].write(at, Scalar::Int(fault(site, index.ints()[i])));
-            }
-        }
-        Ok(())
-    }
-    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of
-    /// bounds.
-    fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
-        let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
-            return Err(format!("{desc} is not a descriptor"));
-        };
-        let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
-        let array = self.buffers[param].array(&self.k.params[param]);
-        // Leading axes of the array that the tile lacks have size 1 in the tile.
-        let lead = starts.len() - shape.len();
-        let place = |i: usize| {
-            let at = [vec![0; lead], shape::coordinates(i, shape)].concat();
-            let axes = array.sizes.iter().zip(&array.strides);
-            at.iter().zip(&starts).zip(axes).try_fold(array.offset, |p, ((c, s), (n, stride))| {
-                let c = usize::try_from(*c as i64 + s).ok().filter(|c| c < n)?;
-                Some(p + c * stride)
-            })
-        };
-        Ok((param, (0..shape.iter().product()).map(place).collect()))
-    }
-    /// How a descriptor's tiles are swizzled.
-    fn swizzle(&self, desc: Value) -> Swizzle {
-        match self.k.ty(desc) {
-            Type::Desc { swizzle, .. } => *swizzle,
-            _ => Swizzle::None,
-        }
-    }
-    /// TMA traps if a tile does not start at a multiple of 16 bytes along the contiguous axis.
-    fn starts_aligned(&self, flow: &Flow, elem: Elem, starts: &[Value]) -> Said<()> {
-        let first = starts.last().map_or(Ok(0), |v| flow.int(*v))?;
-        match first * elem.bytes() as i64 % 16 {
-            0 => Ok(()),
-            _ => Err(format!(
-                "a tile of {elem} starts at element {first} of a row: TMA copies must start at multiples of 16 bytes"
-            )),
-        }
-    }
-    fn tile_load(&self, flow: &Flow, desc: Value, starts: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
-        let (param, places) = self.tile(flow, desc, starts, shape)?;
-        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
-        let read = |p: Option<usize>| p.map_or(zero, |p| self.buffers[param].read(p));
-        Ok(collected(elem, shape, places.into_iter().map(read)))
-    }
-    fn tile_store(&mut self, flow: &Flow, desc: Value, value: &Block, starts: &[Value]) -> Said<()> {
-        let (param, places) = self.tile(flow, desc, starts, &value.shape)?;
-        for (i, p) in places.into_iter().enumerate() {
-            if let Some(p) = p {
-                self.buffers[param].write(p, element(value, i));
-            }
-        }
-        Ok(())
     }
 }

@@ -56,23 +56,19 @@ impl Buffer {
     }
     /// Element `i`, which must be in bounds.
     pub(super) fn read(&self, i: usize) -> Scalar {
-        let n = self.elem.bytes();
-        let mut b = [0; 8];
-        b[..n].copy_from_slice(&self.bytes[i * n..][..n]);
-        let low = u64::from_le_bytes(b);
-        match self.elem.kind() {
-            Kind::Float(format) => Scalar::Float(format.from_bits(low)),
-            kind => Scalar::Int(kind.wrapped(low as i64)),
-        }
+        self.read_at(self.elem, i * self.elem.bytes())
     }
     pub(super) fn write(&mut self, i: usize, v: Scalar) {
-        let low = match (self.elem.kind(), v) {
-            (Kind::Float(format), Scalar::Float(x)) => format.to_bits(x),
-            (_, Scalar::Float(x)) => x as i64 as u64,
-            (_, Scalar::Int(x)) => x as u64,
-        };
-        let n = self.elem.bytes();
-        self.bytes[i * n..][..n].copy_from_slice(&low.to_le_bytes()[..n]);
+        self.write_at(self.elem, i * self.elem.bytes(), v);
+    }
+    /// The element of this type from byte `at` on, which must be in bounds.
+    pub(super) fn read_at(&self, elem: Elem, at: usize) -> Scalar {
+        let mut b = [0; 8];
+        b[..elem.bytes()].copy_from_slice(&self.bytes[at..][..elem.bytes()]);
+        of_bits(elem, u64::from_le_bytes(b))
+    }
+    pub(super) fn write_at(&mut self, elem: Elem, at: usize, v: Scalar) {
+        self.bytes[at..][..elem.bytes()].copy_from_slice(&bits(elem, v).to_le_bytes()[..elem.bytes()]);
     }
 }
 
@@ -82,11 +78,26 @@ pub enum Scalar {
     Float(f64),
     Int(i64),
 }
+/// The element of this type with these bits, the lowest of a word.
+pub fn of_bits(elem: Elem, bits: u64) -> Scalar {
+    match elem.kind() {
+        Kind::Float(format) => Scalar::Float(format.from_bits(bits)),
+        kind => Scalar::Int(kind.wrapped(bits as i64)),
+    }
+}
+/// The bits of an element of this type; those above it are not defined.
+pub fn bits(elem: Elem, v: Scalar) -> u64 {
+    match (elem.kind(), v) {
+        (Kind::Float(format), Scalar::Float(x)) => format.to_bits(x),
+        (_, Scalar::Float(x)) => x as i64 as u64,
+        (_, Scalar::Int(x)) => x as u64,
+    }
+}
 pub fn element(b: &Block, i: usize) -> Scalar {
     match &b.data {
         Data::Float(v) => Scalar::Float(v[i]),
         Data::Int(v) => Scalar::Int(v[i]),
-        Data::Ptr(v) => Scalar::Int(v[i].at),
+        Data::Ptr(v) => Scalar::Int(v[i].number()),
     }
 }
 /// A block of this shape whose first rows are those of `block`; what follows is not defined, and NaN where that exists.

@@ -1,6 +1,7 @@
 //! Pointwise ops, element by element.
+use super::memory::{bits, collected, element, of_bits};
 use super::value::*;
-use kiln_block::{BinaryOp, CmpOp, Elem, UnaryOp};
+use kiln_block::{BinaryOp, CmpOp, Elem, Type, UnaryOp};
 
 /// The message for an op on operands that the verifier should have rejected.
 pub fn undefined(op: impl std::fmt::Debug, on: &str) -> String {
@@ -161,6 +162,21 @@ pub fn select(c: &Block, a: &Block, b: &Block) -> Block {
         _ => Data::Ptr(pick(c.ints(), a.pointers(), b.pointers())),
     };
     Block { elem: a.elem, shape: a.shape.clone(), data }
+}
+
+/// The same bits as a value of another type.
+pub fn bitcast(a: &Block, ty: &Type) -> Block {
+    let (elem, shape) = block_type(ty);
+    let data = match (&a.data, ty) {
+        (Data::Ptr(v), Type::Ptr { .. }) => Data::Ptr(v.clone()),
+        (Data::Ptr(v), _) => Data::Int(v.iter().map(|p| p.number()).collect()),
+        (Data::Int(v), Type::Ptr { .. }) => Data::Ptr(v.iter().map(|n| Address::of(*n)).collect()),
+        _ => {
+            let one = |i| of_bits(elem, bits(a.elem, element(a, i)));
+            return collected(elem, &shape, (0..a.count()).map(one));
+        }
+    };
+    Block { elem, shape, data }
 }
 
 pub fn cast(to: Elem, a: &Block) -> Block {

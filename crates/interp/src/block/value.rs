@@ -2,11 +2,29 @@
 use kiln_block::{Elem, Type};
 use std::rc::Rc;
 
-/// A pointer: element `at` of the buffer of parameter `param`.
+/// A pointer: byte `at` of the buffer of parameter `param`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Address {
     pub param: usize,
     pub at: i64,
+}
+
+impl Address {
+    /// log2 of the bytes from the address of one buffer to that of the next, as integers; none is at 0.
+    const APART: u32 = 40;
+
+    pub fn plus(self, bytes: i64) -> Address {
+        Address { at: self.at.wrapping_add(bytes), ..self }
+    }
+    /// The address as an integer.
+    pub fn number(self) -> i64 {
+        ((self.param as i64 + 1) << Address::APART).wrapping_add(self.at)
+    }
+    /// The address of an integer, which may be in no buffer.
+    pub fn of(number: i64) -> Address {
+        let nearest = number.wrapping_add(1 << (Address::APART - 1)) >> Address::APART;
+        Address { param: (nearest - 1) as usize, at: number.wrapping_sub(nearest << Address::APART) }
+    }
 }
 
 /// Elements in row-major order. Floats of any type as f64, integers and bool as i64.

@@ -56,7 +56,7 @@ impl Groups {
             Op::Const(_) | Op::Iota | Op::Splat => Kind::Pure,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) if all => Kind::Pure,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) => Kind::View,
-            Op::Select | Op::PtrAdd | Op::Cast(_) if all => Kind::Pure,
+            Op::Select | Op::PtrAdd | Op::Cast(_) | Op::Bitcast if all => Kind::Pure,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) if all && data.args.iter().all(light) => Kind::Pure,
             _ => Kind::Heavy,
         }
@@ -72,6 +72,14 @@ impl Groups {
                 let Some(region) = data.regions.first() else { return };
                 for (i, r) in data.results.iter().enumerate() {
                     let carried = [data.args.get(i + 3), region.params.get(i + 1), yielded(k, region).get(i), Some(r)];
+                    self.join_all(k, carried.into_iter().flatten().copied());
+                }
+            }
+            Op::While if !data.results.is_empty() => {
+                let Some(region) = data.regions.first() else { return };
+                for (i, r) in data.results.iter().enumerate() {
+                    let next = yielded(k, region).get(i + 1);
+                    let carried = [data.args.get(i), region.params.get(i), next, Some(r)];
                     self.join_all(k, carried.into_iter().flatten().copied());
                 }
             }
@@ -99,6 +107,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Cmp(_)
             | Op::Select
             | Op::Cast(_)
+            | Op::Bitcast
             | Op::PtrAdd
             | Op::Load(..)
             | Op::Store(_)

@@ -111,7 +111,8 @@ impl Rebuild<'_> {
             }
             Op::AsyncCopy => self.async_copy(i, data),
             Op::Dot { .. } => self.dot(i, data),
-            Op::For => self.for_loop(i, data),
+            Op::For => self.carry(i, data, 3),
+            Op::While if !data.results.is_empty() => self.carry(i, data, 0),
             Op::If => {
                 let regions = data.regions.iter().map(|r| self.branch(data, r)).collect();
                 self.keep(i, data.args.clone(), regions);
@@ -269,9 +270,10 @@ impl Rebuild<'_> {
         };
         self.keep_in(i, data.results[0], &flat, vec![a, b, acc]);
     }
-    fn for_loop(&mut self, i: Inst, data: &InstData) {
-        let mut args: Vec<Value> = data.args.iter().take(3).copied().collect();
-        for (init, result) in data.args.iter().skip(3).zip(&data.results) {
+    /// A loop whose initial values follow `bounds` other operands.
+    fn carry(&mut self, i: Inst, data: &InstData, bounds: usize) {
+        let mut args: Vec<Value> = data.args.iter().take(bounds).copied().collect();
+        for (init, result) in data.args.iter().skip(bounds).zip(&data.results) {
             let flat = self.home(*result);
             args.push(self.demand(*init, &flat));
         }
@@ -291,7 +293,10 @@ impl Rebuild<'_> {
         rest.iter().for_each(|i| self.inst(*i));
         let homes: Vec<Flat> = data.results.iter().map(|r| self.home(*r)).collect();
         let values = self.old.inst(last).args.clone();
-        let args = values.iter().zip(&homes).map(|(v, flat)| self.demand(*v, flat)).collect();
+        // That of a `while` begins with its condition.
+        let (before, carried) = values.split_at(values.len() - homes.len());
+        let carried = carried.iter().zip(&homes).map(|(v, flat)| self.demand(*v, flat));
+        let args = before.iter().copied().chain(carried.collect::<Vec<_>>()).collect();
         self.keep(last, args, vec![]);
         self.made.pop();
         Region { params: region.params.clone(), insts: self.out.pop().unwrap_or_default() }

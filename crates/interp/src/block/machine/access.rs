@@ -1,0 +1,209 @@
+//! Accesses to the buffers of a run: through pointers, and in tiles through descriptors. None is out of bounds.
+use super::{Flow, Machine, Said, shape};
+use crate::block::{memory::*, value::*};
+use kiln_block::{AtomicOp, Elem, Swizzle, Type, Value, ops::fault};
+
+/// Marks a word that is published.
+const MARK: u64 = 1 << 32;
+
+/// A byte of a parameter's buffer.
+struct Place {
+    param: usize,
+    at: usize,
+}
+
+impl Machine<'_, '_> {
+    /// The buffer behind an address, and the element's first byte in it, bounds-checked.
+    fn place(&self, a: Address, elem: Elem) -> Said<Place> {
+        let (Some(buffer), Some(param)) = (self.buffers.get(a.param), self.k.params.get(a.param)) else {
+            return Err("an address that is in no buffer".into());
+        };
+        let bytes = elem.bytes();
+        let inside = usize::try_from(a.at).ok().filter(|at| at + bytes <= buffer.bytes.len());
+        let at = inside.ok_or_else(|| {
+            let (n, at) = (buffer.bytes.len() / bytes, a.at.div_euclid(bytes as i64));
+            format!("element {at} of `{}`, which has {n}; mask the access or give a larger buffer", param.name)
+        })?;
+        if at % bytes != 0 {
+            return Err(format!("{elem} at byte {at} of `{}`, which is not aligned", param.name));
+        }
+        Ok(Place { param: a.param, at })
+    }
+    fn read(&self, a: Address, elem: Elem) -> Said<Scalar> {
+        let place = self.place(a, elem)?;
+        Ok(self.buffers[place.param].read_at(elem, place.at))
+    }
+    fn write(&mut self, a: Address, elem: Elem, v: Scalar) -> Said<()> {
+        let place = self.place(a, elem)?;
+        self.buffers[place.param].write_at(elem, place.at, v);
+        Ok(())
+    }
+    /// `args`: pointers, optional mask, optional value for masked-out elements (default 0).
+    pub(super) fn load(&self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let optional = |n: usize| args.get(n).map(|v| flow.block(*v)).transpose();
+        let (p, mask, other) = (flow.block(args[0])?, optional(1)?, optional(2)?);
+        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
+        let mut all = Vec::with_capacity(p.count());
+        for (i, a) in p.pointers().iter().enumerate() {
+            let read = mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
+            all.push(match (read, &other) {
+                (true, _) => self.read(*a, elem)?,
+                (false, Some(o)) => element(o, i),
+                (false, None) => zero,
+            });
+        }
+        Ok(collected(elem, shape, all.into_iter()))
+    }
+    pub(super) fn store(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                self.write(*a, v.elem, element(&v, i))?;
+            }
+        }
+        Ok(())
+    }
+    pub(super) fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                let new = match (self.read(*a, v.elem)?, element(&v, i)) {
+                    (Scalar::Float(a), Scalar::Float(b)) => Scalar::Float(a + b),
+                    (Scalar::Int(a), Scalar::Int(b)) if op == AtomicOp::Max => Scalar::Int(a.max(b)),
+                    (Scalar::Int(a), Scalar::Int(b)) => Scalar::Int(a.wrapping_add(b)),
+                    _ => return Err("an update of a value by one of another kind".into()),
+                };
+                self.write(*a, v.elem, new)?;
+            }
+        }
+        Ok(())
+    }
+    /// Writes the words of values, each with its mark.
+    pub(super) fn publish(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            if mask.as_ref().is_some_and(|m| m.ints()[i] == 0) {
+                continue;
+            }
+            let bits = match (v.elem, element(&v, i)) {
+                (Elem::F32, Scalar::Float(x)) => u64::from((x as f32).to_bits()),
+                (_, Scalar::Float(x)) => x.to_bits(),
+                (_, Scalar::Int(n)) => n as u64,
+            };
+            for word in 0..v.elem.bytes() / 4 {
+                let half = bits >> (32 * word) & 0xffff_ffff;
+                self.write(a.plus(8 * word as i64), Elem::I64, Scalar::Int((half | MARK) as i64))?;
+            }
+        }
+        Ok(())
+    }
+    /// Instances run one after the other, so what is awaited is there.
+    pub(super) fn wait(&mut self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let p = flow.block(args[0])?;
+        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
+        let mut found = vec![];
+        for (i, a) in p.pointers().iter().enumerate() {
+            let mut bits = 0;
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                for word in 0..elem.bytes() / 4 {
+                    match self.read(a.plus(8 * word as i64), Elem::I64)? {
+                        Scalar::Int(n) if n as u64 & MARK != 0 => bits |= (n as u64 & 0xffff_ffff) << (32 * word),
+                        _ => return Err("an instance waits for one that comes after it".into()),
+                    }
+                }
+            }
+            found.push(match elem {
+                Elem::F32 => Scalar::Float(f64::from(f32::from_bits(bits as u32))),
+                Elem::F64 => Scalar::Float(f64::from_bits(bits)),
+                Elem::I32 => Scalar::Int(i64::from(bits as u32 as i32)),
+                _ => Scalar::Int(bits as i64),
+            });
+        }
+        Ok(collected(elem, shape, found.into_iter()))
+    }
+    pub(super) fn atomic_inc(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
+        let Some(to) = flow.block(args[0])?.pointers().first().copied() else { return Err("no pointer".into()) };
+        let limit = flow.int(args[1])?;
+        let Scalar::Int(now) = self.read(to, Elem::I32)? else {
+            return Err("a counter that is no integer".into());
+        };
+        let next = if now >= limit { 0 } else { now + 1 };
+        self.write(to, Elem::I32, Scalar::Int(next))?;
+        Ok(Block::int(Elem::I32, now))
+    }
+    /// Records the first bad index in the fault buffer, unless a fault is already recorded there.
+    pub(super) fn check(&mut self, flow: &Flow, args: &[Value], site: u32) -> Said<()> {
+        let (p, bad, index) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
+        let Some(to) = p.pointers().first().copied() else { return Ok(()) };
+        let mask = args.get(3).map(|v| flow.block(*v)).transpose()?;
+        let inside = |i: usize| mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
+        if let Some(i) = (0..bad.count()).find(|i| bad.ints()[*i] != 0 && inside(*i)) {
+            if self.read(to, Elem::I64)? == Scalar::Int(0) {
+                self.write(to, Elem::I64, Scalar::Int(fault(site, index.ints()[i])))?;
+            }
+        }
+        Ok(())
+    }
+    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of
+    /// bounds.
+    fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
+        let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
+            return Err(format!("{desc} is not a descriptor"));
+        };
+        let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
+        let array = self.buffers[param].array(&self.k.params[param]);
+        // Leading axes of the array that the tile lacks have size 1 in the tile.
+        let lead = starts.len() - shape.len();
+        let place = |i: usize| {
+            let at = [vec![0; lead], shape::coordinates(i, shape)].concat();
+            let axes = array.sizes.iter().zip(&array.strides);
+            at.iter().zip(&starts).zip(axes).try_fold(array.offset, |p, ((c, s), (n, stride))| {
+                let c = usize::try_from(*c as i64 + s).ok().filter(|c| c < n)?;
+                Some(p + c * stride)
+            })
+        };
+        Ok((param, (0..shape.iter().product()).map(place).collect()))
+    }
+    /// How a descriptor's tiles are swizzled.
+    pub(super) fn swizzle(&self, desc: Value) -> Swizzle {
+        match self.k.ty(desc) {
+            Type::Desc { swizzle, .. } => *swizzle,
+            _ => Swizzle::None,
+        }
+    }
+    /// TMA traps if a tile does not start at a multiple of 16 bytes along the contiguous axis.
+    pub(super) fn starts_aligned(&self, flow: &Flow, elem: Elem, starts: &[Value]) -> Said<()> {
+        let first = starts.last().map_or(Ok(0), |v| flow.int(*v))?;
+        match first * elem.bytes() as i64 % 16 {
+            0 => Ok(()),
+            _ => Err(format!(
+                "a tile of {elem} starts at element {first} of a row: TMA copies must start at multiples of 16 bytes"
+            )),
+        }
+    }
+    pub(super) fn tile_load(
+        &self,
+        flow: &Flow,
+        desc: Value,
+        starts: &[Value],
+        elem: Elem,
+        shape: &[usize],
+    ) -> Said<Block> {
+        let (param, places) = self.tile(flow, desc, starts, shape)?;
+        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
+        let read = |p: Option<usize>| p.map_or(zero, |p| self.buffers[param].read(p));
+        Ok(collected(elem, shape, places.into_iter().map(read)))
+    }
+    pub(super) fn tile_store(&mut self, flow: &Flow, desc: Value, value: &Block, starts: &[Value]) -> Said<()> {
+        let (param, places) = self.tile(flow, desc, starts, &value.shape)?;
+        for (i, p) in places.into_iter().enumerate() {
+            if let Some(p) = p {
+                self.buffers[param].write(p, element(value, i));
+            }
+        }
+        Ok(())
+    }
+}
