@@ -63,7 +63,7 @@ pub enum Literal {
     None,
     Bool(bool),
     Int(i128),
-    Float(f64),
+    Float(#[serde(with = "float_or_name")] f64),
     Str(String),
     Dtype(Number),
     Function(usize),
@@ -73,6 +73,41 @@ pub enum Literal {
         fields: Vec<String>,
         values: Vec<Literal>,
     },
+}
+
+/// JSON has no number for infinities and NaN; they are written by name.
+mod float_or_name {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(f64),
+        Name(String),
+    }
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            value if value.is_finite() => serializer.serialize_f64(*value),
+            value if value.is_nan() => serializer.serialize_str("nan"),
+            value if *value > 0.0 => serializer.serialize_str("inf"),
+            _ => serializer.serialize_str("-inf"),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        match Written::deserialize(deserializer)? {
+            Written::Number(value) => Ok(value),
+            Written::Name(name) => match &name[..] {
+                "inf" => Ok(f64::INFINITY),
+                "-inf" => Ok(f64::NEG_INFINITY),
+                "nan" => Ok(f64::NAN),
+                _ => {
+                    Err(serde::de::Error::custom(format!("`{name}` is no float; inf, -inf and nan are names of some")))
+                }
+            },
+        }
+    }
 }
 
 /// Arguments in the order of the kernel's parameters.

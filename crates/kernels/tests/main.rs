@@ -4,3 +4,4 @@ mod harness;
 mod kernels;
 mod promotion;
 mod statements;
+mod units;

@@ -179,6 +179,29 @@ const ROWS: &[Row] = &[
         &[6.0],
     ),
     row(
+        "a loop counts in int64",
+        "v = n.to(tl.int64)\n    for k in range(v):\n        v += k\n    tl.store(out, v)",
+        &[15.0],
+    ),
+    row("while", "v = n\n    t = 0\n    while v > 0:\n        t += v\n        v -= 2\n    tl.store(out, t)", &[9.0]),
+    row("while that does not run", "v = n\n    while v > 9:\n        v -= 1\n    tl.store(out, v)", &[5.0]),
+    row(
+        "while carries blocks and pointers",
+        "p = x\n    v = i\n    while tl.load(p) < 3:\n        p += 1\n        v += i\n    tl.store(out + i, v)",
+        &[0.0, 4.0, 8.0],
+    ),
+    row("bits of a float", "tl.store(out, tl.full([], 1.0, tl.float32).to(tl.int32, bitcast=True) >> 23)", &[127.0]),
+    row(
+        "integers as pointers",
+        "a = x.to(tl.int64) + 8\n    p = a.to(tl.pointer_type(tl.float32))\n    tl.store(out, tl.load(p))",
+        &[2.0],
+    ),
+    row(
+        "a pointer to other elements",
+        "p = x.to(tl.pointer_type(tl.int32), bitcast=True)\n    tl.store(out, tl.load(p + 1) >> 23)",
+        &[127.0],
+    ),
+    row(
         "a static loop",
         "for k in tl.static_range(0, 4, 2):\n        b: tl.constexpr = k + 1\n        tl.store(out + k, b)",
         &[1.0, 0.0, 3.0],

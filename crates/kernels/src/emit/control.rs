@@ -67,43 +67,43 @@ impl Emitter {
 
     /// Checks that a loop may count in a type.
     pub fn check_index(&self, number: Number) -> Eval<()> {
-        if number == Number::Int32 {
+        if matches!(number, Number::Int32 | Number::Int64) {
             return Ok(());
         }
-        Err(unsupported(
-            format!("loops that count in {number} are not supported yet"),
-            "cast the bounds with `.to(tl.int32)`",
-        ))
+        Err(unsupported(format!("loops do not count in {number}"), "cast the bounds with `.to(tl.int64)`"))
     }
     /// Closes the innermost region as the body of a loop whose bounds are `[from, to, step]`; gives the last values.
-    /// Values that no iteration changes are not carried.
     pub fn for_loop(&mut self, bounds: [&Tensor; 3], carried: &[Carried]) -> Eval<Vec<Tensor>> {
+        let bounds: Vec<Value> = bounds.iter().map(|bound| bound.value).collect();
+        self.close_loop(Op::For, &bounds, &[], carried)
+    }
+    /// Closes the innermost region as the body of a loop that runs again while `condition` holds at its end; gives the
+    /// last values.
+    pub fn do_while(&mut self, condition: &Tensor, carried: &[Carried]) -> Eval<Vec<Tensor>> {
+        self.close_loop(Op::While, &[], &[condition.value], carried)
+    }
+    /// Values that no iteration changes are not carried.
+    fn close_loop(
+        &mut self,
+        op: Op,
+        leading_args: &[Value],
+        leading_yields: &[Value],
+        carried: &[Carried],
+    ) -> Eval<Vec<Tensor>> {
         let kept = self.drop_unchanged(carried);
-        let kept_values: Vec<&Carried> = kept.iter().map(|at| &carried[*at]).collect();
-        let dropped = |value: Value| {
+        let changed: Vec<&Carried> = kept.iter().map(|at| &carried[*at]).collect();
+        let yielded = |value: Value| {
             let mut unchanged = carried.iter().enumerate().filter(|(at, _)| !kept.contains(at));
             unchanged.find(|(_, c)| c.current.value == value).map_or(value, |(_, c)| c.initial.value)
         };
-        let yields: Vec<Value> = kept_values.iter().map(|c| dropped(c.next.value)).collect();
+        let next = changed.iter().map(|c| c.next.value);
+        let yields: Vec<Value> = leading_yields.iter().copied().chain(next).map(yielded).collect();
         let body = self.close(&yields);
-        let args: Vec<Value> =
-            bounds.iter().map(|b| b.value).chain(kept_values.iter().map(|c| c.initial.value)).collect();
-        let types: Vec<Type> = kept_values.iter().map(|c| block_type(&c.initial.ty)).collect::<Eval<_>>()?;
-        let results = self.inst(Op::For, &args, types, vec![body]);
+        let initial = changed.iter().map(|c| c.initial.value);
+        let args: Vec<Value> = leading_args.iter().copied().chain(initial).collect();
+        let types: Vec<Type> = changed.iter().map(|c| block_type(&c.initial.ty)).collect::<Eval<_>>()?;
+        let results = self.inst(op, &args, types, vec![body]);
         Ok(last_values(carried, &kept, &results))
-    }
-    /// Closes the innermost region as the body of a loop that runs again while `condition` holds at its end.
-    pub fn do_while(&mut self, condition: &Tensor, carried: &[Carried]) -> Eval<Vec<Tensor>> {
-        if let Some(c) = carried.iter().find(|c| c.initial.ty != TensorType::scalar(Number::Int32)) {
-            return Err(unsupported(
-                format!("a `while` loop that changes a value of type {} is not supported yet", c.initial.ty),
-                "loop over a `range` with an `if` inside",
-            ));
-        }
-        Err(unsupported(
-            format!("`while` on {} is not supported yet", condition.ty),
-            "loop over a `range` with an `if` inside",
-        ))
     }
     /// Which of the carried values change; uses of the others become uses of their initial values.
     fn drop_unchanged(&mut self, carried: &[Carried]) -> Vec<usize> {

@@ -95,31 +95,12 @@ impl Emitter {
             "leave `fp_downcast_rounding` out",
         ))
     }
-    /// The same bits as another type of the same width.
-    pub fn bitcast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
-        let from = x.number()?;
-        if from == to {
+    /// The same bits as another type of the same width; pointers are addresses in bytes.
+    pub fn bitcast(&mut self, x: &Tensor, to: Scalar) -> Eval<Tensor> {
+        if x.ty.scalar == to {
             return Ok(x.clone());
         }
-        if from.is_int() && to.is_int() && from != Number::Int1 && to != Number::Int1 {
-            return self.cast(x, to);
-        }
-        Err(unsupported(format!("bit casts of {from} to {to} are not supported yet"), "cast the value instead"))
-    }
-    pub fn pointer_to_int(&mut self, x: &Tensor) -> Eval<Tensor> {
-        Err(unsupported(format!("{} as an integer is not supported yet", x.ty), "compute with offsets"))
-    }
-    pub fn int_to_pointer(&mut self, _x: &Tensor, to: Number) -> Eval<Tensor> {
-        Err(unsupported(
-            format!("integers as pointer<{to}> are not supported yet"),
-            "pass the tensor as an argument of its own",
-        ))
-    }
-    pub fn pointer_cast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
-        Err(unsupported(
-            format!("{} as pointer<{to}> is not supported yet", x.ty),
-            "pass the tensor as a view of that type",
-        ))
+        self.one(Op::Bitcast, &[x.value], x.ty.with_scalar(to))
     }
     pub fn pointer_add(&mut self, pointer: &Tensor, offset: &Tensor) -> Eval<Tensor> {
         self.one(Op::PtrAdd, &[pointer.value, offset.value], pointer.ty.clone())

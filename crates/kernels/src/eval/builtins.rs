@@ -31,6 +31,10 @@ impl Evaluator<'_> {
             }
             (Builtin::Bool, [value]) if value.tensor().is_none() => Ok(Value::bool(value.truth()?.unwrap_or(true))),
             (Builtin::Str | Builtin::Repr, [value]) => Ok(Value::str(value.text())),
+            (Builtin::Print, _) if values.iter().any(|value| value.tensor().is_some()) => Err(unsupported(
+                "printing run-time values is not supported yet",
+                "store the values, and print them after the launch; `static_print` shows types",
+            )),
             (Builtin::Print, _) => {
                 let shown: Vec<String> = values.iter().map(Value::text).collect();
                 self.printed.push(shown.join(" "));

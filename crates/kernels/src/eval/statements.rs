@@ -143,7 +143,14 @@ impl Evaluator<'_> {
 
     fn assert_statement(&mut self, test: &Expr, message: Option<&Expr>) -> Eval<()> {
         let condition = self.expr(test)?;
-        if let Some(false) = condition.truth()? {
+        let known = condition.truth()?;
+        if known.is_none() && self.options.debug {
+            return Err(unsupported(
+                "asserts on run-time values are not supported yet in debug mode",
+                "compile without debug, where they are left out",
+            ));
+        }
+        if known == Some(false) {
             let message = message.map(|message| self.expr(message)).transpose()?;
             let text = message.as_ref().and_then(Value::constant).map_or(String::new(), |c| format!(": {}", c.text()));
             return Err(crate::KernelError::new(

@@ -3,7 +3,7 @@ use super::convert::{broadcast, cast_number, scalar_constant, to_tensor};
 use crate::emit::Emitter;
 use crate::error::{Eval, type_error, unsupported, value_error};
 use crate::syntax::tree::{BinaryOp, CompareOp, UnaryOp};
-use crate::types::{Arithmetic, Number, Operand, Strength, promoted, promoted_int};
+use crate::types::{Arithmetic, Number, Operand, Scalar, Strength, promoted, promoted_int};
 use crate::value::{Constant, Tensor, Value};
 use kiln_block as block;
 
@@ -154,12 +154,12 @@ fn shift_right(emit: &mut Emitter, a: &Value, b: &Value) -> Eval<Tensor> {
     if signed == pair.number.is_signed() {
         return emit.binary(block::BinaryOp::Shr, &pair.a, &pair.b);
     }
-    let Some(as_shifted) = Number::int_of(pair.number.bits(), signed) else {
+    let Some(as_shifted) = Number::int_of(pair.number.bits(), signed).map(Scalar::Number) else {
         return emit.binary(block::BinaryOp::Shr, &pair.a, &pair.b);
     };
     let (left, right) = (emit.bitcast(&pair.a, as_shifted)?, emit.bitcast(&pair.b, as_shifted)?);
     let shifted = emit.binary(block::BinaryOp::Shr, &left, &right)?;
-    emit.bitcast(&shifted, pair.number)
+    emit.bitcast(&shifted, Scalar::Number(pair.number))
 }
 
 fn pointer_arithmetic(emit: &mut Emitter, op: BinaryOp, a: &Value, b: &Value) -> Eval<Tensor> {

@@ -51,11 +51,14 @@ pub fn cast(emit: &mut Emitter, x: &Tensor, to: Scalar) -> Eval<Tensor> {
     match (x.ty.scalar, to) {
         (from, to) if from == to => Ok(x.clone()),
         (Scalar::Number(_), Scalar::Number(number)) => emit.cast(x, number),
-        (Scalar::Pointer(_), Scalar::Pointer(elem)) => emit.pointer_cast(x, elem),
-        (Scalar::Number(number), Scalar::Pointer(elem)) if number.is_int() => emit.int_to_pointer(x, elem),
-        (Scalar::Pointer(_), Scalar::Number(Number::Int64 | Number::UInt64)) => {
-            let address = emit.pointer_to_int(x)?;
-            cast(emit, &address, to)
+        (Scalar::Pointer(_), Scalar::Pointer(_)) => emit.bitcast(x, to),
+        (Scalar::Number(number), Scalar::Pointer(_)) if number.is_int() => {
+            let address = emit.cast(x, Number::Int64)?;
+            emit.bitcast(&address, to)
+        }
+        (Scalar::Pointer(_), Scalar::Number(number @ (Number::Int1 | Number::Int64 | Number::UInt64))) => {
+            let address = emit.bitcast(x, Scalar::Number(Number::Int64))?;
+            emit.cast(&address, number)
         }
         (from, to) => Err(type_error(format!("{from} is not converted to {to}"), "cast to int64 in between")),
     }
@@ -76,7 +79,7 @@ pub fn bitcast(emit: &mut Emitter, x: &Tensor, to: Scalar) -> Eval<Tensor> {
             "cast to an integer of the width of the result first",
         ));
     }
-    emit.bitcast(x, number)
+    emit.bitcast(x, to)
 }
 
 /// A value in a shape that it broadcasts to: axes are added in front, sizes of 1 are repeated.

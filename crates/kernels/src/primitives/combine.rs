@@ -77,7 +77,13 @@ fn checked_inputs(inputs: &[Tensor], name: &str) -> Eval<Vec<usize>> {
     let Some(head) = inputs.first() else {
         return Err(value_error(format!("{name} of no blocks"), "pass a block"));
     };
-    if let Some(other) = inputs.iter().find(|input| input.ty.shape != head.ty.shape || !input.ty.is_block()) {
+    if !head.ty.is_block() {
+        return Err(type_error(
+            format!("{name} takes a block; this is {}, a scalar", head.ty),
+            "use the scalar itself",
+        ));
+    }
+    if let Some(other) = inputs.iter().find(|input| input.ty.shape != head.ty.shape) {
         return Err(type_error(
             format!("{name} takes blocks of one shape; these are {} and {}", head.ty, other.ty),
             "broadcast them to one shape",

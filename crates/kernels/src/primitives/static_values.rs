@@ -22,6 +22,7 @@ pub const TABLE: &[Primitive] = &[
     row("condition", "arg1, disable_licm=False", |_, a| Ok(a[0].clone())),
     row("next_power_of_2", "n", next_power_of_two),
     row("_exact_log2", "n", exact_log2),
+    row("_log2", "i", floor_log2),
     row("get_int_dtype", "bitwidth, signed", int_dtype),
 ];
 
@@ -76,6 +77,11 @@ fn no_constructor(name: &str) -> Box<KernelError> {
 
 fn only_in_for(name: &str) -> Box<KernelError> {
     unsupported(format!("`{name}` stands only in `for`"), format!("write `for i in {name}(n):`"))
+}
+
+fn floor_log2(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let value = known_int("i", &arguments[0])?;
+    Ok(Value::int(value.checked_ilog2().map_or(0, i128::from)))
 }
 
 fn next_power_of_two(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {

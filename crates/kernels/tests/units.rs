@@ -1,0 +1,76 @@
+//! What callers hand over, as data; and the names that they have to resolve.
+use crate::harness::{pointer, scalar, unit};
+use kiln_kernels::{Argument, Literal, Number, Signature, Unit, free_names};
+
+#[test]
+fn units_and_signatures_are_json() {
+    let unit = unit("\ndef kernel(x):\n    tl.store(x, LIMIT)\n", &[("LIMIT", Literal::Float(f64::INFINITY))]);
+    let text = serde_json::to_string(&unit).unwrap();
+    assert_eq!(serde_json::from_str::<Unit>(&text).unwrap(), unit, "{text}");
+    let signature = Signature {
+        arguments: vec![
+            pointer(Number::BFloat16),
+            scalar(Number::UInt64),
+            Argument::Constant(Literal::Tuple(vec![Literal::None, Literal::Int(-1), Literal::Dtype(Number::Int1)])),
+            Argument::Tuple(vec![pointer(Number::Float8E4M3)]),
+        ],
+    };
+    let text = serde_json::to_string(&signature).unwrap();
+    assert_eq!(serde_json::from_str::<Signature>(&text).unwrap(), signature, "{text}");
+}
+
+#[test]
+fn types_are_read_by_all_their_names() {
+    for (name, number) in [
+        ("float32", Number::Float32),
+        ("fp32", Number::Float32),
+        ("bf16", Number::BFloat16),
+        ("i1", Number::Int1),
+        ("bool", Number::Int1),
+        ("u8", Number::UInt8),
+        ("float8_e4m3fn", Number::Float8E4M3),
+    ] {
+        let text = format!("{{\"scalar\": {{\"elem\": \"{name}\"}}}}");
+        assert_eq!(serde_json::from_str::<Argument>(&text).unwrap(), scalar(number));
+    }
+}
+
+#[test]
+fn free_names_are_those_that_the_function_does_not_define() {
+    let source = "
+@decorated(with_=anything(lambda x: x))
+def kernel(x_ptr, n, BLOCK: tl.constexpr = DEFAULT):
+    \"\"\"What it does.\"\"\"
+    i = tl.arange(0, BLOCK)
+    for k in range(n):
+        y = helper(x_ptr + i) * SCALE + triton.language.extra.libdevice.exp(1.0)
+    if (z := other.value) is not None:
+        tl.store(x_ptr, f'{NAME}' and z.to(tl.float32))
+    t = [e for e in (A, B)]
+";
+    let names = free_names(source).unwrap();
+    let expected = [
+        "A",
+        "B",
+        "NAME",
+        "SCALE",
+        "helper",
+        "other.value",
+        "range",
+        "tl.arange",
+        "tl.float32",
+        "tl.store",
+        "triton.language.extra.libdevice.exp",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn tuples_of_arguments_are_parameters() {
+    let kernel = "\ndef kernel(pair, n):\n    tl.store(pair[0], pair[1] + n)\n";
+    let arguments = vec![Argument::Tuple(vec![pointer(Number::Float32), scalar(Number::Int32)]), scalar(Number::Int32)];
+    let compiled = crate::harness::compiled(kernel, arguments).unwrap_or_else(|error| panic!("{error}"));
+    let names: Vec<&str> = compiled.program.params.iter().map(|param| &param.name[..]).collect();
+    assert_eq!(names, ["pair_0", "pair_1", "n"]);
+    assert_eq!(compiled.parameters, [vec![0, 0], vec![0, 1], vec![1]]);
+}
