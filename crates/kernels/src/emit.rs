@@ -8,7 +8,7 @@ mod parameters;
 mod pure;
 
 pub use control::{Carried, Emitted};
-pub use memory::{AtomicUpdate, Masked};
+pub use memory::{Access, AtomicUpdate};
 pub use pure::extreme_number;
 
 use crate::error::{Eval, internal, unsupported};

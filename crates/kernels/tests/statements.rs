@@ -502,3 +502,15 @@ def kernel(out, n):
     let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::F32, 4), buffer(Elem::I32, [5.0])]);
     assert_eq!(out[0].to_f64(), [9.0, 52.0, 14.0, 54.0]);
 }
+
+#[test]
+fn cache_hints_reach_the_program() {
+    let body = "v = tl.load(x + i, eviction_policy='evict_last')\n    tl.store(out + i, v, cache_modifier='.cg')";
+    let program = compiled(&kernel(body), arguments()).unwrap_or_else(|error| panic!("{error}")).program;
+    let mut hints = vec![];
+    program.walk(&mut |_, inst| match inst.op {
+        kiln_block::Op::Load(_, cache) | kiln_block::Op::Store(cache) => hints.push(cache),
+        _ => {}
+    });
+    assert_eq!(hints, [kiln_block::CachePolicy::EvictLast, kiln_block::CachePolicy::L2Only]);
+}

@@ -5,11 +5,12 @@ use crate::types::{Number, Scalar};
 use crate::value::Tensor;
 use kiln_block::{AtomicOp, CachePolicy, LoadMode, Op};
 
-/// The elements that an access takes, and what a load gives for the others.
+/// The elements that an access takes, what a load gives for the others, and how long caches keep them.
 #[derive(Clone, Default)]
-pub struct Masked {
+pub struct Access {
     pub mask: Option<Tensor>,
     pub other: Option<Tensor>,
+    pub cache: CachePolicy,
 }
 
 /// How an atomic update combines memory with a value.
@@ -40,17 +41,18 @@ impl AtomicUpdate {
 
 impl Emitter {
     /// Elements outside of the mask are `other`, or 0.
-    pub fn load(&mut self, pointer: &Tensor, masked: &Masked) -> Eval<Tensor> {
+    pub fn load(&mut self, pointer: &Tensor, access: &Access) -> Eval<Tensor> {
         let Scalar::Pointer(number) = pointer.ty.scalar else {
             return Err(internal("a load of what is no pointer"));
         };
-        let operands = [Some(pointer), masked.mask.as_ref(), masked.other.as_ref()];
+        let operands = [Some(pointer), access.mask.as_ref(), access.other.as_ref()];
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
-        self.one(Op::Load(LoadMode::Vectors, CachePolicy::Normal), &args, pointer.ty.with_number(number))
+        self.one(Op::Load(LoadMode::Vectors, access.cache), &args, pointer.ty.with_number(number))
     }
-    pub fn store(&mut self, pointer: &Tensor, value: &Tensor, mask: Option<&Tensor>) {
-        let args: Vec<_> = [Some(pointer), Some(value), mask].into_iter().flatten().map(|x| x.value).collect();
-        self.inst(Op::Store(CachePolicy::Normal), &args, vec![], vec![]);
+    pub fn store(&mut self, pointer: &Tensor, value: &Tensor, access: &Access) {
+        let operands = [Some(pointer), Some(value), access.mask.as_ref()];
+        let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
+        self.inst(Op::Store(access.cache), &args, vec![], vec![]);
     }
     /// Gives the elements as they were before, if they are asked for.
     pub fn atomic(

@@ -2,17 +2,19 @@
 use super::arithmetic::{binary, compare, logical};
 use super::convert::{broadcast, broadcast_to, cast, to_tensor};
 use super::shape::full;
-use crate::emit::{Emitter, Masked};
+use crate::emit::{Access, Emitter};
 use crate::error::{Eval, type_error, value_error};
 use crate::syntax::tree::{BinaryOp, CompareOp};
 use crate::types::{Number, Scalar, broadcast_shape};
 use crate::value::{BlockPointer, Constant, Tensor, Value};
 use kiln_block as block;
+use kiln_block::CachePolicy;
 
-/// A mask and a value for elements outside, `None` where they are not given.
+/// A mask and a value for elements outside, `None` where they are not given, and a hint to caches.
 pub struct LoadOperands<'a> {
     pub mask: &'a Value,
     pub other: &'a Value,
+    pub cache: CachePolicy,
 }
 
 pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Eval<Tensor> {
@@ -33,22 +35,23 @@ pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Ev
     let pointer = broadcast_to(emit, pointer, &shape)?;
     let mask = mask.map(|mask| broadcast_to(emit, &mask, &shape)).transpose()?;
     let other = other.map(|other| broadcast_to(emit, &other, &shape)).transpose()?;
-    emit.load(&pointer, &Masked { mask, other })
+    emit.load(&pointer, &Access { mask, other, cache: operands.cache })
 }
 
-pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, mask_value: &Value) -> Eval<()> {
+/// `operands.other` is not used.
+pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, operands: &LoadOperands) -> Eval<()> {
     let elem = pointee("store", pointer)?;
     let value = match value {
         Value::Constant(constant) if super::arithmetic::is_number(constant) => stored_constant(emit, constant, elem)?,
         _ => to_tensor(emit, value)?,
     };
-    let mask = mask(emit, mask_value)?;
+    let mask = mask(emit, operands.mask)?;
     let shape = access_shape("store", pointer, [Some(&value), mask.as_ref()])?;
     let value = cast(emit, &value, Scalar::Number(elem))?;
     let pointer = broadcast_to(emit, pointer, &shape)?;
     let value = broadcast_to(emit, &value, &shape)?;
     let mask = mask.map(|mask| broadcast_to(emit, &mask, &shape)).transpose()?;
-    emit.store(&pointer, &value, mask.as_ref());
+    emit.store(&pointer, &value, &Access { mask, other: None, cache: operands.cache });
     Ok(())
 }
 
@@ -159,14 +162,14 @@ impl<'a> Window<'a> {
             }
             _ => None,
         };
-        emit.load(&pointer, &Masked { mask, other })
+        emit.load(&pointer, &Access { mask, other, ..Access::default() })
     }
     pub fn store(&self, emit: &mut Emitter, value: &Tensor) -> Eval<()> {
         let (pointer, mask) = self.elements(emit)?;
         let elem = pointee("store", &pointer)?;
         let value = cast(emit, value, Scalar::Number(elem))?;
         let (pointer, value) = broadcast(emit, &pointer, &value)?;
-        emit.store(&pointer, &value, mask.as_ref());
+        emit.store(&pointer, &value, &Access { mask, ..Access::default() });
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::error::{Eval, value_error};
 use crate::ops::atomic;
 use crate::ops::memory::{self, LoadOperands};
 use crate::value::{Missing, Value};
+use kiln_block::CachePolicy;
 use std::rc::Rc;
 
 const UPDATE: &str = "pointer, val, mask=None, sem=None, scope=None";
@@ -31,10 +32,22 @@ pub const TABLE: &[Primitive] = &[
 
 const EVICTION: [&str; 3] = ["evict_last", "evict_first", "evict_normal"];
 
+/// A modifier and an eviction policy as the one hint that they are; the policy counts where both are given.
+fn cache_policy(modifier: &Value, modifiers: &[&str], eviction: &Value) -> Eval<CachePolicy> {
+    let (modifier, eviction) = (known_text("cache_modifier", modifier)?, known_text("eviction_policy", eviction)?);
+    one_of("cache_modifier", &modifier, modifiers)?;
+    one_of("eviction_policy", &eviction, &EVICTION)?;
+    Ok(match (&eviction[..], &modifier[..]) {
+        ("evict_first", _) | ("" | "evict_normal", ".cs") => CachePolicy::EvictFirst,
+        ("evict_last", _) => CachePolicy::EvictLast,
+        (_, ".cg") => CachePolicy::L2Only,
+        _ => CachePolicy::Normal,
+    })
+}
+
 fn load(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let [pointer, mask, other, boundary, padding, cache, eviction, ..] = arguments else { return Ok(Value::NONE) };
-    one_of("cache_modifier", &known_text("cache_modifier", cache)?, &[".ca", ".cg", ".cs", ".cv"])?;
-    one_of("eviction_policy", &known_text("eviction_policy", eviction)?, &EVICTION)?;
+    let cache = cache_policy(cache, &[".ca", ".cg", ".cs", ".cv"], eviction)?;
     let padding = known_text("padding_option", padding)?;
     one_of("padding_option", &padding, &["zero", "nan"])?;
     match pointer {
@@ -46,15 +59,14 @@ fn load(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
         _ => {
             refuse_boundary(boundary, &padding)?;
             let pointer = tensor(walk, pointer)?;
-            memory::load(walk.emit(), &pointer, &LoadOperands { mask, other }).map(Value::Tensor)
+            memory::load(walk.emit(), &pointer, &LoadOperands { mask, other, cache }).map(Value::Tensor)
         }
     }
 }
 
 fn store(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let [pointer, value, mask, boundary, cache, eviction] = arguments else { return Ok(Value::NONE) };
-    one_of("cache_modifier", &known_text("cache_modifier", cache)?, &[".wb", ".cg", ".cs", ".wt"])?;
-    one_of("eviction_policy", &known_text("eviction_policy", eviction)?, &EVICTION)?;
+    let cache = cache_policy(cache, &[".wb", ".cg", ".cs", ".wt"], eviction)?;
     match pointer {
         Value::Descriptor(descriptor) => descriptor_store(walk, descriptor, value, mask)?,
         Value::BlockPointer(window) => {
@@ -64,7 +76,7 @@ fn store(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
         _ => {
             refuse_boundary(boundary, "")?;
             let pointer = tensor(walk, pointer)?;
-            memory::store(walk.emit(), &pointer, value, mask)?;
+            memory::store(walk.emit(), &pointer, value, &LoadOperands { mask, other: &Value::NONE, cache })?;
         }
     }
     Ok(Value::NONE)
