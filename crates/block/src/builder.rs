@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Arithmetic, Array, AtomicOp, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid,
-    InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, AtomicOp, Atomicity, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem,
+    Facts, Grid, InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -214,6 +214,19 @@ impl Builder {
         }
         cast
     }
+    /// `a * b + c`, rounded once.
+    pub fn fma(&mut self, a: Value, b: Value, c: Value) -> Value {
+        let (a, b) = self.together(a, b);
+        let (a, c) = self.together(a, c);
+        let (a, b) = self.together(a, b);
+        let ty = self.ty(a).clone();
+        self.one(Op::Fma, &[a, b, c], ty)
+    }
+    /// To a smaller float, rounded toward zero.
+    pub fn cast_to_zero(&mut self, v: Value, to: Elem) -> Value {
+        let ty = Type::block(to, self.shape(v));
+        self.one(Op::CastToZero(to), &[v], ty)
+    }
     /// The same bits as another type of the operand's shape.
     pub fn bitcast(&mut self, v: Value, to: &Type) -> Value {
         let shape = self.shape(v);
@@ -277,7 +290,24 @@ impl Builder {
         if let Some(m) = mask {
             args.push(self.broadcast_to(m, &shape));
         }
-        self.inst(Op::Atomic(op), &args, &[], vec![]);
+        self.inst(Op::Atomic { op, how: Atomicity::default() }, &args, &[], vec![]);
+    }
+    /// The same in this order and scope; gives the elements before.
+    pub fn atomic_old(&mut self, (op, how): (AtomicOp, Atomicity), p: Value, v: Value, mask: Option<Value>) -> Value {
+        let shape = self.shape(p);
+        let mut args = vec![p, self.broadcast_to(v, &shape)];
+        if let Some(m) = mask {
+            args.push(self.broadcast_to(m, &shape));
+        }
+        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
+        self.one(Op::Atomic { op, how }, &args, ty)
+    }
+    /// Replaces elements that are as expected ([`Op::CompareSwap`]); gives the elements before.
+    pub fn compare_swap(&mut self, how: Atomicity, p: Value, [expected, new]: [Value; 2]) -> Value {
+        let shape = self.shape(p);
+        let args = [p, self.broadcast_to(expected, &shape), self.broadcast_to(new, &shape)];
+        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
+        self.one(Op::CompareSwap { how }, &args, ty)
     }
     /// Where `bad` holds, writes the index and its site to `to` ([`Op::Check`]).
     pub fn check(&mut self, to: Value, [bad, index]: [Value; 2], mask: Option<Value>, site: u32) {

@@ -249,7 +249,8 @@ impl BlockProgram {
     pub fn adds_in_any_order(&self) -> bool {
         let mut found = false;
         self.walk(&mut |_, d| {
-            found |= d.op == Op::Atomic(AtomicOp::Add) && self.ty(d.args[1]).elem().is_some_and(Elem::is_float);
+            let adds = matches!(d.op, Op::Atomic { op: AtomicOp::Add, .. });
+            found |= adds && self.ty(d.args[1]).elem().is_some_and(Elem::is_float);
         });
         found
     }

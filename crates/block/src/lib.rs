@@ -23,6 +23,7 @@ pub use ir::{Arithmetic, Array, BlockProgram, Facts, Grid, Inst, InstData, Param
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{
-    AtomicOp, BinaryOp, CachePolicy, CmpOp, Const, DotPrecision, LoadMode, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp,
+    AtomicOp, Atomicity, BinaryOp, CachePolicy, CmpOp, Const, DotPrecision, LoadMode, MemoryOrder, Op, ReduceOp, Role,
+    ScanOp, Scope, Terms, UnaryOp,
 };
 pub use types::{Elem, Swizzle, Type};

@@ -41,6 +41,8 @@ pub enum UnaryOp {
     Log10,
     Log1p,
     Sqrt,
+    /// Rounded to nearest whatever the program's arithmetic; f32 and f64.
+    SqrtRn,
     Rsqrt,
     Sin,
     Cos,
@@ -78,9 +80,16 @@ pub enum BinaryOp {
     Div,
     /// Truncated remainder (sign of the dividend); integers by zero give 0.
     Rem,
+    /// Rounded to nearest whatever the program's arithmetic; f32 and f64.
+    DivRn,
     /// NaN if either is NaN.
     Max,
     Min,
+    /// Of a number and NaN the number; floats.
+    MaxNum,
+    MinNum,
+    /// The upper half of the product of twice the width; integers of 32 and 64 bits.
+    MulHi,
     Pow,
     Atan2,
     /// Bitwise (integers), logical (bool).
@@ -88,7 +97,7 @@ pub enum BinaryOp {
     Or,
     Xor,
     Shl,
-    /// Arithmetic for signed, logical for U8.
+    /// Arithmetic for signed, logical for unsigned.
     Shr,
 }
 
@@ -159,19 +168,66 @@ pub enum CachePolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AtomicOp {
-    /// f32, f64, i32 or i64; integers wrap around.
+    /// Floats but 8-bit ones, and integers of 32 and 64 bits, which wrap around.
     Add,
-    /// i32.
+    /// Integers of 32 and 64 bits, by their sign.
     Max,
+    Min,
+    And,
+    Or,
+    Xor,
+    /// The value replaces the element: of 32 or 64 bits.
+    Exchange,
 }
 impl AtomicOp {
     /// Whether elements of this type can be updated so.
     pub fn takes(self, elem: Elem) -> bool {
+        let integer = elem.is_int() && elem.bytes() >= 4;
         match self {
-            AtomicOp::Add => matches!(elem, Elem::F32 | Elem::F64 | Elem::I32 | Elem::I64),
-            AtomicOp::Max => elem == Elem::I32,
+            AtomicOp::Add => integer || elem.is_float() && !elem.is_f8(),
+            AtomicOp::Exchange => integer || matches!(elem, Elem::F32 | Elem::F64),
+            AtomicOp::Max | AtomicOp::Min | AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => integer,
         }
     }
+}
+
+/// What an atomic access orders besides itself: with `Acquire` accesses of the instance behind it are behind it for
+/// others too, with `Release` those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryOrder {
+    #[default]
+    Relaxed,
+    Acquire,
+    Release,
+    AcquireRelease,
+}
+impl MemoryOrder {
+    pub fn acquires(self) -> bool {
+        matches!(self, MemoryOrder::Acquire | MemoryOrder::AcquireRelease)
+    }
+    pub fn releases(self) -> bool {
+        matches!(self, MemoryOrder::Release | MemoryOrder::AcquireRelease)
+    }
+}
+
+/// For whom an atomic access is one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// The threads of a block.
+    Block,
+    #[default]
+    Device,
+    /// Other devices, too.
+    System,
+}
+
+/// An atomic access: its order, and for whom it is one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Atomicity {
+    pub order: MemoryOrder,
+    pub scope: Scope,
 }
 
 /// Precision of f32 matmuls (others are exact to their type, accumulating in f32, or f64 for f64).
@@ -258,6 +314,10 @@ pub enum Op {
     /// The same bits as another type of as many: of an element to another, of a pointer to a pointer or an i64 (its
     /// address in bytes), of an i64 to a pointer.
     Bitcast,
+    /// To a float of fewer bits, rounded toward zero; what is beyond its range becomes its largest number.
+    CastToZero(Elem),
+    /// Factor, factor, addend: floats, rounded once (f16 and bf16: to f32 first).
+    Fma,
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
     /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
@@ -265,8 +325,17 @@ pub enum Op {
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store(CachePolicy),
     /// Pointer, value, then mask: combines each value with the element at its pointer, which no other update comes
-    /// between. Elements and instances may overlap; their order is open.
-    Atomic(AtomicOp),
+    /// between. Elements and instances may overlap; their order is open. Result, if there is one: the elements before,
+    /// 0 outside of the mask.
+    Atomic {
+        op: AtomicOp,
+        how: Atomicity,
+    },
+    /// Pointers, expected values, new values, of 32 or 64 bits: each element of memory that has the bits of the
+    /// expected value is replaced by the new one, as one access. Result: the elements before.
+    CompareSwap {
+        how: Atomicity,
+    },
     /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask
     /// hold, the index is out of range, and [`crate::ops::fault`] of the site and the index is written to the pointer.
     /// If there are several, any one of them is written.

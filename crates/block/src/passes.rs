@@ -107,6 +107,8 @@ fn is_pure(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::CastToZero(_)
+            | Op::Fma
             | Op::PtrAdd
             | Op::Reduce { .. }
             | Op::Scan { .. }

@@ -3,7 +3,7 @@ use kiln_number::{Format, Kind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Element of a block. `U8` is unsigned; the other integers are signed; `Bool` is one byte in memory, 0 or 1.
+/// Element of a block. `Bool` is one byte in memory: 0 or 1, where it is read 0 or not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Elem {
@@ -17,12 +17,15 @@ pub enum Elem {
     I32,
     I16,
     I8,
+    U64,
+    U32,
+    U16,
     U8,
     Bool,
 }
 
 /// Elements with their names and numbers, in the order of the enum.
-static TABLE: [(Elem, &str, Kind); 12] = [
+static TABLE: [(Elem, &str, Kind); 15] = [
     (Elem::F64, "f64", Kind::Float(Format::F64)),
     (Elem::F32, "f32", Kind::Float(Format::F32)),
     (Elem::F16, "f16", Kind::Float(Format::F16)),
@@ -33,6 +36,9 @@ static TABLE: [(Elem, &str, Kind); 12] = [
     (Elem::I32, "i32", Kind::I32),
     (Elem::I16, "i16", Kind::I16),
     (Elem::I8, "i8", Kind::I8),
+    (Elem::U64, "u64", Kind::U64),
+    (Elem::U32, "u32", Kind::U32),
+    (Elem::U16, "u16", Kind::U16),
     (Elem::U8, "u8", Kind::U8),
     (Elem::Bool, "bool", Kind::Bool),
 ];
@@ -84,9 +90,14 @@ impl Elem {
     pub fn is_signed(self) -> bool {
         !matches!(self.kind(), Kind::Int { least: 0, .. } | Kind::Bool)
     }
-    /// Least and largest value of an integer element.
+    /// Least and largest value of an integer element. U64 is kept in an i64 of the same bits: its larger numbers are
+    /// negative there.
     pub fn int_range(self) -> Option<(i64, i64)> {
         self.kind().int_range()
+    }
+    /// An i64 that is ordered as the integer is which is kept in `x`.
+    pub fn ordered(self, x: i64) -> i64 {
+        if self == Elem::U64 { x ^ i64::MIN } else { x }
     }
     /// A number as the element holds it: wrapped to its width; for `Bool`, whether it is not 0.
     pub fn wrapped(self, x: i64) -> i64 {

@@ -62,6 +62,39 @@ fn grids_and_facts_of_the_launch() {
 }
 
 #[test]
+fn loops_of_any_values_and_bits() {
+    let source = "kernel @k(%p: ptr<f32> align 16, %n: i64, %u: u32) grid launch warps 1 {
+  v3 = const 0 : i64
+  v4 = const 1 : i64
+  v5 = const 0xfff8000000000000 : f32
+  v6 = for v7 : i64 in v3..%n step v4 with (v8 = %p : ptr<f32>) {
+    v9 = ptr_add v8, v7 : ptr<f32>
+    yield v9
+  }
+  v10, v11 = while with (v12 = v6 : ptr<f32>, v13 = v5 : f32) {
+    v14 = load v12 : f32
+    v15 = max_num v13, v14 : f32
+    v16 = cmp lt v15, v14 : bool
+    yield v16, v12, v15
+  }
+  v17 = bitcast v10 : i64
+  v18 = mul_hi v17, v17 : i64
+  v19 = bitcast v18 : ptr<u16>
+  v20 = fma v11, v11, v11 : f32
+  v21 = cast_to_zero bf16 v20 : bf16
+  v22 = div_rn v20, v11 : f32
+  v23 = sqrt_rn v22 : f32
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    assert_eq!(parse(&print(&k)).unwrap(), k, "{}", print(&k));
+    assert_eq!(print(&k), source);
+    let short = source.replace("v10, v11 = while", "v10 = while");
+    assert!(parse(&short).unwrap_err().to_string().contains("the loop carries 2 values and has 1 results"));
+}
+
+#[test]
 fn bytes_asked_for() {
     let source = "kernel @k(%x: ptr<f32> readonly align 16) grid [1, 1, 1] warps 1 {\n  prefetch %x bytes 64\n}\n";
     let k = parse(source).unwrap();

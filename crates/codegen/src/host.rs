@@ -5,6 +5,7 @@
 //! ([`eval`]). The code is LLVM text ([`text`]) that is vectorised as it is written; LLVM only cleans it up and
 //! allocates registers ([`jit`]).
 //! Never: threads (the caller splits the grid), lower-level ops of the block IR.
+mod atomic;
 mod control;
 mod demand;
 mod dot;

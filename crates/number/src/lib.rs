@@ -36,6 +36,12 @@ impl Kind {
     pub const I8: Kind = Kind::Int { least: i8::MIN as i64, most: i8::MAX as i64 };
     /// Unsigned 8-bit integers.
     pub const U8: Kind = Kind::Int { least: 0, most: u8::MAX as i64 };
+    /// Unsigned 16-bit integers.
+    pub const U16: Kind = Kind::Int { least: 0, most: u16::MAX as i64 };
+    /// Unsigned 32-bit integers.
+    pub const U32: Kind = Kind::Int { least: 0, most: u32::MAX as i64 };
+    /// Unsigned 64-bit integers. Those above `most` are kept as the negative numbers of the same bits.
+    pub const U64: Kind = Kind::Int { least: 0, most: i64::MAX };
 
     /// The float format; `None` for integers and bool.
     pub fn format(self) -> Option<Format> {
@@ -49,6 +55,7 @@ impl Kind {
     pub fn bits(self) -> u32 {
         match self {
             Kind::Float(format) => format.bits(),
+            Kind::Int { most: i64::MAX, .. } => i64::BITS,
             Kind::Int { least, most } => i64::BITS - most.leading_zeros() + u32::from(least < 0),
             Kind::Bool => 8,
         }
@@ -82,12 +89,16 @@ mod tests {
             [Kind::I64, Kind::I32, Kind::I16, Kind::I8, Kind::U8, Kind::Bool].map(Kind::bits),
             [64, 32, 16, 8, 8, 8]
         );
+        assert_eq!([Kind::U64, Kind::U32, Kind::U16].map(Kind::bits), [64, 32, 16]);
         for x in [0, 1, -1, 127, 128, 255, 256, -128, -129, 1 << 15, 1 << 31, (1 << 31) - 1, i64::MIN, i64::MAX] {
             assert_eq!(Kind::I64.wrapped(x), x);
             assert_eq!(Kind::I32.wrapped(x), i64::from(x as i32));
             assert_eq!(Kind::I16.wrapped(x), i64::from(x as i16));
             assert_eq!(Kind::I8.wrapped(x), i64::from(x as i8));
             assert_eq!(Kind::U8.wrapped(x), i64::from(x as u8));
+            assert_eq!(Kind::U16.wrapped(x), i64::from(x as u16));
+            assert_eq!(Kind::U32.wrapped(x), i64::from(x as u32));
+            assert_eq!(Kind::U64.wrapped(x), x);
             assert_eq!(Kind::Bool.wrapped(x), i64::from(x != 0));
         }
     }

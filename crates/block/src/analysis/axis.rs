@@ -85,7 +85,7 @@ impl Analysis {
         let arg = |n: usize| data.args.get(n).map(|v| self.axes(*v));
         match &data.op {
             Op::ConvertLayout => arg(0),
-            Op::Cast(to) if to.is_int() && *to != Elem::U8 && k.ty(data.args[0]).elem() != Some(Elem::U8) => {
+            Op::Cast(to) if to.is_int() && to.is_signed() && k.ty(data.args[0]).elem().is_some_and(Elem::is_signed) => {
                 k.ty(data.args[0]).elem().is_some_and(Elem::is_int).then(|| arg(0))?
             }
             Op::Broadcast => {

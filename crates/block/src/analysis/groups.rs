@@ -60,7 +60,7 @@ impl Analysis {
         let number = |at: usize| data.args.get(at).and_then(|v| self.affine(*v)?.as_constant());
         match &data.op {
             Op::Broadcast => of(0, axis),
-            Op::Cast(to) if to.is_int() && *to != Elem::U8 && k.ty(data.args[0]).elem().is_some_and(Elem::is_int) => {
+            Op::Cast(to) if to.is_int() && to.is_signed() && k.ty(data.args[0]).elem().is_some_and(Elem::is_int) => {
                 of(0, axis)
             }
             Op::ExpandDims(at) if *at as usize > axis => of(0, axis),

@@ -46,7 +46,7 @@ fn placed(d: &InstData) -> &[Value] {
     match (&d.op, &d.args[..]) {
         (Op::PtrAdd, [_, offset]) => std::slice::from_ref(offset),
         (Op::Load(..), [_, mask, ..]) => std::slice::from_ref(mask),
-        (Op::Store(_) | Op::Atomic(_), [_, _, mask]) => std::slice::from_ref(mask),
+        (Op::Store(_) | Op::Atomic { .. }, [_, _, mask]) => std::slice::from_ref(mask),
         (Op::TileLoad, [_, starts @ ..]) => starts,
         (Op::TileStore, [_, _, starts @ ..]) => starts,
         _ => &[],

@@ -33,6 +33,11 @@ pub struct Analysis {
     defs: HashMap<Value, Def>,
 }
 
+/// Integers that count from 0 and are often meant to wrap, as in hashes: their arithmetic has no forms.
+fn wraps(elem: Elem) -> bool {
+    matches!(elem, Elem::U16 | Elem::U32 | Elem::U64)
+}
+
 /// Divisor of zero: larger than any alignment needed.
 pub(super) const ANY: i64 = 1 << 40;
 
@@ -189,7 +194,7 @@ impl Analysis {
         if ty.is_scalar() && ty.elem().is_some_and(Elem::is_int) && matches!(ty, Type::Block { .. }) {
             let d = self.opaque_divisor(data);
             self.divisors.insert(v, d);
-            if let Some(range) = self.opaque_range(data) {
+            if let Some(range) = self.opaque_range(k, data) {
                 self.ranges.insert(v, range);
             }
         } else if let Some(axes) = self.derive_axes(k, data, v) {
@@ -200,7 +205,7 @@ impl Analysis {
         let ty = k.ty(v);
         let rank = ty.shape().len();
         if let Type::Block { elem, .. } = ty
-            && !elem.is_int()
+            && (!elem.is_int() || wraps(*elem))
         {
             return None;
         }
@@ -314,14 +319,17 @@ impl Analysis {
                 | BinaryOp::Rem,
             ) => arg(0).min(arg(1)),
             Op::Select => arg(1).min(arg(2)),
-            Op::Cast(to) if to.is_int() && *to != Elem::U8 => arg(0),
+            Op::Cast(to) if to.is_int() && to.is_signed() => arg(0),
             Op::Unary(crate::UnaryOp::Neg) => arg(0),
             _ => 1,
         }
     }
     /// Range of a scalar without a form of its own, from those of its operands.
-    fn opaque_range(&self, data: &InstData) -> Option<(i64, i64)> {
+    fn opaque_range(&self, k: &BlockProgram, data: &InstData) -> Option<(i64, i64)> {
         let Op::Binary(op) = data.op else { return None };
+        if k.ty(data.args[0]).elem().is_none_or(wraps) {
+            return None;
+        }
         let arg = |n: usize| self.range(self.forms.get(&data.args[n])?, &[]);
         let ((al, ah), (bl, bh)) = (arg(0)?, arg(1)?);
         match op {

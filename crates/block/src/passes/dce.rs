@@ -119,8 +119,10 @@ impl Dce {
         r.insts.retain(|i| self.needed.contains(i) || k.inst(*i).op == Op::Yield);
         for &i in &r.insts {
             let mut data = k.inst(i).clone();
-            if matches!(data.op, Op::For | Op::If) {
-                self.narrow(k, &mut data);
+            match data.op {
+                Op::For | Op::If => self.narrow(k, &mut data),
+                Op::Atomic { .. } => data.results.retain(|v| self.live.contains(v)),
+                _ => {}
             }
             for inner in &mut data.regions {
                 self.sweep(k, inner);

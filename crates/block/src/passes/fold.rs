@@ -166,7 +166,7 @@ impl Folder<'_> {
             Op::NumPrograms(axis) => self.k.grid.along(*axis).map(|n| To::Const(Const::Int(n as i64))),
             Op::Cast(to) => match constant(0) {
                 _ if ty(arg(0)).elem() == Some(*to) => Some(To::Value(arg(0))),
-                Some(c) => cast(c, *to).map(To::Const),
+                Some(c) => cast(c, ty(arg(0)).elem()?, *to).map(To::Const),
                 None => None,
             },
             Op::Bitcast => (ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0))),
@@ -190,9 +190,10 @@ impl Folder<'_> {
                 }),
                 _ => None,
             },
-            Op::Store(_) | Op::Atomic(_) => match constant(2) {
+            Op::Store(_) | Op::Atomic { .. } => match constant(2) {
                 Some(Const::Bool(true)) => Some(To::Op(data.op.clone(), vec![arg(0), arg(1)])),
-                Some(Const::Bool(false)) => Some(To::Nothing),
+                Some(Const::Bool(false)) if data.results.is_empty() => Some(To::Nothing),
+                Some(Const::Bool(false)) => Some(To::Const(zero(ty(arg(1)).elem()?))),
                 _ => None,
             },
             Op::Check { .. } if [1, 3].iter().any(|n| constant(*n) == Some(Const::Bool(false))) => Some(To::Nothing),
@@ -257,7 +258,7 @@ impl Folder<'_> {
             return None;
         }
         if let (Some(Const::Int(x)), Some(Const::Int(y))) = (self.consts.get(&a), self.consts.get(&b)) {
-            return Some(To::Const(Const::Bool(numbers::compare(op, *x, *y))));
+            return Some(To::Const(Const::Bool(numbers::compare(op, *elem, *x, *y))));
         }
         if a == b {
             return numbers::decided(op, (0, 0)).map(|c| To::Const(Const::Bool(c)));
@@ -286,7 +287,7 @@ fn zero(elem: Elem) -> Const {
 }
 
 /// A converted constant, where the conversion is exact.
-fn cast(c: Const, to: Elem) -> Option<Const> {
+fn cast(c: Const, from: Elem, to: Elem) -> Option<Const> {
     let x = match c {
         Const::Int(x) => x,
         Const::Bool(x) => i64::from(x),
@@ -294,6 +295,8 @@ fn cast(c: Const, to: Elem) -> Option<Const> {
         Const::Float(_) => return None,
     };
     match to {
+        // Larger numbers are negative here.
+        e if from == Elem::U64 && x < 0 && e.is_float() => None,
         Elem::Bool => Some(Const::Bool(x != 0)),
         Elem::F64 => (x.unsigned_abs() <= 1 << 53).then_some(Const::Float(x as f64)),
         Elem::F32 => (x.unsigned_abs() <= 1 << 24).then_some(Const::Float(x as f64)),

@@ -13,25 +13,42 @@ pub fn unary(op: UnaryOp, elem: Elem, x: i64) -> Option<i64> {
 /// `None` where targets may differ (shifts by more than the width).
 pub fn binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Option<i64> {
     let shift = (0..8 * elem.bytes() as i64).contains(&y);
+    let (ux, uy) = (x as u64, y as u64);
     Some(elem.wrapped(match op {
         BinaryOp::Add => x.wrapping_add(y),
         BinaryOp::Sub => x.wrapping_sub(y),
         BinaryOp::Mul => x.wrapping_mul(y),
         BinaryOp::Div | BinaryOp::Rem if y == 0 => 0,
+        BinaryOp::Div if elem == Elem::U64 => (ux / uy) as i64,
+        BinaryOp::Rem if elem == Elem::U64 => (ux % uy) as i64,
         BinaryOp::Div => x.wrapping_div(y),
         BinaryOp::Rem => x.wrapping_rem(y),
-        BinaryOp::Max => x.max(y),
-        BinaryOp::Min => x.min(y),
+        BinaryOp::Max => {
+            if elem.ordered(x) >= elem.ordered(y) {
+                x
+            } else {
+                y
+            }
+        }
+        BinaryOp::Min => {
+            if elem.ordered(x) <= elem.ordered(y) {
+                x
+            } else {
+                y
+            }
+        }
         BinaryOp::And => x & y,
         BinaryOp::Or => x | y,
         BinaryOp::Xor => x ^ y,
         BinaryOp::Shl if shift => x << y,
+        BinaryOp::Shr if shift && elem == Elem::U64 => (ux >> uy) as i64,
         BinaryOp::Shr if shift => x >> y,
         _ => return None,
     }))
 }
 
-pub fn compare(op: CmpOp, x: i64, y: i64) -> bool {
+pub fn compare(op: CmpOp, elem: Elem, x: i64, y: i64) -> bool {
+    let (x, y) = (elem.ordered(x), elem.ordered(y));
     match op {
         CmpOp::Eq => x == y,
         CmpOp::Ne => x != y,

@@ -1,5 +1,7 @@
 //! Names of ops in the text form, for both directions.
-use crate::{AtomicOp, BinaryOp, CachePolicy, CmpOp, LoadMode, Op, ReduceOp, ScanOp, Terms, UnaryOp};
+use crate::{
+    AtomicOp, BinaryOp, CachePolicy, CmpOp, LoadMode, MemoryOrder, Op, ReduceOp, ScanOp, Scope, Terms, UnaryOp,
+};
 
 pub const UNARY: &[(&str, UnaryOp)] = &[
     ("neg", UnaryOp::Neg),
@@ -14,6 +16,7 @@ pub const UNARY: &[(&str, UnaryOp)] = &[
     ("log10", UnaryOp::Log10),
     ("log1p", UnaryOp::Log1p),
     ("sqrt", UnaryOp::Sqrt),
+    ("sqrt_rn", UnaryOp::SqrtRn),
     ("rsqrt", UnaryOp::Rsqrt),
     ("sin", UnaryOp::Sin),
     ("cos", UnaryOp::Cos),
@@ -41,8 +44,12 @@ pub const BINARY: &[(&str, BinaryOp)] = &[
     ("mul", BinaryOp::Mul),
     ("div", BinaryOp::Div),
     ("rem", BinaryOp::Rem),
+    ("div_rn", BinaryOp::DivRn),
     ("max", BinaryOp::Max),
     ("min", BinaryOp::Min),
+    ("max_num", BinaryOp::MaxNum),
+    ("min_num", BinaryOp::MinNum),
+    ("mul_hi", BinaryOp::MulHi),
     ("pow", BinaryOp::Pow),
     ("atan2", BinaryOp::Atan2),
     ("and", BinaryOp::And),
@@ -63,6 +70,21 @@ pub const REDUCE: &[(&str, ReduceOp)] = &[
     ("argmax", ReduceOp::ArgMax),
     ("argmin", ReduceOp::ArgMin),
 ];
+pub const ATOMIC: &[(&str, AtomicOp)] = &[
+    ("atomic_add", AtomicOp::Add),
+    ("atomic_max", AtomicOp::Max),
+    ("atomic_min", AtomicOp::Min),
+    ("atomic_and", AtomicOp::And),
+    ("atomic_or", AtomicOp::Or),
+    ("atomic_xor", AtomicOp::Xor),
+    ("atomic_exchange", AtomicOp::Exchange),
+];
+pub const ORDER: &[(&str, MemoryOrder)] = &[
+    ("acquire", MemoryOrder::Acquire),
+    ("release", MemoryOrder::Release),
+    ("acquire_release", MemoryOrder::AcquireRelease),
+];
+pub const SCOPE: &[(&str, Scope)] = &[("block", Scope::Block), ("system", Scope::System)];
 /// What is summed in place of products.
 pub const TERMS: &[(&str, Terms)] = &[("squares", Terms::Squares), ("distances", Terms::Distances)];
 pub const SCAN: &[(&str, ScanOp)] = &[("sum", ScanOp::Sum), ("prod", ScanOp::Prod), ("max", ScanOp::Max)];
@@ -82,13 +104,12 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("reshape", Op::Reshape),
     ("select", Op::Select),
     ("bitcast", Op::Bitcast),
+    ("fma", Op::Fma),
     ("ptr_add", Op::PtrAdd),
     ("load", Op::Load(LoadMode::Vectors, CachePolicy::Normal)),
     ("load_apart", Op::Load(LoadMode::Apart, CachePolicy::Normal)),
     ("load_window", Op::Load(LoadMode::Window, CachePolicy::Normal)),
     ("store", Op::Store(CachePolicy::Normal)),
-    ("atomic_add", Op::Atomic(AtomicOp::Add)),
-    ("atomic_max", Op::Atomic(AtomicOp::Max)),
     ("yield", Op::Yield),
     ("tile_load", Op::TileLoad),
     ("tile_store", Op::TileStore),

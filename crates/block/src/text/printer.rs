@@ -1,8 +1,8 @@
 //! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, BlockProgram, CachePolicy, Const, DotPrecision, Facts, Inst, InstData, Layout, Op, Region, Terms, Type,
-    Value, layout::Basis,
+    Arithmetic, Atomicity, BlockProgram, CachePolicy, Const, DotPrecision, Facts, Inst, InstData, Layout, Op, Region,
+    Terms, Type, Value, layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
 
@@ -240,6 +240,7 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Binary(b) => names::name_of(names::BINARY, b).unwrap_or("binary").into(),
         Op::Cmp(c) => format!("cmp {}", names::name_of(names::CMP, c).unwrap_or("?")),
         Op::Cast(to) => format!("cast {to}"),
+        Op::CastToZero(to) => format!("cast_to_zero {to}"),
         Op::ExpandDims(axis) => return ("expand_dims".into(), format!(" axis {axis}")),
         Op::Permute(perm) => {
             let list: Vec<String> = perm.iter().map(u8::to_string).collect();
@@ -248,6 +249,8 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Part { axis, at } => return ("part".into(), format!(" axis {axis} at {at}")),
         Op::Unpack { row } => return ("unpack".into(), format!(" row {row}")),
         Op::Pack { row } => return ("pack".into(), format!(" row {row}")),
+        Op::Atomic { op, how } => atomic(names::name_of(names::ATOMIC, op).unwrap_or("?"), *how),
+        Op::CompareSwap { how } => atomic("atomic_compare_swap", *how),
         Op::Reduce { op, axis } => {
             let name = names::name_of(names::REDUCE, op).unwrap_or("?");
             return (format!("reduce {name}"), format!(" axis {axis}"));
@@ -290,6 +293,11 @@ fn plain_name(op: &Op) -> &'static str {
 fn cached(access: &Op, policy: CachePolicy) -> String {
     let name = plain_name(access);
     names::name_of(names::CACHE, &policy).map_or_else(|| name.into(), |policy| format!("{name} {policy}"))
+}
+/// Name, order and scope of an atomic access; the weakest order and the device go without saying.
+fn atomic(name: &str, how: Atomicity) -> String {
+    let words = [names::name_of(names::ORDER, &how.order), names::name_of(names::SCOPE, &how.scope)];
+    words.into_iter().flatten().fold(name.to_string(), |all, word| all + " " + word)
 }
 fn of(terms: Terms, name: &str) -> String {
     names::name_of(names::TERMS, &terms).map_or_else(|| name.into(), |terms| format!("{name} {terms}"))

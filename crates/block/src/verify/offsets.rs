@@ -64,7 +64,8 @@ impl Offsets<'_> {
     fn access(&self, i: Inst, data: &InstData) -> Result<(), BlockError> {
         let places: &[Value] = match (&data.op, &data.args[..]) {
             (Op::Load(..), args) => args.get(..2).unwrap_or(args),
-            (Op::Store(_) | Op::Atomic(_), [pointer, _, mask @ ..]) => {
+            (Op::CompareSwap { .. }, args) => args.get(..1).unwrap_or(args),
+            (Op::Store(_) | Op::Atomic { .. }, [pointer, _, mask @ ..]) => {
                 self.unwrapped(i, *pointer)?;
                 mask
             }
@@ -234,7 +235,7 @@ impl Offsets<'_> {
             Elem::I64 => (i64::MIN.into(), i64::MAX.into()),
             _ => {
                 let bits = 8 * elem.bytes() as u32;
-                if elem == Elem::U8 { (0, 255) } else { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) }
+                if elem.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
             }
         }
     }

@@ -17,10 +17,9 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Part { .. }
         | Op::Unpack { .. }
         | Op::Pack { .. } => shapes(&op),
-        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast | Op::PtrAdd => {
-            pointwise(&op)
-        }
-        Op::Load(..) | Op::Store(_) | Op::Atomic(_) => pointers(&op),
+        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
+        Op::Bitcast | Op::CastToZero(_) | Op::Fma => pointwise(&op),
+        Op::Load(..) | Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } => pointers(&op),
         Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => records(&op),
         Op::TileLoad | Op::TileStore => tiles(&op),
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&op),
@@ -164,6 +163,22 @@ fn pointwise(s: &Checked) -> Rule {
             let (_, shape) = block("the operand", s.ty(0))?;
             same("the result", s.out(), &Type::block(*to, shape))
         }
+        Op::CastToZero(to) => {
+            s.arity(1, 1, 1)?;
+            let (elem, shape) = block("the operand", s.ty(0))?;
+            let narrower =
+                matches!(elem, Elem::F32 | Elem::F64) && is_arithmetic_float(*to) && to.bytes() < elem.bytes();
+            ensure(narrower, || format!("{elem} is not rounded toward zero to {to}; a float to a smaller one is"))?;
+            same("the result", s.out(), &Type::block(*to, shape))
+        }
+        Op::Fma => {
+            s.arity(3, 3, 1)?;
+            let (elem, _) = block("the first factor", s.ty(0))?;
+            ensure(is_arithmetic_float(elem), || format!("the op is not defined on {elem}; cast first"))?;
+            same("the second factor", s.ty(1), s.ty(0))?;
+            same("the addend", s.ty(2), s.ty(0))?;
+            same("the result", s.out(), s.ty(0))
+        }
         Op::Bitcast => {
             s.arity(1, 1, 1)?;
             bitcast(s.ty(0), s.out())
@@ -196,18 +211,34 @@ fn pointers(s: &Checked) -> Rule {
             }
             same("the result", s.out(), &loaded)
         }
-        op @ (Op::Store(_) | Op::Atomic(_)) => {
-            s.arity(2, 3, 0)?;
+        op @ (Op::Store(_) | Op::Atomic { .. }) => {
+            let gives = matches!(op, Op::Atomic { .. }) && !s.data.results.is_empty();
+            s.arity(2, 3, usize::from(gives))?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
             same("the value", s.ty(1), &Type::block(elem, shape))?;
-            if let Op::Atomic(op) = op {
+            if let Op::Atomic { op, .. } = op {
                 ensure(op.takes(elem), || format!("elements of type {} have no such update", elem.name()))?;
             }
             if s.data.args.len() > 2 {
                 same("the mask", s.ty(2), &Type::block(Elem::Bool, shape))?;
             }
+            if gives {
+                same("the result", s.out(), s.ty(1))?;
+            }
             ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
                 format!("parameter {} is readonly; drop that or store elsewhere", s.facts.roots[&s.data.args[0]])
+            })
+        }
+        Op::CompareSwap { .. } => {
+            s.arity(3, 3, 1)?;
+            let (elem, shape) = pointer("the first operand", s.ty(0))?;
+            ensure(elem.bytes() >= 4, || format!("{elem} is not exchanged; elements of 32 or 64 bits are"))?;
+            let ty = Type::block(elem, shape);
+            same("the expected value", s.ty(1), &ty)?;
+            same("the new value", s.ty(2), &ty)?;
+            same("the result", s.out(), &ty)?;
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
+                format!("parameter {} is readonly; drop that", s.facts.roots[&s.data.args[0]])
             })
         }
         _ => Ok(()),
@@ -356,6 +387,7 @@ fn constant(c: Const, elem: Elem) -> Rule {
     let fits = match c {
         Const::Float(_) => elem.is_float(),
         Const::Bool(_) => elem == Elem::Bool,
+        Const::Int(_) if elem == Elem::U64 => true,
         Const::Int(n) => elem.int_range().is_some_and(|(lo, hi)| (lo..=hi).contains(&n)),
     };
     ensure(fits, || match c {
@@ -386,6 +418,7 @@ fn unary(op: UnaryOp, ty: &Type, out: &Type) -> Rule {
     let fits = match op {
         UnaryOp::Neg | UnaryOp::Abs => is_number(elem),
         UnaryOp::Not => elem.is_int() || elem == Elem::Bool,
+        UnaryOp::SqrtRn => matches!(elem, Elem::F32 | Elem::F64),
         UnaryOp::Gelu | UnaryOp::Tf32 | UnaryOp::Exp2Approx | UnaryOp::TanhApprox => elem == Elem::F32,
         _ => is_arithmetic_float(elem),
     };
@@ -398,7 +431,9 @@ fn unary(op: UnaryOp, ty: &Type, out: &Type) -> Rule {
 
 fn binary_takes(op: BinaryOp, elem: Elem) -> bool {
     match op {
-        BinaryOp::Pow | BinaryOp::Atan2 => is_arithmetic_float(elem),
+        BinaryOp::Pow | BinaryOp::Atan2 | BinaryOp::MaxNum | BinaryOp::MinNum => is_arithmetic_float(elem),
+        BinaryOp::DivRn => matches!(elem, Elem::F32 | Elem::F64),
+        BinaryOp::MulHi => elem.is_int() && elem.bytes() >= 4,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => elem.is_int() || elem == Elem::Bool,
         BinaryOp::Shl | BinaryOp::Shr => elem.is_int(),
         _ => is_number(elem),

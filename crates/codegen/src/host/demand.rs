@@ -51,7 +51,8 @@ fn own_cost(op: &Op) -> u32 {
         },
         Op::Binary(B::Div) => 6,
         Op::Binary(B::Rem | B::Pow | B::Atan2) => 200,
-        Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => 1,
+        Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast | Op::Fma => 1,
+        Op::CastToZero(_) => 4,
         _ => 0,
     }
 }
@@ -61,6 +62,8 @@ pub(super) fn forces(op: &Op) -> bool {
     matches!(
         op,
         Op::Store(_)
+            | Op::Atomic { .. }
+            | Op::CompareSwap { .. }
             | Op::Check { .. }
             | Op::Reduce { .. }
             | Op::Scan { .. }
@@ -132,7 +135,8 @@ impl Demand {
                 Op::Check { .. } => inst.args.get(3).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
                 Op::Reduce { op, .. } => self.reduced(k, *op, a),
                 Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
-                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => own.clone(),
+                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => own.clone(),
+                Op::Bitcast | Op::CastToZero(_) | Op::Fma => own.clone(),
                 _ => BTreeSet::new(),
             };
             match self.within.get_mut(&a) {
@@ -235,7 +239,7 @@ impl Demand {
             let clash = order.iter().any(|&s| {
                 let store = k.inst(s);
                 let Some(&q) = store.args.first() else { return false };
-                matches!(store.op, Op::Store(_))
+                matches!(store.op, Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. })
                     && self.root(q) == root
                     && (at(s) > at(l) || self.loops(s).iter().any(|f| self.loops(l).contains(f)))
             });

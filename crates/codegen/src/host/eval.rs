@@ -230,6 +230,14 @@ impl Emit<'_> {
                 let x = self.eval(arg(0)?, at)?;
                 self.cast(&x, *to)
             }
+            Op::CastToZero(to) => {
+                let x = self.eval(arg(0)?, at)?;
+                self.cast_to_zero(&x, *to)
+            }
+            Op::Fma => {
+                let (x, y, z) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?, self.eval(arg(2)?, at)?);
+                self.fma(&x, &y, &z)
+            }
             Op::Bitcast => {
                 let x = self.eval(arg(0)?, at)?;
                 self.bitcast(&x, kernel.ty(result))

@@ -95,6 +95,8 @@ impl Emit<'_> {
                         | Op::Select
                         | Op::Cast(_)
                         | Op::Bitcast
+                        | Op::CastToZero(_)
+                        | Op::Fma
                         | Op::PtrAdd
                         | Op::Load(..)
                 );
@@ -181,7 +183,7 @@ impl Emit<'_> {
         self.settle(group, running)
     }
     /// A loop counter that is a multiple of 2^tz, plus a constant.
-    fn counter(&mut self, i: &Name, plus: i64, tz: u32) -> Val {
+    pub fn counter(&mut self, i: &Name, plus: i64, tz: u32) -> Val {
         let d = self.text.depth();
         let n = Num { text: i.clone(), konst: None, tz, nonneg: true, exact: true };
         if plus == 0 {
@@ -368,7 +370,14 @@ impl Emit<'_> {
         let inst = self.kernel.inst(*i);
         match &inst.op {
             Op::Load(..) => masks.extend(inst.args.get(1)),
-            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast => {
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Select
+            | Op::Cast(_)
+            | Op::Bitcast
+            | Op::CastToZero(_)
+            | Op::Fma => {
                 for a in &inst.args {
                     self.masks_of(*a, masks, seen);
                 }

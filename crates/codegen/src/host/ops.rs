@@ -2,7 +2,8 @@
 //!
 //! Half types are computed in f32 and rounded once per op; a register of a half type always holds a rounded value.
 use super::math;
-use super::text::{Name, float, literal, reg, suffix, vector};
+use super::memory::Store;
+use super::text::{Name, float, literal, mem, reg, suffix, vector};
 use super::value::{Arith, Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{BinaryOp, CmpOp, Elem, UnaryOp};
@@ -70,7 +71,7 @@ impl Emit<'_> {
             let r = match op {
                 UnaryOp::Neg => self.text.emit(d, format!("fneg {t} {x}")),
                 UnaryOp::Abs => self.intrinsic(d, "fabs", ty, n, &[&x]),
-                UnaryOp::Sqrt => self.intrinsic(d, "sqrt", ty, n, &[&x]),
+                UnaryOp::Sqrt | UnaryOp::SqrtRn => self.intrinsic(d, "sqrt", ty, n, &[&x]),
                 UnaryOp::Rsqrt => {
                     let s = self.intrinsic(d, "sqrt", ty, n, &[&x]);
                     self.text.emit(d, format!("fdiv {t} {}, {s}", lit(1.0)))
@@ -87,7 +88,7 @@ impl Emit<'_> {
         }
         let r = match op {
             UnaryOp::Neg => self.text.emit(d, format!("sub {t} {}, {x}", literal(ty, n, "0"))),
-            UnaryOp::Abs if e == Elem::U8 => x,
+            UnaryOp::Abs if !e.is_signed() => x,
             UnaryOp::Abs => {
                 let zero = literal(ty, n, "0");
                 let m = self.text.emit(d, format!("sub {t} {zero}, {x}"));
@@ -159,7 +160,11 @@ impl Emit<'_> {
                 BinaryOp::Add => self.text.emit(d, format!("fadd {t} {x}, {y}")),
                 BinaryOp::Sub => self.text.emit(d, format!("fsub {t} {x}, {y}")),
                 BinaryOp::Mul => self.text.emit(d, format!("fmul {t} {x}, {y}")),
-                BinaryOp::Div => self.text.emit(d, format!("fdiv {t} {x}, {y}")),
+                BinaryOp::Div | BinaryOp::DivRn => self.text.emit(d, format!("fdiv {t} {x}, {y}")),
+                BinaryOp::MaxNum | BinaryOp::MinNum => {
+                    let name = if op == BinaryOp::MaxNum { "maxnum" } else { "minnum" };
+                    self.intrinsic(d, name, ty, n, &[x, y])
+                }
                 BinaryOp::Max | BinaryOp::Min => {
                     let name = if op == BinaryOp::Max { "maximum" } else { "minimum" };
                     let name = format!("llvm.{name}.{}", suffix(ty, n));
@@ -189,6 +194,7 @@ impl Emit<'_> {
         Ok(match op {
             BinaryOp::Max => self.intrinsic(d, if signed { "smax" } else { "umax" }, ty, n, &[x, y]),
             BinaryOp::Min => self.intrinsic(d, if signed { "smin" } else { "umin" }, ty, n, &[x, y]),
+            BinaryOp::MulHi => self.upper_product(e, d, x, y, n),
             BinaryOp::Div | BinaryOp::Rem if e != Elem::Bool => self.int_div(op, e, d, x, y, n),
             BinaryOp::Shl | BinaryOp::Shr if e != Elem::Bool => {
                 let bits = e.bytes() * 8;
@@ -211,6 +217,51 @@ impl Emit<'_> {
             _ => return Err(format!("{op:?} of {e}")),
         })
     }
+    /// The upper half of a product.
+    fn upper_product(&mut self, e: Elem, d: usize, x: &Name, y: &Name, n: usize) -> Name {
+        let bits = 8 * e.bytes();
+        let (t, twice) = (vector(reg(e), n), format!("i{}", 2 * bits));
+        let (w, s) = (vector(&twice, n), if e.is_signed() { "s" } else { "z" });
+        let x = self.text.emit(d, format!("{s}ext {t} {x} to {w}"));
+        let y = self.text.emit(d, format!("{s}ext {t} {y} to {w}"));
+        let p = self.text.emit(d, format!("mul {w} {x}, {y}"));
+        let p = self.text.emit(d, format!("lshr {w} {p}, {}", literal(&twice, n, &bits.to_string())));
+        self.text.emit(d, format!("trunc {w} {p} to {t}"))
+    }
+    /// A product and a sum, rounded once.
+    pub fn fma(&mut self, a: &Val, b: &Val, c: &Val) -> Res<Val> {
+        let (n, d, e) = (self.width(&[a, b, c]), a.depth.max(b.depth).max(c.depth), a.elem);
+        let [x, y, z] = [a, b, c].map(|v| self.reg(v, n));
+        let r = self.intrinsic(d, "fma", reg(e), n, &[&x, &y, &z]);
+        let r = self.round(d, e, r, n)?;
+        Ok(self.wrap(e, r, n, d))
+    }
+    /// To a smaller float, toward zero: the nearest number, or the one of less magnitude next to it.
+    pub fn cast_to_zero(&mut self, v: &Val, to: Elem) -> Res<Val> {
+        let (from, d, n) = (v.elem, v.depth, self.width(&[v]));
+        let x = self.reg(v, n);
+        let near = self.cast_reg(from, to, d, x.clone(), n)?;
+        let back = if reg(from) == reg(to) { near.clone() } else { self.cast_reg(to, from, d, near.clone(), n)? };
+        let (f, c) = (vector(reg(from), n), vector("i1", n));
+        let size = self.intrinsic(d, "fabs", reg(from), n, &[&back]);
+        let of = self.intrinsic(d, "fabs", reg(from), n, &[&x]);
+        let away = self.text.emit(d, format!("fcmp ogt {f} {size}, {of}"));
+        let word = format!("i{}", 8 * to.bytes());
+        let w = vector(&word, n);
+        let held = self.pack(d, to, Store::Tensor, near, n)?;
+        let bits = match mem(to) {
+            ty if ty == word => held,
+            ty => self.text.emit(d, format!("bitcast {} {held} to {w}", vector(ty, n))),
+        };
+        let less = self.text.emit(d, format!("sub {w} {bits}, {}", literal(&word, n, "1")));
+        let bits = self.text.emit(d, format!("select {c} {away}, {w} {less}, {w} {bits}"));
+        let held = match mem(to) {
+            ty if ty == word => bits,
+            ty => self.text.emit(d, format!("bitcast {w} {bits} to {}", vector(ty, n))),
+        };
+        let r = self.unpack(d, to, Store::Tensor, held, n)?;
+        Ok(self.wrap(to, r, n, d))
+    }
     /// Truncates; division by zero gives 0; the smallest number by -1 wraps.
     fn int_div(&mut self, op: BinaryOp, e: Elem, d: usize, x: &Name, y: &Name, n: usize) -> Name {
         let ty = reg(e);
@@ -218,7 +269,7 @@ impl Emit<'_> {
         let (zero, one) = (literal(ty, n, "0"), literal(ty, n, "1"));
         let is_zero = self.text.emit(d, format!("icmp eq {t} {y}, {zero}"));
         let rem = op == BinaryOp::Rem;
-        if e == Elem::U8 {
+        if !e.is_signed() {
             let s = self.text.emit(d, format!("select {c} {is_zero}, {t} {one}, {t} {y}"));
             let q = self.text.emit(d, format!("{} {t} {x}, {s}", if rem { "urem" } else { "udiv" }));
             return self.text.emit(d, format!("select {c} {is_zero}, {t} {zero}, {t} {q}"));
@@ -352,7 +403,7 @@ impl Emit<'_> {
                 }
                 let name = format!(
                     "llvm.fpto{}i.sat.{}.{}",
-                    if to == Elem::U8 { "u" } else { "s" },
+                    if to.is_signed() { "s" } else { "u" },
                     suffix(tt, n),
                     suffix(ft, n)
                 );
@@ -360,9 +411,9 @@ impl Emit<'_> {
             }
             (false, true) => {
                 let s = if from.is_signed() { "s" } else { "u" };
-                if half && matches!(from, Elem::I32 | Elem::I64) {
+                if half && from.bytes() >= 4 {
                     let w = vector("double", n);
-                    let y = self.text.emit(d, format!("sitofp {f} {x} to {w}"));
+                    let y = self.text.emit(d, format!("{s}itofp {f} {x} to {w}"));
                     let r = self.round_to_odd(d, &y, n);
                     self.round(d, to, r, n)?
                 } else {

@@ -151,6 +151,7 @@ impl Emit<'_> {
                 self.flush()?;
                 self.dot(arg(0)?, arg(1)?, arg(2)?, result)
             }
+            (Op::Atomic { .. } | Op::CompareSwap { .. }, _) => self.atomic(inst),
             (Op::For, _) => self.for_loop(i),
             (Op::While, _) => self.while_loop(i),
             (Op::If, _) => self.if_else(i),
@@ -224,6 +225,8 @@ fn upper(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::CastToZero(_)
+            | Op::Fma
             | Op::PtrAdd
             | Op::Load(..)
     )

@@ -35,6 +35,8 @@ pub(super) fn scan_reduce(op: ScanOp) -> ReduceOp {
 pub(super) fn identity(op: ReduceOp, e: Elem) -> String {
     let largest = |positive: bool| match e {
         Elem::Bool => positive.to_string(),
+        // All bits of the largest.
+        Elem::U64 => if positive { "-1" } else { "0" }.into(),
         _ => match e.int_range() {
             Some((least, largest)) => if positive { largest } else { least }.to_string(),
             None => float(reg(e), if positive { f64::INFINITY } else { f64::NEG_INFINITY }),

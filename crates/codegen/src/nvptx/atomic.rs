@@ -1,17 +1,35 @@
 //! What instances do to each other in global memory: atomic updates (`red`), by vectors where the target has them, and
 //! values that others wait for (`st.relaxed`, `ld.relaxed`).
 use super::emit::{Fail, Res, Val, mistyped};
+use super::fetch::Access;
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
 use super::memory::{Split, When, split};
 use inkwell::values::IntValue;
-use kiln_block::{AtomicOp, Elem, InstData};
+use kiln_block::{AtomicOp, Atomicity, Elem, InstData};
 
 /// Elements that a thread polls at once.
 const AT_ONCE: usize = 8;
 
 impl<'c> Gen<'c, '_> {
-    pub fn atomic(&mut self, op: AtomicOp, data: &InstData) -> Res<()> {
+    /// What the elements were, if the op has a result.
+    pub fn atomic(&mut self, op: AtomicOp, how: Atomicity, data: &InstData) -> Res<Option<Vec<Reg<'c>>>> {
+        match data.results[..] {
+            [] if how == Atomicity::default() && is_reduction(op, self.elem(data.args[1])?) => {
+                self.reduction(op, data)?;
+                Ok(None)
+            }
+            _ => {
+                let before = self.fetched(Access::Update(op), how, data)?;
+                Ok((!data.results.is_empty()).then_some(before))
+            }
+        }
+    }
+    pub fn compare_swap(&mut self, how: Atomicity, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        self.fetched(Access::CompareSwap, how, data)
+    }
+    /// Updates without results.
+    fn reduction(&mut self, op: AtomicOp, data: &InstData) -> Res<()> {
         let elem = self.elem(data.args[1])?;
         // Integers wrap around, so signed sums are unsigned ones.
         let ty = match (op, elem) {
@@ -145,6 +163,15 @@ impl<'c> Gen<'c, '_> {
         args.extend(values);
         self.e.asm(&text, &constraints.join(","), None, &args, true, false)?;
         Ok(())
+    }
+}
+
+/// Whether an update without a result is a `red` by vectors or of the types that these have.
+fn is_reduction(op: AtomicOp, elem: Elem) -> bool {
+    match op {
+        AtomicOp::Add => matches!(elem, Elem::F32 | Elem::F64 | Elem::I32 | Elem::I64),
+        AtomicOp::Max => elem == Elem::I32,
+        _ => false,
     }
 }
 

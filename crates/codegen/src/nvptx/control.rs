@@ -56,6 +56,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(body);
         self.scratch.unknown();
         self.wrote |= self.writes(region);
+        self.reads.enter(self.k, region);
         let index = self.e.b.build_phi(first.get_type(), "i")?;
         let div = |i: &Index<'c>| i.div.min(if i.off == 0 { 1 << 40 } else { 1 << i.off.trailing_zeros() });
         let least = lo.lo.saturating_add(lo.off);
@@ -134,6 +135,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(body);
         self.scratch.unknown();
         self.wrote |= self.writes(region);
+        self.reads.enter(self.k, region);
         let phis: Vec<Vec<PhiValue<'c>>> =
             region.params.iter().zip(&starts).map(|(v, start)| self.phis(*v, start.len())).collect::<Res<_>>()?;
         self.blocks.repeats += 1;
@@ -233,7 +235,9 @@ impl<'c> Gen<'c, '_> {
     }
     fn writes(&self, region: &Region) -> bool {
         let mut found = false;
-        self.k.walk_region(region, &mut |_, d| found |= matches!(d.op, Op::Store(_) | Op::Atomic(_)));
+        self.k.walk_region(region, &mut |_, d| {
+            found |= matches!(d.op, Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. })
+        });
         found
     }
 }

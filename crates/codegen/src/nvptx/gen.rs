@@ -7,6 +7,7 @@ use super::exchange::Scratch;
 use super::halves::{self, Half};
 use super::head;
 use super::index::{Index, Memo, Pointer, Reg};
+use super::reads::Reads;
 use super::roles::Group;
 use super::rows;
 use super::threads::Threads;
@@ -63,6 +64,8 @@ pub(super) struct Gen<'c, 'k> {
     /// Some matmul's left operand is in registers; and those that a token's matmuls read.
     pub left_in_registers: bool,
     pub read: HashMap<Value, Vec<Val<'c>>>,
+    /// Pointers whose elements threads have read since the last barrier, where stores may overwrite what others read.
+    pub reads: Reads,
     /// Integers that do not wrap, although their ranges are not known.
     pub unwrapped: HashSet<Value>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
@@ -122,6 +125,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         fenced: false,
         left_in_registers: has_left_in_registers(k),
         read: HashMap::new(),
+        reads: Reads::of(k),
         unwrapped: if k.has_launch_values() { analysis::unwrapped(k) } else { HashSet::new() },
         regs: vec![None; k.values.len()],
     };
@@ -256,7 +260,11 @@ impl<'c> Gen<'c, '_> {
         let regs = match &data.op {
             Op::Store(_) => return self.store(data),
             Op::Publish => return self.publish(data),
-            Op::Atomic(op) => return self.atomic(*op, data),
+            Op::Atomic { op, how } => match self.atomic(*op, *how, data)? {
+                Some(before) => before,
+                None => return Ok(()),
+            },
+            Op::CompareSwap { how } => self.compare_swap(*how, data)?,
             Op::For => return self.for_loop(data),
             Op::While => return self.while_loop(data),
             Op::If => return self.branch(data),
@@ -309,6 +317,7 @@ impl<'c> Gen<'c, '_> {
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
                 self.pointwise(data)?
             }
+            Op::CastToZero(_) | Op::Fma => self.pointwise(data)?,
             other => return Err(Fail::Unsupported(exchange::op_name(other))),
         };
         self.set(data.results[0], regs);

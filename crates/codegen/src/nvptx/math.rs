@@ -26,7 +26,7 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
     match op {
         UnaryOp::Neg => return e.fneg(x),
         UnaryOp::Abs => return e.call_float("llvm.fabs", &[x]),
-        UnaryOp::Sqrt => return e.call_float("llvm.sqrt", &[x]),
+        UnaryOp::Sqrt | UnaryOp::SqrtRn => return e.call_float("llvm.sqrt", &[x]),
         UnaryOp::Floor => return e.call_float("llvm.floor", &[x]),
         UnaryOp::Ceil => return e.call_float("llvm.ceil", &[x]),
         UnaryOp::Round => return e.call_float("llvm.roundeven", &[x]),
@@ -78,9 +78,11 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::Div if e.rounded && !e.host && !is_double(x) => {
             super::emit::float(e.call("llvm.nvvm.div.full", &[], &[x.into(), y.into()])?)
         }
-        BinaryOp::Div => e.fdiv(x, y),
+        BinaryOp::Div | BinaryOp::DivRn => e.fdiv(x, y),
         BinaryOp::Max => e.call_float("llvm.maximum", &[x, y]),
         BinaryOp::Min => e.call_float("llvm.minimum", &[x, y]),
+        BinaryOp::MaxNum => e.call_float("llvm.maxnum", &[x, y]),
+        BinaryOp::MinNum => e.call_float("llvm.minnum", &[x, y]),
         BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
         BinaryOp::Pow if is_double(x) => wide::pow(e, x, y),
         BinaryOp::Pow if e.rounded => single::rounded_pow(e, x, y),

@@ -56,7 +56,9 @@ impl<'c> Gen<'c, '_> {
             self.sync()?;
             self.scratch.synced();
             self.wrote = false;
+            self.reads.clear();
         }
+        self.reads.load(data.args[0], self.flat(data.args[0])?);
         let elem = self.elem(data.results[0])?;
         let others = match data.args.get(2) {
             Some(o) => Some(self.plain(*o)?),
@@ -72,10 +74,21 @@ impl<'c> Gen<'c, '_> {
     pub fn store(&mut self, data: &InstData) -> Res<()> {
         let elem = self.elem(data.args[1])?;
         let Op::Store(cache) = data.op else { return Err(mistyped("a store")) };
+        self.after_reads(data.args[0])?;
         let (pointers, values, masks) = self.written(data)?;
         let pointers: Vec<_> = pointers.into_iter().map(|p| Pointer { cache, ..p }).collect();
         self.wrote = true;
         self.store_all(&pointers, &values, masks.as_deref(), elem)
+    }
+    /// Waits for loads of other threads that a write to these pointers may overwrite.
+    pub fn after_reads(&mut self, pointer: kiln_block::Value) -> Res<()> {
+        let flat = self.flat(pointer)?;
+        if self.reads.waits(pointer, &flat) {
+            self.sync()?;
+            self.scratch.synced();
+            self.reads.clear();
+        }
+        Ok(())
     }
     /// Pointers, values and conditions of what an instruction writes, each element by one thread.
     pub fn written(&mut self, data: &InstData) -> Res<Written<'c>> {

@@ -198,6 +198,11 @@ impl<'c> Gen<'c, '_> {
             (Op::Binary(op), [a, b], Some(elem)) => self.binary(*op, *a, *b, elem),
             (Op::Cmp(op), [a, b], Some(elem)) => self.compare(*op, *a, *b, elem).map(Into::into),
             (Op::Cast(to), [a], Some(elem)) => self.cast(*a, elem, *to),
+            (Op::CastToZero(to), [a], Some(elem)) => self.cast_to_zero(*a, elem, *to),
+            (Op::Fma, [a, b, c], Some(elem)) => {
+                let v = math::fma(&self.e, self.wide(*a, elem)?, self.wide(*b, elem)?, self.wide(*c, elem)?)?;
+                self.narrow(v, elem)
+            }
             _ => Err(mistyped("a pointwise op")),
         }
     }
@@ -305,7 +310,16 @@ impl<'c> Gen<'c, '_> {
                 };
                 e.iselect(none, zero, v)?.into()
             }
-            BinaryOp::Pow | BinaryOp::Atan2 => return Err(Fail::Unsupported(format!("{op:?} of {elem}"))),
+            BinaryOp::MulHi => {
+                let width = ty.get_bit_width();
+                let twice = if width == 32 { e.i64() } else { e.cx.i128_type() };
+                let widened = |x| if signed { e.sext(x, twice) } else { e.zext(x, twice) };
+                let product = e.mul(widened(a)?, widened(b)?)?;
+                e.trunc(e.lshr(product, twice.const_int(width.into(), false))?, ty)?.into()
+            }
+            BinaryOp::Pow | BinaryOp::Atan2 | BinaryOp::DivRn | BinaryOp::MaxNum | BinaryOp::MinNum => {
+                return Err(Fail::Unsupported(format!("{op:?} of {elem}")));
+            }
         })
     }
     pub fn compare(&mut self, op: CmpOp, a: Val<'c>, b: Val<'c>, elem: Elem) -> Res<IntValue<'c>> {
@@ -361,6 +375,18 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(plain.iter().map(|x| Reg::of(known[x], to)).collect())
     }
+    /// To a smaller float, toward zero: the nearest number, or the one of less magnitude next to it.
+    fn cast_to_zero(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
+        let near = self.cast(a, from, to)?;
+        let back = self.cast(near, to, from)?;
+        let e = &self.e;
+        let (size, of) = (e.call_float("llvm.fabs", &[float(back)?])?, e.call_float("llvm.fabs", &[float(a)?])?);
+        let away = e.fcmp(FloatPredicate::OGT, size, of)?;
+        let word = if to.bytes() == 2 { e.cx.i16_type() } else { e.i32() };
+        let bits = int(e.bitcast(near, word)?)?;
+        let less = e.sub(bits, word.const_int(1, false))?;
+        e.bitcast(e.iselect(away, less, bits)?.into(), e.elem(to))
+    }
     pub fn cast(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
         match (from.f8(), to.f8()) {
             _ if from == to => return Ok(a),
@@ -394,7 +420,7 @@ impl<'c> Gen<'c, '_> {
                 if to == Elem::Bool {
                     return Ok(e.fcmp(FloatPredicate::UNE, x, x.get_type().const_zero())?.into());
                 }
-                let name = if to == Elem::U8 { "llvm.fptoui.sat" } else { "llvm.fptosi.sat" };
+                let name = if to.is_signed() { "llvm.fptosi.sat" } else { "llvm.fptoui.sat" };
                 e.call(name, &[t.into(), x.get_type().into()], &[x.into()])
             }
             (Val::IntValue(x), BasicTypeEnum::FloatType(t)) => {

@@ -33,7 +33,8 @@ pub(super) fn is_single(k: &BlockProgram, r: &Region) -> bool {
             && match data.op {
                 Op::SharedStore => k.ty(data.args[2]).is_scalar(),
                 Op::Store(_)
-                | Op::Atomic(_)
+                | Op::Atomic { .. }
+                | Op::CompareSwap { .. }
                 | Op::Check { .. }
                 | Op::Sync
                 | Op::Wgmma { .. }

@@ -139,7 +139,7 @@ impl<'c> Gen<'c, '_> {
             (_, BasicTypeEnum::FloatType(t)) => t.const_float(f64::NEG_INFINITY).into(),
             (ReduceOp::Sum, BasicTypeEnum::IntType(t)) => t.const_zero().into(),
             (ReduceOp::Prod, BasicTypeEnum::IntType(t)) => t.const_int(1, false).into(),
-            (_, BasicTypeEnum::IntType(t)) if matches!(elem, Elem::U8 | Elem::Bool) => t.const_zero().into(),
+            (_, BasicTypeEnum::IntType(t)) if !elem.is_signed() => t.const_zero().into(),
             (_, BasicTypeEnum::IntType(t)) => t.const_int(1 << (t.get_bit_width() - 1), false).into(),
             (_, other) => return Err(Fail::Unsupported(format!("a scan of {other}"))),
         })

@@ -275,6 +275,8 @@ impl<'a> Machine<'a, '_> {
             Op::Cmp(op) => scalar::compare(*op, &*arg(0)?, &*arg(1)?),
             Op::Select => scalar::select(&*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::Cast(to) => scalar::cast(*to, &*arg(0)?),
+            Op::CastToZero(to) => scalar::cast_to_zero(*to, &*arg(0)?),
+            Op::Fma => scalar::fma(&*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::Bitcast => scalar::bitcast(&*arg(0)?, self.k.ty(data.results[0])),
             Op::PtrAdd => {
                 let (p, by) = (arg(0)?, arg(1)?);
@@ -322,7 +324,16 @@ impl<'a> Machine<'a, '_> {
         match &data.op {
             Op::Store(_) => self.store(flow, args)?,
             Op::Publish => self.publish(flow, args)?,
-            Op::Atomic(op) => self.atomic(flow, args, *op)?,
+            Op::Atomic { op, .. } => {
+                let before = self.atomic(flow, args, *op)?;
+                if let Some(v) = data.results.first() {
+                    flow.set(*v, Val::Block(Rc::new(before)));
+                }
+            }
+            Op::CompareSwap { .. } => {
+                let before = self.compare_swap(flow, args)?;
+                flow.set(data.results[0], Val::Block(Rc::new(before)));
+            }
             Op::Check { site } => self.check(flow, args, *site)?,
             Op::TileStore => {
                 let value = flow.block(args[1])?;

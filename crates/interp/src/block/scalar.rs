@@ -1,5 +1,5 @@
 //! Pointwise ops, element by element.
-use super::memory::{bits, collected, element, of_bits};
+use super::memory::{Scalar, bits, collected, element, of_bits};
 use super::value::*;
 use kiln_block::{BinaryOp, CmpOp, Elem, Type, UnaryOp};
 
@@ -34,7 +34,7 @@ fn float_unary(op: UnaryOp, x: f64) -> Result<f64, String> {
         UnaryOp::Log2 => libm::log2(x),
         UnaryOp::Log10 => libm::log10(x),
         UnaryOp::Log1p => libm::log1p(x),
-        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Sqrt | UnaryOp::SqrtRn => x.sqrt(),
         UnaryOp::Rsqrt => 1.0 / x.sqrt(),
         UnaryOp::Sin => libm::sin(x),
         UnaryOp::Cos => libm::cos(x),
@@ -93,18 +93,29 @@ pub fn float_max(x: f64, y: f64) -> f64 {
     }
 }
 
+/// The larger operand; of a number and NaN the number.
+fn number_max(x: f64, y: f64) -> f64 {
+    match (x.is_nan(), y.is_nan()) {
+        (true, _) => y,
+        (_, true) => x,
+        _ => float_max(x, y),
+    }
+}
+
 fn float_binary(op: BinaryOp, x: f64, y: f64) -> Result<f64, String> {
     Ok(match op {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
         BinaryOp::Mul => x * y,
-        BinaryOp::Div => x / y,
+        BinaryOp::Div | BinaryOp::DivRn => x / y,
         BinaryOp::Rem => x % y,
         BinaryOp::Max => float_max(x, y),
         BinaryOp::Min => -float_max(-x, -y),
+        BinaryOp::MaxNum => number_max(x, y),
+        BinaryOp::MinNum => -number_max(-x, -y),
         BinaryOp::Pow => libm::pow(x, y),
         BinaryOp::Atan2 => libm::atan2(x, y),
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => {
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
             return Err(undefined(op, "floats"));
         }
     })
@@ -112,7 +123,19 @@ fn float_binary(op: BinaryOp, x: f64, y: f64) -> Result<f64, String> {
 
 fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
     let bits = 8 * elem.bytes() as i64;
+    let (ux, uy) = (x as u64, y as u64);
     let v = match op {
+        BinaryOp::Div if elem == Elem::U64 && y != 0 => (ux / uy) as i64,
+        BinaryOp::Rem if elem == Elem::U64 && y != 0 => (ux % uy) as i64,
+        BinaryOp::Shr if elem == Elem::U64 => {
+            if uy < 64 {
+                (ux >> uy) as i64
+            } else {
+                0
+            }
+        }
+        BinaryOp::MulHi if elem == Elem::U64 => (u128::from(ux) * u128::from(uy) >> 64) as i64,
+        BinaryOp::MulHi => (i128::from(x) * i128::from(y) >> bits) as i64,
         BinaryOp::Add => x.wrapping_add(y),
         BinaryOp::Sub => x.wrapping_sub(y),
         BinaryOp::Mul => x.wrapping_mul(y),
@@ -120,8 +143,20 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
         BinaryOp::Div => x.wrapping_div(y),
         BinaryOp::Rem if y == 0 => 0,
         BinaryOp::Rem => x.wrapping_rem(y),
-        BinaryOp::Max => x.max(y),
-        BinaryOp::Min => x.min(y),
+        BinaryOp::Max => {
+            if elem.ordered(x) >= elem.ordered(y) {
+                x
+            } else {
+                y
+            }
+        }
+        BinaryOp::Min => {
+            if elem.ordered(x) <= elem.ordered(y) {
+                x
+            } else {
+                y
+            }
+        }
         BinaryOp::And => x & y,
         BinaryOp::Or => x | y,
         BinaryOp::Xor => x ^ y,
@@ -129,7 +164,9 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
         BinaryOp::Shl if (0..bits).contains(&y) => x.wrapping_shl(y as u32),
         BinaryOp::Shl => 0,
         BinaryOp::Shr => x >> if (0..bits).contains(&y) { y } else { 63 },
-        BinaryOp::Pow | BinaryOp::Atan2 => return Err(undefined(op, "integers")),
+        BinaryOp::Pow | BinaryOp::Atan2 | BinaryOp::DivRn | BinaryOp::MaxNum | BinaryOp::MinNum => {
+            return Err(undefined(op, "integers"));
+        }
     };
     Ok(elem.wrapped(v))
 }
@@ -147,7 +184,7 @@ pub fn compare(op: CmpOp, a: &Block, b: &Block) -> Block {
     }
     let data = match (&a.data, &b.data) {
         (Data::Float(x), Data::Float(y)) => x.iter().zip(y).map(|(x, y)| holds(op, *x, *y)).collect(),
-        _ => a.ints().iter().zip(b.ints()).map(|(x, y)| holds(op, *x, *y)).collect(),
+        _ => a.ints().iter().zip(b.ints()).map(|(x, y)| holds(op, a.elem.ordered(*x), a.elem.ordered(*y))).collect(),
     };
     Block { elem: Elem::Bool, shape: a.shape.clone(), data: Data::Int(data) }
 }
@@ -179,6 +216,26 @@ pub fn bitcast(a: &Block, ty: &Type) -> Block {
     Block { elem, shape, data }
 }
 
+/// To a float of fewer bits, toward zero.
+pub fn cast_to_zero(to: Elem, a: &Block) -> Block {
+    let one = |x: &f64| {
+        let near = nearest(to, *x);
+        // One less in its bits is the next number toward zero.
+        match of_bits(to, bits(to, Scalar::Float(near)).wrapping_sub(1)) {
+            Scalar::Float(less) if near.abs() > x.abs() => less,
+            _ => near,
+        }
+    };
+    Block { elem: to, shape: a.shape.clone(), data: Data::Float(a.floats().iter().map(one).collect()) }
+}
+
+/// Products and sums, rounded once.
+pub fn fma(a: &Block, b: &Block, c: &Block) -> Block {
+    let all = a.floats().iter().zip(b.floats()).zip(c.floats());
+    let data = all.map(|((x, y), z)| rounded(a.elem, x.mul_add(*y, *z))).collect();
+    Block { elem: a.elem, shape: a.shape.clone(), data: Data::Float(data) }
+}
+
 pub fn cast(to: Elem, a: &Block) -> Block {
     let float_to_int = |x: f64| match to {
         Elem::I64 => x as i64,
@@ -186,10 +243,15 @@ pub fn cast(to: Elem, a: &Block) -> Block {
         Elem::I16 => i64::from((x as i32).clamp(i16::MIN.into(), i16::MAX.into())),
         Elem::I8 => i64::from(x as i8),
         Elem::U8 => i64::from(x as u8),
+        Elem::U16 => i64::from(x as u16),
+        Elem::U32 => i64::from(x as u32),
+        Elem::U64 => x as u64 as i64,
         _ => i64::from(x != 0.0),
     };
-    let int_to_float = |x: i64| match to {
-        Elem::F64 => x as f64,
+    let int_to_float = |x: i64| match (a.elem, to) {
+        (Elem::U64, Elem::F64) => x as u64 as f64,
+        (Elem::U64, _) => nearest(to, f64::from(x as u64 as f32)),
+        (_, Elem::F64) => x as f64,
         _ => nearest(to, f64::from(x as f32)),
     };
     let data = match &a.data {

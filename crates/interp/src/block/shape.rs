@@ -73,8 +73,8 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
         let all = match op {
             ReduceOp::Sum => x.fold(0, i64::wrapping_add),
             ReduceOp::Prod => x.fold(1, i64::wrapping_mul),
-            ReduceOp::Max => x.fold(i64::MIN, i64::max),
-            ReduceOp::Min => x.fold(i64::MAX, i64::min),
+            ReduceOp::Max => x.max_by_key(|x| a.elem.ordered(*x)).unwrap_or_default(),
+            ReduceOp::Min => x.min_by_key(|x| a.elem.ordered(*x)).unwrap_or_default(),
             ReduceOp::And => x.fold(-1, |a, b| a & b),
             ReduceOp::Or => x.fold(0, |a, b| a | b),
             ReduceOp::ArgMax | ReduceOp::ArgMin => return Err(undefined(op, "values of a reduction")),
@@ -97,7 +97,7 @@ fn position(smallest: bool, a: &Block, line: &[usize]) -> i64 {
             !y.is_nan() && (x.is_nan() || if smallest { x < y } else { x > y })
         }
         _ => {
-            let (x, y) = (a.ints()[line[i]], a.ints()[line[j]]);
+            let (x, y) = (a.elem.ordered(a.ints()[line[i]]), a.elem.ordered(a.ints()[line[j]]));
             if smallest { x < y } else { x > y }
         }
     };
@@ -130,7 +130,8 @@ pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
                         (_, None) => x,
                         (ScanOp::Sum, Some(acc)) => x.wrapping_add(acc),
                         (ScanOp::Prod, Some(acc)) => x.wrapping_mul(acc),
-                        (ScanOp::Max, Some(acc)) => x.max(acc),
+                        (ScanOp::Max, Some(acc)) if a.elem.ordered(x) > a.elem.ordered(acc) => x,
+                        (ScanOp::Max, Some(acc)) => acc,
                     };
                     acc = Some(next);
                     v[i] = a.elem.wrapped(next);

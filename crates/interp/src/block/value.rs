@@ -66,9 +66,7 @@ impl Block {
         let n = shape.iter().product();
         let data = match elem {
             e if e.is_float() => Data::Float(vec![f64::NAN; n]),
-            Elem::U8 => Data::Int(vec![255; n]),
-            Elem::Bool => Data::Int(vec![1; n]),
-            _ => Data::Int(vec![-1; n]),
+            _ => Data::Int(vec![elem.wrapped(-1); n]),
         };
         Block { elem, shape: shape.to_vec(), data }
     }

@@ -148,6 +148,20 @@ impl Block<'_> {
                 }
             }
             ("cp", _) if op[1] == "async" => {}
+            ("atom", [to, place, expected, by]) if op.contains(&"cas") => {
+                let size = self.size(i)?;
+                for &t in active {
+                    let (place, expected, by) = (self.place(place, t), self.value(expected, t), self.value(by, t));
+                    let bytes = self.bytes(space(&op), place, size, true, i, t)?;
+                    let mut all = [0; 8];
+                    all[..size].copy_from_slice(bytes);
+                    let old = u64::from_le_bytes(all);
+                    if old == low(expected, 8 * size as u32) {
+                        bytes.copy_from_slice(&by.to_le_bytes()[..size]);
+                    }
+                    self.set(to, t, old);
+                }
+            }
             ("atom", [to, place, by]) => self.update(i, active, Some(to), place, by)?,
             ("red", [place, by]) => self.update(i, active, None, place, by)?,
             ("shfl", [to, value, lane, ..]) => self.shuffle(i, active, (op[2], to, value, lane))?,

@@ -3,7 +3,7 @@ use super::Emitter;
 use crate::error::{Eval, internal, unsupported};
 use crate::types::{Number, Scalar};
 use crate::value::Tensor;
-use kiln_block::{AtomicOp, CachePolicy, LoadMode, Op};
+use kiln_block::{AtomicOp, Atomicity, CachePolicy, LoadMode, Op};
 
 /// The elements that an access takes, what a load gives for the others, and how long caches keep them.
 #[derive(Clone, Default)]
@@ -72,7 +72,7 @@ impl Emitter {
             return Err(missing_update(update, number));
         }
         let args: Vec<_> = [Some(pointer), Some(value), mask].into_iter().flatten().map(|x| x.value).collect();
-        self.inst(Op::Atomic(op), &args, vec![], vec![]);
+        self.inst(Op::Atomic { op, how: Atomicity::default() }, &args, vec![], vec![]);
         Ok(None)
     }
     pub fn compare_and_swap(&mut self, pointer: &Tensor, _compare: &Tensor, _value: &Tensor) -> Eval<Tensor> {

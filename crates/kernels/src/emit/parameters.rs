@@ -45,7 +45,8 @@ pub fn mark_readonly(program: &mut BlockProgram) {
     let mut anywhere = false;
     program.walk(&mut |_, inst| {
         join_flows(program, inst, &mut classes);
-        let writes = matches!(inst.op, Op::Store(_) | Op::Atomic(_) | Op::AtomicInc | Op::Publish);
+        let writes =
+            matches!(inst.op, Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::AtomicInc | Op::Publish);
         match inst.args.first() {
             Some(pointer) if writes => written.push(*pointer),
             _ => anywhere |= makes_pointers(program, inst),

@@ -108,10 +108,13 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::CastToZero(_)
+            | Op::Fma
             | Op::PtrAdd
             | Op::Load(..)
             | Op::Store(_)
-            | Op::Atomic(_)
+            | Op::Atomic { .. }
+            | Op::CompareSwap { .. }
             | Op::Publish
             | Op::Await
             | Op::Check { .. }

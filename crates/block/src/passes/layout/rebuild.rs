@@ -85,7 +85,7 @@ impl Rebuild<'_> {
         data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
         match &data.op {
             Op::Load(..) | Op::Await => self.load(i, data),
-            Op::Store(_) | Op::Atomic(_) | Op::Publish => self.store(i, data),
+            Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::Publish => self.store(i, data),
             Op::Check { .. } => {
                 // In the index's layout: a check is not worth a conversion.
                 let flat = self.home(data.args[2]);
@@ -221,7 +221,10 @@ impl Rebuild<'_> {
         let value = self.demand(data.args[1], &flat);
         let mut args: Vec<Value> = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
         args[1] = value;
-        self.keep(i, args, vec![]);
+        match data.results[..] {
+            [before] => self.keep_in(i, before, &flat, args),
+            _ => self.keep(i, args, vec![]),
+        }
     }
     /// `flat` if it suits the access, else the access's own. Programs with roles have no scratch memory for
     /// conversions.

@@ -66,7 +66,9 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
         let (value, pointers) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
             (Op::Load(..) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),
-            (Op::Store(_) | Op::Atomic(_) | Op::Publish, [ptr, value, ..]) => (*value, Some(*ptr)),
+            (Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::Publish, [ptr, value, ..]) => {
+                (*value, Some(*ptr))
+            }
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
             (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => {
                 (data.results[0], None)

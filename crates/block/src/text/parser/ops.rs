@@ -4,7 +4,7 @@ use crate::text::{
     lexer::{Kind, Token},
     names,
 };
-use crate::{Const, DotPrecision, Op, Terms, Value};
+use crate::{Atomicity, Const, DotPrecision, Op, Terms, Value};
 
 impl Parser {
     pub(super) fn choice<T: Clone>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T> {
@@ -38,8 +38,24 @@ impl Parser {
                 let args = self.operands()?;
                 Ok((Op::Scan { op, axis: self.axis()? }, args))
             }
-            _ => Ok((self.attributes_ahead(start, name)?, self.operands()?)),
+            "atomic_compare_swap" => {
+                let how = self.atomicity();
+                Ok((Op::CompareSwap { how }, self.operands()?))
+            }
+            _ => match names::find(names::ATOMIC, name) {
+                Some(op) => {
+                    let how = self.atomicity();
+                    Ok((Op::Atomic { op, how }, self.operands()?))
+                }
+                None => Ok((self.attributes_ahead(start, name)?, self.operands()?)),
+            },
         }
+    }
+    /// Order and scope of an atomic access, as far as the text says.
+    fn atomicity(&mut self) -> Atomicity {
+        let order = names::ORDER.iter().find(|(name, _)| self.eat_word(name)).map(|o| o.1).unwrap_or_default();
+        let scope = names::SCOPE.iter().find(|(name, _)| self.eat_word(name)).map(|s| s.1).unwrap_or_default();
+        Atomicity { order, scope }
     }
     /// An op whose attributes follow its operands.
     fn attributes_behind(&mut self, name: &str) -> Result<Op> {
@@ -75,6 +91,7 @@ impl Parser {
             "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
             "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
             "cast" => Op::Cast(self.elem()?),
+            "cast_to_zero" => Op::CastToZero(self.elem()?),
             "dot" => Op::Dot {
                 precision: match () {
                     () if self.eat_word("tf32") => DotPrecision::Tf32,

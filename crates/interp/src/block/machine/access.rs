@@ -64,21 +64,34 @@ impl Machine<'_, '_> {
         }
         Ok(())
     }
-    pub(super) fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<()> {
+    /// Updates elements one after the other, and gives what they were.
+    pub(super) fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<Block> {
         let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
         let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        let mut before = vec![];
         for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
-                let new = match (self.read(*a, v.elem)?, element(&v, i)) {
-                    (Scalar::Float(a), Scalar::Float(b)) => Scalar::Float(a + b),
-                    (Scalar::Int(a), Scalar::Int(b)) if op == AtomicOp::Max => Scalar::Int(a.max(b)),
-                    (Scalar::Int(a), Scalar::Int(b)) => Scalar::Int(a.wrapping_add(b)),
-                    _ => return Err("an update of a value by one of another kind".into()),
-                };
-                self.write(*a, v.elem, new)?;
+            if mask.as_ref().is_some_and(|m| m.ints()[i] == 0) {
+                before.push(of_bits(v.elem, 0));
+                continue;
             }
+            let old = self.read(*a, v.elem)?;
+            self.write(*a, v.elem, updated(op, v.elem, old, element(&v, i))?)?;
+            before.push(old);
         }
-        Ok(())
+        Ok(collected(v.elem, &v.shape, before.into_iter()))
+    }
+    pub(super) fn compare_swap(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
+        let (p, expected, new) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
+        let mut before = vec![];
+        for (i, a) in p.pointers().iter().enumerate() {
+            let old = self.read(*a, new.elem)?;
+            let low = |v| bits(new.elem, v) << (64 - 8 * new.elem.bytes());
+            if low(old) == low(element(&expected, i)) {
+                self.write(*a, new.elem, element(&new, i))?;
+            }
+            before.push(old);
+        }
+        Ok(collected(new.elem, &new.shape, before.into_iter()))
     }
     /// Writes the words of values, each with its mark.
     pub(super) fn publish(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
@@ -206,4 +219,37 @@ impl Machine<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// What an element becomes.
+fn updated(op: AtomicOp, elem: Elem, old: Scalar, by: Scalar) -> Said<Scalar> {
+    Ok(match (old, by) {
+        _ if op == AtomicOp::Exchange => by,
+        (Scalar::Float(a), Scalar::Float(b)) if op == AtomicOp::Add => Scalar::Float(rounded(elem, a + b)),
+        (Scalar::Int(a), Scalar::Int(b)) => {
+            let larger = elem.ordered(b) > elem.ordered(a);
+            Scalar::Int(match op {
+                AtomicOp::Add => elem.wrapped(a.wrapping_add(b)),
+                AtomicOp::Max => {
+                    if larger {
+                        b
+                    } else {
+                        a
+                    }
+                }
+                AtomicOp::Min => {
+                    if larger {
+                        a
+                    } else {
+                        b
+                    }
+                }
+                AtomicOp::And => a & b,
+                AtomicOp::Or => a | b,
+                AtomicOp::Xor => elem.wrapped(a ^ b),
+                AtomicOp::Exchange => b,
+            })
+        }
+        _ => return Err("an update of a value by one of another kind".into()),
+    })
 }
