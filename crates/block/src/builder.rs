@@ -1,7 +1,10 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
+mod atomic;
+mod combine;
+
 use crate::{
-    Arithmetic, Array, AtomicOp, Atomicity, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem,
-    Facts, Grid, InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid, InstData,
+    LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -282,32 +285,6 @@ impl Builder {
             args.push(self.broadcast_to(m, &shape));
         }
         self.one(Op::Await, &args, Type::Block { elem, shape })
-    }
-    /// Combines values with the elements at their pointers ([`Op::Atomic`]).
-    pub fn atomic(&mut self, op: AtomicOp, p: Value, v: Value, mask: Option<Value>) {
-        let shape = self.shape(p);
-        let mut args = vec![p, self.broadcast_to(v, &shape)];
-        if let Some(m) = mask {
-            args.push(self.broadcast_to(m, &shape));
-        }
-        self.inst(Op::Atomic { op, how: Atomicity::default() }, &args, &[], vec![]);
-    }
-    /// The same in this order and scope; gives the elements before.
-    pub fn atomic_old(&mut self, (op, how): (AtomicOp, Atomicity), p: Value, v: Value, mask: Option<Value>) -> Value {
-        let shape = self.shape(p);
-        let mut args = vec![p, self.broadcast_to(v, &shape)];
-        if let Some(m) = mask {
-            args.push(self.broadcast_to(m, &shape));
-        }
-        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
-        self.one(Op::Atomic { op, how }, &args, ty)
-    }
-    /// Replaces elements that are as expected ([`Op::CompareSwap`]); gives the elements before.
-    pub fn compare_swap(&mut self, how: Atomicity, p: Value, [expected, new]: [Value; 2]) -> Value {
-        let shape = self.shape(p);
-        let args = [p, self.broadcast_to(expected, &shape), self.broadcast_to(new, &shape)];
-        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
-        self.one(Op::CompareSwap { how }, &args, ty)
     }
     /// Where `bad` holds, writes the index and its site to `to` ([`Op::Check`]).
     pub fn check(&mut self, to: Value, [bad, index]: [Value; 2], mask: Option<Value>, site: u32) {

@@ -1,269 +1,10 @@
 //! The ops. Each op's doc gives the operand order; [`crate::verify`] defines the result types.
+mod kinds;
+
+pub use kinds::*;
+
 use crate::types::Elem;
 use serde::{Deserialize, Serialize};
-
-/// A constant's value; equality by bits.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub enum Const {
-    Float(f64),
-    Int(i64),
-    Bool(bool),
-}
-impl PartialEq for Const {
-    fn eq(&self, o: &Const) -> bool {
-        match (self, o) {
-            (Const::Float(a), Const::Float(b)) => a.to_bits() == b.to_bits(),
-            (Const::Int(a), Const::Int(b)) => a == b,
-            (Const::Bool(a), Const::Bool(b)) => a == b,
-            _ => false,
-        }
-    }
-}
-impl Eq for Const {}
-
-/// Pointwise, one operand; the result has the operand's type except for `IsNan` and `IsInf` (bool). On floats unless
-/// noted. f16 and bf16 operands are computed in f32 and rounded once.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnaryOp {
-    /// Floats and integers.
-    Neg,
-    Abs,
-    /// Bitwise for integers, logical for bool.
-    Not,
-    Exp,
-    Exp2,
-    /// 2^x of f32 within 2^-20 of it, by the machine's own instruction where it has one; zero where that is subnormal.
-    Exp2Approx,
-    Expm1,
-    Log,
-    Log2,
-    Log10,
-    Log1p,
-    Sqrt,
-    /// Rounded to nearest whatever the program's arithmetic; f32 and f64.
-    SqrtRn,
-    Rsqrt,
-    Sin,
-    Cos,
-    Tan,
-    Asin,
-    Acos,
-    Atan,
-    Sinh,
-    Cosh,
-    Tanh,
-    /// The hyperbolic tangent of f32 within 2^-10 of it, by the machine's own instruction where it has one.
-    TanhApprox,
-    Erf,
-    /// x Φ(x), with the distribution function of the standard normal distribution; f32 only.
-    Gelu,
-    Floor,
-    Ceil,
-    /// Ties to even.
-    Round,
-    Trunc,
-    /// f32 only: the nearest tf32 number (10 fraction bits), ties away from zero. Beyond the largest f32: infinity.
-    Tf32,
-    IsNan,
-    IsInf,
-}
-
-/// Pointwise, two operands of one type.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BinaryOp {
-    Add,
-    Sub,
-    Mul,
-    /// Floats: IEEE. Integers: truncating; division by zero gives 0.
-    Div,
-    /// Truncated remainder (sign of the dividend); integers by zero give 0.
-    Rem,
-    /// Rounded to nearest whatever the program's arithmetic; f32 and f64.
-    DivRn,
-    /// NaN if either is NaN.
-    Max,
-    Min,
-    /// Of a number and NaN the number; floats.
-    MaxNum,
-    MinNum,
-    /// The upper half of the product of twice the width; integers of 32 and 64 bits.
-    MulHi,
-    Pow,
-    Atan2,
-    /// Bitwise (integers), logical (bool).
-    And,
-    Or,
-    Xor,
-    Shl,
-    /// Arithmetic for signed, logical for unsigned.
-    Shr,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CmpOp {
-    Eq,
-    /// True if either is NaN; the others are false then.
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReduceOp {
-    Sum,
-    Prod,
-    /// NaN if any is NaN.
-    Max,
-    Min,
-    /// Bool and integers.
-    And,
-    Or,
-    /// Index (i32) of the first of the largest; NaN counts as largest.
-    ArgMax,
-    ArgMin,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScanOp {
-    Sum,
-    Prod,
-    Max,
-}
-
-/// How a thread reads elements that are neighbours in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LoadMode {
-    /// In vectors; in an unaligned one as the two aligned ones that contain it, and a shift.
-    Vectors,
-    /// In aligned vectors or one by one: where most threads read nothing, as in the parts of a concatenation.
-    Apart,
-    /// In aligned vectors that other loads of the buffer read as well, or one by one: for windows. The layout pass
-    /// finds them.
-    Window,
-}
-
-/// How long the caches keep what an access reads or writes. Only a hint: values never depend on it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CachePolicy {
-    #[default]
-    Normal,
-    /// Replaced before other lines: what is accessed once.
-    EvictFirst,
-    /// Replaced after other lines: what is accessed again.
-    EvictLast,
-    /// Kept in the L2 cache only.
-    L2Only,
-}
-
-/// How an atomic update combines an element of memory with a value.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AtomicOp {
-    /// Floats but 8-bit ones, and integers of 32 and 64 bits, which wrap around.
-    Add,
-    /// Integers of 32 and 64 bits, by their sign.
-    Max,
-    Min,
-    And,
-    Or,
-    Xor,
-    /// The value replaces the element: of 32 or 64 bits.
-    Exchange,
-}
-impl AtomicOp {
-    /// Whether elements of this type can be updated so.
-    pub fn takes(self, elem: Elem) -> bool {
-        let integer = elem.is_int() && elem.bytes() >= 4;
-        match self {
-            AtomicOp::Add => integer || elem.is_float() && !elem.is_f8(),
-            AtomicOp::Exchange => integer || matches!(elem, Elem::F32 | Elem::F64),
-            AtomicOp::Max | AtomicOp::Min | AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => integer,
-        }
-    }
-}
-
-/// What an atomic access orders besides itself: with `Acquire` accesses of the instance behind it are behind it for
-/// others too, with `Release` those before it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MemoryOrder {
-    #[default]
-    Relaxed,
-    Acquire,
-    Release,
-    AcquireRelease,
-}
-impl MemoryOrder {
-    pub fn acquires(self) -> bool {
-        matches!(self, MemoryOrder::Acquire | MemoryOrder::AcquireRelease)
-    }
-    pub fn releases(self) -> bool {
-        matches!(self, MemoryOrder::Release | MemoryOrder::AcquireRelease)
-    }
-}
-
-/// For whom an atomic access is one.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scope {
-    /// The threads of a block.
-    Block,
-    #[default]
-    Device,
-    /// Other devices, too.
-    System,
-}
-
-/// An atomic access: its order, and for whom it is one.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-pub struct Atomicity {
-    pub order: MemoryOrder,
-    pub scope: Scope,
-}
-
-/// Precision of f32 matmuls (others are exact to their type, accumulating in f32, or f64 for f64).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DotPrecision {
-    #[default]
-    Exact,
-    Tf32,
-    Tf32x3,
-}
-
-/// What a `dot` sums over K, for an element of each side. Terms other than products are for exact f32 only.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Terms {
-    #[default]
-    Products,
-    /// `(a - b)²`.
-    Squares,
-    /// `|a - b|`.
-    Distances,
-}
-
-/// A group of warps with a program of its own, in `roles`. With `copies` above 1 that many groups run the same program,
-/// each with its own warps; the region then has one parameter, the number of the copy (i32).
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Role {
-    /// For example `producer` or `consumer`.
-    pub name: String,
-    /// Warps of one copy.
-    pub warps: usize,
-    pub copies: usize,
-    /// Registers per thread (`setmaxnreg`); 0 leaves them.
-    pub registers: usize,
-}
 
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -361,6 +102,31 @@ pub enum Op {
     /// Inclusive, keeps the shape.
     Scan {
         op: ScanOp,
+        axis: u8,
+    },
+    /// Blocks of one shape: drops `axis`, and combines its elements by the region. Its parameters are an element of each
+    /// operand and then another of each; it ends in `yield` of an element of each. It is pure, and the order and the
+    /// grouping of elements is open.
+    ReduceBy {
+        axis: u8,
+    },
+    /// The same for all elements up to each one, itself included; from the end of the axis if `reverse`. Earlier
+    /// elements come first in the region's parameters; their grouping is open.
+    ScanBy {
+        axis: u8,
+        reverse: bool,
+    },
+    /// Two blocks of one shape: a block with a last axis of 2 more, whose elements come from each.
+    Join,
+    /// The elements 0 or 1 along the last axis, of size 2, which is dropped.
+    Split(u8),
+    /// Two blocks of one shape, one after the other along an axis.
+    Cat {
+        axis: u8,
+    },
+    /// Block, positions along `axis` (i32, of the block's rank and its sizes along the other axes): the elements there.
+    /// A position is one of the axis.
+    Gather {
         axis: u8,
     },
     /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for u8).
@@ -466,6 +232,43 @@ pub enum Op {
     Roles(Vec<Role>),
     /// Barrier of all blocks in the cluster.
     ClusterSync,
+}
+
+impl Op {
+    /// Whether the result depends on the operands alone and is defined for all operands.
+    pub fn is_pure(&self) -> bool {
+        matches!(
+            self,
+            Op::Const(_)
+                | Op::ProgramId(_)
+                | Op::NumPrograms(_)
+                | Op::Iota
+                | Op::Splat
+                | Op::Broadcast
+                | Op::ExpandDims(_)
+                | Op::Reshape
+                | Op::Permute(_)
+                | Op::Part { .. }
+                | Op::Unpack { .. }
+                | Op::Pack { .. }
+                | Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Cmp(_)
+                | Op::Select
+                | Op::Cast(_)
+                | Op::Bitcast
+                | Op::CastToZero(_)
+                | Op::Fma
+                | Op::PtrAdd
+                | Op::Reduce { .. }
+                | Op::Scan { .. }
+                | Op::Join
+                | Op::Split(_)
+                | Op::Cat { .. }
+                | Op::Dot { .. }
+                | Op::ConvertLayout
+        )
+    }
 }
 
 /// Bits of a fault that hold its index.

@@ -85,38 +85,6 @@ pub fn canonicalise(kernel: &mut BlockProgram) -> Result<(), BlockError> {
     run_with(CANONICAL, kernel, None)
 }
 
-/// Whether the result depends on the operands alone and is defined for all operands.
-fn is_pure(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Const(_)
-            | Op::ProgramId(_)
-            | Op::NumPrograms(_)
-            | Op::Iota
-            | Op::Splat
-            | Op::Broadcast
-            | Op::ExpandDims(_)
-            | Op::Reshape
-            | Op::Permute(_)
-            | Op::Part { .. }
-            | Op::Unpack { .. }
-            | Op::Pack { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Cmp(_)
-            | Op::Select
-            | Op::Cast(_)
-            | Op::Bitcast
-            | Op::CastToZero(_)
-            | Op::Fma
-            | Op::PtrAdd
-            | Op::Reduce { .. }
-            | Op::Scan { .. }
-            | Op::Dot { .. }
-            | Op::ConvertLayout
-    )
-}
-
 /// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that
 /// is.
 fn runs(k: &BlockProgram, facts: &Analysis, data: &InstData) -> bool {

@@ -95,6 +95,33 @@ fn loops_of_any_values_and_bits() {
 }
 
 #[test]
+fn atomics_regions_and_moves() {
+    let source = "kernel @k(%p: ptr<i32> align 16, %v: i32) grid launch warps 1 {
+  v2 = atomic_add acquire_release system %p, %v : i32
+  atomic_min %p, %v
+  v3 = atomic_exchange release block %p, v2 : i32
+  v4 = atomic_compare_swap acquire %p, v2, v3 : i32
+  v5 = splat v4 : i32[8]
+  v6, v7 = scan_by reverse v5, v5 axis 0 with (v8 : i32, v9 : i32, v10 : i32, v11 : i32) : i32[8], i32[8] {
+    v12 = add v8, v11 : i32
+    yield v12, v9
+  }
+  v13 = join v6, v7 : i32[8,2]
+  v14 = split 1 v13 : i32[8]
+  v15 = cat v14, v6 axis 0 : i32[16]
+  v16 = gather v15, v14 axis 0 : i32[8]
+  v17 = reduce_by v16 axis 0 with (v18 : i32, v19 : i32) : i32 {
+    yield v19
+  }
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    assert_eq!(print(&k), source);
+    assert_eq!(parse(&print(&k)).unwrap(), k);
+}
+
+#[test]
 fn bytes_asked_for() {
     let source = "kernel @k(%x: ptr<f32> readonly align 16) grid [1, 1, 1] warps 1 {\n  prefetch %x bytes 64\n}\n";
     let k = parse(source).unwrap();

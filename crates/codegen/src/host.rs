@@ -6,6 +6,7 @@
 //! allocates registers ([`jit`]).
 //! Never: threads (the caller splits the grid), lower-level ops of the block IR.
 mod atomic;
+mod combine;
 mod control;
 mod demand;
 mod dot;

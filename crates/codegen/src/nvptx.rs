@@ -31,6 +31,7 @@ mod batched_loads;
 mod blocks;
 mod check;
 mod collect;
+mod combine;
 mod control;
 mod dot;
 mod emit;

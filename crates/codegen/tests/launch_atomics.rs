@@ -79,15 +79,15 @@ fn elements_as_expected_are_replaced() {
     }
 }
 
-/// A lock that instances on several threads take by compare-and-swap around a sum that is not atomic, and sums of halves
-/// and of i64 that are.
+/// A lock that instances on several threads take by compare-and-swap around a sum that is not atomic, and sums of
+/// halves and of i64 that are.
 #[test]
 fn threads_exclude_each_other() {
     if !is_compiled(&Elem::F16) {
         return;
     }
-    let text =
-        "kernel @locked(%lock: ptr<i32>, %sum: ptr<i64>, %total: ptr<i64>, %halves: ptr<f16>) grid launch warps 1 {
+    let text = "kernel @locked(%lock: ptr<i32>, %sum: ptr<i64>, %total: ptr<i64>, %halves: ptr<f16>)
+  grid launch warps 1 {
   %zero = const 0 : i32
   %one = const 1 : i32
   while with (%turn = %zero : i32) {

@@ -105,7 +105,8 @@ fn loops_with_a_condition() {
   %p = splat %x : ptr<i32>[64]
   %q = ptr_add %p, %lanes : ptr<i32>[64]
   %none = const 0 : i32[64]
-  %sum, %ps, %r, %c = while with (%s = %none : i32[64], %ps2 = %q : ptr<i32>[64], %r2 = %x : ptr<i32>, %i = %zero : i32) {
+  %sum, %ps, %r, %c = while with (%s = %none : i32[64], %ps2 = %q : ptr<i32>[64], %r2 = %x : ptr<i32>,
+    %i = %zero : i32) {
     %v = load %ps2 : i32[64]
     %by = load %r2 : i32
     %three = const 3 : i32

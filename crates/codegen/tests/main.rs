@@ -9,6 +9,7 @@ mod host_random;
 mod launch_atomics;
 mod launch_control;
 mod launch_elements;
+mod launch_moves;
 mod launch_values;
 mod nvptx_common;
 mod nvptx_ptxas;

@@ -154,7 +154,7 @@ impl Analysis {
                             self.opaque(*copy, k.ty(*copy));
                             self.ranges.extend(roles.get(at).map(|role| (*copy, (0, role.copies as i64 - 1))));
                         }
-                        if data.op == Op::While {
+                        if matches!(data.op, Op::While | Op::ReduceBy { .. } | Op::ScanBy { .. }) {
                             for (n, v) in r.params.iter().enumerate() {
                                 self.define(k, *v, Def::Carried(i, n));
                                 self.opaque(*v, k.ty(*v));

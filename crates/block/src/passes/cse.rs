@@ -2,7 +2,6 @@
 //!
 //! Covers pure ops, and loads through pointers that start from a `readonly` parameter. What a region computes is not
 //! visible outside of it.
-use super::is_pure;
 use crate::{BlockProgram, Const, Op, Region, Value, analysis};
 use std::collections::HashMap;
 
@@ -54,7 +53,7 @@ impl Cse<'_> {
     }
     fn takes(&self, op: &Op, args: &[Value]) -> bool {
         let from = |v: &Value| self.facts.affine(*v).and_then(|f| f.root);
-        is_pure(op)
+        op.is_pure()
             || (matches!(op, Op::Load(..)) && args.first().and_then(from).is_some_and(|r| self.readonly.contains(&r)))
     }
     fn key(&self, op: &Op, args: &[Value], result: Value) -> Key {

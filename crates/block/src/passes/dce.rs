@@ -1,6 +1,5 @@
 //! Dead code elimination: removes what no store or other effect depends on; loops and branches lose results that are
 //! not used.
-use super::is_pure;
 use crate::{BlockProgram, Inst, InstData, Op, Region, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -46,7 +45,7 @@ struct Dce {
 
 /// Whether an op has no effect beyond its results; its regions are examined separately.
 fn is_silent(op: &Op) -> bool {
-    is_pure(op)
+    op.is_pure()
         || matches!(
             op,
             Op::Load(..)
@@ -56,6 +55,9 @@ fn is_silent(op: &Op) -> bool {
                 | Op::AllocBarriers
                 | Op::For
                 | Op::If
+                | Op::Gather { .. }
+                | Op::ReduceBy { .. }
+                | Op::ScanBy { .. }
                 | Op::Yield
         )
 }
@@ -110,6 +112,10 @@ impl Dce {
             Op::For => {
                 values.push(data.args[3 + def.n]);
                 values.extend(yielded(k, &data.regions[0], def.n));
+            }
+            Op::ReduceBy { .. } | Op::ScanBy { .. } => {
+                let ends = data.regions.iter().filter_map(|r| r.insts.last());
+                values.extend(ends.flat_map(|i| k.inst(*i).args.iter().copied()));
             }
             Op::If if !def.carried => values.extend(data.regions.iter().filter_map(|r| yielded(k, r, def.n))),
             _ => {}

@@ -2,7 +2,6 @@
 //!
 //! Pure ops always; loads through `readonly` pointers only where the loop is known to run, so that no load is executed
 //! that was not before.
-use super::is_pure;
 use crate::{BlockProgram, Inst, InstData, Op, Region, Value, analysis};
 use std::collections::HashSet;
 
@@ -47,7 +46,7 @@ fn invariant(k: &BlockProgram, facts: &analysis::Analysis, runs: bool, r: &mut R
     let (mut out, mut rest) = (vec![], vec![]);
     for i in std::mem::take(&mut r.insts) {
         let data = k.inst(i);
-        let may = is_pure(&data.op) || (runs && matches!(data.op, Op::Load(..)) && readonly(data.args[0]));
+        let may = data.op.is_pure() || (runs && matches!(data.op, Op::Load(..)) && readonly(data.args[0]));
         if may && data.args.iter().all(|v| !inside.contains(v)) {
             out.push(i);
         } else {

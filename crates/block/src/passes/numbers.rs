@@ -4,6 +4,7 @@ use crate::{BinaryOp, CmpOp, Elem, UnaryOp};
 pub fn unary(op: UnaryOp, elem: Elem, x: i64) -> Option<i64> {
     Some(elem.wrapped(match op {
         UnaryOp::Neg => x.wrapping_neg(),
+        UnaryOp::Abs if !elem.is_signed() => x,
         UnaryOp::Abs => x.wrapping_abs(),
         UnaryOp::Not => !x,
         _ => return None,

@@ -7,7 +7,6 @@
 //! loop. Each thread copies exactly what it will read itself, so it waits for its own copies only. No value changes.
 //!
 //! On `sm_90` an instance may be a cluster of blocks. Lowering uses the pass where a schedule says `persist`.
-use super::is_pure;
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
 use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Swizzle, Type, Value};
@@ -56,7 +55,7 @@ pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> 
 }
 
 fn is_straight(op: &Op) -> bool {
-    is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. } | Op::NumPrograms(_))
+    op.is_pure() && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. } | Op::NumPrograms(_))
         || matches!(op, Op::Load(..) | Op::Store(_) | Op::Check { .. } | Op::Prefetch { .. })
 }
 
@@ -109,7 +108,7 @@ fn slice(k: &BlockProgram, of: &[Value]) -> Option<Vec<Inst>> {
     for &i in k.body.insts.iter().rev() {
         let d = k.inst(i);
         if d.results.iter().any(|v| wanted.contains(v)) {
-            if !is_pure(&d.op) {
+            if !d.op.is_pure() {
                 return None;
             }
             wanted.extend(&d.args);

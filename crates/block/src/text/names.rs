@@ -105,6 +105,7 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("select", Op::Select),
     ("bitcast", Op::Bitcast),
     ("fma", Op::Fma),
+    ("join", Op::Join),
     ("ptr_add", Op::PtrAdd),
     ("load", Op::Load(LoadMode::Vectors, CachePolicy::Normal)),
     ("load_apart", Op::Load(LoadMode::Apart, CachePolicy::Normal)),

@@ -292,6 +292,12 @@ impl Parser {
                 regions.push(self.region(depth, None)?);
                 (Op::If, args)
             }
+            "reduce_by" | "scan_by" => {
+                let (op, args, region, given) = self.combine(&name, depth, results.len())?;
+                regions.push(region);
+                types = Some(given);
+                (op, args)
+            }
             "roles" => {
                 let mut roles = vec![];
                 while matches!(self.peek().kind, Kind::Word | Kind::Str) && (self.same_line() || roles.is_empty()) {
@@ -315,6 +321,29 @@ impl Parser {
             return self.fail(format!("`{name}` ends before `{}`; one op a line", self.peek().text));
         }
         Ok(self.k.new_inst(InstData { op, args, results: values, regions }))
+    }
+    /// After `reduce_by` or `scan_by`: the op, its operands, region and the results' types.
+    #[allow(clippy::type_complexity)]
+    fn combine(
+        &mut self,
+        name: &str,
+        depth: usize,
+        results: usize,
+    ) -> Result<(Op, Vec<Value>, Region, Vec<(Type, Option<Layout>)>)> {
+        let reverse = name == "scan_by" && self.eat_word("reverse");
+        let args = self.operands()?;
+        let axis = self.axis()?;
+        self.expect_word("with")?;
+        self.expect("(")?;
+        let params = self.list(")", |p| {
+            let name = p.new_name()?;
+            p.expect(":")?;
+            Ok((name, p.typed()?))
+        })?;
+        let given = self.result_types(results)?;
+        let region = self.loop_region(depth, params)?;
+        let op = if name == "scan_by" { Op::ScanBy { axis, reverse } } else { Op::ReduceBy { axis } };
+        Ok((op, args, region, given))
     }
     /// A role's header, and the name of its region's parameter.
     fn role(&mut self) -> Result<(Role, Option<Token>)> {

@@ -173,6 +173,13 @@ impl<'a> Printer<'a> {
             let with = self.carried(&region.params, &data.args).unwrap_or_default();
             return s + "while" + &with + &self.result_types(data, &region.params);
         }
+        if let (Op::ReduceBy { .. } | Op::ScanBy { .. }, [region]) = (&data.op, &data.regions[..]) {
+            let (op, after) = op_text(&data.op);
+            let one = |v: &Value| format!("{} : {}", self.name(*v), self.ty(*v));
+            let params: Vec<String> = region.params.iter().map(one).collect();
+            let (args, types) = (self.names(&data.args), self.types(&data.results));
+            return format!("{s}{op} {args}{after} with ({}) : {types}", params.join(", "));
+        }
         let (op, after) = op_text(&data.op);
         s += &op;
         if !data.args.is_empty() {
@@ -251,6 +258,13 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Pack { row } => return ("pack".into(), format!(" row {row}")),
         Op::Atomic { op, how } => atomic(names::name_of(names::ATOMIC, op).unwrap_or("?"), *how),
         Op::CompareSwap { how } => atomic("atomic_compare_swap", *how),
+        Op::ReduceBy { axis } => return ("reduce_by".into(), format!(" axis {axis}")),
+        Op::ScanBy { axis, reverse } => {
+            return (flag("scan_by", "reverse", *reverse), format!(" axis {axis}"));
+        }
+        Op::Split(half) => format!("split {half}"),
+        Op::Cat { axis } => return ("cat".into(), format!(" axis {axis}")),
+        Op::Gather { axis } => return ("gather".into(), format!(" axis {axis}")),
         Op::Reduce { op, axis } => {
             let name = names::name_of(names::REDUCE, op).unwrap_or("?");
             return (format!("reduce {name}"), format!(" axis {axis}"));

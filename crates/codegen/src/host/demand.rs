@@ -67,6 +67,8 @@ pub(super) fn forces(op: &Op) -> bool {
             | Op::Check { .. }
             | Op::Reduce { .. }
             | Op::Scan { .. }
+            | Op::ReduceBy { .. }
+            | Op::ScanBy { .. }
             | Op::Dot { .. }
             | Op::For
             | Op::While

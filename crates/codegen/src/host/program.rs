@@ -152,6 +152,7 @@ impl Emit<'_> {
                 self.dot(arg(0)?, arg(1)?, arg(2)?, result)
             }
             (Op::Atomic { .. } | Op::CompareSwap { .. }, _) => self.atomic(inst),
+            (Op::ReduceBy { .. } | Op::ScanBy { .. }, _) => self.combine(inst),
             (Op::For, _) => self.for_loop(i),
             (Op::While, _) => self.while_loop(i),
             (Op::If, _) => self.if_else(i),
@@ -227,6 +228,10 @@ fn upper(op: &Op) -> bool {
             | Op::Bitcast
             | Op::CastToZero(_)
             | Op::Fma
+            | Op::Join
+            | Op::Split(_)
+            | Op::Cat { .. }
+            | Op::Gather { .. }
             | Op::PtrAdd
             | Op::Load(..)
     )

@@ -313,6 +313,8 @@ impl<'c> Gen<'c, '_> {
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
             Op::Dot { terms, .. } => self.dot(data, *terms)?,
+            Op::ReduceBy { .. } | Op::ScanBy { .. } => return self.combine_by(data),
+            Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(data)?,
             Op::Bitcast => self.bitcast(data)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
                 self.pointwise(data)?

@@ -1,6 +1,7 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and
 //! resume later.
 mod access;
+mod combine;
 
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
 use kiln_block::{BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, Value, text};
@@ -284,6 +285,14 @@ impl<'a> Machine<'a, '_> {
                 let moved = |(p, by): (&Address, &i64)| p.plus(by.wrapping_mul(bytes));
                 let all = p.pointers().iter().zip(by.ints()).map(moved).collect();
                 Block { data: Data::Ptr(all), ..(*p).clone() }
+            }
+            Op::Join => shape::join(&*arg(0)?, &*arg(1)?),
+            Op::Split(half) => shape::split(&*arg(0)?, *half as usize, &to),
+            Op::Cat { axis } => shape::cat(&*arg(0)?, &*arg(1)?, *axis as usize),
+            Op::Gather { axis } => shape::taken(&*arg(0)?, &*arg(1)?, *axis as usize)?,
+            Op::ReduceBy { .. } | Op::ScanBy { .. } => {
+                self.combine(flow, data)?;
+                return Ok(Next::On);
             }
             Op::Load(..) => self.load(flow, &data.args, elem, &to)?,
             Op::Await => self.wait(flow, &data.args, elem, &to)?,

@@ -60,6 +60,7 @@ fn float_unary(op: UnaryOp, x: f64) -> Result<f64, String> {
 fn int_unary(op: UnaryOp, elem: Elem, x: i64) -> Result<i64, String> {
     Ok(match op {
         UnaryOp::Neg => elem.wrapped(x.wrapping_neg()),
+        UnaryOp::Abs if !elem.is_signed() => x,
         UnaryOp::Abs => elem.wrapped(x.wrapping_abs()),
         UnaryOp::Not if elem == Elem::Bool => 1 - x,
         UnaryOp::Not => elem.wrapped(!x),

@@ -1,5 +1,6 @@
 //! Ops that move elements or combine them along an axis.
 use super::{
+    memory::{collected, element},
     scalar::{float_max, undefined},
     value::*,
 };
@@ -39,7 +40,7 @@ pub fn permute(a: &Block, perm: &[u8]) -> Block {
 }
 
 /// Row-major positions of every line along `axis`, outer coordinates slowest.
-fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
+pub fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
     let outer: usize = shape[..axis].iter().product();
     let line = |o: usize, i: usize| (0..n).map(move |j| (o * n + j) * inner + i).collect();
@@ -141,6 +142,46 @@ pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
         }
     }
     out
+}
+
+/// Both blocks in elements of which `from` says the block, second or not, and the position.
+fn picked(a: &Block, b: &Block, shape: &[usize], from: impl Fn(usize) -> (bool, usize)) -> Block {
+    let count = shape.iter().product();
+    let one = |i| {
+        let (second, at) = from(i);
+        element(if second { b } else { a }, at)
+    };
+    collected(a.elem, shape, (0..count).map(one))
+}
+pub fn join(a: &Block, b: &Block) -> Block {
+    picked(a, b, &[&a.shape[..], &[2]].concat(), |i| (i % 2 == 1, i / 2))
+}
+pub fn split(v: &Block, half: usize, to: &[usize]) -> Block {
+    v.gathered(to, (0..to.iter().product()).map(|i| 2 * i + half))
+}
+pub fn cat(a: &Block, b: &Block, axis: usize) -> Block {
+    let mut shape = a.shape.clone();
+    shape[axis] *= 2;
+    picked(a, b, &shape.clone(), |i| {
+        let mut at = coordinates(i, &shape);
+        let second = at[axis] >= a.shape[axis];
+        at[axis] %= a.shape[axis];
+        (second, place(at.into_iter(), &a.shape))
+    })
+}
+/// The elements at positions along an axis.
+pub fn taken(v: &Block, positions: &Block, axis: usize) -> Result<Block, String> {
+    let n = v.shape[axis];
+    let mut from = vec![];
+    for (i, p) in positions.ints().iter().enumerate() {
+        let mut at = coordinates(i, &positions.shape);
+        at[axis] = usize::try_from(*p)
+            .ok()
+            .filter(|p| *p < n)
+            .ok_or_else(|| format!("position {p} along an axis of {n}; give one inside"))?;
+        from.push(place(at.into_iter(), &v.shape));
+    }
+    Ok(v.gathered(&positions.shape, from.into_iter()))
 }
 
 /// A slice of shape `to` that starts at `at` along `axis`.

@@ -109,6 +109,18 @@ impl Rebuild<'_> {
                 }
                 self.keep(i, args, vec![]);
             }
+            Op::ReduceBy { .. } | Op::ScanBy { .. } => {
+                let flat = self.home(data.args[0]);
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                let regions = data.regions.iter().map(|r| self.region(r)).collect();
+                self.keep(i, args, regions);
+            }
+            Op::Gather { .. } => {
+                // Each thread has the positions of its elements.
+                let flat = self.home(data.results[0]);
+                let args = vec![self.as_it_lies(data.args[0]).0, self.demand(data.args[1], &flat)];
+                self.keep(i, args, vec![]);
+            }
             Op::AsyncCopy => self.async_copy(i, data),
             Op::Dot { .. } => self.dot(i, data),
             Op::For => self.carry(i, data, 3),

@@ -8,7 +8,7 @@
 //! further tiles, of the scores' size, that it computes with element by element: biases and masks.
 use super::Refusal;
 use super::form::constant;
-use crate::passes::{is_pure, runs};
+use crate::passes::runs;
 use crate::{
     BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value, analysis,
 };
@@ -268,7 +268,7 @@ fn pass(
             }
             Op::TileLoad | Op::Load(..) => {}
             Op::Yield => yielded = &data.args,
-            op if is_pure(op) && !matches!(op, Op::Dot { .. }) => {}
+            op if op.is_pure() && !matches!(op, Op::Dot { .. }) => {}
             _ => {
                 let name = crate::text::print_inst(k, i);
                 return refuse(format!("`{name}` in the loop is not a load, arithmetic or a matmul of half types"));

@@ -1,7 +1,6 @@
 //! Recognises the programs that roles are made from: a loop over K of tile loads and matmuls, an epilogue on the sums,
 //! and optionally a loop over tiles around both.
 use super::Refusal;
-use crate::passes::is_pure;
 use crate::{
     BinaryOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, UnaryOp, Value,
     analysis,
@@ -100,7 +99,7 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
 
 /// Whether an instruction is pure and gives scalars only.
 pub fn is_scalar(k: &BlockProgram, data: &InstData) -> bool {
-    is_pure(&data.op) && data.results.iter().all(|v| k.ty(*v).is_scalar())
+    data.op.is_pure() && data.results.iter().all(|v| k.ty(*v).is_scalar())
 }
 
 /// The constant that all elements of a block have, if it is one.
@@ -196,7 +195,7 @@ impl Form {
                     self.whole(k, inst, &mut chains)?
                 }
                 Op::Yield => self.summed(&inst.args, &mut chains)?,
-                op if is_pure(op) => {}
+                op if op.is_pure() => {}
                 op => {
                     let name = crate::text::print_inst(k, i);
                     let more = if matches!(op, Op::Load(..)) {

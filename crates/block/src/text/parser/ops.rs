@@ -24,7 +24,8 @@ impl Parser {
     /// An op without regions, and its operands.
     pub(super) fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
         match name {
-            "expand_dims" | "permute" | "part" | "unpack" | "pack" | "check" | "barrier_expect" | "prefetch" => {
+            "expand_dims" | "permute" | "part" | "unpack" | "pack" | "check" | "barrier_expect" | "prefetch"
+            | "cat" | "gather" => {
                 let args = self.operands()?;
                 Ok((self.attributes_behind(name)?, args))
             }
@@ -61,6 +62,8 @@ impl Parser {
     fn attributes_behind(&mut self, name: &str) -> Result<Op> {
         Ok(match name {
             "expand_dims" => Op::ExpandDims(self.axis()?),
+            "cat" => Op::Cat { axis: self.axis()? },
+            "gather" => Op::Gather { axis: self.axis()? },
             "permute" => Op::Permute(self.numbers("an axis")?),
             "part" => {
                 let axis = self.axis()?;
@@ -89,6 +92,7 @@ impl Parser {
             "const" => Op::Const(self.constant()?),
             "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
             "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "split" => Op::Split(self.integer("a half (0 or 1)")?),
             "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
             "cast" => Op::Cast(self.elem()?),
             "cast_to_zero" => Op::CastToZero(self.elem()?),

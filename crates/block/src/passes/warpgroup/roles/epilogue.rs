@@ -296,7 +296,7 @@ fn effects(k: &BlockProgram, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> 
             Op::TileStore if after && *k.ty(data.args[1]).shape() == [m, n] => all.push((i, false)),
             // The draw of the next tile is the producer's.
             Op::Load(..) | Op::Yield | Op::TileLoad | Op::AtomicInc => {}
-            op if crate::passes::is_pure(op) => {}
+            op if op.is_pure() => {}
             _ => {
                 let name = crate::text::print_inst(k, i);
                 return Err(Refusal(format!("`{name}` cannot be computed slice by slice on sums of {m}x{n}")));

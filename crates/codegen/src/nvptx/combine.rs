@@ -1,0 +1,225 @@
+//! Reductions and scans by a region, and ops that take elements from other threads: through shared memory.
+//!
+//! A scan doubles its reach: in turn `k` each element takes on the one 2^k before it, after which it covers 2^(k+1).
+//! A reduction is what a scan gives for the last element of each line. All threads have the elements of their layout
+//! in registers, and read their partners' from shared memory.
+use super::emit::{Fail, Res, Val};
+use super::exchange::Placement;
+use super::r#gen::Gen;
+use super::index::{Index, Memo, Reg};
+use inkwell::values::IntValue;
+use kiln_block::layout::{Flat, axis_bits};
+use kiln_block::{CmpOp, Elem, InstData, Op, Value};
+
+/// Blocks of one shape in shared memory, element after element.
+struct Spread {
+    /// Where each block begins, in bytes.
+    starts: Vec<usize>,
+    elems: Vec<Elem>,
+}
+
+impl<'c> Gen<'c, '_> {
+    pub fn combine_by(&mut self, data: &InstData) -> Res<()> {
+        let (axis, scan, reverse) = match data.op {
+            Op::ReduceBy { axis } => (axis as usize, false, false),
+            Op::ScanBy { axis, reverse } => (axis as usize, true, reverse),
+            _ => return Err(Fail::Defect("nothing to combine".into())),
+        };
+        self.one_block()?;
+        let (k, first) = (self.k, data.args[0]);
+        let shape = k.ty(first).shape();
+        let (flat, bits) = (self.flat(first)?, axis_bits(shape, axis));
+        let at = self.coordinates(&flat, shape, axis)?;
+        let mut now: Vec<Vec<Val<'c>>> = vec![];
+        for v in &data.args {
+            now.push(self.plain(*v)?);
+        }
+        let spread = self.room_for(&data.args)?;
+        for turn in 0..bits.len() {
+            self.spread(&spread, &flat, &now)?;
+            let by = 1usize << turn;
+            let mut next: Vec<Vec<Val<'c>>> = vec![vec![]; now.len()];
+            for (r, at) in at.iter().enumerate() {
+                self.memo = Memo::default();
+                let reached = self.reached(*at, by, shape[axis], reverse)?;
+                let own: Vec<Val<'c>> = now.iter().map(|v| v[r]).collect();
+                let partner = self.element_of(&flat, r)?;
+                let distance = (by << bits.start) as i64;
+                let partner = self.e.add(partner, self.e.int(if reverse { distance } else { -distance }))?;
+                // Outside of the line any element will do.
+                let partner = self.e.iselect(reached, partner, self.e.int(0))?;
+                let before = self.read_at(&spread, partner)?;
+                let both = self.by_region(data, before.iter().chain(&own))?;
+                for ((next, both), own) in next.iter_mut().zip(both).zip(own) {
+                    next.push(self.e.select(reached, both, own)?);
+                }
+            }
+            now = next;
+            self.sync()?;
+        }
+        if scan {
+            for (v, regs) in data.results.iter().zip(now) {
+                let regs = regs.into_iter().map(|x| self.register(*v, x)).collect();
+                self.set(*v, regs);
+            }
+            return Ok(());
+        }
+        self.spread(&spread, &flat, &now)?;
+        let last = (shape[axis] - 1) << bits.start;
+        for (n, v) in data.results.iter().enumerate() {
+            let to = self.flat(*v)?;
+            let mut regs = vec![];
+            for r in 0..to.per_thread() {
+                self.memo = Memo::default();
+                let line = self.element_of(&to, r)?;
+                // The bits above the axis move up.
+                let low = self.e.int((1 << bits.start) - 1);
+                let inner = self.e.and(line, low)?;
+                let outer = self.e.and(line, self.e.not(low)?)?;
+                let outer = self.e.shl(outer, self.e.int(bits.len() as i64))?;
+                let element = self.e.add(self.e.add(outer, inner)?, self.e.int(last as i64))?;
+                let x = self.read_one(&spread, n, element)?;
+                regs.push(self.register(*v, x));
+            }
+            self.set(*v, regs);
+        }
+        self.sync()
+    }
+    /// Whether an element has a partner so far before it.
+    fn reached(&mut self, at: Index<'c>, by: usize, size: usize, reverse: bool) -> Res<IntValue<'c>> {
+        let limit = Index::constant(if reverse { size - by } else { by } as i64, 32);
+        at.compare(if reverse { CmpOp::Lt } else { CmpOp::Ge }, limit, &self.e, &mut self.memo)
+    }
+    /// What the region gives for these values of its parameters.
+    fn by_region<'v>(&mut self, data: &InstData, values: impl Iterator<Item = &'v Val<'c>>) -> Res<Vec<Val<'c>>>
+    where
+        'c: 'v,
+    {
+        let Some(region) = data.regions.first() else { return Err(Fail::Defect("no region".into())) };
+        for (p, v) in region.params.iter().zip(values) {
+            let reg = self.register(*p, *v);
+            self.set(*p, vec![reg]);
+        }
+        self.region(region)?;
+        let last = region.insts.last().map(|i| self.k.inst(*i).args.clone()).unwrap_or_default();
+        self.memo = Memo::default();
+        let all: Vec<Vec<Val<'c>>> = last.iter().map(|v| self.plain(*v)).collect::<Res<_>>()?;
+        Ok(all.into_iter().flatten().collect())
+    }
+    /// The number of a register's element in its block.
+    fn element_of(&mut self, flat: &Flat, r: usize) -> Res<IntValue<'c>> {
+        let weights: Vec<i64> = flat.threads().map(|b| b.map_or(0, |b| 1i64 << b)).collect();
+        let thread = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
+        self.e.add(thread, self.e.int(flat.register(r) as i64))
+    }
+    fn room_for(&mut self, blocks: &[Value]) -> Res<Spread> {
+        let elems: Vec<Elem> = blocks.iter().map(|v| self.elem(*v)).collect::<Res<_>>()?;
+        let count = self.k.ty(blocks[0]).count();
+        let sizes: Vec<usize> = elems.iter().map(|e| count * e.bytes()).collect();
+        Ok(Spread { starts: self.room(&sizes)?, elems })
+    }
+    /// Writes blocks of one layout, and waits for all threads. Threads that hold copies write the same.
+    fn spread(&mut self, spread: &Spread, flat: &Flat, values: &[Vec<Val<'c>>]) -> Res<()> {
+        let bits = flat.registers.iter().copied().chain(flat.threads().flatten()).max().map_or(0, |b| b as usize + 1);
+        let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
+        for ((start, elem), values) in spread.starts.iter().zip(&spread.elems).zip(values) {
+            self.memo = Memo::default();
+            let at = self.scratch_base(flat, &place, *elem)?;
+            for (r, v) in values.iter().enumerate() {
+                let ptr = self.shared_at(at, start + flat.register(r) * elem.bytes())?;
+                self.shared_store(ptr, &[*v], *elem)?;
+            }
+        }
+        self.filled()
+    }
+    fn read_at(&mut self, spread: &Spread, element: IntValue<'c>) -> Res<Vec<Val<'c>>> {
+        (0..spread.elems.len()).map(|n| self.read_one(spread, n, element)).collect()
+    }
+    /// An element of the n-th block.
+    fn read_one(&mut self, spread: &Spread, n: usize, element: IntValue<'c>) -> Res<Val<'c>> {
+        let elem = spread.elems[n];
+        let at = self.e.mul(element, self.e.int(elem.bytes() as i64))?;
+        let ptr = self.shared_at(at, spread.starts[n])?;
+        self.shared_load(ptr, 1, elem)?.pop().ok_or_else(|| Fail::Defect("no element".into()))
+    }
+    fn one_block(&self) -> Res<()> {
+        match self.blocks.count {
+            1 => Ok(()),
+            _ => Err(Fail::Unsupported("an exchange of elements over several blocks".into())),
+        }
+    }
+
+    /// A block that is made of others, or of elements of another.
+    pub fn moved(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        self.one_block()?;
+        let result = data.results[0];
+        let sources = if matches!(data.op, Op::Gather { .. }) { &data.args[..1] } else { &data.args[..] };
+        let flat = self.flat(result)?;
+        let positions = match data.op {
+            Op::Gather { .. } => Some(self.plain(data.args[1])?),
+            _ => None,
+        };
+        let spread = self.room_for(sources)?;
+        for (n, v) in sources.iter().enumerate() {
+            let (from, values) = (self.flat(*v)?, self.plain(*v)?);
+            let one = Spread { starts: vec![spread.starts[n]], elems: vec![spread.elems[n]] };
+            self.spread(&one, &from, &[values])?;
+        }
+        let mut out = vec![];
+        for r in 0..flat.per_thread() {
+            self.memo = Memo::default();
+            let element = self.element_of(&flat, r)?;
+            let position = positions.as_ref().map(|p| p[r]);
+            let x = self.source(&spread, data, element, position)?;
+            out.push(self.register(result, x));
+        }
+        self.sync()?;
+        Ok(out)
+    }
+    /// The element that is the result's at this number.
+    fn source(
+        &mut self,
+        spread: &Spread,
+        data: &InstData,
+        element: IntValue<'c>,
+        position: Option<Val<'c>>,
+    ) -> Res<Val<'c>> {
+        let k = self.k;
+        let int = |g: &Self, v: usize| g.e.int(v as i64);
+        match &data.op {
+            Op::Join => {
+                let from = self.e.lshr(element, int(self, 1))?;
+                let second = self.e.trunc(element, self.e.i1())?;
+                let (a, b) = (self.read_one(spread, 0, from)?, self.read_one(spread, 1, from)?);
+                self.e.select(second, b, a)
+            }
+            Op::Split(half) => {
+                let from = self.e.add(self.e.shl(element, int(self, 1))?, int(self, *half as usize))?;
+                self.read_one(spread, 0, from)
+            }
+            Op::Cat { axis } => {
+                // One bit of the result's number says which.
+                let bit = axis_bits(k.ty(data.results[0]).shape(), *axis as usize).end as usize - 1;
+                let low = self.e.and(element, int(self, (1 << bit) - 1))?;
+                let high = self.e.shl(self.e.lshr(element, int(self, bit + 1))?, int(self, bit))?;
+                let from = self.e.add(high, low)?;
+                let second = self.e.trunc(self.e.lshr(element, int(self, bit))?, self.e.i1())?;
+                let (a, b) = (self.read_one(spread, 0, from)?, self.read_one(spread, 1, from)?);
+                self.e.select(second, b, a)
+            }
+            Op::Gather { axis } => {
+                let (to, from) = (k.ty(data.results[0]).shape(), k.ty(data.args[0]).shape());
+                let (to, from) = (axis_bits(to, *axis as usize), axis_bits(from, *axis as usize));
+                let position = super::emit::int(position.ok_or_else(|| Fail::Defect("no positions".into()))?)?;
+                let position = self.e.and(position, int(self, (1 << from.len()) - 1))?;
+                let low = self.e.and(element, int(self, (1 << to.start) - 1))?;
+                let high = self.e.lshr(element, int(self, to.end as usize))?;
+                let high = self.e.shl(high, int(self, from.end as usize))?;
+                let along = self.e.shl(position, int(self, from.start as usize))?;
+                let element = self.e.add(self.e.add(high, along)?, low)?;
+                self.read_one(spread, 0, element)
+            }
+            other => Err(Fail::Unsupported(format!("{other:?}"))),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Reductions and scans by a region, and elements taken from several blocks or positions, three ways.
+use crate::support::{launch::Launch, *};
+use kiln_block::*;
+use kiln_machine::Arch;
+
+/// A program that reads a block of each element type and stores what `make` gives.
+struct Case<'a> {
+    shape: &'a [usize],
+    types: &'a [Elem],
+    warps: usize,
+    /// Integers are below this.
+    below: i64,
+}
+
+/// Pointers to the elements of a row-major block.
+fn pointers(b: &mut Builder, p: Value, shape: &[usize]) -> Value {
+    let n = shape.iter().product();
+    let lanes = b.iota(n);
+    let at = b.reshape(lanes, shape);
+    b.ptr_add(p, at)
+}
+
+impl Case<'_> {
+    fn agree(&self, about: &str, make: impl Fn(&mut Builder, &[Value]) -> Vec<Value>) {
+        let mut b = Builder::new("moves", Grid::Launch, self.warps);
+        let mut given = Launch::new([1, 1, 1]);
+        let mut r = Random::new(about.len() as u64 + self.shape.iter().sum::<usize>() as u64);
+        let n: usize = self.shape.iter().product();
+        let mut values = vec![];
+        for (i, elem) in self.types.iter().enumerate() {
+            let p = b.param(format!("in{i}"), *elem, false);
+            let p = pointers(&mut b, p, self.shape);
+            values.push(b.load(p, None, None));
+            let one = |r: &mut Random| match elem.is_float() {
+                true => r.value(*elem),
+                false => Num::I(r.next_u64() as i64 & (self.below - 1)),
+            };
+            let all: Vec<Num> = (0..n).map(|_| one(&mut r)).collect();
+            given = given.buffer(*elem, encode_all(*elem, &all));
+        }
+        for (i, v) in make(&mut b, &values).into_iter().enumerate() {
+            let (elem, shape) = (b.elem(v).unwrap(), b.shape(v));
+            let p = b.param(format!("out{i}"), elem, false);
+            let p = if shape.is_empty() { p } else { pointers(&mut b, p, &shape) };
+            b.store(p, v, None);
+            given = given.buffer(elem, vec![0; shape.iter().product::<usize>() * elem.bytes()]);
+        }
+        let mut k = b.finish();
+        let about = format!("{about} of {:?}, {} warps", self.shape, self.warps);
+        assert!(given.agrees(&k, Arch::Sm90a, &about), "{about}: no PTX");
+        passes::canonicalise(&mut k).unwrap();
+        assert!(given.agrees(&k, Arch::Sm80, &format!("{about}, after passes")), "{about}: no PTX");
+    }
+}
+
+const SHAPES: [&[usize]; 6] = [&[128], &[4], &[16, 32], &[32, 2], &[1, 64], &[4, 8, 16]];
+
+/// The largest and where it is, the first of equals: two operands, one of which breaks ties.
+#[test]
+fn the_largest_and_its_place() {
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        for value in [Elem::I32, Elem::F32, Elem::F16].into_iter().filter(is_compiled) {
+            for axis in 0..shape.len() {
+                let case = Case { shape, types: &[value, Elem::I64], warps: [1, 4][i % 2], below: 8 };
+                case.agree(&format!("axis {axis}, {value}"), |b, v| {
+                    b.reduce_by(axis, v, |b, x, y| {
+                        let (more, same) = (b.cmp(CmpOp::Gt, x[0], y[0]), b.cmp(CmpOp::Eq, x[0], y[0]));
+                        let first = b.cmp(CmpOp::Lt, x[1], y[1]);
+                        let tied = b.binary(BinaryOp::And, same, first);
+                        let wins = b.binary(BinaryOp::Or, more, tied);
+                        vec![b.select(wins, x[0], y[0]), b.select(wins, x[1], y[1])]
+                    })
+                });
+            }
+        }
+    }
+}
+
+/// Composition of `x -> a x + b`, which does not commute, both ways.
+#[test]
+fn scans_of_compositions() {
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        for (axis, reverse) in (0..shape.len()).flat_map(|a| [(a, false), (a, true)]) {
+            let case = Case { shape, types: &[Elem::I32, Elem::I32], warps: [4, 1, 2][i % 3], below: 1 << 32 };
+            case.agree(&format!("axis {axis}, reverse {reverse}"), |b, v| {
+                b.scan_by((axis, reverse), v, |b, x, y| {
+                    let factor = b.binary(BinaryOp::Mul, x[0], y[0]);
+                    let moved = b.binary(BinaryOp::Mul, x[1], y[0]);
+                    vec![factor, b.binary(BinaryOp::Add, moved, y[1])]
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn joined_split_and_put_in_a_row() {
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        for elem in [Elem::I32, Elem::F16, Elem::I8, Elem::F64].into_iter().filter(is_compiled) {
+            let case = Case { shape, types: &[elem, elem], warps: [1, 4][i % 2], below: 128 };
+            case.agree(&format!("{elem}"), |b, v| {
+                let both = b.join(v[0], v[1]);
+                let [first, second] = b.split(both);
+                let mut all = vec![both, b.binary(BinaryOp::Sub, first, second)];
+                all.extend((0..shape.len()).map(|axis| b.cat(v[0], v[1], axis)));
+                if *shape.last().unwrap() == 2 {
+                    all.extend(b.split(v[0]));
+                }
+                all
+            });
+        }
+    }
+}
+
+#[test]
+fn elements_at_positions() {
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        for axis in 0..shape.len() {
+            let case = Case { shape, types: &[Elem::F32, Elem::I32], warps: [1, 4][i % 2], below: shape[axis] as i64 };
+            case.agree(&format!("axis {axis}"), |b, v| {
+                let half = shape[axis] / 2;
+                let mut all = vec![b.gather(v[0], v[1], axis)];
+                if half > 0 && shape.len() == 1 {
+                    let few = b.iota(half);
+                    let two = b.i32(2);
+                    let few = b.binary(BinaryOp::Mul, few, two);
+                    all.push(b.gather(v[0], few, axis));
+                }
+                all
+            });
+        }
+    }
+}
