@@ -129,7 +129,7 @@ pub enum Op {
     Gather {
         axis: u8,
     },
-    /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for u8).
+    /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for i8 and u8).
     Dot {
         precision: DotPrecision,
         terms: Terms,

@@ -1,6 +1,6 @@
 //! Passes: functions from a kernel to one that computes the same.
 //!
-//! The first four keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
+//! The first five keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
 //! reorders float arithmetic. Verified programs stay verified, which is checked after every pass.
 mod cse;
 mod dce;
@@ -8,6 +8,7 @@ mod fold;
 pub mod layout;
 mod licm;
 mod numbers;
+mod offsets;
 pub mod persistent_rows;
 pub mod split;
 pub mod warpgroup;
@@ -20,8 +21,14 @@ use kiln_machine::Machine;
 pub type Pass = (&'static str, fn(&mut BlockProgram));
 
 /// Every pass, in the order in which they should run.
-pub const PASSES: &[Pass] =
-    &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
+pub const PASSES: &[Pass] = &[
+    ("fold", fold::run),
+    ("offsets", offsets::run),
+    ("cse", cse::run),
+    ("licm", licm::run),
+    ("dce", dce::run),
+    ("layout", assign_layouts),
+];
 
 /// A pass for a machine, which refuses programs of another form.
 pub type Step = (&'static str, fn(&BlockProgram, &Machine) -> Result<BlockProgram, warpgroup::Refusal>);
@@ -42,7 +49,7 @@ pub const STEPS: &[Step] = &[
 ];
 
 /// The passes that every program goes through.
-pub const CANONICAL: &[&str] = &["fold", "cse", "licm", "dce"];
+pub const CANONICAL: &[&str] = &["fold", "offsets", "cse", "licm", "dce"];
 
 fn assign_layouts(k: &mut BlockProgram) {
     *k = layout::assign(k);

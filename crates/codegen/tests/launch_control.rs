@@ -285,3 +285,40 @@ fn a_tensor_twice() {
         assert_eq!(found, want, "{n} by {offset}");
     }
 }
+
+/// Pointers that a loop moves by a stride of the launch: vectors stay vectors where the stride is a multiple of 16.
+#[test]
+fn moving_pointers_keep_their_vectors() {
+    let known = Facts { div: 16, least: Some(0), ..KNOWN };
+    let mut b = Builder::new("columns", Grid::Launch, 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (rows, pitch) = (b.scalar("rows", Elem::I32, KNOWN), b.scalar("pitch", Elem::I32, known));
+    let lanes = b.iota(512);
+    let from = b.ptr_add(x, lanes);
+    let zero = b.constant(Type::block(Elem::F32, [512]), Const::Float(0.0));
+    let (lo, step) = (b.i32(0), b.i32(1));
+    let sums = b.for_loop([lo, rows, step], &[zero, from], |b, _, c| {
+        let v = b.load(c[1], None, None);
+        vec![b.binary(BinaryOp::Add, c[0], v), b.ptr_add(c[1], pitch)]
+    });
+    let end = b.load(sums[1], None, None);
+    let sums = b.binary(BinaryOp::Sub, sums[0], end);
+    let to = b.ptr_add(y, lanes);
+    b.store(to, sums, None);
+    let mut k = b.finish();
+    let given = |rows: usize, pitch: usize| {
+        Launch::new([1, 1, 1])
+            .buffer(Elem::F32, numbers(Elem::F32, rows * pitch + 512))
+            .buffer(Elem::F32, vec![0; 2048])
+            .scalar(Elem::I32, rows as f64)
+            .scalar(Elem::I32, pitch as f64)
+    };
+    assert!(given(5, 528).agrees(&k, Arch::Sm90a, "as written"));
+    passes::canonicalise(&mut k).unwrap();
+    for (rows, pitch) in [(0, 512), (1, 16), (7, 512), (9, 1040)] {
+        assert!(given(rows, pitch).agrees(&k, Arch::Sm90a, &format!("{rows} rows of {pitch}")));
+    }
+    let ptx = kiln_codegen::nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
+    let count = |what: &str| ptx.text.lines().filter(|l| l.contains(what)).count();
+    assert_eq!([count("ld.global.nc.v4"), count("ld.global.nc.b32")], [2, 0], "{}", ptx.text);
+}

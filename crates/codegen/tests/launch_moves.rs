@@ -131,3 +131,23 @@ fn elements_at_positions() {
         }
     }
 }
+
+/// Matmuls of small integers and of floats whose sums are exact.
+#[test]
+fn matmuls_of_every_type() {
+    let types = [Elem::I8, Elem::U8, Elem::F64, Elem::F32, Elem::F16, Elem::Bf16];
+    for elem in types.into_iter().filter(is_compiled) {
+        let sum = match elem {
+            Elem::I8 | Elem::U8 => Elem::I32,
+            Elem::F64 => Elem::F64,
+            _ => Elem::F32,
+        };
+        let case = Case { shape: &[16, 16], types: &[Elem::I8, Elem::I8], warps: 1, below: 256 };
+        case.agree(&format!("matmul of {elem}"), |b, v| {
+            let [x, y] = [v[0], v[1]].map(|v| b.cast(v, elem));
+            let zero = if sum == Elem::I32 { Const::Int(7) } else { Const::Float(7.0) };
+            let start = b.constant(Type::block(sum, [16, 16]), zero);
+            vec![b.dot(x, y, start, DotPrecision::Exact)]
+        });
+    }
+}

@@ -46,6 +46,12 @@ impl Analysis {
             }
             let (Some(form), Some(d)) = (form, per_trip) else {
                 self.opaque(*v, k.ty(*v));
+                if let (Some(init), Some(by)) = (init.get(n), next.get(n).and_then(|x| self.moves_by(k, &defs, *x, *v)))
+                {
+                    let divisor = self.divisor(*init).min(by);
+                    self.divisors.insert(*v, divisor);
+                    data.results.get(n).map(|r| self.divisors.insert(*r, divisor));
+                }
                 continue;
             };
             // In iteration k, k = (index - lo) / step.
@@ -69,6 +75,16 @@ impl Analysis {
             }
         }
         self.region(k, region);
+    }
+    /// The divisor of what an integer grows by per iteration, where that is known before the loop.
+    fn moves_by(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, next: Value, carried: Value) -> Option<i64> {
+        let data = k.inst(*defs.get(&next)?);
+        let by = match (&data.op, &data.args[..]) {
+            (Op::Binary(BinaryOp::Add), [a, by]) if *a == carried => *by,
+            (Op::Binary(BinaryOp::Add), [by, a]) if *a == carried => *by,
+            _ => return None,
+        };
+        (k.ty(by).is_scalar() && !defs.contains_key(&by)).then(|| self.divisor(by))
     }
     /// `d` where `next` is `carried + d`: a chain of additions of uniform constants.
     fn increment(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, mut next: Value, carried: Value) -> Option<i64> {

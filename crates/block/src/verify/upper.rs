@@ -352,9 +352,9 @@ fn dot(precision: DotPrecision, a: &Type, b: &Type, acc: &Type) -> Rule {
     let (ec, sc) = block("the accumulator", acc)?;
     let wanted = match ea {
         Elem::F64 => Elem::F64,
-        Elem::U8 => Elem::I32,
+        Elem::U8 | Elem::I8 => Elem::I32,
         e if e.is_float() => Elem::F32,
-        _ => return Err(format!("dot is not defined on {ea}; cast to a float or u8")),
+        _ => return Err(format!("dot is not defined on {ea}; cast to a float, i8 or u8")),
     };
     ensure(ea == eb && ec == wanted, || {
         format!("{a} by {b} into {acc}; operands of one type into {wanted} are needed")

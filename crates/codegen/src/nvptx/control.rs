@@ -77,6 +77,7 @@ impl<'c> Gen<'c, '_> {
         }
         for (v, phis) in region.params[1..].iter().zip(&phis) {
             self.unpair(*v, phis)?;
+            self.know(*v)?;
         }
         let turn = match self.takes_turns(region)? {
             true => Some(self.e.b.build_phi(self.e.i32(), "turn")?),
@@ -121,6 +122,7 @@ impl<'c> Gen<'c, '_> {
         }
         for (v, phis) in data.results.iter().zip(&results) {
             self.unpair(*v, phis)?;
+            self.know(*v)?;
         }
         Ok(())
     }
@@ -180,6 +182,15 @@ impl<'c> Gen<'c, '_> {
             let phis = self.phis(*v, ends[0].0[n].len())?;
             let incoming: Vec<_> = ends.iter().map(|(values, block)| (&values[n], *block)).collect();
             join(&phis, &incoming);
+        }
+        Ok(())
+    }
+    /// A number that a loop carries, with its divisor.
+    fn know(&mut self, v: Value) -> Res<()> {
+        let Some(facts) = self.facts.as_ref().filter(|_| self.k.ty(v).is_scalar()) else { return Ok(()) };
+        if let [Reg::Int(i)] = self.regs(v)?[..] {
+            let div = facts.divisor(v).max(1) as u64;
+            self.set(v, vec![Reg::Int(Index { div: i.div.max(div), ..i })]);
         }
         Ok(())
     }

@@ -66,6 +66,8 @@ pub(super) struct Gen<'c, 'k> {
     pub read: HashMap<Value, Vec<Val<'c>>>,
     /// Pointers whose elements threads have read since the last barrier, where stores may overwrite what others read.
     pub reads: Reads,
+    /// What is known of values, in programs with values of the launch.
+    pub facts: Option<analysis::Analysis>,
     /// Integers that do not wrap, although their ranges are not known.
     pub unwrapped: HashSet<Value>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
@@ -126,6 +128,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         left_in_registers: has_left_in_registers(k),
         read: HashMap::new(),
         reads: Reads::of(k),
+        facts: k.has_launch_values().then(|| analysis::analyse(k)),
         unwrapped: if k.has_launch_values() { analysis::unwrapped(k) } else { HashSet::new() },
         regs: vec![None; k.values.len()],
     };

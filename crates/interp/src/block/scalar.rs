@@ -135,8 +135,8 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
                 0
             }
         }
-        BinaryOp::MulHi if elem == Elem::U64 => (u128::from(ux) * u128::from(uy) >> 64) as i64,
-        BinaryOp::MulHi => (i128::from(x) * i128::from(y) >> bits) as i64,
+        BinaryOp::MulHi if elem == Elem::U64 => ((u128::from(ux) * u128::from(uy)) >> 64) as i64,
+        BinaryOp::MulHi => ((i128::from(x) * i128::from(y)) >> bits) as i64,
         BinaryOp::Add => x.wrapping_add(y),
         BinaryOp::Sub => x.wrapping_sub(y),
         BinaryOp::Mul => x.wrapping_mul(y),

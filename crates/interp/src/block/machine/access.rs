@@ -153,10 +153,12 @@ impl Machine<'_, '_> {
         let Some(to) = p.pointers().first().copied() else { return Ok(()) };
         let mask = args.get(3).map(|v| flow.block(*v)).transpose()?;
         let inside = |i: usize| mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
-        if let Some(i) = (0..bad.count()).find(|i| bad.ints()[*i] != 0 && inside(*i)) {
-            if self.read(to, Elem::I64)? == Scalar::Int(0) {
+        let found = (0..bad.count()).find(|i| bad.ints()[*i] != 0 && inside(*i));
+        match found {
+            Some(i) if self.read(to, Elem::I64)? == Scalar::Int(0) => {
                 self.write(to, Elem::I64, Scalar::Int(fault(site, index.ints()[i])))?;
             }
+            _ => {}
         }
         Ok(())
     }
