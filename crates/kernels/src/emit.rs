@@ -7,9 +7,8 @@ mod memory;
 mod parameters;
 mod pure;
 
-pub use control::{Carried, Emitted};
-pub use memory::{Access, AtomicUpdate};
-pub use pure::extreme_number;
+pub use control::{Carried, Emitted, loop_counter};
+pub use memory::{Access, Update};
 
 use crate::error::{Eval, internal, unsupported};
 use crate::types::{Number, Scalar, TensorType};
@@ -31,6 +30,7 @@ impl Emitter {
     pub fn finish(mut self) -> BlockProgram {
         self.program.body = self.open.pop().unwrap_or_default();
         parameters::mark_readonly(&mut self.program);
+        memory::drop_unused_old_values(&mut self.program);
         self.program.compacted()
     }
     /// Appends an instruction.
@@ -85,16 +85,15 @@ pub fn elem(number: Number) -> Eval<Elem> {
         Number::Int32 => Ok(Elem::I32),
         Number::Int64 => Ok(Elem::I64),
         Number::UInt8 => Ok(Elem::U8),
+        Number::UInt16 => Ok(Elem::U16),
+        Number::UInt32 => Ok(Elem::U32),
+        Number::UInt64 => Ok(Elem::U64),
         Number::Float8E4M3 => Ok(Elem::F8e4m3),
         Number::Float8E5M2 => Ok(Elem::F8e5m2),
         Number::Float16 => Ok(Elem::F16),
         Number::BFloat16 => Ok(Elem::Bf16),
         Number::Float32 => Ok(Elem::F32),
         Number::Float64 => Ok(Elem::F64),
-        Number::UInt16 | Number::UInt32 | Number::UInt64 => Err(unsupported(
-            format!("{number} is not supported yet"),
-            "use a signed type of the same or the next width",
-        )),
         Number::Float8E4B15 | Number::Float8E4B8 | Number::Float8E5B16 => {
             Err(unsupported(format!("{number} is not supported"), "use float8e4nv or float8e5"))
         }

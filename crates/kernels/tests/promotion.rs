@@ -11,6 +11,9 @@ def rules(n, s):
     i32 = tl.full([4], 1, tl.int32)
     i64 = tl.full([4], 1, tl.int64)
     u8 = tl.full([4], 1, tl.uint8)
+    u16 = tl.full([4], 1, tl.uint16)
+    u32 = tl.full([4], 1, tl.uint32)
+    u64 = tl.full([4], 1, tl.uint64)
     f16 = tl.full([4], 1, tl.float16)
     bf16 = tl.full([4], 1, tl.bfloat16)
     f32 = tl.full([4], 1, tl.float32)
@@ -69,6 +72,22 @@ const ROWS: &[(&str, &str)] = &[
     ("u8 + i8", "uint8"),
     ("i8 + u8", "uint8"),
     ("u8 + i16", "int16"),
+    ("u32 + i32", "uint32"),
+    ("i32 + u32", "uint32"),
+    ("u32 + i64", "int64"),
+    ("u64 + i64", "uint64"),
+    ("u16 + i32", "int32"),
+    ("u16 + u32", "uint32"),
+    ("u32 + n", "uint32"),
+    ("u32 * 2", "uint32"),
+    ("u32 + f16", "float16"),
+    ("u64 + bf16", "float32"),
+    ("u32 // u16", "uint32"),
+    ("u32 % 7", "uint32"),
+    ("u32 / u32", "float32"),
+    ("u64 >> 3", "uint64"),
+    ("-u32", "uint32"),
+    ("~u16", "uint16"),
     ("b1 + i8", "int8"),
     ("b1 & b1", "int1"),
     ("b1 | i32", "int32"),
@@ -103,6 +122,9 @@ const ROWS: &[(&str, &str)] = &[
     // Sums of small integers are int32; of halves they stay; `dtype=` changes it.
     ("tl.sum(i8, 0)", "int32"),
     ("tl.sum(i16, 0)", "int32"),
+    ("tl.sum(u8, 0)", "uint32"),
+    ("tl.sum(u16, 0)", "uint32"),
+    ("tl.sum(u64, 0)", "uint64"),
     ("tl.sum(b1, 0)", "int32"),
     ("tl.sum(i32, 0)", "int32"),
     ("tl.sum(i64, 0)", "int64"),
@@ -136,7 +158,16 @@ const ROWS: &[(&str, &str)] = &[
     // Literals that stand alone.
     ("tl.full([4], 1, tl.int32) + 0", "int32"),
     ("tl.to_tensor(2147483647)", "int32"),
+    ("tl.to_tensor(2147483648)", "uint32"),
+    ("tl.to_tensor(4294967296)", "int64"),
+    ("tl.to_tensor(9223372036854775808)", "uint64"),
     ("tl.to_tensor(-2147483649)", "int64"),
+    ("tl.umulhi(u32, u32)", "uint32"),
+    ("f32.to(tl.uint32, bitcast=True)", "uint32"),
+    ("f16.to(tl.int16, bitcast=True)", "int16"),
+    ("f32.to(tl.bfloat16, fp_downcast_rounding='rtz')", "bfloat16"),
+    ("tl.randint(n, i32)", "uint32"),
+    ("tl.rand(n, i32)", "float32"),
     ("tl.to_tensor(1.0)", "float32"),
     ("tl.to_tensor(1e-40)", "float64"),
     ("tl.to_tensor(True)", "int1"),
@@ -195,7 +226,7 @@ fn operators_refuse_these() {
         let error = refused(&kernel, vec![scalar(Number::Int32), scalar(Number::Float32)]);
         let place = error.place.clone().unwrap_or_default();
         assert!(error.message.contains(part) && error.kind == *kind, "{expression}: {error}");
-        assert_eq!(place.line, 15, "{expression}: {error}");
+        assert_eq!(place.line, 18, "{expression}: {error}");
         assert!(error.hint.is_some(), "{expression} has no hint: {error}");
     }
 }

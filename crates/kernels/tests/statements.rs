@@ -304,6 +304,42 @@ const ROWS: &[Row] = &[
     row("next_power_of_2", "tl.store(out, tl.next_power_of_2(C + 2))", &[8.0]),
     row("positions in the grid", "tl.store(out, tl.num_programs(0) * 10 + tl.program_id(0))", &[10.0]),
     row("libdevice", "tl.store(out, libdevice.pow(tl.load(x + 3), tl.load(x + 2)))", &[9.0]),
+    row("atomic_add gives the old value", "v = tl.atomic_add(out, 2)\n    tl.store(out + 1, v + 1)", &[2.0, 1.0]),
+    row("atomics are masked", "tl.atomic_add(out + i, 1.0, mask=i < 2)", &[1.0, 1.0, 0.0]),
+    row(
+        "the largest float, of both signs",
+        "tl.store(out + i, -5.0)\n    tl.atomic_max(out, 3.5)\n    tl.atomic_max(out, -2)\n    tl.atomic_max(out + 1, -1)",
+        &[3.5, -1.0],
+    ),
+    row(
+        "the least float, of both signs",
+        "tl.store(out + i, 5.0)\n    tl.atomic_min(out, -3.5)\n    tl.atomic_min(out, 2)\n    tl.atomic_min(out + 1, 1)",
+        &[-3.5, 1.0],
+    ),
+    row("compare and swap", "v = tl.atomic_cas(out, 0.0, 5.0)\n    tl.store(out + 1, v + 1)", &[5.0, 1.0]),
+    row("exchange", "v = tl.atomic_xchg(x + 2, 9.0)\n    tl.store(out, tl.load(x + 2) * 10 + v)", &[92.0]),
+    row(
+        "a spin lock",
+        "p = out.to(tl.pointer_type(tl.int32), bitcast=True) + 7\n    \
+         while tl.atomic_cas(p, 0, 1) == 1:\n        pass\n    tl.store(out, 3)\n    tl.atomic_xchg(p, 0)",
+        &[3.0],
+    ),
+    row("`>>` of uint32 is logical", "tl.store(out, (n - 6).to(tl.uint32) >> 28)", &[15.0]),
+    row("uint32 is divided without sign", "tl.store(out, (n - 6).to(tl.uint32) // 0x10000000)", &[15.0]),
+    row("comparison of uint32", "tl.store(out, (n - 6).to(tl.uint32) > 5)", &[1.0]),
+    row(
+        "a loop counts in uint32",
+        "v = 0\n    for k in range(n.to(tl.uint32)):\n        v += 1\n    tl.store(out, v)",
+        &[5.0],
+    ),
+    row("umulhi", "tl.store(out, tl.umulhi((n - 6).to(tl.uint32), tl.full([], 16, tl.uint32)))", &[15.0]),
+    row("fma", "tl.store(out, tl.fma(tl.load(x + 2), tl.load(x + 3), 1.0))", &[7.0]),
+    row("div_rn and sqrt_rn", "tl.store(out, tl.div_rn(tl.sqrt_rn(tl.load(x + 4)), 4.0))", &[0.5]),
+    row(
+        "rounding towards zero",
+        "v = tl.full([], 1.9999, tl.float32).to(tl.bfloat16, fp_downcast_rounding='rtz')\n    tl.store(out, v.to(tl.float32) < 2)",
+        &[1.0],
+    ),
     row("atomic_add without its result", "tl.atomic_add(out, 1.5)\n    tl.atomic_add(out, 2)", &[3.5]),
 ];
 
@@ -513,4 +549,31 @@ fn cache_hints_reach_the_program() {
         _ => {}
     });
     assert_eq!(hints, [kiln_block::CachePolicy::EvictLast, kiln_block::CachePolicy::L2Only]);
+}
+
+/// The known answers of the generator's authors for counter 0 and key 0.
+#[test]
+fn random_bits_are_philox() {
+    let text = "
+def kernel(out, out64):
+    a, b, c, d = tl.randint4x(0, 0)
+    tl.store(out, a)
+    tl.store(out + 1, b)
+    tl.store(out + 2, c)
+    tl.store(out + 3, d)
+    z = tl.full([], 0, tl.uint64)
+    a, b, c, d = tl.philox(0, z, z, z, z)
+    tl.store(out64, a)
+    tl.store(out64 + 1, b)
+    tl.store(out64 + 2, c)
+    tl.store(out64 + 3, d)
+";
+    let arguments = vec![pointer(Number::UInt32), pointer(Number::UInt64)];
+    let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::U32, 4), zeros(Elem::U64, 4)]);
+    let words: Vec<u32> = out[0].bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    assert_eq!(words, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+    let long = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+    let words: Vec<u64> = out[1].bytes.chunks(8).map(long).collect();
+    let expected = [0x1655_4d9e_ca36_314c, 0xdb20_fe9d_672d_0fdc, 0xd7e7_72ce_e186_176b, 0x7e68_b68a_ec7b_a23b];
+    assert_eq!(words, expected);
 }

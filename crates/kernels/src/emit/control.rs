@@ -1,6 +1,6 @@
 //! Loops and branches: regions are opened, filled by the evaluator, and closed with what they yield.
 use super::{Emitter, block_type};
-use crate::error::{Eval, unsupported};
+use crate::error::Eval;
 use crate::types::{Number, TensorType};
 use crate::value::Tensor;
 use kiln_block::{Inst, Op, Region, Type, Value};
@@ -65,13 +65,6 @@ impl Emitter {
         Ok(types.into_iter().zip(values).map(|(ty, value)| Tensor { ty, value }).collect())
     }
 
-    /// Checks that a loop may count in a type.
-    pub fn check_index(&self, number: Number) -> Eval<()> {
-        if matches!(number, Number::Int32 | Number::Int64) {
-            return Ok(());
-        }
-        Err(unsupported(format!("loops do not count in {number}"), "cast the bounds with `.to(tl.int64)`"))
-    }
     /// Closes the innermost region as the body of a loop whose bounds are `[from, to, step]`; gives the last values.
     pub fn for_loop(&mut self, bounds: [&Tensor; 3], carried: &[Carried]) -> Eval<Vec<Tensor>> {
         let bounds: Vec<Value> = bounds.iter().map(|bound| bound.value).collect();
@@ -130,6 +123,14 @@ impl Emitter {
             let inner: Vec<Inst> = data.regions.iter().flat_map(|region| region.insts.clone()).collect();
             self.replace(&inner, old, new);
         }
+    }
+}
+
+/// The type that a loop counts in if its index has this one: the IR's loops count in signed integers.
+pub fn loop_counter(index: Number) -> Number {
+    match index {
+        Number::Int64 | Number::UInt32 | Number::UInt64 => Number::Int64,
+        _ => Number::Int32,
     }
 }
 

@@ -1,9 +1,10 @@
 //! Loads, stores and updates of memory.
 use super::Emitter;
 use crate::error::{Eval, internal, unsupported};
-use crate::types::{Number, Scalar};
+use crate::types::Scalar;
 use crate::value::Tensor;
-use kiln_block::{AtomicOp, Atomicity, CachePolicy, LoadMode, Op};
+use kiln_block::{AtomicOp, Atomicity, BlockProgram, CachePolicy, LoadMode, Op};
+use std::collections::HashSet;
 
 /// The elements that an access takes, what a load gives for the others, and how long caches keep them.
 #[derive(Clone, Default)]
@@ -13,30 +14,11 @@ pub struct Access {
     pub cache: CachePolicy,
 }
 
-/// How an atomic update combines memory with a value.
+/// An atomic update: how it combines memory with a value, and its order and scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AtomicUpdate {
-    Add,
-    Max,
-    Min,
-    And,
-    Or,
-    Xor,
-    Exchange,
-}
-
-impl AtomicUpdate {
-    fn name(self) -> &'static str {
-        match self {
-            AtomicUpdate::Add => "atomic_add",
-            AtomicUpdate::Max => "atomic_max",
-            AtomicUpdate::Min => "atomic_min",
-            AtomicUpdate::And => "atomic_and",
-            AtomicUpdate::Or => "atomic_or",
-            AtomicUpdate::Xor => "atomic_xor",
-            AtomicUpdate::Exchange => "atomic_xchg",
-        }
-    }
+pub struct Update {
+    pub op: AtomicOp,
+    pub how: Atomicity,
 }
 
 impl Emitter {
@@ -54,38 +36,43 @@ impl Emitter {
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
         self.inst(Op::Store(access.cache), &args, vec![], vec![]);
     }
-    /// Gives the elements as they were before, if they are asked for.
-    pub fn atomic(
-        &mut self,
-        update: AtomicUpdate,
-        pointer: &Tensor,
-        value: &Tensor,
-        mask: Option<&Tensor>,
-    ) -> Eval<Option<Tensor>> {
+    /// Gives the elements as they were before; 0 outside of the mask.
+    pub fn atomic(&mut self, update: Update, pointer: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Eval<Tensor> {
         let number = value.number()?;
-        let op = match update {
-            AtomicUpdate::Add => AtomicOp::Add,
-            AtomicUpdate::Max => AtomicOp::Max,
-            _ => return Err(missing_update(update, number)),
-        };
+        let Update { op, how } = update;
         if !op.takes(super::elem(number)?) {
-            return Err(missing_update(update, number));
+            return Err(unsupported(
+                format!("elements of type {number} have no atomic {op:?}").to_lowercase(),
+                "integers of 32 and 64 bits have all; floats are added, and f32 and f64 exchanged",
+            ));
         }
         let args: Vec<_> = [Some(pointer), Some(value), mask].into_iter().flatten().map(|x| x.value).collect();
-        self.inst(Op::Atomic { op, how: Atomicity::default() }, &args, vec![], vec![]);
-        Ok(None)
+        self.one(Op::Atomic { op, how }, &args, value.ty.clone())
     }
-    pub fn compare_and_swap(&mut self, pointer: &Tensor, _compare: &Tensor, _value: &Tensor) -> Eval<Tensor> {
-        Err(unsupported(
-            format!("atomic_cas on {} is not supported yet", pointer.ty),
-            "use atomic_add or atomic_max of int32",
-        ))
+    /// Where memory has the bits of `expected` it becomes `new`; gives the elements as they were before.
+    pub fn compare_swap(&mut self, how: Atomicity, pointer: &Tensor, expected: &Tensor, new: &Tensor) -> Eval<Tensor> {
+        let number = new.number()?;
+        if number.bits() < 32 {
+            return Err(unsupported(
+                format!("elements of type {number} are not compared and swapped"),
+                "use elements of 32 or 64 bits",
+            ));
+        }
+        self.one(Op::CompareSwap { how }, &[pointer.value, expected.value, new.value], new.ty.clone())
     }
 }
 
-fn missing_update(update: AtomicUpdate, number: Number) -> Box<crate::KernelError> {
-    unsupported(
-        format!("{} of {number} is not supported yet", update.name()),
-        "atomic_add of float32, float64, int32 and int64, and atomic_max of int32 exist",
-    )
+/// Updates whose old values nothing uses give none, which is faster.
+pub fn drop_unused_old_values(program: &mut BlockProgram) {
+    let mut used = HashSet::new();
+    let mut updates = vec![];
+    program.walk(&mut |inst, data| {
+        used.extend(data.args.iter().copied());
+        if matches!(data.op, Op::Atomic { .. }) {
+            updates.push(inst);
+        }
+    });
+    for inst in updates {
+        program.inst_mut(inst).results.retain(|result| used.contains(result));
+    }
 }

@@ -1,9 +1,9 @@
 //! Ops without effects: arithmetic, conversions, shapes, reductions, dots.
-use super::{Emitted, Emitter, elem};
+use super::{Emitter, elem};
 use crate::error::{Eval, unsupported};
 use crate::types::{Number, Scalar, TensorType};
 use crate::value::Tensor;
-use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp, Value};
+use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp};
 
 impl Emitter {
     pub fn program_id(&mut self, axis: u8) -> Eval<Tensor> {
@@ -32,20 +32,6 @@ impl Emitter {
     pub fn select(&mut self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
         self.one(Op::Select, &[condition.value, a.value, b.value], a.ty.clone())
     }
-    /// The larger of two floats, or the one that is not NaN.
-    pub fn max_number(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        self.extreme_number(BinaryOp::Max, a, b)
-    }
-    pub fn min_number(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        self.extreme_number(BinaryOp::Min, a, b)
-    }
-    fn extreme_number(&mut self, op: BinaryOp, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        let extreme = self.binary(op, a, b)?;
-        let a_is_nan = self.unary(UnaryOp::IsNan, a)?;
-        let b_is_nan = self.unary(UnaryOp::IsNan, b)?;
-        let or_a = self.select(&b_is_nan, a, &extreme)?;
-        self.select(&a_is_nan, b, &or_a)
-    }
     /// The largest number; NaN only if all are.
     pub fn reduce_max_number(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
         self.reduce_extreme_number(ReduceOp::Max, f64::NEG_INFINITY, x, axis)
@@ -65,21 +51,9 @@ impl Emitter {
         let nan = self.splat(&nan, &extreme.ty.shape)?;
         self.select(&all_nan, &nan, &extreme)
     }
+    /// `a * b + c`, rounded once.
     pub fn fma(&mut self, a: &Tensor, b: &Tensor, c: &Tensor) -> Eval<Tensor> {
-        let product = self.binary(BinaryOp::Mul, a, b)?;
-        self.binary(BinaryOp::Add, &product, c)
-    }
-    pub fn mulhi(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        let number = a.number()?;
-        let (Some(wide), true) = (Number::int_of(2 * number.bits(), number.is_signed()), number.bits() <= 32) else {
-            return Err(unsupported(format!("umulhi of {number} is not supported yet"), "use 32-bit operands"));
-        };
-        let (wide_a, wide_b) = (self.cast(a, wide)?, self.cast(b, wide)?);
-        let product = self.binary(BinaryOp::Mul, &wide_a, &wide_b)?;
-        let bits = self.int(wide, i128::from(number.bits()))?;
-        let bits = self.splat(&bits, &product.ty.shape)?;
-        let high = self.binary(BinaryOp::Shr, &product, &bits)?;
-        self.cast(&high, number)
+        self.one(Op::Fma, &[a.value, b.value, c.value], a.ty.clone())
     }
 
     pub fn cast(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
@@ -88,12 +62,9 @@ impl Emitter {
         }
         self.one(Op::Cast(elem(to)?), &[x.value], x.ty.with_number(to))
     }
-    /// Rounds towards zero.
-    pub fn cast_toward_zero(&mut self, _x: &Tensor, to: Number) -> Eval<Tensor> {
-        Err(unsupported(
-            format!("casts to {to} that round towards zero are not supported yet"),
-            "leave `fp_downcast_rounding` out",
-        ))
+    /// To a float of fewer bits, rounded towards zero.
+    pub fn cast_toward_zero(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
+        self.one(Op::CastToZero(elem(to)?), &[x.value], x.ty.with_number(to))
     }
     /// The same bits as another type of the same width; pointers are addresses in bytes.
     pub fn bitcast(&mut self, x: &Tensor, to: Scalar) -> Eval<Tensor> {
@@ -225,21 +196,4 @@ impl Emitter {
         self.program.inst_mut(inst).args[2] = sum.value;
         Ok(Some(product.clone()))
     }
-}
-
-/// `Max` or `Min`, if the ops are those of [`Emitter::max_number`] or [`Emitter::min_number`] of two values.
-pub fn extreme_number(ops: &[Emitted], [a, b]: [Value; 2]) -> Option<BinaryOp> {
-    let [extreme, a_is_nan, b_is_nan, or_a, or_b] = ops else { return None };
-    let Op::Binary(op @ (BinaryOp::Max | BinaryOp::Min)) = extreme.op else { return None };
-    let tests_nan = |test: &Emitted, x: Value| test.op == Op::Unary(UnaryOp::IsNan) && test.args == [x];
-    let selects = |select: &Emitted, test: &Emitted, x: Value, otherwise: &Emitted| {
-        let args = [test.result, Some(x), otherwise.result];
-        select.op == Op::Select && select.args.iter().copied().map(Some).eq(args)
-    };
-    let matches = extreme.args == [a, b]
-        && tests_nan(a_is_nan, a)
-        && tests_nan(b_is_nan, b)
-        && selects(or_a, b_is_nan, a, extreme)
-        && selects(or_b, a_is_nan, b, or_a);
-    matches.then_some(op)
 }

@@ -6,7 +6,7 @@ use super::branches::Condition;
 use super::merge::{alike, flatten, leaf_types, rebuild};
 use super::scope::{Scope, Slot};
 use super::{Evaluator, Flow};
-use crate::emit::Carried;
+use crate::emit::{Carried, loop_counter};
 use crate::error::{Eval, internal, type_error, unsupported, value_error};
 use crate::names::assigned;
 use crate::ops::arithmetic::index_type;
@@ -14,7 +14,7 @@ use crate::ops::convert::{cast_number, to_tensor};
 use crate::ops::shape::item;
 use crate::syntax::Span;
 use crate::syntax::tree::{Expr, ExprKind, Stmt};
-use crate::types::TensorType;
+use crate::types::{Number, TensorType};
 use crate::value::{Builtin, Callee, Constant, Tensor, Value};
 use kiln_block::BinaryOp;
 
@@ -25,6 +25,14 @@ const MAX_UNROLLED: i128 = 1 << 14;
 struct CarriedName {
     name: String,
     before: Slot,
+}
+
+/// Bounds of a run-time loop in the type that it counts in, and the type of its variable.
+struct Bounds {
+    from: Tensor,
+    to: Tensor,
+    step: Tensor,
+    index: Number,
 }
 
 /// What a `for` runs over.
@@ -140,32 +148,30 @@ impl Evaluator<'_> {
         };
         let (low, high) = if descending { (to, from) } else { (from, to) };
         let bounds = self.bounds([low, high, step]).map_err(|error| self.located(error, bounds_span))?;
-        let index_ty = bounds[0].ty.clone();
+        let Bounds { from, to, step, index } = bounds;
 
         let before = self.frame()?.scope.clone();
         let carried = self.carried(&before, body, Some(name));
-        let parameters = self.open_body(&before, &carried, std::slice::from_ref(&index_ty))?;
-        let index = match descending {
-            true => {
-                let offset = self.emit.binary(BinaryOp::Sub, &bounds[1], &parameters[0])?;
-                self.emit.binary(BinaryOp::Add, &offset, &bounds[0])?
-            }
-            false => parameters[0].clone(),
-        };
+        let parameters = self.open_body(&before, &carried, std::slice::from_ref(&from.ty))?;
+        let mut counter = parameters[0].clone();
+        if descending {
+            counter = self.emit.binary(BinaryOp::Sub, &to, &counter)?;
+            counter = self.emit.binary(BinaryOp::Add, &counter, &from)?;
+        }
+        let index = self.emit.cast(&counter, index)?;
         self.frame_mut()?.scope.set(name, Value::Tensor(index), span);
         self.frame_mut()?.loops += 1;
         self.block(body, None)?;
         self.frame_mut()?.loops -= 1;
         let handed_on = self.handed_on(&carried, &parameters[1..])?;
-        let last = self.emit.for_loop([&bounds[0], &bounds[1], &bounds[2]], &handed_on)?;
+        let last = self.emit.for_loop([&from, &to, &step], &handed_on)?;
         self.after_loop(before, &carried, last)?;
         let why = format!("`{name}` is the index of a loop that has ended");
         self.frame_mut()?.scope.set_missing(name, span, why, "keep what is needed of it in another variable");
         Ok(())
     }
 
-    /// Bounds as scalars of the index's type.
-    fn bounds(&mut self, bounds: [Value; 3]) -> Eval<[Tensor; 3]> {
+    fn bounds(&mut self, bounds: [Value; 3]) -> Eval<Bounds> {
         let mut scalars = vec![];
         for bound in &bounds {
             let tensor = to_tensor(&mut self.emit, bound)?;
@@ -182,10 +188,10 @@ impl Evaluator<'_> {
         let (&[a, b, c], [from, to, step]) = (&numbers[..], &scalars[..]) else {
             return Err(internal("a range has three bounds"));
         };
-        let number = index_type([a, b, c]);
-        self.emit.check_index(number)?;
-        let emit = &mut self.emit;
-        Ok([cast_number(emit, from, number)?, cast_number(emit, to, number)?, cast_number(emit, step, number)?])
+        let index = index_type([a, b, c]);
+        let counter = loop_counter(index);
+        let mut counted = |bound: &Tensor| cast_number(&mut self.emit, bound, counter);
+        Ok(Bounds { from: counted(from)?, to: counted(to)?, step: counted(step)?, index })
     }
 
     /// Variables with run-time values that the body assigns.

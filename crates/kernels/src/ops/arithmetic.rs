@@ -292,17 +292,16 @@ pub fn extreme(emit: &mut Emitter, extreme: Extreme, a: &Value, b: &Value, nan: 
     let (a, b) = (widened(emit, a)?, widened(emit, b)?);
     let pair = promote(emit, &a, &b, Arithmetic::Plain)?;
     refuse_f8(pair.number)?;
-    let op = match (pair.number, extreme) {
-        (Number::Int1, Extreme::Max) => block::BinaryOp::Or,
-        (Number::Int1, Extreme::Min) => block::BinaryOp::And,
-        (_, Extreme::Max) => block::BinaryOp::Max,
-        (_, Extreme::Min) => block::BinaryOp::Min,
+    let ignores_nan = pair.number.is_float() && nan == NanRule::Ignore;
+    let op = match (extreme, pair.number, ignores_nan) {
+        (Extreme::Max, Number::Int1, _) => block::BinaryOp::Or,
+        (Extreme::Min, Number::Int1, _) => block::BinaryOp::And,
+        (Extreme::Max, _, true) => block::BinaryOp::MaxNum,
+        (Extreme::Min, _, true) => block::BinaryOp::MinNum,
+        (Extreme::Max, _, false) => block::BinaryOp::Max,
+        (Extreme::Min, _, false) => block::BinaryOp::Min,
     };
-    match (pair.number.is_float() && nan == NanRule::Ignore, extreme) {
-        (true, Extreme::Max) => emit.max_number(&pair.a, &pair.b),
-        (true, Extreme::Min) => emit.min_number(&pair.a, &pair.b),
-        (false, _) => emit.binary(op, &pair.a, &pair.b),
-    }
+    emit.binary(op, &pair.a, &pair.b)
 }
 
 /// Both sides promoted and all three broadcast.

@@ -51,13 +51,24 @@ fn float_pair(emit: &mut Emitter, name: &str, a: &Value, b: &Value) -> Eval<(Ten
     Ok((pair.a, pair.b))
 }
 
-/// `fdiv`: both are floats before promotion.
-pub fn divide(emit: &mut Emitter, a: &Value, b: &Value) -> Eval<Tensor> {
+/// How a quotient is rounded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Division {
+    /// As the program's arithmetic says.
+    Plain,
+    /// To nearest.
+    Rounded,
+}
+
+/// `fdiv` and `div_rn`: both are floats before promotion.
+pub fn divide(emit: &mut Emitter, division: Division, a: &Value, b: &Value) -> Eval<Tensor> {
     let (a, b) = (to_tensor(emit, a)?, to_tensor(emit, b)?);
     if !a.number()?.is_float() || !b.number()?.is_float() {
         return Err(type_error(format!("fdiv takes floats; these are {} and {}", a.ty, b.ty), "use `/`"));
     }
-    super::arithmetic::binary(emit, crate::syntax::tree::BinaryOp::Div, &Value::Tensor(a), &Value::Tensor(b))
+    let pair = promote(emit, &Value::Tensor(a), &Value::Tensor(b), Arithmetic::Division)?;
+    let rounds = division == Division::Rounded && matches!(pair.number, Number::Float32 | Number::Float64);
+    emit.binary(if rounds { BinaryOp::DivRn } else { BinaryOp::Div }, &pair.a, &pair.b)
 }
 
 pub fn fma(emit: &mut Emitter, a: &Value, b: &Value, c: &Value) -> Eval<Tensor> {
@@ -80,5 +91,5 @@ pub fn mulhi(emit: &mut Emitter, a: &Value, b: &Value) -> Eval<Tensor> {
             "cast them with `.to(tl.uint32)`",
         ));
     }
-    emit.mulhi(&pair.a, &pair.b)
+    emit.binary(BinaryOp::MulHi, &pair.a, &pair.b)
 }

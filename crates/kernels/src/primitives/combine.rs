@@ -4,7 +4,7 @@
 //! of the block, in log2 of the axis' size steps, which keep the order of the elements.
 use super::arguments::{known_flag, known_int, tensor, tensors};
 use super::{Primitive, Walk, row};
-use crate::emit::{Emitted, extreme_number};
+use crate::emit::Emitted;
 use crate::error::{Eval, type_error, unsupported, value_error};
 use crate::ops::convert::{cast, to_tensor};
 use crate::ops::shape;
@@ -62,7 +62,7 @@ fn scan(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let axis = shape::axis(known_int("axis", &arguments[1])?, rank)?;
     let direction = if known_flag("reverse", &arguments[3])? { Direction::Backward } else { Direction::Forward };
     let known = match (&inputs[..], direction) {
-        ([input], Direction::Forward) => known_combination(walk, input, combine)?.and_then(Combination::scan_op),
+        ([input], Direction::Forward) => known_combination(walk, input, combine)?.and_then(scan_op),
         _ => None,
     };
     let results = match known {
@@ -104,46 +104,33 @@ fn as_given(given: &Value, results: Vec<Tensor>) -> Value {
     }
 }
 
-/// What a function of two elements is, if the IR has a name for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Combination {
-    Op(BinaryOp),
-    /// The larger number, or the one that is not NaN.
-    MaxNumber,
-    MinNumber,
-}
-
-impl Combination {
-    fn scan_op(self) -> Option<ScanOp> {
-        match self {
-            Combination::Op(BinaryOp::Add) => Some(ScanOp::Sum),
-            Combination::Op(BinaryOp::Mul) => Some(ScanOp::Prod),
-            Combination::Op(BinaryOp::Max) => Some(ScanOp::Max),
-            _ => None,
-        }
+/// The scan of the IR by an op.
+fn scan_op(op: BinaryOp) -> Option<ScanOp> {
+    match op {
+        BinaryOp::Add => Some(ScanOp::Sum),
+        BinaryOp::Mul => Some(ScanOp::Prod),
+        BinaryOp::Max => Some(ScanOp::Max),
+        _ => None,
     }
 }
 
-/// Walks the function on two elements in a region that is thrown away, and looks at what it emitted.
-fn known_combination(walk: &mut dyn Walk, input: &Tensor, combine: FunctionId) -> Eval<Option<Combination>> {
+/// The op that a function of two elements is, if it is one. The function is walked in a region that is thrown away.
+fn known_combination(walk: &mut dyn Walk, input: &Tensor, combine: FunctionId) -> Eval<Option<BinaryOp>> {
     let element = shape::element(&input.ty);
     let operands = walk.emit().open(&[element.clone(), element])?;
     let values = operands.iter().cloned().map(Value::Tensor).collect();
     let result = walk.call_function(combine, values);
     let emitted = walk.emit().discard();
-    let Some(result) = result?.tensor().cloned() else { return Ok(None) };
+    let result = result?.tensor().map(|tensor| tensor.value);
     let [a, b] = [operands[0].value, operands[1].value];
-    if emitted.last().and_then(|last| last.result) != Some(result.value) {
-        return Ok(None);
-    }
-    Ok(match (&emitted[..], extreme_number(&emitted, [a, b])) {
-        ([Emitted { op: Op::Binary(op), args, .. }], _) if args[..] == [a, b] || args[..] == [b, a] => {
-            Some(Combination::Op(*op))
+    match &emitted[..] {
+        [Emitted { op: Op::Binary(op), args, result: value }]
+            if (args[..] == [a, b] || args[..] == [b, a]) && *value == result =>
+        {
+            Ok(Some(*op))
         }
-        (_, Some(BinaryOp::Max)) => Some(Combination::MaxNumber),
-        (_, Some(BinaryOp::Min)) => Some(Combination::MinNumber),
-        _ => None,
-    })
+        _ => Ok(None),
+    }
 }
 
 fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: FunctionId) -> Eval<Vec<Tensor>> {
@@ -156,19 +143,19 @@ fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: Functio
     reduced_by_halves(walk, inputs.to_vec(), axis, combine)
 }
 
-fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, known: Combination) -> Eval<Option<Tensor>> {
+fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> Eval<Option<Tensor>> {
     let is_bool = x.number()? == Number::Int1;
     let emit = walk.emit();
-    let op = match known {
-        Combination::Op(BinaryOp::Add) => ReduceOp::Sum,
-        Combination::Op(BinaryOp::Mul) => ReduceOp::Prod,
-        Combination::Op(BinaryOp::Max) => ReduceOp::Max,
-        Combination::Op(BinaryOp::Min) => ReduceOp::Min,
-        Combination::Op(BinaryOp::And) => ReduceOp::And,
-        Combination::Op(BinaryOp::Or) => ReduceOp::Or,
-        Combination::Op(_) => return Ok(None),
-        Combination::MaxNumber => return emit.reduce_max_number(x, axis).map(Some),
-        Combination::MinNumber => return emit.reduce_min_number(x, axis).map(Some),
+    let op = match op {
+        BinaryOp::Add => ReduceOp::Sum,
+        BinaryOp::Mul => ReduceOp::Prod,
+        BinaryOp::Max => ReduceOp::Max,
+        BinaryOp::Min => ReduceOp::Min,
+        BinaryOp::And => ReduceOp::And,
+        BinaryOp::Or => ReduceOp::Or,
+        BinaryOp::MaxNum => return emit.reduce_max_number(x, axis).map(Some),
+        BinaryOp::MinNum => return emit.reduce_min_number(x, axis).map(Some),
+        _ => return Ok(None),
     };
     if is_bool && !matches!(op, ReduceOp::And | ReduceOp::Or) {
         return Ok(None);

@@ -1,7 +1,8 @@
 //! Elementary functions, under the names of the language and of `libdevice`.
+use super::arguments::known_flag;
 use super::{Primitive, Walk, row};
 use crate::error::Eval;
-use crate::ops::math;
+use crate::ops::math::{self, Division};
 use crate::value::Value;
 use kiln_block::{BinaryOp, UnaryOp};
 
@@ -21,7 +22,7 @@ pub const UNARY: &[Primitive] = &unary_rows![
     "log10" Log10,
     "log1p" Log1p,
     "sqrt" Sqrt,
-    "sqrt_rn" Sqrt,
+    "sqrt_rn" SqrtRn,
     "rsqrt" Rsqrt,
     "rsqrt_rn" Rsqrt,
     "sin" Sin,
@@ -60,9 +61,9 @@ pub const UNARY: &[Primitive] = &unary_rows![
 pub const OTHERS: &[Primitive] = &[
     row("abs", "x", |e, a| math::abs(e.emit(), &a[0]).map(Value::Tensor)),
     row("fabs", "x", |e, a| math::abs(e.emit(), &a[0]).map(Value::Tensor)),
-    row("fdiv", "x, y, ieee_rounding=False", |e, a| math::divide(e.emit(), &a[0], &a[1]).map(Value::Tensor)),
-    row("div_rn", "x, y", |e, a| math::divide(e.emit(), &a[0], &a[1]).map(Value::Tensor)),
-    row("fast_dividef", "x, y", |e, a| math::divide(e.emit(), &a[0], &a[1]).map(Value::Tensor)),
+    row("fdiv", "x, y, ieee_rounding=False", divide),
+    row("div_rn", "x, y", |e, a| math::divide(e.emit(), Division::Rounded, &a[0], &a[1]).map(Value::Tensor)),
+    row("fast_dividef", "x, y", |e, a| math::divide(e.emit(), Division::Plain, &a[0], &a[1]).map(Value::Tensor)),
     row("fma", "x, y, z", |e, a| math::fma(e.emit(), &a[0], &a[1], &a[2]).map(Value::Tensor)),
     row("umulhi", "x, y", |e, a| math::mulhi(e.emit(), &a[0], &a[1]).map(Value::Tensor)),
     row("mulhi", "x, y", |e, a| math::mulhi(e.emit(), &a[0], &a[1]).map(Value::Tensor)),
@@ -78,4 +79,9 @@ fn unary(walk: &mut dyn Walk, name: &str, op: UnaryOp, arguments: &[Value]) -> E
 
 fn binary(walk: &mut dyn Walk, name: &str, op: BinaryOp, arguments: &[Value]) -> Eval<Value> {
     math::binary(walk.emit(), name, op, &arguments[0], &arguments[1]).map(Value::Tensor)
+}
+
+fn divide(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let division = if known_flag("ieee_rounding", &arguments[2])? { Division::Rounded } else { Division::Plain };
+    math::divide(walk.emit(), division, &arguments[0], &arguments[1]).map(Value::Tensor)
 }

@@ -2,13 +2,12 @@
 use super::arguments::{known_text, one_of, sizes, tensor};
 use super::windows::{descriptor_load, descriptor_store, pointer_load, pointer_store};
 use super::{Primitive, Walk, row};
-use crate::emit::AtomicUpdate;
+use crate::emit::Update;
 use crate::error::{Eval, value_error};
 use crate::ops::atomic;
 use crate::ops::memory::{self, LoadOperands};
-use crate::value::{Missing, Value};
-use kiln_block::CachePolicy;
-use std::rc::Rc;
+use crate::value::Value;
+use kiln_block::{AtomicOp, Atomicity, CachePolicy, MemoryOrder, Scope};
 
 const UPDATE: &str = "pointer, val, mask=None, sem=None, scope=None";
 
@@ -20,13 +19,13 @@ pub const TABLE: &[Primitive] = &[
         load,
     ),
     row("store", "pointer, value, mask=None, boundary_check=(), cache_modifier='', eviction_policy=''", store),
-    row("atomic_add", UPDATE, |e, a| update(e, AtomicUpdate::Add, a)),
-    row("atomic_max", UPDATE, |e, a| update(e, AtomicUpdate::Max, a)),
-    row("atomic_min", UPDATE, |e, a| update(e, AtomicUpdate::Min, a)),
-    row("atomic_and", UPDATE, |e, a| update(e, AtomicUpdate::And, a)),
-    row("atomic_or", UPDATE, |e, a| update(e, AtomicUpdate::Or, a)),
-    row("atomic_xor", UPDATE, |e, a| update(e, AtomicUpdate::Xor, a)),
-    row("atomic_xchg", UPDATE, |e, a| update(e, AtomicUpdate::Exchange, a)),
+    row("atomic_add", UPDATE, |e, a| update(e, AtomicOp::Add, a)),
+    row("atomic_max", UPDATE, |e, a| update(e, AtomicOp::Max, a)),
+    row("atomic_min", UPDATE, |e, a| update(e, AtomicOp::Min, a)),
+    row("atomic_and", UPDATE, |e, a| update(e, AtomicOp::And, a)),
+    row("atomic_or", UPDATE, |e, a| update(e, AtomicOp::Or, a)),
+    row("atomic_xor", UPDATE, |e, a| update(e, AtomicOp::Xor, a)),
+    row("atomic_xchg", UPDATE, |e, a| update(e, AtomicOp::Exchange, a)),
     row("atomic_cas", "pointer, cmp, val, sem=None, scope=None", compare_and_swap),
 ];
 
@@ -97,29 +96,35 @@ fn refuse_boundary(boundary: &Value, padding: &str) -> Eval<()> {
     Err(value_error("`boundary_check` and `padding_option` are for block pointers", "use `mask` and `other`"))
 }
 
-fn update(walk: &mut dyn Walk, update: AtomicUpdate, arguments: &[Value]) -> Eval<Value> {
+fn update(walk: &mut dyn Walk, op: AtomicOp, arguments: &[Value]) -> Eval<Value> {
     let [pointer, value, mask, sem, scope] = arguments else { return Ok(Value::NONE) };
-    check_order(sem, scope)?;
+    let update = Update { op, how: atomicity(sem, scope)? };
     let pointer = tensor(walk, pointer)?;
-    let old = atomic::update(walk.emit(), update, &pointer, value, mask)?;
-    Ok(old.map_or_else(no_old_value, Value::Tensor))
+    atomic::update(walk.emit(), update, &pointer, value, mask).map(Value::Tensor)
 }
 
-fn check_order(sem: &Value, scope: &Value) -> Eval<()> {
-    one_of("sem", &known_text("sem", sem)?, &["acquire", "release", "acq_rel", "relaxed"])?;
-    one_of("scope", &known_text("scope", scope)?, &["gpu", "cta", "sys"])
-}
-
-fn no_old_value() -> Value {
-    Value::Missing(Rc::new(Missing {
-        why: "the old value of an atomic update is not supported yet".into(),
-        hint: "use the update without its result".into(),
-    }))
+/// Order and scope by their names; what is not named is the strictest order, and the device.
+fn atomicity(sem: &Value, scope: &Value) -> Eval<Atomicity> {
+    let (sem, scope) = (known_text("sem", sem)?, known_text("scope", scope)?);
+    one_of("sem", &sem, &["acquire", "release", "acq_rel", "relaxed"])?;
+    one_of("scope", &scope, &["gpu", "cta", "sys"])?;
+    let order = match &sem[..] {
+        "relaxed" => MemoryOrder::Relaxed,
+        "acquire" => MemoryOrder::Acquire,
+        "release" => MemoryOrder::Release,
+        _ => MemoryOrder::AcquireRelease,
+    };
+    let scope = match &scope[..] {
+        "cta" => Scope::Block,
+        "sys" => Scope::System,
+        _ => Scope::Device,
+    };
+    Ok(Atomicity { order, scope })
 }
 
 fn compare_and_swap(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
-    let [pointer, compare, value, sem, scope] = arguments else { return Ok(Value::NONE) };
-    check_order(sem, scope)?;
+    let [pointer, expected, new, sem, scope] = arguments else { return Ok(Value::NONE) };
+    let how = atomicity(sem, scope)?;
     let pointer = tensor(walk, pointer)?;
-    atomic::compare_and_swap(walk.emit(), &pointer, compare, value).map(Value::Tensor)
+    atomic::compare_swap(walk.emit(), how, &pointer, expected, new).map(Value::Tensor)
 }
