@@ -259,6 +259,12 @@ const ROWS: &[Row] = &[
         "a = tl.arange(0, 4)\n    tl.store(out + i, tl.interleave(a, a + 10))",
         &[0.0, 10.0, 1.0, 11.0, 2.0, 12.0],
     ),
+    row("gather", "tl.store(out + i, tl.gather(tl.load(x + i), (i * 3) % 8, 0))", &[0.0, 3.0, 6.0, 1.0]),
+    row(
+        "gather along the second axis",
+        "v = i.reshape(2, 4)\n    v = tl.gather(v, 3 - v % 4, 1)\n    tl.store(out + i, v.reshape(8))",
+        &[3.0, 2.0, 1.0, 0.0, 7.0, 6.0, 5.0, 4.0],
+    ),
     row("join and split", "a, b = tl.split(tl.join(i, i + 10))\n    tl.store(out + i, b - a)", &[10.0, 10.0]),
     row(
         "cat",
@@ -576,4 +582,34 @@ def kernel(out, out64):
     let words: Vec<u64> = out[1].bytes.chunks(8).map(long).collect();
     let expected = [0x1655_4d9e_ca36_314c, 0xdb20_fe9d_672d_0fdc, 0xd7e7_72ce_e186_176b, 0x7e68_b68a_ec7b_a23b];
     assert_eq!(words, expected);
+}
+
+#[test]
+fn functions_combine_several_values() {
+    let text = "
+def linear(a1, b1, a2, b2):
+    return a1 * a2, b1 * a2 + b2
+
+def first(a, b):
+    return a
+
+def widest(a, b):
+    return tl.maximum(a, b) + 0 * a
+
+def kernel(out, last, x):
+    i = tl.arange(0, 8)
+    v = tl.load(x + i)
+    a, b = tl.associative_scan((tl.full([8], 2.0, tl.float32), v), 0, linear)
+    tl.store(out + i, b)
+    tl.store(last, tl.reduce(v, 0, widest))
+    a, b = tl.reduce((tl.full([8], 1.0, tl.float32), v), 0, linear)
+    tl.store(last + 1, b)
+    r = tl.associative_scan(v, 0, first, reverse=True)
+    tl.store(last + 2, tl.sum(tl.where(i == 0, r, 0.0)))
+";
+    let arguments = vec![pointer(Number::Float32); 3];
+    let buffers = vec![zeros(Elem::F32, 8), zeros(Elem::F32, 3), buffer(Elem::F32, (0..8).map(f64::from))];
+    let out = executed(text, arguments, [1, 1, 1], buffers);
+    assert_eq!(out[0].to_f64(), [0.0, 1.0, 4.0, 11.0, 26.0, 57.0, 120.0, 247.0]);
+    assert_eq!(out[1].to_f64(), [7.0, 28.0, 7.0]);
 }

@@ -44,6 +44,21 @@ impl Emitter {
         self.inst(Op::Yield, yields, vec![], vec![]);
         self.suspend().0
     }
+    /// Closes the innermost region as that of an op.
+    pub(super) fn by_region(
+        &mut self,
+        op: Op,
+        inputs: &[Tensor],
+        types: Vec<TensorType>,
+        yields: &[Tensor],
+    ) -> Eval<Vec<Tensor>> {
+        let yields: Vec<Value> = yields.iter().map(|tensor| tensor.value).collect();
+        let region = self.close(&yields);
+        let args: Vec<Value> = inputs.iter().map(|tensor| tensor.value).collect();
+        let results = types.iter().map(block_type).collect::<Eval<_>>()?;
+        let values = self.inst(op, &args, results, vec![region]);
+        Ok(types.into_iter().zip(values).map(|(ty, value)| Tensor { ty, value }).collect())
+    }
     /// Discards the innermost region; gives the ops that it holds.
     pub fn discard(&mut self) -> Vec<Emitted> {
         let region = self.suspend().0;

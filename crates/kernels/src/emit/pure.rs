@@ -1,6 +1,6 @@
 //! Ops without effects: arithmetic, conversions, shapes, reductions, dots.
 use super::{Emitter, elem};
-use crate::error::{Eval, unsupported};
+use crate::error::Eval;
 use crate::types::{Number, Scalar, TensorType};
 use crate::value::Tensor;
 use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp};
@@ -109,55 +109,40 @@ impl Emitter {
         let order = order.iter().map(|axis| *axis as u8).collect();
         self.one(Op::Permute(order), &[x.value], x.ty.with_shape(shape))
     }
-    /// `count` elements along an axis, from `at` on.
-    pub fn part(&mut self, x: &Tensor, axis: usize, at: usize, count: usize) -> Eval<Tensor> {
-        let mut shape = x.ty.shape.clone();
-        shape[axis] = count;
-        self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[x.value], x.ty.with_shape(shape))
-    }
     /// Two blocks as the two places of a new last axis.
     pub fn join(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        let rank = a.ty.shape.len();
-        let mut shape = a.ty.shape.clone();
-        shape.push(2);
-        let [a, b] = [a, b].map(|x| self.expand_dims(x, rank));
-        let (a, b) = (self.broadcast(&a?, &shape)?, self.broadcast(&b?, &shape)?);
-        let mut place = self.iota(2)?;
-        for _ in 0..rank {
-            place = self.expand_dims(&place, 0)?;
-        }
-        let zero = self.int(Number::Int32, 0)?;
-        let zero = self.splat(&zero, &place.ty.shape)?;
-        let head = self.compare(CmpOp::Eq, &place, &zero)?;
-        let head = self.broadcast(&head, &shape)?;
-        self.select(&head, &a, &b)
+        let ty = a.ty.with_shape([&a.ty.shape[..], &[2]].concat());
+        self.one(Op::Join, &[a.value, b.value], ty)
     }
     /// The two places of a last axis of two.
     pub fn split(&mut self, x: &Tensor) -> Eval<[Tensor; 2]> {
-        let axis = x.ty.shape.len() - 1;
-        let shape = x.ty.shape[..axis].to_vec();
-        let place = |emitter: &mut Self, at: usize| {
-            let part = emitter.part(x, axis, at, 1)?;
-            emitter.drop_axis(&part, axis, &shape)
-        };
-        Ok([place(self, 0)?, place(self, 1)?])
+        let ty = x.ty.with_shape(&x.ty.shape[..x.ty.shape.len() - 1]);
+        Ok([self.one(Op::Split(0), &[x.value], ty.clone())?, self.one(Op::Split(1), &[x.value], ty)?])
+    }
+    /// Two blocks one after the other along an axis.
+    pub fn concatenate(&mut self, a: &Tensor, b: &Tensor, axis: usize) -> Eval<Tensor> {
+        let mut shape = a.ty.shape.clone();
+        shape[axis] *= 2;
+        self.one(Op::Cat { axis: axis as u8 }, &[a.value, b.value], a.ty.with_shape(shape))
+    }
+    /// The elements at positions along an axis (i32).
+    pub fn gather(&mut self, x: &Tensor, positions: &Tensor, axis: usize) -> Eval<Tensor> {
+        let ty = x.ty.with_shape(&positions.ty.shape[..]);
+        self.one(Op::Gather { axis: axis as u8 }, &[x.value, positions.value], ty)
     }
     /// A block without an axis of one element.
     pub fn drop_axis(&mut self, x: &Tensor, axis: usize, shape: &[usize]) -> Eval<Tensor> {
-        if shape.is_empty() {
-            return self.scalar_of(x, axis);
+        if !shape.is_empty() {
+            return self.reshape(x, shape);
         }
-        self.reshape(x, shape)
-    }
-    /// The only element of a block.
-    fn scalar_of(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
         match x.ty.scalar {
             Scalar::Number(Number::Int1) => self.reduce(ReduceOp::Or, x, axis),
-            Scalar::Number(_) => self.reduce(ReduceOp::Sum, x, axis),
-            Scalar::Pointer(_) => Err(unsupported(
-                format!("an element of {} is not supported yet", x.ty),
-                "take the element of the offsets, and add it to the pointer",
-            )),
+            Scalar::Number(_) => self.reduce(ReduceOp::Max, x, axis),
+            Scalar::Pointer(_) => {
+                let addresses = self.bitcast(x, Scalar::Number(Number::Int64))?;
+                let address = self.reduce(ReduceOp::Max, &addresses, axis)?;
+                self.bitcast(&address, x.ty.scalar)
+            }
         }
     }
 
@@ -168,6 +153,21 @@ impl Emitter {
             ty = ty.with_number(Number::Int32);
         }
         self.one(Op::Reduce { op, axis: axis as u8 }, &[x.value], ty)
+    }
+    /// Combines elements along an axis by the innermost region, which yields these values.
+    pub fn reduce_by(&mut self, inputs: &[Tensor], axis: usize, yields: &[Tensor]) -> Eval<Vec<Tensor>> {
+        let dropped = |input: &Tensor| {
+            let mut shape = input.ty.shape.clone();
+            shape.remove(axis);
+            input.ty.with_shape(shape)
+        };
+        let types = inputs.iter().map(dropped).collect();
+        self.by_region(Op::ReduceBy { axis: axis as u8 }, inputs, types, yields)
+    }
+    /// The same for all elements up to each one, or with `reverse` from each one on.
+    pub fn scan_by(&mut self, inputs: &[Tensor], axis: usize, reverse: bool, yields: &[Tensor]) -> Eval<Vec<Tensor>> {
+        let types = inputs.iter().map(|input| input.ty.clone()).collect();
+        self.by_region(Op::ScanBy { axis: axis as u8, reverse }, inputs, types, yields)
     }
     pub fn scan(&mut self, op: ScanOp, x: &Tensor, axis: usize) -> Eval<Tensor> {
         self.one(Op::Scan { op, axis: axis as u8 }, &[x.value], x.ty.clone())

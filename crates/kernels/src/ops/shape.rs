@@ -2,7 +2,7 @@
 use super::convert::{broadcast, broadcast_to, cast, scalar_constant, to_tensor};
 use crate::emit::Emitter;
 use crate::error::{Eval, type_error, value_error};
-use crate::types::{Scalar, TensorType};
+use crate::types::{Number, Scalar, TensorType};
 use crate::value::{Tensor, Value};
 
 /// An axis counted from the front, where negative ones count from the back.
@@ -134,13 +134,27 @@ pub fn concatenate(emit: &mut Emitter, a: &Tensor, b: &Tensor, along: i128) -> E
     }
     let rank = a.ty.shape.len();
     let along = axis(along, rank)?;
-    let joined = emit.join(a, b)?;
-    let mut order: Vec<usize> = (0..rank).collect();
-    order.insert(along, rank);
-    let ordered = emit.permute(&joined, &order)?;
-    let mut shape = a.ty.shape.clone();
-    shape[along] *= 2;
-    emit.reshape(&ordered, &shape)
+    emit.concatenate(a, b, along)
+}
+
+/// The elements of a block at positions along an axis.
+pub fn gather(emit: &mut Emitter, x: &Tensor, positions: &Tensor, along: i128) -> Eval<Tensor> {
+    let rank = x.ty.shape.len();
+    let along = axis(along, rank)?;
+    let elsewhere = |ty: &TensorType| {
+        let mut shape = ty.shape.clone();
+        shape.remove(along);
+        shape
+    };
+    if !positions.number()?.is_int() || positions.ty.shape.len() != rank || elsewhere(&positions.ty) != elsewhere(&x.ty)
+    {
+        return Err(type_error(
+            format!("gather of {} at positions of type {} along axis {along}", x.ty, positions.ty),
+            "positions are integers of the block's shape, except along the axis",
+        ));
+    }
+    let positions = cast(emit, positions, Scalar::Number(Number::Int32))?;
+    emit.gather(x, &positions, along)
 }
 
 fn same_scalar(name: &str, a: &Tensor, b: &Tensor) -> Eval<()> {

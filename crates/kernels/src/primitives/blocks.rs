@@ -1,7 +1,7 @@
 //! Blocks: made, cast, moved, combined element by element, multiplied.
 use super::arguments::{known, known_flag, known_int, known_text, sequence, sizes, tensor, type_of};
 use super::{Primitive, Walk, row};
-use crate::error::{Eval, type_error, unsupported, value_error};
+use crate::error::{Eval, type_error, value_error};
 use crate::ops::arithmetic::{self, Extreme, NanRule, extreme};
 use crate::ops::convert::{bitcast, broadcast, cast, scalar_constant, to_tensor};
 use crate::ops::{dot, shape};
@@ -45,8 +45,9 @@ pub const TABLE: &[Primitive] = &[
         dot_blocks,
     ),
     row("map_elementwise", "scalar_fn, *args, pack=1", map_elementwise),
-    row("gather", "src, index, axis", |_, _| {
-        Err(unsupported("gather is not supported yet", "load the elements from memory by a block of offsets"))
+    row("gather", "src, index, axis", |e, a| {
+        let (x, positions) = (tensor(e, &a[0])?, tensor(e, &a[1])?);
+        shape::gather(e.emit(), &x, &positions, known_int("axis", &a[2])?).map(Value::Tensor)
     }),
     row("histogram", "input, num_bins, mask=None", histogram),
 ];

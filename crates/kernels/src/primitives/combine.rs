@@ -1,16 +1,15 @@
 //! Reductions and scans by any associative function.
 //!
-//! A function that is one op of the IR on its two operands becomes the IR's own reduction. Others are applied to halves
-//! of the block, in log2 of the axis' size steps, which keep the order of the elements.
+//! A function that is one op of the IR on its two operands becomes the IR's own reduction; others are its region.
 use super::arguments::{known_flag, known_int, tensor, tensors};
 use super::{Primitive, Walk, row};
 use crate::emit::Emitted;
 use crate::error::{Eval, type_error, unsupported, value_error};
-use crate::ops::convert::{cast, to_tensor};
+use crate::ops::convert::cast;
 use crate::ops::shape;
-use crate::types::Number;
-use crate::value::{Callee, Constant, FunctionId, Tensor, Value};
-use kiln_block::{BinaryOp, CmpOp, Op, ReduceOp, ScanOp};
+use crate::types::{Number, TensorType};
+use crate::value::{Callee, FunctionId, Tensor, Value};
+use kiln_block::{BinaryOp, Op, ReduceOp, ScanOp};
 
 pub const TABLE: &[Primitive] = &[
     row("reduce", "input, axis, combine_fn, keep_dims=False", reduce),
@@ -60,15 +59,14 @@ fn scan(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let inputs = tensors(walk, &arguments[0])?;
     let rank = checked_inputs(&inputs, "associative_scan")?.len();
     let axis = shape::axis(known_int("axis", &arguments[1])?, rank)?;
-    let direction = if known_flag("reverse", &arguments[3])? { Direction::Backward } else { Direction::Forward };
-    let known = match (&inputs[..], direction) {
-        ([input], Direction::Forward) => known_combination(walk, input, combine)?.and_then(scan_op),
-        _ => None,
-    };
-    let results = match known {
-        Some(op) => vec![walk.emit().scan(op, &inputs[0], axis)?],
-        None => scanned(walk, inputs, axis, combine, direction)?,
-    };
+    let reverse = known_flag("reverse", &arguments[3])?;
+    if let ([input], false) = (&inputs[..], reverse)
+        && let Some(op) = known_combination(walk, input, combine)?.and_then(scan_op)
+    {
+        return walk.emit().scan(op, input, axis).map(Value::Tensor);
+    }
+    let yields = combination(walk, &inputs, combine)?;
+    let results = walk.emit().scan_by(&inputs, axis, reverse, &yields)?;
     Ok(as_given(&arguments[0], results))
 }
 
@@ -140,7 +138,8 @@ fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: Functio
     {
         return Ok(vec![result]);
     }
-    reduced_by_halves(walk, inputs.to_vec(), axis, combine)
+    let yields = combination(walk, inputs, combine)?;
+    walk.emit().reduce_by(inputs, axis, &yields)
 }
 
 fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> Eval<Option<Tensor>> {
@@ -163,149 +162,42 @@ fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> 
     emit.reduce(op, x, axis).map(Some)
 }
 
-/// Calls the function on blocks; results have the types of the operands.
-fn combined(walk: &mut dyn Walk, combine: FunctionId, a: &[Tensor], b: &[Tensor]) -> Eval<Vec<Tensor>> {
-    let operands = a.iter().chain(b).cloned().map(Value::Tensor).collect();
-    let result = walk.call_function(combine, operands)?;
+/// Opens a region that combines an element of each operand with another of each, and leaves it open; gives what it
+/// yields, in the types of the operands. The function's first operands are what is combined so far.
+fn combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: FunctionId) -> Eval<Vec<Tensor>> {
+    let elements: Vec<TensorType> = inputs.iter().map(|input| shape::element(&input.ty)).collect();
+    let operands = walk.emit().open(&[&elements[..], &elements[..]].concat())?;
+    let result = walk.call_function(combine, operands.into_iter().map(Value::Tensor).collect())?;
     let results = tensors(walk, &result)?;
-    if results.len() != a.len() {
+    if results.len() != inputs.len() {
         return Err(type_error(
-            format!("the function that combines {} values gives {}", a.len(), results.len()),
+            format!("the function that combines {} values gives {}", inputs.len(), results.len()),
             "it returns as many values as it combines",
         ));
     }
     results
         .iter()
-        .zip(a)
-        .map(|(result, operand)| {
-            if result.ty.shape != operand.ty.shape {
+        .zip(&elements)
+        .map(|(result, element)| {
+            if result.ty.shape != element.shape {
                 return Err(type_error(
-                    format!("the function that combines {} gives {}", operand.ty, result.ty),
-                    "it works element by element",
+                    format!("the function that combines elements of type {element} gives {}", result.ty),
+                    "it returns an element",
                 ));
             }
-            cast(walk.emit(), result, operand.ty.scalar)
+            cast(walk.emit(), result, element.scalar)
         })
         .collect()
 }
 
-/// Neighbours are combined until one element is left.
-fn reduced_by_halves(
-    walk: &mut dyn Walk,
-    mut inputs: Vec<Tensor>,
-    axis: usize,
-    combine: FunctionId,
-) -> Eval<Vec<Tensor>> {
-    let mut size = inputs[0].ty.shape[axis];
-    while size > 1 {
-        size /= 2;
-        let mut sides: [Vec<Tensor>; 2] = [vec![], vec![]];
-        for input in &inputs {
-            let mut paired = input.ty.shape.clone();
-            paired[axis] = size;
-            paired.insert(axis + 1, 2);
-            let pairs = walk.emit().reshape(input, &paired)?;
-            for (at, side) in sides.iter_mut().enumerate() {
-                let part = walk.emit().part(&pairs, axis + 1, at, 1)?;
-                let mut halved = input.ty.shape.clone();
-                halved[axis] = size;
-                side.push(walk.emit().reshape(&part, &halved)?);
-            }
-        }
-        inputs = combined(walk, combine, &sides[0], &sides[1])?;
-    }
-    inputs
-        .iter()
-        .map(|input| {
-            let mut dropped = input.ty.shape.clone();
-            dropped.remove(axis);
-            walk.emit().drop_axis(input, axis, &dropped)
-        })
-        .collect()
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Direction {
-    Forward,
-    Backward,
-}
-
-/// A view of a block with the axis' index cut at a bit: [outer, pairs, 2, run, inner].
-struct Cut {
-    shape: Vec<usize>,
-    run: usize,
-}
-
-impl Cut {
-    fn new(shape: &[usize], axis: usize, bit: u32) -> Cut {
-        let run = 1usize << bit;
-        let outer: usize = shape[..axis].iter().product();
-        let inner: usize = shape[axis + 1..].iter().product();
-        Cut { shape: vec![outer, shape[axis] / (2 * run), 2, run, inner], run }
-    }
-}
-
-/// In step j runs of 2^j elements are done; the end of each left run is combined into all of the run to its right.
-fn scanned(
-    walk: &mut dyn Walk,
-    mut inputs: Vec<Tensor>,
-    axis: usize,
-    combine: FunctionId,
-    direction: Direction,
-) -> Eval<Vec<Tensor>> {
-    let shape = inputs[0].ty.shape.clone();
-    for bit in 0..shape[axis].trailing_zeros() {
-        let cut = Cut::new(&shape, axis, bit);
-        // The run that is complete, its element that is combined on, and the run that is extended.
-        let (from, end) = match direction {
-            Direction::Forward => (0, cut.run - 1),
-            Direction::Backward => (1, 0),
-        };
-        let (mut done, mut ends, mut open) = (vec![], vec![], vec![]);
-        for input in &inputs {
-            let emit = walk.emit();
-            let runs = emit.reshape(input, &cut.shape)?;
-            let complete = emit.part(&runs, 2, from, 1)?;
-            let extended = emit.part(&runs, 2, 1 - from, 1)?;
-            let last = emit.part(&complete, 3, end, 1)?;
-            ends.push(emit.broadcast(&last, &extended.ty.shape)?);
-            done.push(complete);
-            open.push(extended);
-        }
-        let extended = combined(walk, combine, &ends, &open)?;
-        for (input, (complete, extended)) in inputs.iter_mut().zip(done.iter().zip(&extended)) {
-            let sides = if from == 0 { [complete, extended] } else { [extended, complete] };
-            let runs = either(walk, sides, &cut.shape)?;
-            *input = walk.emit().reshape(&runs, &shape)?;
-        }
-    }
-    Ok(inputs)
-}
-
-/// A block whose axis 2 has the two blocks as its two places.
-fn either(walk: &mut dyn Walk, [left, right]: [&Tensor; 2], shape: &[usize]) -> Eval<Tensor> {
-    let emit = walk.emit();
-    let place = shape::index_along(emit, shape, 2)?;
-    let zero = to_tensor(emit, &Value::Constant(Constant::Int(0)))?;
-    let zero = emit.splat(&zero, shape)?;
-    let head = emit.compare(CmpOp::Eq, &place, &zero)?;
-    let (left, right) = (emit.broadcast(left, shape)?, emit.broadcast(right, shape)?);
-    emit.select(&head, &left, &right)
-}
-
-/// The elements of an axis from the last to the first: halves change places at every size.
+/// The elements of an axis from the last to the first.
 fn flip(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let x = tensor(walk, &arguments[0])?;
     let axis = shape::axis(known_int("dim", &arguments[1])?, x.ty.shape.len())?;
-    let shape = x.ty.shape.clone();
-    let mut flipped = x;
-    for bit in 0..shape[axis].trailing_zeros() {
-        let cut = Cut::new(&shape, axis, bit);
-        let runs = walk.emit().reshape(&flipped, &cut.shape)?;
-        let left = walk.emit().part(&runs, 2, 0, 1)?;
-        let right = walk.emit().part(&runs, 2, 1, 1)?;
-        let swapped = either(walk, [&right, &left], &cut.shape)?;
-        flipped = walk.emit().reshape(&swapped, &shape)?;
-    }
-    Ok(Value::Tensor(flipped))
+    let emit = walk.emit();
+    let last = emit.int(Number::Int32, x.ty.shape[axis] as i128 - 1)?;
+    let last = emit.splat(&last, &x.ty.shape)?;
+    let index = shape::index_along(emit, &x.ty.shape, axis)?;
+    let from_last = emit.binary(BinaryOp::Sub, &last, &index)?;
+    emit.gather(&x, &from_last, axis).map(Value::Tensor)
 }
