@@ -23,7 +23,9 @@ mod value;
 pub use error::{ErrorKind, KernelError, Place};
 pub use names::free_names;
 pub use types::Number;
-pub use unit::{Argument, ArgumentFacts, Binding, Compiled, Function, Literal, Options, Signature, Unit};
+pub use unit::{
+    Argument, ArgumentFacts, Binding, Compiled, DescriptorArgument, Function, Literal, Options, Signature, Unit,
+};
 
 /// Stack of the thread that walks a kernel: enough for the deepest nesting that is accepted.
 const STACK_BYTES: usize = 256 << 20;

@@ -132,6 +132,25 @@ pub enum Argument {
     },
     Constant(Literal),
     Tuple(Vec<Argument>),
+    Descriptor(DescriptorArgument),
+}
+
+/// An array that is read and written in blocks: a base address, sizes (int32) and strides (int64) of the launch. The
+/// last stride is 1 and is no parameter.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DescriptorArgument {
+    pub elem: Number,
+    pub block: Vec<usize>,
+    /// Outside of the array there is NaN, instead of 0.
+    #[serde(default)]
+    pub pads_nan: bool,
+    #[serde(default)]
+    pub facts: ArgumentFacts,
+    /// What is known of each size, and of each stride but the last; nothing where they are left out.
+    #[serde(default)]
+    pub shape: Vec<ArgumentFacts>,
+    #[serde(default)]
+    pub strides: Vec<ArgumentFacts>,
 }
 
 /// What is known of an argument before the launch.
@@ -174,7 +193,8 @@ impl Default for Options {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Compiled {
     pub program: BlockProgram,
-    /// For each parameter of the program the argument that it is, with the place in tuples.
+    /// For each parameter of the program the argument that it is, with the place in tuples. Of a descriptor, place 0 is
+    /// the base, 1 the sizes and 2 the strides, each with the axis after it.
     pub parameters: Vec<Vec<usize>>,
     /// What `static_print` wrote.
     pub printed: Vec<String>,

@@ -1,5 +1,5 @@
 //! Kernels from text, compiled and run by the interpreter of block programs.
-use kiln_block::{Elem, text};
+use kiln_block::Elem;
 use kiln_interp::block::{Buffer, run_grid};
 use kiln_kernels::{
     Argument, ArgumentFacts, Binding, Compiled, Function, KernelError, Literal, Number, Options, Signature, Unit,
@@ -63,7 +63,11 @@ pub fn int(value: i128) -> Argument {
 }
 
 pub fn compiled(text: &str, arguments: Vec<Argument>) -> Result<Compiled, Box<KernelError>> {
-    compile(&unit(text, &[]), &Signature { arguments }, &Options::default())
+    let compiled = compile(&unit(text, &[]), &Signature { arguments }, &Options::default())?;
+    if let Err(error) = kiln_block::verify::verify(&compiled.program) {
+        panic!("{error}\n{}", kiln_block::text::print(&compiled.program));
+    }
+    Ok(compiled)
 }
 
 /// Compiles and runs; gives the buffers afterwards. Fails with the error, and the program's text where it was run.
@@ -73,9 +77,9 @@ pub fn executed(text: &str, arguments: Vec<Argument>, grid: [usize; 3], mut buff
         Ok(compiled) => compiled,
         Err(error) => panic!("{error}"),
     };
-    let shown = text::print(&compiled.program);
-    let parsed = text::parse(&shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
-    assert_eq!(text::print(&parsed), shown, "the text form does not parse back");
+    let shown = kiln_block::text::print(&compiled.program);
+    let parsed = kiln_block::text::parse(&shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
+    assert_eq!(kiln_block::text::print(&parsed), shown, "the text form does not parse back");
     if let Err(error) = run_grid(&compiled.program, grid, &mut buffers) {
         panic!("{error}\n{shown}");
     }
@@ -86,7 +90,7 @@ pub fn executed(text: &str, arguments: Vec<Argument>, grid: [usize; 3], mut buff
 #[track_caller]
 pub fn refused(text: &str, arguments: Vec<Argument>) -> Box<KernelError> {
     match compiled(text, arguments) {
-        Ok(compiled) => panic!("the kernel compiles:\n{}", text::print(&compiled.program)),
+        Ok(compiled) => panic!("the kernel compiles:\n{}", kiln_block::text::print(&compiled.program)),
         Err(error) => error,
     }
 }

@@ -613,3 +613,85 @@ def kernel(out, last, x):
     assert_eq!(out[0].to_f64(), [0.0, 1.0, 4.0, 11.0, 26.0, 57.0, 120.0, 247.0]);
     assert_eq!(out[1].to_f64(), [7.0, 28.0, 7.0]);
 }
+
+#[test]
+fn dots_take_all_types() {
+    let rows = [
+        ("float16", "float32"),
+        ("bfloat16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("float8e4nv", "float32"),
+        ("float8e5", "float32"),
+        ("int8", "int32"),
+        ("uint8", "int32"),
+    ];
+    for (operand, result) in rows {
+        let kernel = format!(
+            "
+def kernel(out):
+    i = tl.arange(0, 16)
+    a = (i[:, None] * 0 + i[None, :] % 2 + 1).to(tl.float32).to(tl.{operand})
+    c = tl.dot(a, a)
+    tl.static_assert(c.dtype == tl.{result})
+    d = tl.dot(a, a, c)
+    tl.store(out, tl.sum(tl.sum(d, 0), 0))
+"
+        );
+        let out = executed(&kernel, vec![pointer(Number::Float32)], [1, 1, 1], vec![zeros(Elem::F32, 1)]);
+        assert_eq!(out[0].to_f64(), [2.0 * 16.0 * 24.0 * 24.0], "{operand}");
+    }
+}
+
+#[test]
+fn dots_of_batches() {
+    let kernel = "
+def kernel(out, x):
+    i = tl.arange(0, 2)[:, None, None] * 256 + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)
+    a = tl.load(x + i)
+    tl.store(out + i, tl.dot(a, a, a, input_precision='ieee'))
+";
+    let x: Vec<f64> = (0..512).map(|i| f64::from(i % 7)).collect();
+    let buffers = vec![zeros(Elem::F32, 512), buffer(Elem::F32, x.clone())];
+    let out = executed(kernel, vec![pointer(Number::Float32); 2], [1, 1, 1], buffers);
+    let expected: Vec<f64> = (0..512)
+        .map(|at| {
+            let (batch, row, column) = (at / 256 * 256, at % 256 / 16, at % 16);
+            x[at] + (0..16).map(|k| x[batch + row * 16 + k] * x[batch + k * 16 + column]).sum::<f64>()
+        })
+        .collect();
+    assert_eq!(out[0].to_f64(), expected);
+}
+
+#[test]
+fn descriptors_of_the_launch_are_parameters() {
+    let kernel = "
+def kernel(array, out):
+    v = array.load([1, 2])
+    i = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)
+    tl.store(out + i, v)
+    array.store([0, 0], v + 1)
+    tl.static_assert(array.block_shape[1] == 4 and array.dtype == tl.float32)
+";
+    let array = kiln_kernels::DescriptorArgument {
+        elem: Number::Float32,
+        block: vec![2, 4],
+        pads_nan: false,
+        facts: Default::default(),
+        shape: vec![],
+        strides: vec![],
+    };
+    let arguments = vec![kiln_kernels::Argument::Descriptor(array), pointer(Number::Float32)];
+    let parameters = compiled(kernel, arguments.clone()).map(|compiled| compiled.parameters);
+    assert_eq!(parameters, Ok(vec![vec![0, 0], vec![0, 1, 0], vec![0, 1, 1], vec![0, 2, 0], vec![1]]));
+    let buffers = vec![
+        buffer(Elem::F32, (0..12).map(f64::from)),
+        buffer(Elem::I32, [2.0]),
+        buffer(Elem::I32, [5.0]),
+        buffer(Elem::I64, [6.0]),
+        zeros(Elem::F32, 8),
+    ];
+    let out = executed(kernel, arguments, [1, 1, 1], buffers);
+    assert_eq!(out[4].to_f64(), [8.0, 9.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(out[0].to_f64()[..12], [9.0, 10.0, 11.0, 1.0, 4.0, 5.0, 1.0, 1.0, 1.0, 1.0, 10.0, 11.0]);
+}

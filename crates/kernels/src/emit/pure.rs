@@ -109,6 +109,12 @@ impl Emitter {
         let order = order.iter().map(|axis| *axis as u8).collect();
         self.one(Op::Permute(order), &[x.value], x.ty.with_shape(shape))
     }
+    /// `count` elements along an axis, from `at` on.
+    pub fn part(&mut self, x: &Tensor, axis: usize, at: usize, count: usize) -> Eval<Tensor> {
+        let mut shape = x.ty.shape.clone();
+        shape[axis] = count;
+        self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[x.value], x.ty.with_shape(shape))
+    }
     /// Two blocks as the two places of a new last axis.
     pub fn join(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
         let ty = a.ty.with_shape([&a.ty.shape[..], &[2]].concat());

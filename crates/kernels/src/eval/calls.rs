@@ -7,9 +7,9 @@ use crate::error::{Eval, internal, type_error, unsupported};
 use crate::primitives::{self, Walk};
 use crate::syntax::tree::{CallArgument, Expr, FunctionTree, ParameterKind, Spread};
 use crate::syntax::{Parameter, Span};
-use crate::types::TensorType;
-use crate::unit::{Argument, Options, Signature};
-use crate::value::{Arguments, Callee, Constant, FunctionId, Tuple, Value};
+use crate::types::{Number, TensorType};
+use crate::unit::{Argument, ArgumentFacts, DescriptorArgument, Options, Signature};
+use crate::value::{Arguments, Callee, Constant, Descriptor, FunctionId, Tuple, Value};
 use std::rc::Rc;
 
 impl Evaluator<'_> {
@@ -213,7 +213,35 @@ impl Evaluator<'_> {
                 }
                 Ok(Value::tuple(values))
             }
+            Argument::Descriptor(descriptor) => self.descriptor_argument(name, descriptor, path, origins),
         }
+    }
+
+    fn descriptor_argument(
+        &mut self,
+        name: &str,
+        argument: &DescriptorArgument,
+        path: &[usize],
+        origins: &mut Vec<Vec<usize>>,
+    ) -> Eval<Value> {
+        let DescriptorArgument { elem, block, pads_nan, facts, .. } = argument;
+        origins.push([path, &[0]].concat());
+        let base = self.emit.pointer_parameter(name, *elem, *facts)?;
+        let known = |facts: &[ArgumentFacts], axis: usize| facts.get(axis).copied().unwrap_or_default();
+        let (mut shape, mut strides) = (vec![], vec![]);
+        for axis in 0..block.len() {
+            origins.push([path, &[1, axis]].concat());
+            let size = known(&argument.shape, axis);
+            shape.push(self.emit.scalar_parameter(&format!("{name}_size_{axis}"), Number::Int32, size)?);
+        }
+        for axis in 0..block.len().saturating_sub(1) {
+            origins.push([path, &[2, axis]].concat());
+            let stride = known(&argument.strides, axis);
+            strides.push(self.emit.scalar_parameter(&format!("{name}_stride_{axis}"), Number::Int64, stride)?);
+        }
+        strides.push(self.emit.int(Number::Int64, 1)?);
+        let (block, pads_nan) = (block.clone(), *pads_nan);
+        Ok(Value::Descriptor(Rc::new(Descriptor { base, shape, strides, block, pads_nan })))
     }
 }
 

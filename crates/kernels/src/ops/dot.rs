@@ -29,10 +29,59 @@ pub fn precision(name: Option<&str>, allow_tf32: Option<bool>) -> Eval<DotPrecis
     }
 }
 
-/// `a @ b`, added to a block if one is given.
+/// `a @ b`, added to a block if one is given. Axes ahead of the last two are those of a batch.
 pub fn dot(emit: &mut Emitter, a: &Tensor, b: &Tensor, sum: Option<&Tensor>, options: &DotOptions) -> Eval<Tensor> {
+    let (batch_a, batch_b) = (batch(&a.ty.shape), batch(&b.ty.shape));
+    if batch_a.is_empty() && batch_b.is_empty() {
+        return dot_of_matrices(emit, a, b, sum, options);
+    }
+    if batch_a != batch_b || sum.is_some_and(|sum| batch(&sum.ty.shape) != batch_a) {
+        return Err(type_error(
+            format!("dot of {} and {}: the batches {batch_a:?} and {batch_b:?} differ", a.ty, b.ty),
+            "axes ahead of the last two are equal",
+        ));
+    }
+    let count = batch_a.iter().product();
+    let mut products = vec![];
+    for at in 0..count {
+        let sum = sum.map(|sum| matrix_of_batch(emit, sum, count, at)).transpose()?;
+        let (a, b) = (matrix_of_batch(emit, a, count, at)?, matrix_of_batch(emit, b, count, at)?);
+        products.push(dot_of_matrices(emit, &a, &b, sum.as_ref(), options)?);
+    }
+    let (rows, columns) = (a.ty.shape[a.ty.shape.len() - 2], b.ty.shape[b.ty.shape.len() - 1]);
+    for product in &mut products {
+        *product = emit.reshape(product, &[1, rows, columns])?;
+    }
+    // The size of a batch is a power of two.
+    while products.len() > 1 {
+        products = products.chunks(2).map(|pair| emit.concatenate(&pair[0], &pair[1], 0)).collect::<Eval<_>>()?;
+    }
+    emit.reshape(&products[0], &[batch_a, &[rows, columns]].concat())
+}
+
+fn batch(shape: &[usize]) -> &[usize] {
+    &shape[..shape.len().saturating_sub(2)]
+}
+
+fn matrix_of_batch(emit: &mut Emitter, x: &Tensor, count: usize, at: usize) -> Eval<Tensor> {
+    let matrix = x.ty.shape[x.ty.shape.len() - 2..].to_vec();
+    let flat = emit.reshape(x, &[&[count], &matrix[..]].concat())?;
+    let part = emit.part(&flat, 0, at, 1)?;
+    emit.reshape(&part, &matrix)
+}
+
+fn dot_of_matrices(
+    emit: &mut Emitter,
+    a: &Tensor,
+    b: &Tensor,
+    sum: Option<&Tensor>,
+    options: &DotOptions,
+) -> Eval<Tensor> {
     let ([m, k], [k_of_b, n]) = (&a.ty.shape[..], &b.ty.shape[..]) else {
-        return Err(operand_ranks(a, b));
+        return Err(type_error(
+            format!("dot takes two blocks of two axes; these are {} and {}", a.ty, b.ty),
+            "add an axis with `x[:, None]`, or use `sum(x * y, axis)`",
+        ));
     };
     if k != k_of_b {
         return Err(type_error(
@@ -62,19 +111,6 @@ pub fn dot(emit: &mut Emitter, a: &Tensor, b: &Tensor, sum: Option<&Tensor>, opt
     let precision = if left == Number::Float32 { options.precision } else { DotPrecision::Exact };
     let product = emit.dot(a, b, &start, precision)?;
     cast_number(emit, &product, out)
-}
-
-fn operand_ranks(a: &Tensor, b: &Tensor) -> Box<crate::KernelError> {
-    match (a.ty.shape.len(), b.ty.shape.len()) {
-        (3, 3) => unsupported(
-            format!("dot of {} and {}: batches are not supported yet", a.ty, b.ty),
-            "multiply one matrix of the batch in each instance",
-        ),
-        _ => type_error(
-            format!("dot takes two blocks of two axes; these are {} and {}", a.ty, b.ty),
-            "add an axis with `x[:, None]`, or use `sum(x * y, axis)`",
-        ),
-    }
 }
 
 /// The type that is summed in, and the type of the result.
