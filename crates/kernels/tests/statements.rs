@@ -314,12 +314,14 @@ const ROWS: &[Row] = &[
     row("atomics are masked", "tl.atomic_add(out + i, 1.0, mask=i < 2)", &[1.0, 1.0, 0.0]),
     row(
         "the largest float, of both signs",
-        "tl.store(out + i, -5.0)\n    tl.atomic_max(out, 3.5)\n    tl.atomic_max(out, -2)\n    tl.atomic_max(out + 1, -1)",
+        "tl.store(out + i, -5.0)\n    tl.atomic_max(out, 3.5)\n    tl.atomic_max(out, -2)\n    \
+         tl.atomic_max(out + 1, -1)",
         &[3.5, -1.0],
     ),
     row(
         "the least float, of both signs",
-        "tl.store(out + i, 5.0)\n    tl.atomic_min(out, -3.5)\n    tl.atomic_min(out, 2)\n    tl.atomic_min(out + 1, 1)",
+        "tl.store(out + i, 5.0)\n    tl.atomic_min(out, -3.5)\n    tl.atomic_min(out, 2)\n    \
+         tl.atomic_min(out + 1, 1)",
         &[-3.5, 1.0],
     ),
     row("compare and swap", "v = tl.atomic_cas(out, 0.0, 5.0)\n    tl.store(out + 1, v + 1)", &[5.0, 1.0]),
@@ -343,7 +345,8 @@ const ROWS: &[Row] = &[
     row("div_rn and sqrt_rn", "tl.store(out, tl.div_rn(tl.sqrt_rn(tl.load(x + 4)), 4.0))", &[0.5]),
     row(
         "rounding towards zero",
-        "v = tl.full([], 1.9999, tl.float32).to(tl.bfloat16, fp_downcast_rounding='rtz')\n    tl.store(out, v.to(tl.float32) < 2)",
+        "v = tl.full([], 1.9999, tl.float32).to(tl.bfloat16, fp_downcast_rounding='rtz')\n    \
+         tl.store(out, v.to(tl.float32) < 2)",
         &[1.0],
     ),
     row("atomic_add without its result", "tl.atomic_add(out, 1.5)\n    tl.atomic_add(out, 2)", &[3.5]),
