@@ -17,7 +17,7 @@ mod statements;
 mod subscripts;
 
 use crate::emit::Emitter;
-use crate::error::{Eval, KernelError, Place, internal, unsupported};
+use crate::error::{Eval, KernelError, Place, internal, unsupported, value_error};
 use crate::library::Library;
 use crate::source;
 use crate::syntax::{FunctionTree, Span};
@@ -65,7 +65,9 @@ enum Flow {
 
 /// The program of a kernel for a launch's arguments.
 pub fn evaluate(unit: &Unit, signature: &Signature, options: &Options) -> Eval<Compiled> {
-    let entry = unit.functions.get(unit.entry).ok_or_else(|| internal("the unit has no such entry"))?;
+    let entry = unit.functions.get(unit.entry).ok_or_else(|| {
+        value_error(format!("the unit holds {} functions", unit.functions.len()), "its entry is one of them")
+    })?;
     let mut evaluator = Evaluator {
         unit,
         options,

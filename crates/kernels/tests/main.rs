@@ -2,6 +2,7 @@
 mod errors;
 mod harness;
 mod kernels;
+mod mutations;
 mod promotion;
 mod statements;
 mod units;

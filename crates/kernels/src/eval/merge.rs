@@ -2,6 +2,7 @@
 //! run-time values; two meet if the trees are alike.
 use super::Evaluator;
 use crate::error::{Eval, internal, type_error};
+use crate::ops::arithmetic::is_number;
 use crate::ops::convert::{scalar_constant, to_tensor};
 use crate::ops::shape::full;
 use crate::types::TensorType;
@@ -95,7 +96,7 @@ impl Evaluator<'_> {
             return Ok(value);
         }
         match value {
-            Value::Constant(ref constant) if crate::ops::arithmetic::is_number(constant) => {
+            Value::Constant(ref constant) if is_number(constant) => {
                 to_tensor(&mut self.emit, &value).map(Value::Tensor)
             }
             Value::Tuple(tuple) => {
@@ -117,7 +118,7 @@ impl Evaluator<'_> {
                 let number = tensor.number()?;
                 scalar_constant(&mut self.emit, constant, number).map(Value::Tensor)
             }
-            (Value::Constant(a), Value::Constant(b)) if a != b && !value.is_none() && !other.is_none() => {
+            (Value::Constant(a), Value::Constant(b)) if a != b && is_number(a) && is_number(b) => {
                 to_tensor(&mut self.emit, value).map(Value::Tensor)
             }
             (Value::Tuple(tuple), Value::Tuple(like)) if tuple.values.len() == like.values.len() => {
