@@ -301,6 +301,12 @@ const ROWS: &[Row] = &[
         &[1.0, 2.0, 3.0, 0.0],
     ),
     row("a dtype casts", "tl.store(out, tl.int32(tl.load(x + 3) + 0.5))", &[3.0]),
+    row(
+        "types are values",
+        "tl.static_assert(i.type == tl.block_type(tl.int32, [8]) and x.type == tl.pointer_type(tl.float32))\n    \
+         tl.store(out, 1)",
+        &[1.0],
+    ),
     row("a slice of None", "tl.store(out, i[None, None:None:None].shape[1])", &[8.0]),
     row(
         "a rounding mode on the same type",
@@ -494,6 +500,8 @@ def kernel(out):
     assert_eq!(precision(", allow_tf32=True"), Some(Tf32));
     assert_eq!(precision(", input_precision='ieee'"), Some(Exact));
     assert_eq!(precision(", input_precision='tf32x3'"), Some(Tf32x3));
+    assert_eq!(precision(", input_precision='bf16x3'"), Some(Tf32x3));
+    assert_eq!(precision(", input_precision='bf16x6'"), Some(Exact));
 }
 
 #[test]

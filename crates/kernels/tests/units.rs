@@ -74,3 +74,54 @@ fn tuples_of_arguments_are_parameters() {
     assert_eq!(names, ["pair_0", "pair_1", "n"]);
     assert_eq!(compiled.parameters, [vec![0, 0], vec![0, 1], vec![1]]);
 }
+
+#[test]
+fn functions_and_named_tuples_are_constants() {
+    let text = "
+def twice(x):
+    return x * 2
+
+def kernel(out, f: tl.constexpr, shape: tl.constexpr, pair):
+    m, n = shape
+    tl.static_assert(shape.rows == 3 and shape[1] == 4 and f is not None)
+    tl.store(out, f(m) + n + pair[0] + pair[1][0])
+";
+    use crate::harness::{buffer, executed, zeros};
+    use kiln_block::Elem;
+    let fields = vec!["rows".to_string(), "columns".to_string()];
+    let shape = Literal::Record { fields, values: vec![Literal::Int(3), Literal::Int(4)] };
+    let arguments = vec![
+        pointer(Number::Int32),
+        Argument::Constant(Literal::Function(0)),
+        Argument::Constant(shape),
+        Argument::Tuple(vec![
+            scalar(Number::Int32),
+            Argument::Tuple(vec![Argument::Constant(Literal::Int(100)), Argument::Constant(Literal::None)]),
+        ]),
+    ];
+    let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::I32, 1), buffer(Elem::I32, [1000.0])]);
+    assert_eq!(out[0].to_f64(), [1110.0]);
+}
+
+#[test]
+fn defaults_are_bound_or_evaluated() {
+    let text = "
+def scaled(x, by=FACTOR, offset=tl.float32):
+    return x * by + offset(1)
+
+def kernel(out):
+    tl.store(out, scaled(2))
+    tl.store(out + 1, scaled(2, by=5))
+";
+    use crate::harness::zeros;
+    use kiln_block::Elem;
+    let mut unit = unit(text, &[]);
+    unit.functions[0].defaults.insert("by".into(), kiln_kernels::Binding::Constant(Literal::Int(3)));
+    unit.functions[0].bindings.insert("tl".into(), kiln_kernels::Binding::Module("triton.language".into()));
+    let signature = Signature { arguments: vec![pointer(Number::Float32)] };
+    let compiled = kiln_kernels::compile(&unit, &signature, &Default::default());
+    let program = compiled.unwrap_or_else(|error| panic!("{error}")).program;
+    let mut buffers = vec![zeros(Elem::F32, 2)];
+    kiln_interp::block::run_grid(&program, [1, 1, 1], &mut buffers).unwrap();
+    assert_eq!(buffers[0].to_f64(), [7.0, 11.0]);
+}

@@ -22,10 +22,13 @@ pub fn precision(name: Option<&str>, allow_tf32: Option<bool>) -> Eval<DotPrecis
         )),
         (None, None | Some(true)) | (Some("tf32"), None) => Ok(DotPrecision::Tf32),
         (None, Some(false)) | (Some("ieee"), None) => Ok(DotPrecision::Exact),
-        (Some("tf32x3"), None) => Ok(DotPrecision::Tf32x3),
-        (Some(other), None) => {
-            Err(unsupported(format!("input_precision '{other}' is not supported"), "'tf32', 'tf32x3' and 'ieee' are"))
-        }
+        // Sums of bf16 products have forms that are at least as exact.
+        (Some("tf32x3" | "bf16x3"), None) => Ok(DotPrecision::Tf32x3),
+        (Some("bf16x6"), None) => Ok(DotPrecision::Exact),
+        (Some(other), None) => Err(unsupported(
+            format!("input_precision '{other}' is not supported"),
+            "'tf32', 'tf32x3', 'bf16x3', 'bf16x6' and 'ieee' are",
+        )),
     }
 }
 

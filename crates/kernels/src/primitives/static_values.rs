@@ -1,8 +1,8 @@
 //! What exists while compiling only: constants, types, checks, printing; and the grid.
-use super::arguments::{known_int, known_text, sequence, tensor, type_of};
+use super::arguments::{known_int, known_text, sequence, sizes, tensor, type_of};
 use super::{Primitive, Walk, row};
 use crate::error::{ErrorKind, Eval, KernelError, type_error, unsupported, value_error};
-use crate::types::{Number, Scalar, TensorType};
+use crate::types::{Number, Scalar, TensorType, checked_shape};
 use crate::value::{Constant, Value};
 
 pub const TABLE: &[Primitive] = &[
@@ -13,6 +13,9 @@ pub const TABLE: &[Primitive] = &[
     row("static_assert", "cond, msg=''", static_assert),
     row("static_print", "*values", static_print),
     row("pointer_type", "element_ty, address_space=1, const=False", pointer_type),
+    row("block_type", "element_ty, shape", |_, a| {
+        Ok(Value::Type(type_of(&a[0])?.with_shape(checked_shape(&sizes(&a[1])?)?)))
+    }),
     row("dtype", "name", dtype),
     row("tuple", "values", |_, a| sequence(&a[0]).map(Value::tuple)),
     row("tensor", "value", |_, _| Err(no_constructor("tensor"))),
