@@ -315,6 +315,19 @@ const ROWS: &[Row] = &[
     ),
     row("next_power_of_2", "tl.store(out, tl.next_power_of_2(C + 2))", &[8.0]),
     row("positions in the grid", "tl.store(out, tl.num_programs(0) * 10 + tl.program_id(0))", &[10.0]),
+    row(
+        "libdevice of bits",
+        "tl.store(out, libdevice.popc(n * 3) * 100 + libdevice.clz(n) + libdevice.ffs(n * 8))\n    \
+         tl.store(out + 1, libdevice.clz((n - 5).to(tl.int64)))\n    tl.store(out + 2, libdevice.brev(n) >> 29)",
+        &[433.0, 64.0, -3.0],
+    ),
+    row(
+        "libdevice of signs",
+        "v = -tl.load(x)\n    tl.store(out, libdevice.signbit(v) * 10 + libdevice.copysign(3.0, v))\n    \
+         tl.store(out + 1, libdevice.llrint(2.5) + libdevice.saturatef(tl.load(x + 3)))\n    \
+         tl.store(out + 2, libdevice.round(-2.5))\n    tl.store(out + 3, libdevice.rcp_rn(tl.load(x + 4)))",
+        &[7.0, 3.0, -3.0, 0.25],
+    ),
     row("libdevice", "tl.store(out, libdevice.pow(tl.load(x + 3), tl.load(x + 2)))", &[9.0]),
     row("atomic_add gives the old value", "v = tl.atomic_add(out, 2)\n    tl.store(out + 1, v + 1)", &[2.0, 1.0]),
     row("atomics are masked", "tl.atomic_add(out + i, 1.0, mask=i < 2)", &[1.0, 1.0, 0.0]),
@@ -705,4 +718,33 @@ def kernel(array, out):
     let out = executed(kernel, arguments, [1, 1, 1], buffers);
     assert_eq!(out[4].to_f64(), [8.0, 9.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(out[0].to_f64()[..12], [9.0, 10.0, 11.0, 1.0, 4.0, 5.0, 1.0, 1.0, 1.0, 1.0, 10.0, 11.0]);
+}
+
+#[test]
+fn inverse_hyperbolic_functions() {
+    let text = "
+def kernel(out, x):
+    i = tl.arange(0, 8)
+    v = tl.load(x + i)
+    tl.store(out + i, libdevice.asinh(v))
+    tl.store(out + 8 + i, libdevice.acosh(tl.abs(v) + 1.0))
+    tl.store(out + 16 + i, libdevice.atanh(v / (tl.abs(v) + 1.0)))
+    tl.store(out + 24 + i, libdevice.sinpi(v))
+";
+    let x = [-1e10, -3.5, -0.25, -1e-6, 1e-4, 0.5, 2.0, 1e20].map(|x: f64| f64::from(x as f32));
+    let buffers = vec![zeros(Elem::F32, 32), buffer(Elem::F32, x)];
+    let out = executed(text, vec![pointer(Number::Float32); 2], [1, 1, 1], buffers)[0].to_f64();
+    for (at, x) in x.into_iter().enumerate() {
+        let ratio = f64::from(x as f32 / (x.abs() as f32 + 1.0));
+        let more = f64::from(x.abs() as f32 + 1.0);
+        let mut checks = vec![(out[at], x.asinh()), (out[8 + at], more.acosh())];
+        // Close to 1 the quotient itself is rounded to 1.
+        if ratio.abs() < 0.9 {
+            checks.push((out[16 + at], ratio.atanh()));
+            checks.push((out[24 + at], (std::f64::consts::PI * (x - 2.0 * (0.5 * x).round_ties_even())).sin()));
+        }
+        for (got, want) in checks {
+            assert!((got - want).abs() <= 1e-6 * want.abs().max(1e-6), "{x}: {got}, not {want}");
+        }
+    }
 }
