@@ -15,6 +15,9 @@ use crate::types::{Number, Scalar, TensorType};
 use crate::value::Tensor;
 use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
 
+/// Operations of the largest program.
+const MAX_INSTRUCTIONS: usize = 1 << 20;
+
 /// A program under construction: the innermost open region takes what is emitted.
 pub struct Emitter {
     pub program: BlockProgram,
@@ -44,6 +47,12 @@ impl Emitter {
     }
     /// Appends an instruction with one result.
     fn one(&mut self, op: Op, args: &[Value], ty: TensorType) -> Eval<Tensor> {
+        if self.program.insts.len() >= MAX_INSTRUCTIONS {
+            return Err(unsupported(
+                format!("the kernel has more than {MAX_INSTRUCTIONS} operations"),
+                "use `range` in place of `static_range`, or smaller bounds",
+            ));
+        }
         let results = self.inst(op, args, vec![block_type(&ty)?], vec![]);
         match results[..] {
             [value] => Ok(Tensor { ty, value }),

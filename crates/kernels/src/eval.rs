@@ -30,6 +30,8 @@ use std::sync::Arc;
 const MAX_DEPTH: usize = 1500;
 /// Nesting of calls.
 const MAX_CALLS: usize = 100;
+/// Statements and expressions that are walked, in all: some seconds.
+const MAX_STEPS: usize = 1 << 25;
 
 pub struct Evaluator<'u> {
     unit: &'u Unit,
@@ -41,6 +43,7 @@ pub struct Evaluator<'u> {
     /// Calls in flight, innermost last.
     frames: Vec<Frame>,
     depth: usize,
+    steps: usize,
     /// The call of the primitive that is in flight.
     call_span: Span,
     printed: Vec<String>,
@@ -76,6 +79,7 @@ pub fn evaluate(unit: &Unit, signature: &Signature, options: &Options) -> Eval<C
         emit: Emitter::new(&entry.name, options.warps),
         frames: vec![],
         depth: 0,
+        steps: 0,
         call_span: Span::default(),
         printed: vec![],
     };
@@ -124,6 +128,14 @@ impl<'u> Evaluator<'u> {
                 unsupported("the kernel is nested too deeply", "split it into helpers, or write shorter chains");
             return Err(self.located(error, span));
         }
+        if self.steps >= MAX_STEPS {
+            let error = unsupported(
+                "compiling the kernel takes too many steps",
+                "use `range` in place of `static_range`, or smaller bounds",
+            );
+            return Err(self.located(error, span));
+        }
+        self.steps += 1;
         self.depth += 1;
         let result = walk(self).map_err(|error| self.located(error, span));
         self.depth -= 1;
