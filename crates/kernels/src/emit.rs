@@ -26,7 +26,7 @@ pub struct Emitter {
 
 impl Emitter {
     pub fn new(name: &str, warps: usize) -> Emitter {
-        let (name, grid) = (name.to_string(), Grid::Launch);
+        let (name, grid) = (identifier(name.rsplit('.').next().unwrap_or(name)), Grid::Launch);
         let program = BlockProgram { name, grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() };
         Emitter { program, open: vec![Region::default()] }
     }
@@ -83,6 +83,13 @@ impl Emitter {
             _ => None,
         }
     }
+}
+
+/// A Python name in the letters that names of the IR have.
+fn identifier(name: &str) -> String {
+    let letters = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
+    let named: String = letters.collect();
+    if named.starts_with(|c: char| c.is_ascii_digit()) || named.is_empty() { format!("_{named}") } else { named }
 }
 
 /// The IR's element of a number.

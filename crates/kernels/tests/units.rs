@@ -125,3 +125,18 @@ def kernel(out):
     kiln_interp::block::run_grid(&program, [1, 1, 1], &mut buffers).unwrap();
     assert_eq!(buffers[0].to_f64(), [7.0, 11.0]);
 }
+
+#[test]
+fn names_of_the_program_are_plain() {
+    let kernel = "\ndef kernel(größe, pair, pair_0):\n    tl.store(pair[0], pair_0 + größe)\n";
+    let arguments = vec![scalar(Number::Int32), Argument::Tuple(vec![pointer(Number::Int32)]), scalar(Number::Int32)];
+    let mut unit = unit(kernel, &[]);
+    unit.functions[0].name = "test_it.<locals>.kernel".into();
+    let compiled = kiln_kernels::compile(&unit, &Signature { arguments }, &Default::default());
+    let program = compiled.unwrap_or_else(|error| panic!("{error}")).program;
+    kiln_block::verify::verify(&program).unwrap();
+    let text = kiln_block::text::print(&program);
+    assert_eq!(kiln_block::text::parse(&text).map(|parsed| kiln_block::text::print(&parsed)), Ok(text));
+    let names: Vec<&str> = program.params.iter().map(|param| &param.name[..]).collect();
+    assert_eq!((&program.name[..], &names[..]), ("kernel", &["gr__e", "pair_0", "pair_0_"][..]));
+}

@@ -32,7 +32,11 @@ impl Emitter {
     }
     fn parameter(&mut self, name: &str, ty: TensorType, align: usize, facts: Facts) -> Eval<Tensor> {
         let value = self.program.new_value(block_type(&ty)?);
-        self.program.params.push(Param { name: name.into(), value, align, readonly: false, array: None, facts });
+        let mut name = super::identifier(name);
+        while self.program.params.iter().any(|param| param.name == name) {
+            name.push('_');
+        }
+        self.program.params.push(Param { name, value, align, readonly: false, array: None, facts });
         Ok(Tensor { ty, value })
     }
 }
