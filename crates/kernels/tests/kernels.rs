@@ -216,3 +216,81 @@ fn rows_are_normalised() {
     }
     close(&out[1], &want, 1e-5);
 }
+
+const ATTENTION: &str = "
+def inner(
+    acc, l, m, q, k_ptr, v_ptr, rows, columns, features, stride, low, high, scale,
+    CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    for start in range(low, high, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        k = tl.load(k_ptr + (start + columns)[:, None] * stride + features[None, :])
+        scores = tl.dot(q, tl.trans(k))
+        if CAUSAL:
+            mask = rows[:, None] >= (start + columns[None, :])
+            scores = scores * scale + tl.where(mask, 0, -1.0e6)
+            m_new = tl.maximum(m, tl.max(scores, 1))
+            scores -= m_new[:, None]
+        else:
+            m_new = tl.maximum(m, tl.max(scores, 1) * scale)
+            scores = scores * scale - m_new[:, None]
+        p = tl.math.exp2(scores)
+        alpha = tl.math.exp2(m - m_new)
+        l = l * alpha + tl.sum(p, 1)
+        v = tl.load(v_ptr + (start + columns)[:, None] * stride + features[None, :])
+        acc = acc * alpha[:, None]
+        acc = tl.dot(p.to(tl.float16), v, acc)
+        m = m_new
+    return acc, l, m
+
+def attention(
+    q_ptr, k_ptr, v_ptr, out_ptr, stride, n, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+):
+    start = tl.program_id(0)
+    rows = start * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    features = tl.arange(0, D)
+    m = tl.zeros([BLOCK_M], dtype=tl.float32) - float('inf')
+    l = tl.zeros([BLOCK_M], dtype=tl.float32) + 1.0
+    acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    scale *= 1.44269504
+    q = tl.load(q_ptr + rows[:, None] * stride + features[None, :])
+    low = start * BLOCK_M
+    acc, l, m = inner(acc, l, m, q, k_ptr, v_ptr, rows, columns, features, stride, 0, low, scale, False, BLOCK_N)
+    high = low + BLOCK_M
+    acc, l, m = inner(acc, l, m, q, k_ptr, v_ptr, rows, columns, features, stride, low, high, scale, True, BLOCK_N)
+    acc = acc / l[:, None]
+    tl.store(out_ptr + rows[:, None] * stride + features[None, :], acc.to(out_ptr.type.element_ty))
+";
+
+#[test]
+fn attention_is_causal() {
+    let (n, d) = (64, 16);
+    let round = |values: Vec<f64>| -> Vec<f64> { values.iter().map(|x| half::f16::from_f64(*x).to_f64()).collect() };
+    let [q, k, v] = [11, 12, 13].map(|seed| round(numbers(n * d, seed)));
+    let f16 = pointer(Number::Float16);
+    let mut arguments = vec![f16.clone(), f16.clone(), f16, pointer(Number::Float32)];
+    arguments.extend([scalar(Number::Int32), scalar(Number::Int32), scalar(Number::Float32)]);
+    arguments.extend([int(32), int(16), int(16)]);
+    let buffers = vec![
+        buffer(Elem::F16, q.clone()),
+        buffer(Elem::F16, k.clone()),
+        buffer(Elem::F16, v.clone()),
+        zeros(Elem::F32, n * d),
+        buffer(Elem::I32, [d as f64]),
+        buffer(Elem::I32, [n as f64]),
+        buffer(Elem::F32, [0.25]),
+    ];
+    // The sum starts from 1 beside a maximum of minus infinity, as the first block rescales it to 0.
+    let out = executed(ATTENTION, arguments, [n / 32, 1, 1], buffers);
+    let mut want = vec![];
+    for row in 0..n {
+        let score = |at: usize| 0.25 * (0..d).map(|i| q[row * d + i] * k[at * d + i]).sum::<f64>();
+        let weights: Vec<f64> = (0..=row).map(|at| score(at).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        want.extend((0..d).map(|i| (0..=row).map(|at| weights[at] * v[at * d + i]).sum::<f64>() / sum));
+    }
+    // Probabilities are rounded to f16, by at most 2^-11 of them.
+    close(&out[3], &want, 1.0 / 1024.0);
+}
