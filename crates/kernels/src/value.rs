@@ -14,7 +14,7 @@ pub enum Value {
     Callee(Callee),
     /// A method that is not called yet.
     Method {
-        of: Box<Value>,
+        receiver: Box<Value>,
         name: String,
     },
     /// A module, by its path.

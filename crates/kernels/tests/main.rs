@@ -3,6 +3,7 @@ mod errors;
 mod harness;
 mod kernels;
 mod mutations;
+mod programs;
 mod promotion;
 mod statements;
 mod units;

@@ -58,8 +58,8 @@ impl Evaluator<'_> {
     }
 }
 
-fn method(of: &Value, name: &str) -> Value {
-    Value::Method { of: Box::new(of.clone()), name: name.into() }
+fn method(receiver: &Value, name: &str) -> Value {
+    Value::Method { receiver: Box::new(receiver.clone()), name: name.into() }
 }
 
 fn sizes(shape: &[usize]) -> Value {

@@ -43,14 +43,17 @@ impl Evaluator<'_> {
             }
             Value::Callee(Callee::Function(id)) => self.call_helper(*id, arguments, span),
             Value::Callee(Callee::Builtin(builtin)) => self.builtin(*builtin, arguments),
-            Value::Method { of, name } => {
-                if let Value::Type(ty) = &**of {
+            Value::Method { receiver, name } => {
+                if let Value::Type(ty) = &**receiver {
                     return type_method(ty, name);
                 }
                 let function = self.language(primitives::function_of_method(name)).ok_or_else(|| {
-                    type_error(format!("{} has no method `{name}`", of.describe()), "call a function of the language")
+                    type_error(
+                        format!("{} has no method `{name}`", receiver.describe()),
+                        "call a function of the language",
+                    )
                 })?;
-                arguments.positional.insert(0, (**of).clone());
+                arguments.positional.insert(0, (**receiver).clone());
                 self.call(&function, arguments, span)
             }
             // `tl.float32(x)` casts.

@@ -117,8 +117,8 @@ fn dot_of_matrices(
 }
 
 /// The type that is summed in, and the type of the result.
-fn result_numbers(of: Number, sum: Option<Number>, out: Option<Number>) -> Eval<(Number, Number)> {
-    let natural = match of {
+fn result_numbers(operand: Number, sum: Option<Number>, out: Option<Number>) -> Eval<(Number, Number)> {
+    let natural = match operand {
         Number::Int8 | Number::UInt8 => Number::Int32,
         Number::Float64 => Number::Float64,
         Number::Float16 | Number::BFloat16 | Number::Float32 => Number::Float32,
@@ -139,7 +139,7 @@ fn result_numbers(of: Number, sum: Option<Number>, out: Option<Number>) -> Eval<
             "they are equal; leave out_dtype out",
         ));
     }
-    let halves = natural == Number::Float32 && (of == Number::Float16 || of.is_f8());
+    let halves = natural == Number::Float32 && (operand == Number::Float16 || operand.is_f8());
     match asked {
         asked if asked == natural => Ok((natural, asked)),
         // Sums are taken in f32 and rounded once, which is at least as exact.
@@ -148,7 +148,7 @@ fn result_numbers(of: Number, sum: Option<Number>, out: Option<Number>) -> Eval<
             Err(value_error("dot does not give bfloat16", "leave out_dtype out and cast with `.to(tl.bfloat16)`"))
         }
         asked if sum.is_some() => Err(type_error(
-            format!("dot of {of} adds to {natural}; the block is {asked}"),
+            format!("dot of {operand} adds to {natural}; the block is {asked}"),
             format!("start from `zeros(..., dtype=tl.{natural})`"),
         )),
         _ => Ok((natural, natural)),

@@ -123,7 +123,7 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    pub fn of(pointer: &'a BlockPointer, checked: Vec<usize>) -> Window<'a> {
+    pub fn at(pointer: &'a BlockPointer, checked: Vec<usize>) -> Window<'a> {
         let BlockPointer { base, shape, strides, offsets, block } = pointer;
         Window { base, shape, strides, offsets, block, checked }
     }

@@ -149,7 +149,7 @@ fn checked_axes(boundary: &Value, rank: usize) -> Eval<Vec<usize>> {
 pub fn pointer_load(walk: &mut dyn Walk, pointer: &BlockPointer, boundary: &Value, padding: &str) -> Eval<Value> {
     let checked = checked_axes(boundary, pointer.block.len())?;
     let padding = if padding == "nan" { Padding::Nan } else { Padding::Zero };
-    Window::of(pointer, checked).load(walk.emit(), padding).map(Value::Tensor)
+    Window::at(pointer, checked).load(walk.emit(), padding).map(Value::Tensor)
 }
 
 pub fn pointer_store(walk: &mut dyn Walk, pointer: &BlockPointer, value: &Value, boundary: &Value) -> Eval<()> {
@@ -161,5 +161,5 @@ pub fn pointer_store(walk: &mut dyn Walk, pointer: &BlockPointer, value: &Value,
             "store a block of the pointer's shape",
         ));
     }
-    Window::of(pointer, checked).store(walk.emit(), &value)
+    Window::at(pointer, checked).store(walk.emit(), &value)
 }
