@@ -206,5 +206,7 @@ pub fn converted(op: &[&str], to: &str, from: &str, v: u64) -> Option<u64> {
     } else {
         x
     };
-    Some(low(x as u64, n))
+    // A number of fewer bits than its register fills that by its sign.
+    let kept = low(x as u64, n);
+    Some(if is_signed(to) && n < 32 { low(int(kept, to) as u64, 32) } else { kept })
 }
