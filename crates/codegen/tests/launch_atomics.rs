@@ -4,13 +4,13 @@ use kiln_block::*;
 use kiln_codegen::host;
 use kiln_machine::Arch;
 
-const OPS: [AtomicOp; 7] =
+pub const OPS: [AtomicOp; 7] =
     [AtomicOp::Add, AtomicOp::Max, AtomicOp::Min, AtomicOp::And, AtomicOp::Or, AtomicOp::Xor, AtomicOp::Exchange];
-const ORDERS: [MemoryOrder; 4] =
+pub const ORDERS: [MemoryOrder; 4] =
     [MemoryOrder::Relaxed, MemoryOrder::Acquire, MemoryOrder::Release, MemoryOrder::AcquireRelease];
 
 /// Each lane updates an element of its own, under a mask, and stores what it was; a scalar update by all instances.
-fn updates(elem: Elem, op: AtomicOp, order: MemoryOrder, lanes: usize) -> BlockProgram {
+pub fn updates(elem: Elem, op: AtomicOp, order: MemoryOrder, lanes: usize) -> BlockProgram {
     let how = Atomicity { order, scope: Scope::Device };
     let mut b = Builder::new("updates", Grid::Launch, 2);
     let [x, y, old, one] = ["x", "y", "old", "one"].map(|name| b.param(name, elem, false));
@@ -28,6 +28,19 @@ fn updates(elem: Elem, op: AtomicOp, order: MemoryOrder, lanes: usize) -> BlockP
     let slot = b.binary(BinaryOp::Add, n, pid);
     let p = b.ptr_add(old, slot);
     b.store(p, was, None);
+    b.finish()
+}
+
+/// Each lane replaces an element that is as expected.
+pub fn swaps(elem: Elem) -> BlockProgram {
+    let how = Atomicity { order: MemoryOrder::AcquireRelease, scope: Scope::System };
+    let mut b = Builder::new("swap", Grid::Launch, 1);
+    let [x, expected, new, old] = ["x", "expected", "new", "old"].map(|name| b.param(name, elem, false));
+    let i = b.iota(64);
+    let [px, pe, pn, po] = [x, expected, new, old].map(|p| b.ptr_add(p, i));
+    let (e, n) = (b.load(pe, None, None), b.load(pn, None, None));
+    let before = b.compare_swap(how, px, [e, n]);
+    b.store(po, before, None);
     b.finish()
 }
 
@@ -59,15 +72,7 @@ fn updates_give_what_was_there() {
 #[test]
 fn elements_as_expected_are_replaced() {
     for elem in [Elem::I32, Elem::U64, Elem::F32, Elem::F64] {
-        let how = Atomicity { order: MemoryOrder::AcquireRelease, scope: Scope::System };
-        let mut b = Builder::new("swap", Grid::Launch, 1);
-        let [x, expected, new, old] = ["x", "expected", "new", "old"].map(|name| b.param(name, elem, false));
-        let i = b.iota(64);
-        let [px, pe, pn, po] = [x, expected, new, old].map(|p| b.ptr_add(p, i));
-        let (e, n) = (b.load(pe, None, None), b.load(pn, None, None));
-        let before = b.compare_swap(how, px, [e, n]);
-        b.store(po, before, None);
-        let k = b.finish();
+        let k = swaps(elem);
         let mut half = data(elem, 64, 5);
         half[..32 * elem.bytes()].copy_from_slice(&data(elem, 32, 6));
         let given = Launch::new([1, 1, 1])

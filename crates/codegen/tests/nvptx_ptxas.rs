@@ -440,3 +440,29 @@ fn atomic_updates() {
     let few = check(&updates(Elem::F32, AtomicOp::Add, 8));
     assert!(few.text.lines().any(|l| l.contains("red.global") && l.trim().starts_with('@')), "{}", few.text);
 }
+
+/// Atomic accesses of each type in each order, and random programs of what hand-written kernels have.
+#[test]
+fn programs_of_the_launch() {
+    use crate::launch_atomics::{OPS, ORDERS, swaps, updates};
+    let types = [Elem::I32, Elem::U32, Elem::I64, Elem::U64, Elem::F32, Elem::F64, Elem::F16, Elem::Bf16];
+    let mut all = vec![];
+    for (i, elem) in types.into_iter().enumerate() {
+        let ops = OPS.into_iter().enumerate().filter(|(_, op)| op.takes(elem));
+        all.extend(ops.map(|(j, op)| updates(elem, op, ORDERS[(i + j) % 4], 64)));
+        all.extend((elem.bytes() >= 4).then(|| swaps(elem)));
+    }
+    for seed in 1..=10 {
+        let elem = types[seed as usize % 5];
+        all.push(crate::launch_random::program(seed, elem, [8, 16]));
+    }
+    for (n, k) in all.iter().enumerate() {
+        let arch = [Arch::Sm80, Arch::Sm90a][n % 2];
+        match nvptx::compile(k, arch.machine()) {
+            Ok(ptx) => _ = assemble(&ptx, arch),
+            // The first GPUs with such sums are of sm_90.
+            Err(CodegenError::Unsupported { what, .. }) if arch == Arch::Sm80 && what.contains("of bf16") => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
