@@ -149,7 +149,7 @@ pub struct Param {
     pub value: Value,
     /// Alignment of the address in bytes (pointers; a power of two).
     pub align: usize,
-    /// Never written through.
+    /// Never written through, and its memory is not written by anything else while the program runs.
     pub readonly: bool,
     /// The array of a descriptor; `None`: whoever launches the kernel supplies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

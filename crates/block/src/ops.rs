@@ -104,9 +104,9 @@ pub enum Op {
         op: ScanOp,
         axis: u8,
     },
-    /// Blocks of one shape: drops `axis`, and combines its elements by the region. Its parameters are an element of each
-    /// operand and then another of each; it ends in `yield` of an element of each. It is pure, and the order and the
-    /// grouping of elements is open.
+    /// Blocks of one shape: drops `axis`, and combines its elements by the region. Its parameters are an element of
+    /// each operand and then another of each; it ends in `yield` of an element of each. It is pure, and the order and
+    /// the grouping of elements is open.
     ReduceBy {
         axis: u8,
     },

@@ -322,3 +322,37 @@ fn moving_pointers_keep_their_vectors() {
     let count = |what: &str| ptx.text.lines().filter(|l| l.contains(what)).count();
     assert_eq!([count("ld.global.nc.v4"), count("ld.global.nc.b32")], [2, 0], "{}", ptx.text);
 }
+
+/// Threads wait where one may read what another writes, or write what another has yet to read, on every path there.
+#[test]
+fn barriers_between_accesses() {
+    let of = |facts: &str, body: &str| {
+        let text = format!(
+            "kernel @k(%x: ptr<f32>{facts}, %y: ptr<f32>{facts}, %n: i32, %b: bool) grid launch warps 4 {{
+  %i = iota : i32[512]
+  %px = splat %x : ptr<f32>[512]
+  %p = ptr_add %px, %i : ptr<f32>[512]
+  %py = splat %y : ptr<f32>[512]
+  %q = ptr_add %py, %i : ptr<f32>[512]
+  %one = const 1 : i32
+  %zero = const 0 : i32
+  %v = load %p : f32[512]
+{body}
+}}"
+        );
+        let k = text::parse(&text).unwrap();
+        let ptx = kiln_codegen::nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
+        ptx.text.lines().filter(|l| l.contains("bar.sync")).count()
+    };
+    let facts = " {noalias}";
+    // The elements that a thread has loaded itself; those of another pointer, unless it is stated that they differ.
+    assert_eq!(of("", "  store %p, %v"), 0);
+    assert_eq!(of("", "  store %q, %v"), 1);
+    assert_eq!(of(facts, "  store %q, %v"), 0);
+    assert_eq!(of("", "  store %p, %v\n  %w = load %q : f32[512]\n  store %q, %w"), 1);
+    // A path without the barrier of the other one.
+    let branch = "  if %b {\n    %u = load %q : f32[512]\n    store %q, %u\n    yield\n  } else {\n    yield\n  }";
+    assert_eq!(of("", &format!("  store %p, %v\n{branch}\n  %w = load %q : f32[512]\n  store %q, %w")), 2);
+    let walk = "  for %t in %zero..%n step %one {\n    %u = load %q : f32[512]\n    store %q, %u\n    yield\n  }";
+    assert_eq!(of("", &format!("  store %p, %v\n{walk}\n  %w = load %q : f32[512]\n  store %q, %w")), 2);
+}

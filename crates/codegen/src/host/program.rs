@@ -48,9 +48,8 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
             format!("  %scratch = call ptr @kiln_scratch(i64 {n})\n")
         }
     };
-    Ok(format!(
-        "define void @{name}(ptr %args, i64 %lo, i64 %hi) nounwind #0 {{\nentry:\n{entry}{scratch}{body}  ret void\n}}\n"
-    ))
+    let head = format!("define void @{name}(ptr %args, i64 %lo, i64 %hi) nounwind #0 {{\nentry:\n");
+    Ok(format!("{head}{entry}{scratch}{body}  ret void\n}}\n"))
 }
 
 fn pid(text: Name) -> Num {

@@ -50,6 +50,7 @@ impl<'c> Gen<'c, '_> {
         let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
         let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
         self.blocks.cluster_wait(&self.e)?;
+        let pending = self.pending();
         let before = self.block()?;
         let (body, after) = (self.new_block("loop"), self.new_block("done"));
         self.e.b.build_conditional_branch(enter, body, after)?;
@@ -58,18 +59,7 @@ impl<'c> Gen<'c, '_> {
         self.wrote |= self.writes(region);
         self.reads.enter(self.k, region);
         let index = self.e.b.build_phi(first.get_type(), "i")?;
-        let div = |i: &Index<'c>| i.div.min(if i.off == 0 { 1 << 40 } else { 1 << i.off.trailing_zeros() });
-        let least = lo.lo.saturating_add(lo.off);
-        let most = hi.hi.saturating_add(hi.off).saturating_sub(1).max(least);
-        let i = Index {
-            base: Some(int(index.as_basic_value())?),
-            div: div(&lo).min(div(&step)),
-            lo: least,
-            hi: most,
-            off: 0,
-            bits: lo.bits,
-            of: None,
-        };
+        let i = counted(int(index.as_basic_value())?, [lo, hi, step]);
         self.set(region.params[0], vec![Reg::Int(i)]);
         let mut phis = vec![];
         for (v, start) in region.params[1..].iter().zip(&starts) {
@@ -114,6 +104,7 @@ impl<'c> Gen<'c, '_> {
         }
         self.e.b.position_at_end(after);
         self.scratch.unknown();
+        self.join_pending(&pending);
         let mut results = vec![];
         for ((v, start), next) in data.results.iter().zip(&starts).zip(&next) {
             let phis = self.phis(*v, start.len())?;
@@ -166,11 +157,13 @@ impl<'c> Gen<'c, '_> {
         let blocks = [self.new_block("then"), self.new_block("else")];
         let after = self.new_block("join");
         self.e.b.build_conditional_branch(condition, blocks[0], blocks[1])?;
-        let mut ends = vec![];
+        let (mut ends, pending, mut left) = (vec![], self.pending(), vec![]);
         for (block, region) in blocks.into_iter().zip([then, otherwise]) {
             self.e.b.position_at_end(block);
             self.scratch.unknown();
+            self.resume(&pending);
             self.region(region)?;
+            left.push(self.pending());
             let values = self.yielded(region, Self::plain)?;
             ends.push((values, self.block()?));
             self.e.b.build_unconditional_branch(after)?;
@@ -178,6 +171,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(after);
         self.scratch.unknown();
         self.wrote |= data.regions.iter().any(|r| self.writes(r));
+        left.iter().for_each(|path| self.join_pending(path));
         for (n, v) in data.results.iter().enumerate() {
             let phis = self.phis(*v, ends[0].0[n].len())?;
             let incoming: Vec<_> = ends.iter().map(|(values, block)| (&values[n], *block)).collect();
@@ -251,6 +245,14 @@ impl<'c> Gen<'c, '_> {
         });
         found
     }
+}
+
+/// A loop's index, with what its bounds and its step say of it.
+fn counted<'c>(index: IntValue<'c>, [lo, hi, step]: [Index<'c>; 3]) -> Index<'c> {
+    let div = |i: &Index<'c>| i.div.min(if i.off == 0 { 1 << 40 } else { 1 << i.off.trailing_zeros() });
+    let least = lo.lo.saturating_add(lo.off);
+    let most = hi.hi.saturating_add(hi.off).saturating_sub(1).max(least);
+    Index { base: Some(index), div: div(&lo).min(div(&step)), lo: least, hi: most, off: 0, bits: lo.bits, of: None }
 }
 
 /// Adds to the n-th phi the n-th value of every incoming path.

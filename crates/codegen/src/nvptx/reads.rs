@@ -3,11 +3,13 @@
 //! An instance's accesses keep the order of the program, but its threads do not keep step: a thread may store before
 //! another has loaded what the store overwrites. Lowering gives each parameter memory of its own; a caller may pass one
 //! tensor twice.
+use super::r#gen::Gen;
 use kiln_block::layout::Flat;
 use kiln_block::{BlockProgram, Inst, InstData, Op, Region, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Loads since the last barrier.
+#[derive(Clone)]
 pub(super) struct Reads {
     /// `None`: no store overwrites what another thread has yet to load.
     roots: Option<HashMap<Value, Value>>,
@@ -46,9 +48,48 @@ impl Reads {
         };
         self.any || self.loaded.iter().any(|(v, f)| !(*v == pointer && f == flat || apart(*v)))
     }
+    /// After paths that join: what any of them leaves.
+    pub fn join(&mut self, other: &Reads) {
+        self.any |= other.any;
+        for load in &other.loaded {
+            if !self.loaded.contains(load) {
+                self.loaded.push(load.clone());
+            }
+        }
+    }
+    /// Whether parameters may be one tensor.
+    pub fn is_kept(&self) -> bool {
+        self.roots.is_some()
+    }
     pub fn clear(&mut self) {
         self.loaded.clear();
         self.any = false;
+    }
+}
+
+/// What threads have not waited for at a point of the program.
+#[derive(Clone)]
+pub(super) struct Pending {
+    wrote: bool,
+    reads: Reads,
+}
+
+impl Gen<'_, '_> {
+    pub fn pending(&self) -> Pending {
+        Pending { wrote: self.wrote, reads: self.reads.clone() }
+    }
+    /// At the start of the other side of a branch: what was pending before it.
+    pub fn resume(&mut self, before: &Pending) {
+        if before.reads.is_kept() {
+            (self.wrote, self.reads) = (before.wrote, before.reads.clone());
+        }
+    }
+    /// Where another path joins, which may have had fewer barriers.
+    pub fn join_pending(&mut self, other: &Pending) {
+        if other.reads.is_kept() {
+            self.wrote |= other.wrote;
+            self.reads.join(&other.reads);
+        }
     }
 }
 
