@@ -134,7 +134,8 @@ pub enum Op {
         precision: DotPrecision,
         terms: Terms,
     },
-    /// Lower bound, upper bound, step (scalars of one type, i32 or i64; step > 0), then initial values of the carried
+    /// Lower bound, upper bound, step (scalars of one type, i32 or i64; step > 0, otherwise the interpreter refuses the
+    /// loop, and code for programs with values of the launch skips it), then initial values of the carried
     /// values. One region: its parameters are the index and the carried values; it ends in `yield` of their next
     /// values. Results: the last ones; the initial ones if the lower bound is not below the upper one.
     For,

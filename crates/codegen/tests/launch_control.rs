@@ -92,6 +92,15 @@ fn loops_to_the_last_number() {
             agree(&text, &given, &format!("from {from} by {step}"));
             let k = text::parse(&text).unwrap();
             assert_eq!(decode_all(Elem::I32, &given.on_host(&k)[0])[0].i(), turns, "from {from} by {step}");
+            // A step that is not positive: refused, or skipped.
+            for step in [0, -3] {
+                let mut given = given.clone();
+                given.arguments[3].1 = bytes(step);
+                let why = given.interpreted(&k).unwrap_err().to_string();
+                assert!(why.contains("it must be positive"), "{why}");
+                let skipped = [given.on_host(&k), given.by_ptx(&k, Arch::Sm80).unwrap()];
+                assert!(skipped.iter().all(|b| decode_all(Elem::I32, &b[0])[0].i() == 0), "step {step}");
+            }
         }
     }
 }

@@ -25,7 +25,13 @@ impl Emit<'_> {
             return Err("a loop with unequal numbers of carried values".into());
         }
         self.flush()?;
-        let [lo, hi, step] = [self.number(inst.args[0])?, self.number(inst.args[1])?, self.number(inst.args[2])?];
+        let [lo, mut hi, step] = [self.number(inst.args[0])?, self.number(inst.args[1])?, self.number(inst.args[2])?];
+        if kernel.has_launch_values() && step.konst.is_none() {
+            // A step that is not positive would not end.
+            let ends = self.text.emit(0, format!("icmp sgt i64 {}, 0", step.text));
+            let end = self.text.emit(0, format!("select i1 {ends}, i64 {}, i64 {}", hi.text, lo.text));
+            hi = Num::opaque(end);
+        }
         let turn = self.slot("i64", "0");
         let counter = self.slot("i64", &lo.text);
         let mut carried = vec![];

@@ -6,7 +6,7 @@ use super::words::Words;
 use inkwell::IntPredicate;
 use inkwell::basic_block::BasicBlock;
 use inkwell::values::{IntValue, PhiValue};
-use kiln_block::{Elem, InstData, Op, Region, Value};
+use kiln_block::{CmpOp, Elem, InstData, Op, Region, Value};
 
 impl<'c> Gen<'c, '_> {
     /// A loop over a matmul's K, `step` elements at a time up to `end`, at least once: `body` adds the products of
@@ -48,7 +48,12 @@ impl<'c> Gen<'c, '_> {
         let (first, last) = (lo.value(&self.e, &mut self.memo)?, hi.value(&self.e, &mut self.memo)?);
         let stride = step.value(&self.e, &mut self.memo)?;
         let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.carried(*v)).collect::<Res<_>>()?;
-        let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
+        let mut enter = lo.compare(CmpOp::Lt, hi, &self.e, &mut self.memo)?;
+        if self.k.has_launch_values() && step.as_constant().is_none() {
+            // A step that is not positive would not end.
+            let zero = stride.get_type().const_zero();
+            enter = self.e.and(enter, self.e.icmp(IntPredicate::SGT, stride, zero)?)?;
+        }
         self.blocks.cluster_wait(&self.e)?;
         let pending = self.pending();
         let before = self.block()?;
