@@ -48,6 +48,26 @@ fn vectors_are_added() {
     assert_eq!(out[2].to_f64(), want);
 }
 
+const TO_F8: &str = "
+def to_f8(x_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i).to(out_ptr.dtype.element_ty).to(tl.float32))
+";
+
+/// Casts to 8-bit floats saturate, infinities too, as Triton's; a store to them is such a cast.
+#[test]
+fn casts_to_f8_saturate() {
+    let x = [1.0, -3.0, 448.0, 1e6, -1e6, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    for (number, elem, most) in [(Number::Float8E4M3, Elem::F8e4m3, 448.0), (Number::Float8E5M2, Elem::F8e5m2, 57344.0)]
+    {
+        let arguments = vec![pointer(Number::Float32), pointer(number), int(8)];
+        let out = executed(TO_F8, arguments, [1, 1, 1], vec![buffer(Elem::F32, x), zeros(elem, 8)]);
+        let got = out[1].to_f64();
+        assert_eq!(got[..7], [1.0, -3.0, 448.0, most, -most, most, -most], "{number}");
+        assert!(got[7].is_nan(), "{number}");
+    }
+}
+
 const SOFTMAX: &str = "
 def softmax(out_ptr, x_ptr, in_stride, out_stride, n_rows, n_cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     start = tl.program_id(0)

@@ -3,6 +3,7 @@ use crate::emit::Emitter;
 use crate::error::{Eval, type_error, value_error};
 use crate::types::{Number, Scalar, broadcast_shape};
 use crate::value::{Constant, Tensor, Value};
+use kiln_block::BinaryOp;
 
 /// A run-time value; a constant gets the type that it has where it stands alone.
 pub fn to_tensor(emit: &mut Emitter, value: &Value) -> Eval<Tensor> {
@@ -50,6 +51,10 @@ fn not_a_number(constant: &Constant) -> Box<crate::KernelError> {
 pub fn cast(emit: &mut Emitter, x: &Tensor, to: Scalar) -> Eval<Tensor> {
     match (x.ty.scalar, to) {
         (from, to) if from == to => Ok(x.clone()),
+        (Scalar::Number(from), Scalar::Number(number)) if from.is_float() && !from.is_f8() && number.is_f8() => {
+            let within = clamp_to_f8(emit, x, number)?;
+            emit.cast(&within, number)
+        }
         (Scalar::Number(_), Scalar::Number(number)) => emit.cast(x, number),
         (Scalar::Pointer(_), Scalar::Pointer(_)) => emit.bitcast(x, to),
         (Scalar::Number(number), Scalar::Pointer(_)) if number.is_int() => {
@@ -62,6 +67,20 @@ pub fn cast(emit: &mut Emitter, x: &Tensor, to: Scalar) -> Eval<Tensor> {
         }
         (from, to) => Err(type_error(format!("{from} is not converted to {to}"), "cast to int64 in between")),
     }
+}
+
+/// A float within the finite numbers of an 8-bit format; NaN stays NaN. Casts saturate, as Triton's do.
+fn clamp_to_f8(emit: &mut Emitter, x: &Tensor, to: Number) -> Eval<Tensor> {
+    let most = if to == Number::Float8E4M3 { 448.0 } else { 57344.0 };
+    let wide = if x.number()? == Number::Float64 { x.clone() } else { emit.cast(x, Number::Float32)? };
+    let number = wide.number()?;
+    let mut bound = |value: f64| {
+        let bound = emit.float(number, value)?;
+        broadcast_to(emit, &bound, &wide.ty.shape)
+    };
+    let (least, most) = (bound(-most)?, bound(most)?);
+    let above = emit.binary(BinaryOp::Max, &wide, &least)?;
+    emit.binary(BinaryOp::Min, &above, &most)
 }
 
 pub fn cast_number(emit: &mut Emitter, x: &Tensor, to: Number) -> Eval<Tensor> {
