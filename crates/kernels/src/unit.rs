@@ -137,7 +137,7 @@ pub enum Argument {
 
 /// An array that is read and written in blocks: a base address, sizes (int32) and strides (int64) of the launch. The
 /// last stride is 1 and is no parameter.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct DescriptorArgument {
     pub elem: Number,
     pub block: Vec<usize>,

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 pub use kiln_block::{BlockProgram, text::print};
 pub use kiln_kernels::{
-    Argument as Known, ArgumentFacts, Binding, Compiled, ErrorKind, Function, KernelError, Literal, Number, Options,
-    Signature, Unit, free_names,
+    Argument as Known, ArgumentFacts, Binding, Compiled, DescriptorArgument, ErrorKind, Function, KernelError, Literal,
+    Number, Options, Signature, Unit, free_names,
 };
 pub use kiln_runtime::Argument;
 

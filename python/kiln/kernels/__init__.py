@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.kernels.descriptor import TensorDescriptor
 from kiln.kernels.errors import KernelError, KernelUnsupported, OutOfResources
 from kiln.kernels.kernel import Kernel, constexpr_function, jit, port
 from kiln.kernels.mock import MockTensor
@@ -30,6 +31,7 @@ __all__ = [
     "KernelUnsupported",
     "MockTensor",
     "OutOfResources",
+    "TensorDescriptor",
     "autotune",
     "cdiv",
     "constexpr_function",

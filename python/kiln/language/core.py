@@ -23,15 +23,21 @@ class Primitive:
         return f"<kiln.language.{self.name}>"
 
 
+#: Element types by name.
+_DTYPES: dict[str, dtype] = {}
+
+
 class dtype:  # noqa: N801
     """An element type. Kernels cast by `x.to(kl.float16)`, and take one as a constant argument."""
 
-    def __init__(self, name: str, kind: str, bits: int) -> None:
+    def __init__(self, name: str, kind: str = "", bits: int = 0) -> None:
+        known = _DTYPES.get(name)
         self.name = name
         #: `float`, `int` or `uint`.
-        self.kind = kind
-        self.primitive_bitwidth = bits
-        self.itemsize = max(bits // 8, 1)
+        self.kind = kind or (known.kind if known is not None else "void")
+        self.primitive_bitwidth = bits or (known.primitive_bitwidth if known is not None else 0)
+        self.itemsize = max(self.primitive_bitwidth // 8, 1)
+        _DTYPES.setdefault(name, self)
 
     def is_floating(self) -> bool:
         return self.kind == "float"

@@ -1,7 +1,7 @@
 //! Values of a launch as the compiler and the code take them, and the key of the variant that fits them.
 use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
-use kiln::kernels::{Argument as Passed, ArgumentFacts, Known, Literal, Number, Options};
+use kiln::kernels::{Argument as Passed, ArgumentFacts, DescriptorArgument, Known, Literal, Number, Options};
 use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
 
 /// What a parameter says of its argument.
@@ -30,6 +30,12 @@ pub enum Bound<'py> {
         text: Text,
     },
     Tuple(Vec<Bound<'py>>),
+    Descriptor {
+        address: u64,
+        known: DescriptorArgument,
+        sizes: Vec<i32>,
+        strides: Vec<i64>,
+    },
 }
 
 /// A constant in a key.
@@ -84,6 +90,9 @@ impl<'py> Bound<'py> {
         if !value.is_none() && value.hasattr(pyo3::intern!(py, "data_ptr"))? {
             return Bound::pointer(exchange, value, wanted, device, name);
         }
+        if value.get_type().name()? == "TensorDescriptor" {
+            return Bound::descriptor(exchange, value, wanted, device, name);
+        }
         if value.hasattr(pyo3::intern!(py, "__index__"))? && !is_constexpr(value)? {
             return Bound::int(value, wanted, name);
         }
@@ -113,6 +122,34 @@ impl<'py> Bound<'py> {
         Ok(Bound::Pointer { elem, address: seen.address, aligned })
     }
 
+    /// An array with the shape of its blocks.
+    fn descriptor(
+        exchange: &Exchange,
+        value: &pyo3::Bound<'py, PyAny>,
+        wanted: Wanted,
+        device: &mut Option<DLDevice>,
+        name: &dyn Fn() -> String,
+    ) -> PyResult<Bound<'py>> {
+        let base = Bound::pointer(exchange, &value.getattr("base")?, wanted, device, name)?;
+        let Bound::Pointer { elem, address, aligned } = base else {
+            return Err(call_error(format!("{} has no tensor", name())));
+        };
+        let sizes: Vec<i32> = value.getattr("shape")?.extract()?;
+        let strides: Vec<i64> = value.getattr("strides")?.extract()?;
+        let block: Vec<usize> = value.getattr("block_shape")?.extract()?;
+        let padding: String = value.getattr("padding")?.extract()?;
+        let divided = |stride: &i64| ArgumentFacts { div: divisor(i128::from(*stride)), ..ArgumentFacts::default() };
+        let known = DescriptorArgument {
+            elem,
+            block,
+            pads_nan: padding == "nan",
+            facts: ArgumentFacts { div: aligned.then_some(DIVISOR), ..ArgumentFacts::default() },
+            shape: vec![],
+            strides: strides.split_last().map_or_else(Vec::new, |(_, outer)| outer.iter().map(divided).collect()),
+        };
+        Ok(Bound::Descriptor { address, known, sizes, strides })
+    }
+
     fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
         let too_large = || PyOverflowError::new_err(format!("{} does not fit 64 bits", name()));
         let n: i128 = value.extract().map_err(|_| too_large())?;
@@ -129,7 +166,7 @@ impl<'py> Bound<'py> {
         let mut facts = ArgumentFacts::default();
         if wanted.specialised {
             facts.equals = (n == 1).then_some(1);
-            facts.div = n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)).then_some(DIVISOR);
+            facts.div = divisor(n);
         }
         Ok(Bound::Scalar { elem, value: integer(elem, n), facts })
     }
@@ -155,7 +192,7 @@ impl<'py> Bound<'py> {
         match self {
             Bound::Constant { object, text: Text::Other(_) } => visit(object),
             Bound::Tuple(parts) => parts.iter().try_for_each(|p| p.constants(visit)),
-            Bound::Pointer { .. } | Bound::Scalar { .. } | Bound::Constant { .. } => Ok(()),
+            Bound::Pointer { .. } | Bound::Scalar { .. } | Bound::Constant { .. } | Bound::Descriptor { .. } => Ok(()),
         }
     }
 
@@ -175,6 +212,7 @@ impl<'py> Bound<'py> {
                 Text::Other(_) => literals.next().unwrap_or(Literal::None),
             }),
             Bound::Tuple(parts) => Known::Tuple(parts.iter().map(|p| p.known(literals)).collect()),
+            Bound::Descriptor { known, .. } => Known::Descriptor(known.clone()),
         }
     }
 
@@ -184,9 +222,17 @@ impl<'py> Bound<'py> {
             (Bound::Pointer { address, .. }, []) => Some(Passed::Address(*address)),
             (Bound::Scalar { value, .. }, []) => Some(*value),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.passed(rest),
+            (Bound::Descriptor { address, .. }, [0]) => Some(Passed::Address(*address)),
+            (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| Passed::from(*n)),
+            (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
             _ => None,
         }
     }
+}
+
+/// What is noted of an integer that is a multiple of it.
+fn divisor(n: i128) -> Option<u64> {
+    n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)).then_some(DIVISOR)
 }
 
 fn is_constexpr(value: &pyo3::Bound<'_, PyAny>) -> PyResult<bool> {
@@ -227,6 +273,7 @@ enum Part {
     Scalar(Number, ArgumentFacts),
     Constant(Text),
     Tuple(Vec<Part>),
+    Descriptor(DescriptorArgument),
 }
 
 impl Key {
@@ -243,6 +290,7 @@ impl Part {
             Bound::Scalar { elem, facts, .. } => Part::Scalar(*elem, *facts),
             Bound::Constant { text, .. } => Part::Constant(text.clone()),
             Bound::Tuple(parts) => Part::Tuple(parts.iter().map(Part::of).collect()),
+            Bound::Descriptor { known, .. } => Part::Descriptor(known.clone()),
         }
     }
 }
