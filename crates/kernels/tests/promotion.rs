@@ -153,6 +153,8 @@ const ROWS: &[(&str, &str)] = &[
     ("f32.to(tl.float16)", "float16"),
     ("tl.cast(f32, tl.int8)", "int8"),
     ("tl.float32(i32)", "float32"),
+    ("tl.full([4], 1.5, tl.float8e5).to(tl.float32)", "float32"),
+    ("tl.zeros([4], tl.float8e4nv)", "float8e4nv"),
     ("f32.to(tl.int32)", "int32"),
     ("i8.to(tl.uint8, bitcast=True)", "uint8"),
     // Literals that stand alone.

@@ -33,6 +33,12 @@ const ROWS: &[Row] = &[
         &[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0, 7.0],
     ),
     row("masked loads give other", "tl.store(out + i, tl.load(x + i, mask=i > 1, other=9))", &[9.0, 9.0, 2.0]),
+    row(
+        "constants wrap in the pointer's type",
+        "p = x.to(tl.pointer_type(tl.uint8), bitcast=True)\n    tl.store(out, tl.load(p + 3, mask=n > 9, other=-1))\n    \
+         tl.store(p, 257)\n    tl.store(out + 1, tl.load(p))",
+        &[255.0, 1.0],
+    ),
     row("masked stores leave the rest", "tl.store(out + i, i + 1, mask=i < 2)", &[1.0, 2.0, 0.0]),
     row("a scalar is loaded and stored", "tl.store(out + 1, tl.load(x + n))", &[0.0, 5.0]),
     row(

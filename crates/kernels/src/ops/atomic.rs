@@ -1,8 +1,8 @@
 //! Atomic updates of memory. The IR has those of integers and the addition of floats; the largest and the least float
 //! are updates of its bits.
 use super::arithmetic::{compare, logical};
-use super::convert::{bitcast, broadcast_to, cast, scalar_constant, to_tensor};
-use super::memory::{access_shape, mask, pointee};
+use super::convert::{bitcast, broadcast_to, cast, to_tensor};
+use super::memory::{access_shape, element_constant, mask, pointee};
 use crate::emit::{Emitter, Update};
 use crate::error::{Eval, type_error};
 use crate::syntax::tree::CompareOp;
@@ -30,13 +30,11 @@ pub fn update(emit: &mut Emitter, update: Update, pointer: &Tensor, value: &Valu
 }
 
 fn stored(emit: &mut Emitter, value: &Value, elem: Number) -> Eval<Tensor> {
-    match value {
-        Value::Constant(constant) => scalar_constant(emit, constant, elem),
-        _ => {
-            let value = to_tensor(emit, value)?;
-            cast(emit, &value, Scalar::Number(elem))
-        }
-    }
+    let value = match value {
+        Value::Constant(constant) => element_constant(emit, constant, elem)?,
+        _ => to_tensor(emit, value)?,
+    };
+    cast(emit, &value, Scalar::Number(elem))
 }
 
 /// Floats of positive sign are ordered as their bits are as signed integers, and those of negative sign the other way

@@ -25,7 +25,10 @@ pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Ev
     let mask = mask(emit, operands.mask)?;
     let other = match operands.other {
         other if other.is_none() => None,
-        Value::Constant(constant) => Some(super::convert::scalar_constant(emit, constant, elem)?),
+        Value::Constant(constant) => {
+            let other = element_constant(emit, constant, elem)?;
+            Some(cast(emit, &other, Scalar::Number(elem))?)
+        }
         other => {
             let other = to_tensor(emit, other)?;
             Some(cast(emit, &other, Scalar::Number(elem))?)
@@ -42,7 +45,7 @@ pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Ev
 pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, operands: &LoadOperands) -> Eval<()> {
     let elem = pointee("store", pointer)?;
     let value = match value {
-        Value::Constant(constant) if super::arithmetic::is_number(constant) => stored_constant(emit, constant, elem)?,
+        Value::Constant(constant) if super::arithmetic::is_number(constant) => element_constant(emit, constant, elem)?,
         _ => to_tensor(emit, value)?,
     };
     let mask = mask(emit, operands.mask)?;
@@ -56,7 +59,7 @@ pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, operands: &Loa
 }
 
 /// In the element's type where that holds it; else it is cast as a run-time value is.
-fn stored_constant(emit: &mut Emitter, constant: &Constant, elem: Number) -> Eval<Tensor> {
+pub fn element_constant(emit: &mut Emitter, constant: &Constant, elem: Number) -> Eval<Tensor> {
     let fits = match (elem.range(), constant.as_int()) {
         (Some((least, most)), Some(value)) => (least..=most).contains(&value),
         (None, _) => true,
