@@ -126,6 +126,26 @@ def test_constants_of_the_module_are_read(device):
     assert out.tolist() == [3 * i for i in range(8)]
 
 
+@kiln.kernel
+def written_twice(x, out, BLOCK: kl.constexpr):
+    i = kl.arange(0, BLOCK)
+    kl.store(out + i, kl.load(x + i) + 1)
+    kl.store(out + i, kl.load(x + i) * 10)
+
+
+def test_arguments_may_be_the_same_tensor(device):
+    x, out = torch.arange(64.0, device=device), torch.empty(64, device=device)
+    want = x * 10
+    written_twice[(1,)](x, out, BLOCK=64)
+    assert (out == want).all()
+    written_twice[(1,)](x, x, BLOCK=64)
+    assert (x == want + 10).all()
+    # A view that begins later is the same memory too.
+    y = torch.arange(65.0, device=device)
+    written_twice[(1,)](y[1:], y[1:], BLOCK=64)
+    assert (y[1:] == (torch.arange(1.0, 65.0, device=device) + 1) * 10).all()
+
+
 def test_an_empty_grid_runs_nothing(device):
     out = torch.zeros(4, device=device)
     add[(0,)](out, out, out, 4, BLOCK=4)

@@ -52,8 +52,9 @@ pub fn unit(text: &str, constants: &[(&str, Literal)]) -> Unit {
     Unit { functions, entry }
 }
 
+/// A tensor that no other argument shares memory with.
 pub fn pointer(elem: Number) -> Argument {
-    Argument::Pointer { elem, facts: ArgumentFacts { div: Some(16), ..ArgumentFacts::default() } }
+    Argument::Pointer { elem, facts: ArgumentFacts { div: Some(16), noalias: true, ..ArgumentFacts::default() } }
 }
 pub fn scalar(elem: Number) -> Argument {
     Argument::Scalar { elem, facts: ArgumentFacts::default() }

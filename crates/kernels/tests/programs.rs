@@ -1,7 +1,7 @@
 //! What programs are made of, and kernels that need arguments of their own.
 use crate::harness::{buffer, compiled, executed, int, pointer, scalar, zeros};
 use kiln_block::Elem;
-use kiln_kernels::{Argument, Number};
+use kiln_kernels::{Argument, ArgumentFacts, Number};
 
 /// A kernel of `out` and `x`, floats, `n`, an int32, and `C`, the constexpr 3. `i` is `arange(0, 8)`.
 fn kernel(body: &str) -> String {
@@ -12,12 +12,17 @@ fn arguments() -> Vec<Argument> {
     vec![pointer(Number::Float32), pointer(Number::Float32), scalar(Number::Int32), int(3)]
 }
 
+/// What a program stores through may change, and what shares memory with another argument.
 #[test]
-fn stored_pointers_are_not_readonly() {
+fn stored_and_shared_pointers_are_not_readonly() {
     let body = "p = x\n    for k in range(n):\n        p += 1\n    tl.store(out, tl.load(p))";
-    let program = compiled(&kernel(body), arguments()).unwrap_or_else(|error| panic!("{error}")).program;
-    let readonly: Vec<bool> = program.params.iter().map(|param| param.readonly).collect();
-    assert_eq!(readonly, [false, true, false]);
+    let shared = Argument::Pointer { elem: Number::Float32, facts: ArgumentFacts::default() };
+    for (x, read) in [(pointer(Number::Float32), true), (shared, false)] {
+        let given = vec![pointer(Number::Float32), x, scalar(Number::Int32), int(3)];
+        let program = compiled(&kernel(body), given).unwrap_or_else(|error| panic!("{error}")).program;
+        let readonly: Vec<bool> = program.params.iter().map(|param| param.readonly).collect();
+        assert_eq!(readonly, [false, read, false]);
+    }
 }
 
 #[test]

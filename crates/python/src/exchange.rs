@@ -101,6 +101,8 @@ pub struct Borrowed {
 /// A tensor as a kernel takes it.
 pub struct Pointed {
     pub address: u64,
+    /// From the address to the end of the last element; `None`: unknown.
+    pub bytes: Option<u64>,
     pub device: DLDevice,
     /// torch's name, such as `float32`.
     pub dtype: String,
@@ -238,6 +240,8 @@ impl Exchange {
                 if let Ok(dtype) = torch_name(t.dtype) {
                     return Ok(Pointed {
                         address: t.data as u64 + t.byte_offset,
+                        // SAFETY: as above; the table gives `ndim` sizes and strides.
+                        bytes: Some(unsafe { extent(&t) }),
                         device: t.device,
                         dtype: dtype.into(),
                     });
@@ -252,7 +256,8 @@ impl Exchange {
             Ok(device) => self.device(&device)?,
             Err(_) => DLDevice { kind: CPU, id: 0 },
         };
-        Ok(Pointed { address, device, dtype: dtype.trim_start_matches("torch.").to_string() })
+        let bytes = o.getattr(intern!(py, "nbytes")).and_then(|n| n.extract()).ok();
+        Ok(Pointed { address, bytes, device, dtype: dtype.trim_start_matches("torch.").to_string() })
     }
 
     fn device(&self, device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
@@ -462,6 +467,23 @@ pub fn tensors<'py>(result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny
         true => result.try_iter()?.collect(),
         false => Ok(vec![result.clone()]),
     }
+}
+
+/// Bytes from a tensor's first element to the end of its last.
+///
+/// # Safety
+/// Sizes and strides are null, or `ndim` numbers.
+unsafe fn extent(t: &DLTensor) -> u64 {
+    // SAFETY: this function's contract.
+    let (shape, strides) = unsafe { (list(t.shape, t.ndim), list(t.strides, t.ndim)) };
+    if shape.contains(&0) {
+        return 0;
+    }
+    let last: i64 = match strides.is_empty() {
+        true => shape.iter().product::<i64>() - 1,
+        false => shape.iter().zip(strides).map(|(n, s)| (n - 1) * s).sum(),
+    };
+    (last as u64 + 1) * u64::from(t.dtype.bits.div_ceil(8))
 }
 
 /// Stores the message of an error of the table; `to` is a `String`.

@@ -11,6 +11,8 @@ class MockTensor:
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
 
+    nbytes = 0
+
     def data_ptr(self) -> int:
         return 0
 

@@ -41,7 +41,7 @@ impl Emitter {
     }
 }
 
-/// Marks pointers that no store or update reaches. Pointers flow through pointer arithmetic, selections, loops and
+/// Marks pointers that no store or update reaches, and whose memory no other argument has. Pointers flow through pointer arithmetic, selections, loops and
 /// branches; values that flow into each other form a class, and a class that is written through is not read-only.
 pub fn mark_readonly(program: &mut BlockProgram) {
     let mut classes = Classes((0..program.values.len() as u32).collect());
@@ -60,7 +60,8 @@ pub fn mark_readonly(program: &mut BlockProgram) {
     for param in 0..program.params.len() {
         let value = program.params[param].value;
         let is_pointer = matches!(program.ty(value), Type::Ptr { .. });
-        program.params[param].readonly = is_pointer && !anywhere && !written.contains(&classes.root(value.0));
+        let alone = program.params[param].facts.noalias;
+        program.params[param].readonly = is_pointer && alone && !anywhere && !written.contains(&classes.root(value.0));
     }
 }
 

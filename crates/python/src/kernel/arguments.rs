@@ -14,11 +14,7 @@ pub struct Wanted {
 
 /// An argument.
 pub enum Bound<'py> {
-    Pointer {
-        elem: Number,
-        address: u64,
-        aligned: bool,
-    },
+    Pointer(Pointer),
     Scalar {
         elem: Number,
         value: Passed,
@@ -31,11 +27,37 @@ pub enum Bound<'py> {
     },
     Tuple(Vec<Bound<'py>>),
     Descriptor {
-        address: u64,
+        base: Pointer,
         known: DescriptorArgument,
         sizes: Vec<i32>,
         strides: Vec<i64>,
     },
+}
+
+/// A tensor's memory.
+#[derive(Clone, Copy)]
+pub struct Pointer {
+    pub elem: Number,
+    pub address: u64,
+    /// Of its elements; `None`: unknown.
+    pub bytes: Option<u64>,
+    pub aligned: bool,
+    /// No other argument has some of its memory.
+    pub unshared: bool,
+}
+
+impl Pointer {
+    fn facts(&self) -> ArgumentFacts {
+        ArgumentFacts { div: self.aligned.then_some(DIVISOR), noalias: self.unshared, ..ArgumentFacts::default() }
+    }
+    /// Whether two tensors may have memory in common.
+    pub fn overlaps(&self, other: &Pointer) -> bool {
+        let ends = |p: &Pointer| p.bytes.map(|n| p.address.saturating_add(n));
+        match (ends(self), ends(other)) {
+            (Some(end), Some(other_end)) => self.address < other_end && other.address < end,
+            _ => true,
+        }
+    }
 }
 
 /// A constant in a key.
@@ -119,7 +141,8 @@ impl<'py> Bound<'py> {
             })?,
         };
         let aligned = wanted.specialised && seen.address.is_multiple_of(DIVISOR);
-        Ok(Bound::Pointer { elem, address: seen.address, aligned })
+        let (address, bytes) = (seen.address, seen.bytes);
+        Ok(Bound::Pointer(Pointer { elem, address, bytes, aligned, unshared: false }))
     }
 
     /// An array with the shape of its blocks.
@@ -131,7 +154,7 @@ impl<'py> Bound<'py> {
         name: &dyn Fn() -> String,
     ) -> PyResult<Bound<'py>> {
         let base = Bound::pointer(exchange, &value.getattr("base")?, wanted, device, name)?;
-        let Bound::Pointer { elem, address, aligned } = base else {
+        let Bound::Pointer(base) = base else {
             return Err(call_error(format!("{} has no tensor", name())));
         };
         let sizes: Vec<i32> = value.getattr("shape")?.extract()?;
@@ -140,14 +163,14 @@ impl<'py> Bound<'py> {
         let padding: String = value.getattr("padding")?.extract()?;
         let divided = |stride: &i64| ArgumentFacts { div: divisor(i128::from(*stride)), ..ArgumentFacts::default() };
         let known = DescriptorArgument {
-            elem,
+            elem: base.elem,
             block,
             pads_nan: padding == "nan",
-            facts: ArgumentFacts { div: aligned.then_some(DIVISOR), ..ArgumentFacts::default() },
+            facts: base.facts(),
             shape: vec![],
             strides: strides.split_last().map_or_else(Vec::new, |(_, outer)| outer.iter().map(divided).collect()),
         };
-        Ok(Bound::Descriptor { address, known, sizes, strides })
+        Ok(Bound::Descriptor { base, known, sizes, strides })
     }
 
     fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
@@ -187,22 +210,28 @@ impl<'py> Bound<'py> {
         Ok(Bound::Constant { object: value.clone(), text })
     }
 
+    /// Visits the tensors.
+    pub fn pointers<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Pointer)) {
+        match self {
+            Bound::Pointer(pointer) => visit(pointer),
+            Bound::Descriptor { base, .. } => visit(base),
+            Bound::Tuple(parts) => parts.iter_mut().for_each(|part| part.pointers(visit)),
+            Bound::Scalar { .. } | Bound::Constant { .. } => {}
+        }
+    }
     /// Visits the constants that only Python can describe, in order.
     pub fn constants(&self, visit: &mut dyn FnMut(&pyo3::Bound<'py, PyAny>) -> PyResult<()>) -> PyResult<()> {
         match self {
             Bound::Constant { object, text: Text::Other(_) } => visit(object),
             Bound::Tuple(parts) => parts.iter().try_for_each(|p| p.constants(visit)),
-            Bound::Pointer { .. } | Bound::Scalar { .. } | Bound::Constant { .. } | Bound::Descriptor { .. } => Ok(()),
+            Bound::Pointer(_) | Bound::Scalar { .. } | Bound::Constant { .. } | Bound::Descriptor { .. } => Ok(()),
         }
     }
 
     /// What the compiler is told, with what Python says of constants, in order.
     pub fn known(&self, literals: &mut dyn Iterator<Item = Literal>) -> Known {
         match self {
-            Bound::Pointer { elem, aligned, .. } => {
-                let facts = ArgumentFacts { div: aligned.then_some(DIVISOR), ..ArgumentFacts::default() };
-                Known::Pointer { elem: *elem, facts }
-            }
+            Bound::Pointer(pointer) => Known::Pointer { elem: pointer.elem, facts: pointer.facts() },
             Bound::Scalar { elem, facts, .. } => Known::Scalar { elem: *elem, facts: *facts },
             Bound::Constant { text, .. } => Known::Constant(match text {
                 Text::None => Literal::None,
@@ -212,17 +241,19 @@ impl<'py> Bound<'py> {
                 Text::Other(_) => literals.next().unwrap_or(Literal::None),
             }),
             Bound::Tuple(parts) => Known::Tuple(parts.iter().map(|p| p.known(literals)).collect()),
-            Bound::Descriptor { known, .. } => Known::Descriptor(known.clone()),
+            Bound::Descriptor { base, known, .. } => {
+                Known::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
+            }
         }
     }
 
     /// The argument at a place in tuples, as code takes it.
     pub fn passed(&self, path: &[usize]) -> Option<Passed> {
         match (self, path) {
-            (Bound::Pointer { address, .. }, []) => Some(Passed::Address(*address)),
+            (Bound::Pointer(pointer), []) => Some(Passed::Address(pointer.address)),
             (Bound::Scalar { value, .. }, []) => Some(*value),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.passed(rest),
-            (Bound::Descriptor { address, .. }, [0]) => Some(Passed::Address(*address)),
+            (Bound::Descriptor { base, .. }, [0]) => Some(Passed::Address(base.address)),
             (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| Passed::from(*n)),
             (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
             _ => None,
@@ -269,7 +300,7 @@ pub struct Key {
 
 #[derive(PartialEq, Eq, Hash, Debug)]
 enum Part {
-    Pointer(Number, bool),
+    Pointer(Number, ArgumentFacts),
     Scalar(Number, ArgumentFacts),
     Constant(Text),
     Tuple(Vec<Part>),
@@ -286,11 +317,13 @@ impl Key {
 impl Part {
     fn of(argument: &Bound) -> Part {
         match argument {
-            Bound::Pointer { elem, aligned, .. } => Part::Pointer(*elem, *aligned),
+            Bound::Pointer(pointer) => Part::Pointer(pointer.elem, pointer.facts()),
             Bound::Scalar { elem, facts, .. } => Part::Scalar(*elem, *facts),
             Bound::Constant { text, .. } => Part::Constant(text.clone()),
             Bound::Tuple(parts) => Part::Tuple(parts.iter().map(Part::of).collect()),
-            Bound::Descriptor { known, .. } => Part::Descriptor(known.clone()),
+            Bound::Descriptor { base, known, .. } => {
+                Part::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
+            }
         }
     }
 }

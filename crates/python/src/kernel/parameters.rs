@@ -124,6 +124,7 @@ impl Parameters {
             let name = || format!("argument `{}` of {}()", p.name.bind(value.py()), self.kernel);
             all.push(Argument::of(exchange, value, wanted, device, &name)?);
         }
+        note_shared(&mut all);
         Ok(all)
     }
 
@@ -134,6 +135,16 @@ impl Parameters {
             dict.set_item(p.name.bind(py), value)?;
         }
         Ok(dict)
+    }
+}
+
+/// Notes which tensors have memory that no other argument has.
+fn note_shared(arguments: &mut [Argument<'_>]) {
+    let mut pointers = Vec::with_capacity(arguments.len());
+    arguments.iter_mut().for_each(|a| a.pointers(&mut |p| pointers.push(p)));
+    for i in 0..pointers.len() {
+        let unshared = (0..pointers.len()).all(|j| i == j || !pointers[i].overlaps(pointers[j]));
+        pointers[i].unshared = unshared;
     }
 }
 
