@@ -234,7 +234,7 @@ def in_parts(args: argparse.Namespace, counts: Counts) -> None:
         command = [sys.executable, __file__, *sys.argv[1:], "--reasons", "0"]
         running = [
             subprocess.Popen(
-                [*command, "--part", f"{n}/{args.jobs}", "--json", str(part)], stdout=subprocess.DEVNULL
+                [*command, "--part", f"{n}/{args.jobs * args.sample}", "--json", str(part)], stdout=subprocess.DEVNULL
             )
             for n, part in enumerate(parts)
         ]
@@ -255,6 +255,7 @@ def main() -> int:
     parser.add_argument("-k", default="")
     parser.add_argument("--reasons", type=int, action="append", default=[])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=1, help="with --jobs: every n-th case")
     parser.add_argument("--part", default="")
     args = parser.parse_args()
     first, _, of = (args.part or "0/1").partition("/")
