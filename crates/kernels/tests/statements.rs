@@ -405,6 +405,7 @@ fn statements_compute_these() {
 
 /// Bodies that are errors, the kind, a part of the message.
 const REFUSED: &[(&str, ErrorKind, &str)] = &[
+    ("tl.store(out, abs('x'))", ErrorKind::Type, "'x' has no run-time value"),
     ("v = 0\n    for k in range(n):\n        v += 1.5", ErrorKind::Type, "`v` is int32 ahead of the loop, and float32"),
     ("for k in range(n):\n        v = k\n    tl.store(out, v)", ErrorKind::Name, "`v` is first assigned in a loop"),
     ("for k in range(n):\n        pass\n    tl.store(out, k)", ErrorKind::Name, "`k` is the index of a loop"),

@@ -41,8 +41,9 @@ impl Emitter {
     }
 }
 
-/// Marks pointers that no store or update reaches, and whose memory no other argument has. Pointers flow through pointer arithmetic, selections, loops and
-/// branches; values that flow into each other form a class, and a class that is written through is not read-only.
+/// Marks pointers that no store or update reaches, and whose memory no other argument has. Pointers flow through
+/// pointer arithmetic, selections, loops and branches; values that flow into each other form a class, and a class that
+/// is written through is not read-only.
 pub fn mark_readonly(program: &mut BlockProgram) {
     let mut classes = Classes((0..program.values.len() as u32).collect());
     let mut written = vec![];

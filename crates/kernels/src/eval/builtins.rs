@@ -18,7 +18,8 @@ impl Evaluator<'_> {
             (Builtin::Min, _) => self.extreme_of(Extreme::Min, &values),
             (Builtin::Max, _) => self.extreme_of(Extreme::Max, &values),
             (Builtin::Abs, [Value::Constant(Constant::Float(x))]) => Ok(Value::Constant(Constant::Float(x.abs()))),
-            (Builtin::Abs, [Value::Constant(x)]) => Ok(Value::int(x.as_int().unwrap_or(0).abs())),
+            (Builtin::Abs, [Value::Constant(Constant::Bool(x))]) => Ok(Value::int(i128::from(*x))),
+            (Builtin::Abs, [Value::Constant(Constant::Int(x))]) => Ok(Value::int(x.saturating_abs())),
             (Builtin::Abs, [value]) => crate::ops::math::abs(&mut self.emit, value).map(Value::Tensor),
             (Builtin::Int, [Value::Constant(Constant::Float(x))]) if x.is_finite() => Ok(Value::int(*x as i128)),
             (Builtin::Int, [Value::Constant(Constant::Str(text))]) => {
