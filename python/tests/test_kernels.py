@@ -158,6 +158,9 @@ def test_arguments_are_checked():
         add[(1,)](x, x)
     with pytest.raises(KeyError, match="no parameter or option `nonsense`"):
         add[(1,)](x, x, x, 4, BLOCK=4, nonsense=1)
+    for warps in (0, 3, 64, "4"):
+        with pytest.raises(ValueError, match="num_warps is a power of two from 1 to 32"):
+            add[(1,)](x, x, x, 4, BLOCK=4, num_warps=warps)
     with pytest.raises(TypeError, match="one to three sizes"):
         add[(1, 1, 1, 1)](x, x, x, 4, BLOCK=4)
     with pytest.raises(RuntimeError, match="launch it over a grid"):

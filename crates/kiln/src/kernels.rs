@@ -142,7 +142,7 @@ pub fn program(unit: &Unit, signature: &Signature, options: &Options) -> Result<
 fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
     Error::caused(
         format!("{e}; this is a defect of Kiln: please report it with the kernel"),
-        "run it with interpret=True until it is fixed",
+        "write this part of the kernel differently until it is fixed",
         e,
     )
 }

@@ -3,7 +3,10 @@ use super::arguments::{Bound as Argument, Wanted};
 use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
 use kiln::kernels::{Number, Options};
-use pyo3::{prelude::*, types::*};
+use pyo3::{exceptions::PyValueError, prelude::*, types::*};
+
+/// Most warps of a block on any GPU.
+const MAX_WARPS: usize = 32;
 
 /// One parameter.
 struct Parameter {
@@ -84,7 +87,7 @@ impl Parameters {
                 continue;
             }
             match key.as_str() {
-                "num_warps" => options.warps = value.extract()?,
+                "num_warps" => options.warps = warps(&value)?,
                 "debug" => options.debug = value.is_truthy()?,
                 // The compiler decides these.
                 "num_stages"
@@ -136,6 +139,13 @@ impl Parameters {
         }
         Ok(dict)
     }
+}
+
+/// Warps of an instance.
+fn warps(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let wrong = || PyValueError::new_err(format!("num_warps is a power of two from 1 to {MAX_WARPS}, not {value}"));
+    let warps: usize = value.extract().map_err(|_| wrong())?;
+    if warps.is_power_of_two() && warps <= MAX_WARPS { Ok(warps) } else { Err(wrong()) }
 }
 
 /// Notes which tensors have memory that no other argument has.
