@@ -83,6 +83,11 @@ pub enum Op {
     Check {
         site: u32,
     },
+    /// Blocks of any shapes: each element is written to standard output after the text, with its instance and its
+    /// position; without operands the text is. In no order between elements and instances.
+    Print(String),
+    /// Condition (bool), then mask: where the mask holds and the condition does not, the launch fails, with the text.
+    Assert(String),
     /// Pointers to i64, values of 4 or 8 bytes, then mask: stores a value with the mark that it is there. One store
     /// writes both, so that no fence comes between them. Each 4 bytes of a value take a word: their bits, and bit 32 as
     /// the mark; an 8-byte value has its low half at the pointer, and its high half in the word after it.

@@ -122,6 +122,23 @@ fn atomics_regions_and_moves() {
 }
 
 #[test]
+fn reports() {
+    let source = "kernel @k(%x: ptr<f32> align 16) grid launch warps 1 {
+  v1 = const true : bool[8]
+  v2 = const 1.0 : f32[4,2]
+  print \"a \\\"text\\\"\\n\" v1, v2, %x
+  print \"alone\"
+  assert \"all hold\" v1
+  assert \"all hold\" v1, v1
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    assert_eq!(print(&k), source);
+    assert_eq!(parse(&print(&k)).unwrap(), k);
+}
+
+#[test]
 fn bytes_asked_for() {
     let source = "kernel @k(%x: ptr<f32> readonly align 16) grid [1, 1, 1] warps 1 {\n  prefetch %x bytes 64\n}\n";
     let k = parse(source).unwrap();

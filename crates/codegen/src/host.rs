@@ -23,12 +23,15 @@ mod pointers;
 mod prefetch;
 mod program;
 mod reduce;
+mod report;
 mod scan;
 mod sums;
 mod text;
 mod value;
 
 use crate::CodegenError;
+pub use report::take_failure;
+
 use kiln_block::{BlockProgram, Value};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -174,6 +177,7 @@ impl HostModule {
         let found: Vec<(String, usize)> = object.externs.iter().filter_map(named).collect();
         let mut symbols: Vec<(&str, usize)> = found.iter().map(|(s, a)| (s.as_str(), *a)).collect();
         symbols.push(("kiln_scratch", scratch as *const () as usize));
+        symbols.extend(report::functions());
         let code = jit::load(&object.bytes, &names, &symbols)
             .map_err(|what| CodegenError::Llvm { kernel: names[0].clone(), what })?;
         // SAFETY: the addresses are those of functions that were generated with this signature.

@@ -50,6 +50,7 @@ mod places;
 mod pointwise;
 mod reads;
 mod reduce;
+mod report;
 mod roles;
 mod rows;
 mod scan;

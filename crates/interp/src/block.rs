@@ -10,15 +10,18 @@
 //! Low-level ops are simulated per instance: an asynchronous copy becomes visible at its wait, shared memory starts as
 //! NaN, and warp roles run in turn, each until it blocks on a barrier. The blocks of a cluster are simulated one at a
 //! time: since all blocks send the same, what a block would receive from the others is what it sends itself.
+mod checks;
 mod machine;
 mod memory;
 mod scalar;
 mod shape;
 mod value;
 
+pub use checks::{Checks, Finding, FindingKind, UNWRITTEN};
 pub use memory::Buffer;
 
-use kiln_block::{BlockError, BlockProgram};
+use kiln_block::{BlockError, BlockProgram, Inst};
+use machine::{Position, Watch};
 
 /// Why a program could not be run to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -59,11 +62,58 @@ pub fn run_grid(kernel: &BlockProgram, grid: [usize; 3], buffers: &mut [Buffer])
     }
     kiln_block::verify::grid(grid.into()).map_err(wrong)?;
     memory::check(kernel, buffers).map_err(wrong)?;
+    for_each_instance(grid, |position| machine::run_instance(kernel, position, buffers, Watch::default()))
+}
+
+/// Who watches a run.
+pub trait Observer {
+    /// The values of a `print`, in an instance.
+    ///
+    /// # Errors
+    /// To end the run.
+    fn print(&mut self, inst: Inst, instance: [usize; 3], text: &str, values: &[Buffer]) -> Result<(), String>;
+}
+
+/// Memory and numbers of a run whose pointers may share buffers.
+pub struct Launch<'b> {
+    pub grid: [usize; 3],
+    /// One for each parameter; a pointer's buffer counts where `starts` says so.
+    pub buffers: &'b mut [Buffer],
+    /// Of each parameter the buffer that it points to, and the byte in it.
+    pub starts: &'b [(usize, usize)],
+}
+
+/// [`run_grid`] that goes on after accesses that are wrong, which it records.
+///
+/// # Errors
+/// As [`run_grid`]; what the observer says.
+pub fn run_checked(
+    kernel: &BlockProgram,
+    launch: Launch,
+    checks: &mut Checks,
+    observer: &mut dyn Observer,
+) -> Result<(), InterpError> {
+    let Launch { grid, buffers, starts } = launch;
+    kiln_block::verify::verify(kernel)?;
+    let wrong = |what: String| InterpError::Buffers { kernel: kernel.name.clone(), what };
+    kiln_block::verify::grid(grid.into()).map_err(wrong)?;
+    memory::check(kernel, buffers).map_err(wrong)?;
+    for_each_instance(grid, |position| {
+        let watch = Watch { checks: Some(&mut *checks), observer: Some(&mut *observer), starts: Some(starts) };
+        machine::run_instance(kernel, position, buffers, watch)
+    })
+}
+
+/// Axis 0 is fastest.
+fn for_each_instance(
+    grid: [usize; 3],
+    mut run: impl FnMut(Position) -> Result<(), InterpError>,
+) -> Result<(), InterpError> {
     let [nx, ny, nz] = grid;
     for z in 0..nz {
         for y in 0..ny {
             for x in 0..nx {
-                machine::run_instance(kernel, machine::Position { grid, at: [x, y, z] }, buffers)?;
+                run(Position { grid, at: [x, y, z] })?;
             }
         }
     }

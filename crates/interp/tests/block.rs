@@ -160,3 +160,105 @@ fn refusals() {
     let mut wrong = [Buffer::zeros(Elem::F16, &[8]), Buffer::zeros(Elem::F32, &[8])];
     assert!(run(&seed("softmax"), &mut wrong).unwrap_err().to_string().contains("holds f16"));
 }
+
+/// Prints, and what checks find.
+mod checked {
+    use super::*;
+    use kiln_block::Inst;
+    use kiln_interp::block::{Checks, FindingKind, Launch, Observer, UNWRITTEN, run_checked};
+
+    #[derive(Default)]
+    struct Log(Vec<(usize, String, Vec<f64>)>);
+    impl Observer for Log {
+        fn print(&mut self, _: Inst, at: [usize; 3], text: &str, values: &[Buffer]) -> Result<(), String> {
+            self.0.push((at[0], text.into(), values.iter().flat_map(Buffer::to_f64).collect()));
+            Ok(())
+        }
+    }
+
+    /// Runs instances of a body on `%x`, 8 floats, and gives the kinds of findings with the op of each.
+    fn findings(instances: usize, x: &[f64], body: &str, log: &mut Log) -> Vec<(FindingKind, String, i64)> {
+        findings_in(instances, Buffer::from_f64(Elem::F32, &[x.len()], x.iter().copied()), body, log)
+    }
+    fn findings_in(instances: usize, x: Buffer, body: &str, log: &mut Log) -> Vec<(FindingKind, String, i64)> {
+        let source = format!("kernel @k(%x: ptr<f32>, %n: i32) grid launch warps 1 {{\n{body}\n}}");
+        let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
+        let mut buffers = [x, Buffer::scalar(Elem::I32, 65536.0)];
+        let mut checks = Checks::new(&k, 2, true);
+        let launch = Launch { grid: [instances, 1, 1], buffers: &mut buffers, starts: &[(0, 0), (1, 0)] };
+        run_checked(&k, launch, &mut checks, log).unwrap();
+        let op = |inst| k.inst(inst).op.clone();
+        checks.findings().iter().map(|f| (f.kind, format!("{:?}", op(f.inst)), f.element)).collect()
+    }
+    const PLACE: &str = "%p = program_id 0 : i32\n%a = ptr_add %x, %p : ptr<f32>\n";
+
+    #[test]
+    fn accesses_outside_go_on() {
+        let body = format!("{PLACE}%v = load %a : f32\nprint \"v\" %v\n%t = const true : bool\nstore %a, %v, %t");
+        let mut log = Log::default();
+        let found = findings(4, &[1.0, 2.0, 3.0], &body, &mut log);
+        assert_eq!(found[0].0, FindingKind::OutOfBounds { masked: false });
+        assert_eq!(found[1].0, FindingKind::OutOfBounds { masked: true });
+        assert_eq!((found.len(), found[0].2), (2, 3));
+        assert_eq!(log.0.last(), Some(&(3, "v".to_string(), vec![0.0])));
+    }
+
+    #[test]
+    fn races_are_between_instances_that_are_not_ordered() {
+        let add = "%v = load %x : f32\n%one = const 1.0 : f32\n%s = add %v, %one : f32\nstore %x, %s";
+        let found = findings(3, &[0.0], add, &mut Log::default());
+        assert!(found.iter().all(|f| matches!(f.0, FindingKind::Race { .. })) && found.len() == 2, "{found:?}");
+        assert!(findings(1, &[0.0], add, &mut Log::default()).is_empty());
+        // The same value from every instance is no race.
+        let same = "%one = const 1.0 : f32\nstore %x, %one";
+        assert!(findings(3, &[1.0], same, &mut Log::default()).is_empty());
+        let atomic = "%one = const 1.0 : f32\natomic_add %x, %one";
+        assert!(findings(3, &[0.0], atomic, &mut Log::default()).is_empty());
+        // A plain read of what others update.
+        let mixed = format!("{atomic}\n%v = load %x : f32");
+        assert!(!findings(3, &[0.0], &mixed, &mut Log::default()).is_empty());
+    }
+
+    #[test]
+    fn releases_order_what_acquires_them() {
+        let locked = |order: &str| {
+            format!(
+                "%q = ptr_add %x, %n : ptr<f32>\n%l = bitcast %x : ptr<i32>\n%four = const 4 : i32\n\
+                 %d = ptr_add %x, %four : ptr<f32>\n%one = const 1 : i32\n%zero = const 0 : i32\n\
+                 %got = atomic_exchange {order} %l, %one : i32\n%v = load %d : f32\n%f = const 1.0 : f32\n\
+                 %s = add %v, %f : f32\nstore %d, %s\n%was = atomic_exchange {order} %l, %zero : i32"
+            )
+        };
+        let x = [0.0; 8];
+        assert_eq!(findings(3, &x, &locked("acquire_release"), &mut Log::default()), []);
+        assert!(!findings(3, &x, &locked(""), &mut Log::default()).is_empty());
+    }
+
+    #[test]
+    fn integers_that_wrap_on_the_way_to_an_address() {
+        let body = "%m = mul %n, %n : i32\n%b = splat %m : i32[4]\n%i = iota : i32[4]\n%o = add %b, %i : i32[4]\n\
+                    %xs = splat %x : ptr<f32>[4]\n%a = ptr_add %xs, %o : ptr<f32>[4]\n%v = load %a : f32[4]";
+        let found = findings(1, &[1.0; 4], body, &mut Log::default());
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].0, FindingKind::Overflow { meant: 1 << 32 });
+        // The mask leaves out what wraps.
+        let masked = body.replace("load %a", "const false : bool[4]\n%w = load %a, %v");
+        assert_eq!(findings(1, &[1.0; 4], &masked, &mut Log::default()), []);
+    }
+
+    #[test]
+    fn memory_that_nothing_has_written() {
+        let body = format!("{PLACE}%v = load %a : f32\nstore %a, %v\n%w = load %a : f32");
+        let bytes: Vec<u8> = [0, 0, UNWRITTEN, UNWRITTEN].iter().flat_map(|w: &u16| w.to_le_bytes()).collect();
+        let found = findings_in(2, Buffer::new(Elem::F32, &[2], bytes), &body, &mut Log::default());
+        assert_eq!(found.iter().map(|f| (f.0, f.2)).collect::<Vec<_>>(), [(FindingKind::Unwritten, 1)]);
+    }
+
+    #[test]
+    fn assertions_end_the_run() {
+        let e = lines("%f = const false : bool[8]\nassert \"f holds\" %f").unwrap_err().to_string();
+        assert!(e.contains("f holds") && e.contains("element 0"), "{e}");
+        let body = "%f = const false : bool[8]\nassert \"masked\" %f, %f\nprint \"nobody listens\" %f";
+        assert!(lines(body).is_ok());
+    }
+}

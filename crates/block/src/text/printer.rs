@@ -276,6 +276,8 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Dot { precision: DotPrecision::Tf32, .. } => "dot tf32".into(),
         Op::Dot { precision: DotPrecision::Tf32x3, .. } => "dot tf32x3".into(),
         Op::AsyncWait { pending } => format!("async_wait {pending}"),
+        Op::Print(text) => format!("print {text:?}"),
+        Op::Assert(text) => format!("assert {text:?}"),
         Op::Check { site } => return ("check".into(), format!(" site {site}")),
         Op::Prefetch { bytes } => return ("prefetch".into(), format!(" bytes {bytes}")),
         Op::BarrierExpect { bytes } => return ("barrier_expect".into(), format!(" bytes {bytes}")),

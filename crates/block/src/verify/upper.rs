@@ -24,6 +24,7 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         Op::Bitcast | Op::CastToZero(_) | Op::Fma => pointwise(&op),
         Op::Load(..) | Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } => memory::pointers(&op),
         Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => memory::records(&op),
+        Op::Print(_) | Op::Assert(_) => memory::reports(&op),
         Op::TileLoad | Op::TileStore => tiles(&op),
         Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&op),
         Op::ReduceBy { .. } | Op::ScanBy { .. } => combine::region(&op),

@@ -65,6 +65,8 @@ pub(super) fn forces(op: &Op) -> bool {
             | Op::Atomic { .. }
             | Op::CompareSwap { .. }
             | Op::Check { .. }
+            | Op::Print(_)
+            | Op::Assert(_)
             | Op::Reduce { .. }
             | Op::Scan { .. }
             | Op::ReduceBy { .. }

@@ -152,6 +152,7 @@ impl Emit<'_> {
             }
             (Op::Atomic { .. } | Op::CompareSwap { .. }, _) => self.atomic(inst),
             (Op::ReduceBy { .. } | Op::ScanBy { .. }, _) => self.combine(inst),
+            (Op::Print(_) | Op::Assert(_), _) => self.report(inst),
             (Op::For, _) => self.for_loop(i),
             (Op::While, _) => self.while_loop(i),
             (Op::If, _) => self.if_else(i),

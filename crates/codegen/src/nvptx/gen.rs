@@ -273,6 +273,8 @@ impl<'c> Gen<'c, '_> {
             Op::If => return self.branch(data),
             Op::Yield => return Ok(()),
             Op::Check { site } => return self.check(data, *site),
+            Op::Print(text) => return self.print(data, text),
+            Op::Assert(text) => return self.assert(data, text),
             Op::Prefetch { bytes } => return self.prefetch(data, *bytes as usize),
             Op::Sync => return self.sync(),
             Op::ClusterSync => return self.cluster_sync(),
@@ -328,7 +330,7 @@ impl<'c> Gen<'c, '_> {
         self.set(data.results[0], regs);
         Ok(())
     }
-    fn program_id(&mut self, axis: u8) -> Res<Reg<'c>> {
+    pub fn program_id(&mut self, axis: u8) -> Res<Reg<'c>> {
         let n = self.k.grid.along(axis).map_or(Grid::MOST, |n| n as i64);
         if n <= 1 {
             return Ok(Reg::Int(Index::constant(0, 32)));

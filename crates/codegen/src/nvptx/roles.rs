@@ -36,6 +36,8 @@ pub(super) fn is_single(k: &BlockProgram, r: &Region) -> bool {
                 | Op::Atomic { .. }
                 | Op::CompareSwap { .. }
                 | Op::Check { .. }
+                | Op::Print(_)
+                | Op::Assert(_)
                 | Op::Sync
                 | Op::Wgmma { .. }
                 | Op::WgmmaWait { .. } => false,

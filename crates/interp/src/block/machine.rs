@@ -2,8 +2,9 @@
 //! resume later.
 mod access;
 mod combine;
+mod exact;
 
-use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
+use super::{Buffer, Checks, InterpError, Observer, memory::*, scalar, shape, value::*};
 use kiln_block::{BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, Value, text};
 use std::{collections::VecDeque, rc::Rc};
 
@@ -46,6 +47,10 @@ struct Machine<'a, 'b> {
     k: &'a BlockProgram,
     instance: Position,
     buffers: &'b mut [Buffer],
+    checks: Option<&'b mut Checks>,
+    observer: Option<&'b mut dyn Observer>,
+    /// The instruction that is executed.
+    at: Inst,
     tiles: Vec<Tile>,
     barriers: Vec<Vec<Barrier>>,
 }
@@ -60,16 +65,36 @@ enum Next {
 
 type Said<T> = Result<T, String>;
 
+/// Who checks and watches a run, if anyone does, and where pointers point.
+#[derive(Default)]
+pub struct Watch<'b> {
+    pub checks: Option<&'b mut Checks>,
+    pub observer: Option<&'b mut dyn Observer>,
+    /// Of each parameter the buffer and the byte in it; its own buffer's first byte where there is none.
+    pub starts: Option<&'b [(usize, usize)]>,
+}
+
 /// Runs one instance of a verified kernel on checked buffers.
-pub fn run_instance(k: &BlockProgram, instance: Position, buffers: &mut [Buffer]) -> Result<(), InterpError> {
-    let mut m = Machine { k, instance, buffers, tiles: vec![], barriers: vec![] };
+pub fn run_instance<'b>(
+    k: &BlockProgram,
+    instance: Position,
+    buffers: &'b mut [Buffer],
+    watch: Watch<'b>,
+) -> Result<(), InterpError> {
+    let Watch { checks, observer, starts } = watch;
+    let mut m = Machine { k, instance, buffers, checks, observer, at: Inst(0), tiles: vec![], barriers: vec![] };
+    if let Some(checks) = &mut m.checks {
+        checks.enter(instance);
+    }
     let mut flow = Flow { values: vec![None; k.values.len()], ..Flow::default() };
     for (n, p) in k.params.iter().enumerate() {
         let ty = k.ty(p.value);
         let (elem, shape) = block_type(ty);
         flow.values[p.value.0 as usize] = Some(match ty {
             Type::Ptr { .. } => {
-                Val::Block(Rc::new(Block { elem, shape, data: Data::Ptr(vec![Address { param: n, at: 0 }]) }))
+                let (param, at) = starts.and_then(|starts| starts.get(n).copied()).unwrap_or((n, 0));
+                let address = Address { param, at: at as i64 };
+                Val::Block(Rc::new(Block { elem, shape, data: Data::Ptr(vec![address]) }))
             }
             Type::Desc { .. } => Val::Desc(n),
             _ => Val::Block(Rc::new(collected(elem, &shape, std::iter::once(m.buffers[n].read(0))))),
@@ -127,6 +152,7 @@ impl<'a> Machine<'a, '_> {
                 continue;
             };
             let data = k.inst(i);
+            self.at = i;
             match &data.op {
                 Op::Yield => self.end_region(flow, data).map_err(|e| self.wrong(i, e))?,
                 Op::For => {
@@ -333,17 +359,19 @@ impl<'a> Machine<'a, '_> {
         match &data.op {
             Op::Store(_) => self.store(flow, args)?,
             Op::Publish => self.publish(flow, args)?,
-            Op::Atomic { op, .. } => {
-                let before = self.atomic(flow, args, *op)?;
+            Op::Atomic { op, how } => {
+                let before = self.atomic(flow, args, *op, *how)?;
                 if let Some(v) = data.results.first() {
                     flow.set(*v, Val::Block(Rc::new(before)));
                 }
             }
-            Op::CompareSwap { .. } => {
-                let before = self.compare_swap(flow, args)?;
+            Op::CompareSwap { how } => {
+                let before = self.compare_swap(flow, args, *how)?;
                 flow.set(data.results[0], Val::Block(Rc::new(before)));
             }
             Op::Check { site } => self.check(flow, args, *site)?,
+            Op::Print(text) => self.print(flow, args, text)?,
+            Op::Assert(text) => self.assert(flow, args, text)?,
             Op::TileStore => {
                 let value = flow.block(args[1])?;
                 self.tile_store(flow, args[0], &value, &args[2..])?;
@@ -437,6 +465,21 @@ impl<'a> Machine<'a, '_> {
         Ok(Next::On)
     }
 
+    fn print(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
+        let values = args.iter().map(|v| Ok(shown(&*flow.block(*v)?))).collect::<Said<Vec<_>>>()?;
+        let (inst, instance) = (self.at, self.instance.at);
+        self.observer.as_mut().map_or(Ok(()), |o| o.print(inst, instance, text, &values))
+    }
+    fn assert(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
+        let holds = flow.block(args[0])?;
+        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
+        let fails = |i: &usize| holds.ints()[*i] == 0 && mask.as_ref().is_none_or(|m| m.ints()[*i] != 0);
+        match (0..holds.count()).find(fails) {
+            Some(i) => Err(format!("the assertion does not hold for element {i}: {text}")),
+            None => Ok(()),
+        }
+    }
+
     /// Index of a shared tile and of one of its stages, bounds-checked.
     fn stage(&self, flow: &Flow, tile: Value, stage: Value) -> Said<(usize, usize)> {
         let Some(Val::Shared(t)) = flow.values[tile.0 as usize] else {
@@ -452,4 +495,12 @@ impl<'a> Machine<'a, '_> {
         let (n, s) = (self.barriers[b].len(), flow.int(stage)?);
         usize::try_from(s).ok().and_then(|s| self.barriers[b].get_mut(s)).ok_or(format!("barrier {s} of {n}"))
     }
+}
+
+/// A block as its reader sees it: pointers as numbers.
+fn shown(block: &Block) -> Buffer {
+    let elem = if matches!(block.data, Data::Ptr(_)) { Elem::I64 } else { block.elem };
+    let mut buffer = Buffer::zeros(elem, &block.shape);
+    (0..block.count()).for_each(|i| buffer.write(i, element(block, i)));
+    buffer
 }

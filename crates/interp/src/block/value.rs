@@ -3,7 +3,7 @@ use kiln_block::{Elem, Type};
 use std::rc::Rc;
 
 /// A pointer: byte `at` of the buffer of parameter `param`.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Address {
     pub param: usize,
     pub at: i64,

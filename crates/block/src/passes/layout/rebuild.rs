@@ -93,6 +93,11 @@ impl Rebuild<'_> {
                 self.keep(i, args, vec![]);
             }
             Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
+            Op::Assert(_) => {
+                let flat = self.home(data.args[0]);
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                self.keep(i, args, vec![]);
+            }
             Op::Part { axis, .. } => {
                 let (from, to) = (old.ty(data.args[0]).shape(), old.ty(data.results[0]).shape());
                 let (arg, flat) = self.as_it_lies(data.args[0]);

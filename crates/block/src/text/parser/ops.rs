@@ -90,6 +90,8 @@ impl Parser {
     fn attributes_ahead(&mut self, start: &Token, name: &str) -> Result<Op> {
         Ok(match name {
             "const" => Op::Const(self.constant()?),
+            "print" => Op::Print(self.quoted()?),
+            "assert" => Op::Assert(self.quoted()?),
             "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
             "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
             "split" => Op::Split(self.integer("a half (0 or 1)")?),
@@ -135,6 +137,13 @@ impl Parser {
             Op::Load(mode, _) => Op::Load(mode, policy()),
             Op::Store(_) => Op::Store(policy()),
             other => other,
+        }
+    }
+    fn quoted(&mut self) -> Result<String> {
+        let token = self.next();
+        match token.kind {
+            Kind::Str => Ok(token.text),
+            _ => fail_at(&token, format!("`{}` is no text in quotes", token.text)),
         }
     }
     pub(super) fn axis(&mut self) -> Result<u8> {

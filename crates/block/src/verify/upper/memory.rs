@@ -100,3 +100,18 @@ pub fn records(s: &Checked) -> Rule {
         _ => Ok(()),
     }
 }
+
+/// What is told to the user while a program runs.
+pub fn reports(s: &Checked) -> Rule {
+    if let Op::Print(_) = s.data.op {
+        s.arity(0, usize::MAX, 0)?;
+        return (0..s.data.args.len()).try_for_each(|n| held("the operand", s.ty(n)));
+    }
+    s.arity(1, 2, 0)?;
+    let shape = s.ty(0).shape();
+    same("the condition", s.ty(0), &Type::block(Elem::Bool, shape))?;
+    if s.data.args.len() > 1 {
+        same("the mask", s.ty(1), &Type::block(Elem::Bool, shape))?;
+    }
+    Ok(())
+}

@@ -1,15 +1,47 @@
 //! Accesses to the buffers of a run: through pointers, and in tiles through descriptors. None is out of bounds.
 use super::{Flow, Machine, Said, shape};
-use crate::block::{memory::*, value::*};
-use kiln_block::{AtomicOp, Elem, Swizzle, Type, Value, ops::fault};
+use crate::block::{
+    checks::{Spot, differ},
+    memory::*,
+    value::*,
+};
+use kiln_block::{AtomicOp, Atomicity, Elem, Swizzle, Type, Value, ops::fault};
+use std::{collections::HashMap, rc::Rc};
 
 /// Marks a word that is published.
 const MARK: u64 = 1 << 32;
 
 /// A byte of a parameter's buffer.
+#[derive(Clone, Copy)]
 struct Place {
     param: usize,
     at: usize,
+}
+impl Place {
+    fn spot(self, elem: Elem) -> Spot {
+        Spot { buffer: self.param, byte: self.at, elem }
+    }
+}
+
+/// A block of accesses.
+struct Lanes {
+    pointers: Rc<Block>,
+    mask: Option<Rc<Block>>,
+    /// The addresses that were meant, if integers may have wrapped.
+    meant: Option<Rc<Vec<i64>>>,
+    elem: Elem,
+}
+impl Lanes {
+    fn count(&self) -> usize {
+        self.pointers.count()
+    }
+    fn has(&self, i: usize) -> bool {
+        self.mask.as_ref().is_none_or(|m| m.ints()[i] != 0)
+    }
+}
+
+fn zero(elem: Elem) -> Scalar {
+    if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) }
 }
 
 impl Machine<'_, '_> {
@@ -29,6 +61,52 @@ impl Machine<'_, '_> {
         }
         Ok(Place { param: a.param, at })
     }
+    /// The place of an element of a block of accesses; `None` where a checked run leaves it out.
+    fn place_of(&mut self, lanes: &Lanes, i: usize, writes: bool) -> Said<Option<Place>> {
+        let (address, elem, inst) = (lanes.pointers.pointers()[i], lanes.elem, self.at);
+        let placed = self.place(address, elem);
+        let Some(checks) = &mut self.checks else { return placed.map(Some) };
+        if let Some(meant) = lanes.meant.as_ref().map(|meant| meant[i]).filter(|meant| *meant != address.at) {
+            checks.wrapped(inst, address, meant, elem, writes);
+        }
+        let buffer = self.buffers.get(address.param);
+        match placed {
+            Ok(place) => return Ok(Some(place)),
+            Err(_)
+                if buffer.is_some_and(|b| {
+                    usize::try_from(address.at).is_ok_and(|at| at + elem.bytes() <= b.bytes.len())
+                }) =>
+            {
+                checks.misaligned(inst, address, elem, writes);
+            }
+            Err(_) => checks.outside(inst, address, elem, lanes.mask.is_some(), writes),
+        }
+        Ok(None)
+    }
+    fn lanes(&self, flow: &Flow, pointer: Value, mask: Option<&Value>, elem: Elem) -> Said<Lanes> {
+        let mask = mask.map(|v| flow.block(*v)).transpose()?;
+        Ok(Lanes { pointers: flow.block(pointer)?, mask, meant: self.meant(flow, pointer)?, elem })
+    }
+    /// Reads an element.
+    fn read_lane(&mut self, lanes: &Lanes, i: usize, how: Option<Atomicity>) -> Said<Option<(Place, Scalar)>> {
+        let Some(place) = self.place_of(lanes, i, how.is_some())? else { return Ok(None) };
+        if let Some(checks) = &mut self.checks {
+            let spot = place.spot(lanes.elem);
+            if let Some(how) = how {
+                checks.synchronise(spot, how);
+            }
+            checks.read(self.at, self.buffers, spot, how.is_some());
+        }
+        let found = self.buffers[place.param].read_at(lanes.elem, place.at);
+        Ok(Some((place, found)))
+    }
+    fn write_place(&mut self, place: Place, elem: Elem, v: Scalar, atomic: bool) {
+        if let Some(checks) = &mut self.checks {
+            let before = self.buffers[place.param].read_at(elem, place.at);
+            checks.write(self.at, self.buffers, place.spot(elem), differ(elem, before, v), atomic);
+        }
+        self.buffers[place.param].write_at(elem, place.at, v);
+    }
     fn read(&self, a: Address, elem: Elem) -> Said<Scalar> {
         let place = self.place(a, elem)?;
         Ok(self.buffers[place.param].read_at(elem, place.at))
@@ -39,57 +117,65 @@ impl Machine<'_, '_> {
         Ok(())
     }
     /// `args`: pointers, optional mask, optional value for masked-out elements (default 0).
-    pub(super) fn load(&self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
-        let optional = |n: usize| args.get(n).map(|v| flow.block(*v)).transpose();
-        let (p, mask, other) = (flow.block(args[0])?, optional(1)?, optional(2)?);
-        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
-        let mut all = Vec::with_capacity(p.count());
-        for (i, a) in p.pointers().iter().enumerate() {
-            let read = mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
+    pub(super) fn load(&mut self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let other = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        let lanes = self.lanes(flow, args[0], args.get(1), elem)?;
+        let mut all = Vec::with_capacity(lanes.count());
+        for i in 0..lanes.count() {
+            let read = if lanes.has(i) { self.read_lane(&lanes, i, None)? } else { None };
             all.push(match (read, &other) {
-                (true, _) => self.read(*a, elem)?,
-                (false, Some(o)) => element(o, i),
-                (false, None) => zero,
+                (Some((_, found)), _) => found,
+                (None, Some(other)) => element(other, i),
+                (None, None) => zero(elem),
             });
         }
         Ok(collected(elem, shape, all.into_iter()))
     }
     pub(super) fn store(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
-        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
-        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
-        for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
-                self.write(*a, v.elem, element(&v, i))?;
+        let v = flow.block(args[1])?;
+        let lanes = self.lanes(flow, args[0], args.get(2), v.elem)?;
+        let mut stored: HashMap<Address, usize> = HashMap::new();
+        for i in (0..lanes.count()).filter(|i| lanes.has(*i)) {
+            let Some(place) = self.place_of(&lanes, i, true)? else { continue };
+            if let Some(checks) = &mut self.checks {
+                let twice = stored.insert(lanes.pointers.pointers()[i], i);
+                if twice.is_some_and(|before| differ(v.elem, element(&v, before), element(&v, i))) {
+                    checks.conflict(self.at, place.spot(v.elem));
+                }
             }
+            self.write_place(place, v.elem, element(&v, i), false);
         }
         Ok(())
     }
     /// Updates elements one after the other, and gives what they were.
-    pub(super) fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp) -> Said<Block> {
-        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
-        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+    pub(super) fn atomic(&mut self, flow: &Flow, args: &[Value], op: AtomicOp, how: Atomicity) -> Said<Block> {
+        let v = flow.block(args[1])?;
+        let lanes = self.lanes(flow, args[0], args.get(2), v.elem)?;
         let mut before = vec![];
-        for (i, a) in p.pointers().iter().enumerate() {
-            if mask.as_ref().is_some_and(|m| m.ints()[i] == 0) {
-                before.push(of_bits(v.elem, 0));
-                continue;
-            }
-            let old = self.read(*a, v.elem)?;
-            self.write(*a, v.elem, updated(op, v.elem, old, element(&v, i))?)?;
-            before.push(old);
+        for i in 0..lanes.count() {
+            let read = if lanes.has(i) { self.read_lane(&lanes, i, Some(how))? } else { None };
+            before.push(match read {
+                Some((place, old)) => {
+                    self.write_place(place, v.elem, updated(op, v.elem, old, element(&v, i))?, true);
+                    old
+                }
+                None => of_bits(v.elem, 0),
+            });
         }
         Ok(collected(v.elem, &v.shape, before.into_iter()))
     }
-    pub(super) fn compare_swap(&mut self, flow: &Flow, args: &[Value]) -> Said<Block> {
-        let (p, expected, new) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
+    pub(super) fn compare_swap(&mut self, flow: &Flow, args: &[Value], how: Atomicity) -> Said<Block> {
+        let (expected, new) = (flow.block(args[1])?, flow.block(args[2])?);
+        let lanes = self.lanes(flow, args[0], None, new.elem)?;
         let mut before = vec![];
-        for (i, a) in p.pointers().iter().enumerate() {
-            let old = self.read(*a, new.elem)?;
-            let low = |v| bits(new.elem, v) << (64 - 8 * new.elem.bytes());
-            if low(old) == low(element(&expected, i)) {
-                self.write(*a, new.elem, element(&new, i))?;
+        for i in 0..lanes.count() {
+            let read = self.read_lane(&lanes, i, Some(how))?;
+            if let Some((place, old)) = read
+                && !differ(new.elem, old, element(&expected, i))
+            {
+                self.write_place(place, new.elem, element(&new, i), true);
             }
-            before.push(old);
+            before.push(read.map_or_else(|| of_bits(new.elem, 0), |(_, old)| old));
         }
         Ok(collected(new.elem, &new.shape, before.into_iter()))
     }
@@ -208,8 +294,7 @@ impl Machine<'_, '_> {
         shape: &[usize],
     ) -> Said<Block> {
         let (param, places) = self.tile(flow, desc, starts, shape)?;
-        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
-        let read = |p: Option<usize>| p.map_or(zero, |p| self.buffers[param].read(p));
+        let read = |p: Option<usize>| p.map_or(zero(elem), |p| self.buffers[param].read(p));
         Ok(collected(elem, shape, places.into_iter().map(read)))
     }
     pub(super) fn tile_store(&mut self, flow: &Flow, desc: Value, value: &Block, starts: &[Value]) -> Said<()> {
