@@ -12,6 +12,7 @@ pub use memory::{Access, Update};
 
 use crate::error::{Eval, internal, unsupported};
 use crate::types::{Number, Scalar, TensorType};
+use crate::unit::Site;
 use crate::value::Tensor;
 use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
 
@@ -22,24 +23,45 @@ const MAX_INSTRUCTIONS: usize = 1 << 20;
 pub struct Emitter {
     pub program: BlockProgram,
     open: Vec<Region>,
+    /// The part of the source that is walked.
+    pub site: Site,
+    /// Of each instruction.
+    sites: Vec<Site>,
+}
+
+/// A program, and the site of each of its instructions.
+pub struct Finished {
+    pub program: BlockProgram,
+    pub sites: Vec<Site>,
 }
 
 impl Emitter {
     pub fn new(name: &str, warps: usize) -> Emitter {
         let (name, grid) = (identifier(name.rsplit('.').next().unwrap_or(name)), Grid::Launch);
         let program = BlockProgram { name, grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() };
-        Emitter { program, open: vec![Region::default()] }
+        Emitter { program, open: vec![Region::default()], site: Site::default(), sites: vec![] }
     }
-    pub fn finish(mut self) -> BlockProgram {
+    pub fn finish(mut self) -> Finished {
         self.program.body = self.open.pop().unwrap_or_default();
         parameters::mark_readonly(&mut self.program);
         memory::drop_unused_old_values(&mut self.program);
-        self.program.compacted()
+        let program = self.program.compacted();
+        // Compacting keeps the order of what it keeps.
+        let (mut before, mut after) = (vec![], vec![]);
+        self.program.walk(&mut |inst, _| before.push(inst));
+        program.walk(&mut |inst, _| after.push(inst));
+        let mut sites = vec![Site::default(); program.insts.len()];
+        for (before, after) in before.into_iter().zip(after) {
+            sites[after.0 as usize] = self.sites.get(before.0 as usize).copied().unwrap_or_default();
+        }
+        Finished { program, sites }
     }
     /// Appends an instruction.
     fn inst(&mut self, op: Op, args: &[Value], results: Vec<Type>, regions: Vec<Region>) -> Vec<Value> {
         let results: Vec<Value> = results.into_iter().map(|ty| self.program.new_value(ty)).collect();
         let inst = self.program.new_inst(InstData { op, args: args.to_vec(), results: results.clone(), regions });
+        self.sites.resize(inst.0 as usize, Site::default());
+        self.sites.push(self.site);
         if let Some(region) = self.open.last_mut() {
             region.insts.push(inst);
         }

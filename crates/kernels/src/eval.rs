@@ -16,14 +16,16 @@ mod scope;
 mod statements;
 mod subscripts;
 
-use crate::emit::Emitter;
+use crate::emit::{Emitter, Finished};
 use crate::error::{Eval, KernelError, Place, internal, unsupported, value_error};
 use crate::library::Library;
 use crate::source;
 use crate::syntax::{FunctionTree, Span};
-use crate::unit::{Compiled, Function, Options, Signature, Unit};
+use crate::unit::{Compiled, Function, Options, Signature, Site, Unit};
 use crate::value::{FunctionId, Value};
+use kiln_block::{BlockProgram, Op};
 use scope::Scope;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Nesting of calls, statements and expressions together: each level takes stack.
@@ -47,6 +49,8 @@ pub struct Evaluator<'u> {
     /// The call of the primitive that is in flight.
     call_span: Span,
     printed: Vec<String>,
+    /// Variables of each `breakpoint()`.
+    breakpoints: Vec<Vec<String>>,
 }
 
 /// A function that is walked.
@@ -82,9 +86,26 @@ pub fn evaluate(unit: &Unit, signature: &Signature, options: &Options) -> Eval<C
         steps: 0,
         call_span: Span::default(),
         printed: vec![],
+        breakpoints: vec![],
     };
     let parameters = evaluator.kernel(signature)?;
-    Ok(Compiled { program: evaluator.emit.finish(), parameters, printed: evaluator.printed })
+    let Finished { program, sites } = evaluator.emit.finish();
+    let breakpoints = breakpoints(&program, &evaluator.breakpoints);
+    Ok(Compiled { program, parameters, printed: evaluator.printed, sites, breakpoints })
+}
+
+/// What `breakpoint()` prints in the program.
+const BREAKPOINT: &str = "breakpoint";
+
+/// The variables of each breakpoint that is in the program; they come in the order in which they were emitted.
+fn breakpoints(program: &BlockProgram, variables: &[Vec<String>]) -> BTreeMap<u32, Vec<String>> {
+    let mut all = vec![];
+    program.walk(&mut |inst, data| {
+        if data.op == Op::Print(BREAKPOINT.into()) {
+            all.push(inst.0);
+        }
+    });
+    all.into_iter().zip(variables.iter().cloned()).collect()
 }
 
 impl<'u> Evaluator<'u> {
@@ -137,7 +158,12 @@ impl<'u> Evaluator<'u> {
         }
         self.steps += 1;
         self.depth += 1;
+        let outer = self.emit.site;
+        if let Some(Frame { function: FunctionId::User(function), .. }) = self.frames.last() {
+            self.emit.site = Site { function: *function as u32, span };
+        }
         let result = walk(self).map_err(|error| self.located(error, span));
+        self.emit.site = outer;
         self.depth -= 1;
         result
     }

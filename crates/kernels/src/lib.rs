@@ -6,10 +6,11 @@
 //! language itself (`library`).
 //! Takes: a [`Unit`] of functions with what their names are bound to, and a [`Signature`], the types and facts of a
 //! launch's arguments. Gives: a program, or a [`KernelError`] with the user's line.
-//! Never: Python, files, tensors, devices.
+//! Never: runs Python, opens files, tensors, devices.
 mod emit;
 mod error;
 mod eval;
+mod files;
 mod library;
 mod names;
 mod ops;
@@ -21,10 +22,11 @@ mod unit;
 mod value;
 
 pub use error::{ErrorKind, KernelError, Place};
+pub use files::{FindModule, Parameter, SourceFile, parameters, unit_of_file};
 pub use names::free_names;
 pub use types::Number;
 pub use unit::{
-    Argument, ArgumentFacts, Binding, Compiled, DescriptorArgument, Function, Literal, Options, Signature, Unit,
+    Argument, ArgumentFacts, Binding, Compiled, DescriptorArgument, Function, Literal, Options, Signature, Site, Unit,
 };
 
 /// Stack of the thread that walks a kernel: enough for the deepest nesting that is accepted.

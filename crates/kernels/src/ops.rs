@@ -7,4 +7,5 @@ pub mod convert;
 pub mod dot;
 pub mod math;
 pub mod memory;
+pub mod report;
 pub mod shape;

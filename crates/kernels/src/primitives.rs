@@ -22,6 +22,8 @@ pub trait Walk {
     fn emit(&mut self) -> &mut Emitter;
     fn options(&self) -> &Options;
     fn print(&mut self, line: String);
+    /// A message with the place of the call.
+    fn with_place(&self, message: &str) -> String;
     /// Walks a function with its first parameters bound to values.
     fn call_function(&mut self, function: FunctionId, arguments: Vec<Value>) -> Eval<Value>;
 }

@@ -7,6 +7,7 @@
 //! Never: names, types, values.
 mod expressions;
 mod lexer;
+pub mod module;
 mod statements;
 mod strings;
 pub mod tree;

@@ -1,5 +1,7 @@
 //! What a caller hands over, and gets: functions as text with what their names are bound to, the types and facts of a
 //! launch's arguments, and the program. All of it is data that serde reads and writes.
+use crate::error::Place;
+use crate::syntax::Span;
 use crate::types::Number;
 use kiln_block::BlockProgram;
 use serde::{Deserialize, Serialize};
@@ -182,11 +184,14 @@ pub struct Options {
     /// Whether `device_assert` and `assert` are checked.
     #[serde(default)]
     pub debug: bool,
+    /// For the interpreter: `breakpoint()` stops there.
+    #[serde(default)]
+    pub interpret: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { warps: 4, debug: false }
+        Options { warps: 4, debug: false, interpret: false }
     }
 }
 
@@ -198,4 +203,24 @@ pub struct Compiled {
     pub parameters: Vec<Vec<usize>>,
     /// What `static_print` wrote.
     pub printed: Vec<String>,
+    /// Of each instruction of the program, the part of the source that it came from.
+    pub sites: Vec<Site>,
+    /// Variables of each `breakpoint()`, in the order of its operands, by its instruction's number.
+    pub breakpoints: BTreeMap<u32, Vec<String>>,
+}
+
+/// A part of the text of one of the unit's functions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Site {
+    /// Its place in [`Unit::functions`].
+    pub function: u32,
+    pub span: Span,
+}
+
+impl Unit {
+    /// Where a site is.
+    pub fn place(&self, site: Site) -> Option<Place> {
+        let function = self.functions.get(site.function as usize)?;
+        Some(crate::source::place(function, site.span))
+    }
 }

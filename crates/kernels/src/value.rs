@@ -88,6 +88,7 @@ pub enum Builtin {
     Bool,
     Str,
     Print,
+    Breakpoint,
     IsInstance,
     HasAttr,
     GetAttr,

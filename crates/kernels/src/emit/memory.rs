@@ -49,6 +49,16 @@ impl Emitter {
         let args: Vec<_> = [Some(pointer), Some(value), mask].into_iter().flatten().map(|x| x.value).collect();
         self.one(Op::Atomic { op, how }, &args, value.ty.clone())
     }
+    /// Writes blocks to standard output.
+    pub fn print(&mut self, text: &str, values: &[Tensor]) {
+        let args: Vec<_> = values.iter().map(|value| value.value).collect();
+        self.inst(Op::Print(text.into()), &args, vec![], vec![]);
+    }
+    /// Ends the launch with the text where the condition does not hold.
+    pub fn assert(&mut self, text: &str, condition: &Tensor, mask: Option<&Tensor>) {
+        let args: Vec<_> = [Some(condition), mask].into_iter().flatten().map(|x| x.value).collect();
+        self.inst(Op::Assert(text.into()), &args, vec![], vec![]);
+    }
     /// Where memory has the bits of `expected` it becomes `new`; gives the elements as they were before.
     pub fn compare_swap(&mut self, how: Atomicity, pointer: &Tensor, expected: &Tensor, new: &Tensor) -> Eval<Tensor> {
         let number = new.number()?;

@@ -3,10 +3,30 @@ use super::Evaluator;
 use super::loops::known_range;
 use crate::error::{Eval, type_error, unsupported};
 use crate::ops::arithmetic::{Extreme, NanRule, extreme};
+use crate::ops::report;
 use crate::syntax::tree::CompareOp;
-use crate::value::{Arguments, Builtin, Callee, Constant, Value};
+use crate::value::{Arguments, Builtin, Callee, Constant, Tensor, Value};
 
 impl Evaluator<'_> {
+    /// Stops the interpreter with the variables that have run-time values; compiled code does not stop.
+    fn breakpoint(&mut self) -> Eval<Value> {
+        if self.options.interpret {
+            let variables = self.frame()?.scope.iter();
+            let variables: Vec<(String, Tensor)> =
+                variables.filter_map(|(name, slot)| Some((name.clone(), slot.value.tensor()?.clone()))).collect();
+            let (names, tensors): (Vec<_>, Vec<_>) = variables.into_iter().unzip();
+            self.emit.print(super::BREAKPOINT, &tensors);
+            self.breakpoints.push(names);
+        }
+        Ok(Value::NONE)
+    }
+    /// A message with the place of the statement or call.
+    pub(super) fn with_place(&self, message: &str) -> String {
+        match self.unit.place(self.emit.site) {
+            Some(place) => format!("{message} ({}:{})", place.file, place.line),
+            None => message.to_string(),
+        }
+    }
     pub(super) fn builtin(&mut self, builtin: Builtin, arguments: Arguments) -> Eval<Value> {
         let values = arguments.positional;
         match (builtin, &values[..]) {
@@ -32,10 +52,11 @@ impl Evaluator<'_> {
             }
             (Builtin::Bool, [value]) if value.tensor().is_none() => Ok(Value::bool(value.truth()?.unwrap_or(true))),
             (Builtin::Str | Builtin::Repr, [value]) => Ok(Value::str(value.text())),
-            (Builtin::Print, _) if values.iter().any(|value| value.tensor().is_some()) => Err(unsupported(
-                "printing run-time values is not supported yet",
-                "store the values, and print them after the launch; `static_print` shows types",
-            )),
+            (Builtin::Print, _) if values.iter().any(|value| value.tensor().is_some()) => {
+                report::print(&mut self.emit, &values);
+                Ok(Value::NONE)
+            }
+            (Builtin::Breakpoint, _) => self.breakpoint(),
             (Builtin::Print, _) => {
                 let shown: Vec<String> = values.iter().map(Value::text).collect();
                 self.printed.push(shown.join(" "));

@@ -258,6 +258,9 @@ impl Walk for Evaluator<'_> {
     fn print(&mut self, line: String) {
         self.printed.push(line);
     }
+    fn with_place(&self, message: &str) -> String {
+        Evaluator::with_place(self, message)
+    }
     fn call_function(&mut self, function: FunctionId, arguments: Vec<Value>) -> Eval<Value> {
         let arguments = Arguments { positional: arguments, named: vec![] };
         self.call_helper(function, arguments, self.call_span)

@@ -13,7 +13,8 @@ use std::rc::Rc;
 const SUBMODULES: [&str; 10] =
     ["language", "core", "math", "standard", "random", "extra", "libdevice", "cuda", "semantic", "PropagateNan"];
 
-const BUILTINS: [(&str, Builtin); 17] = [
+const BUILTINS: [(&str, Builtin); 18] = [
+    ("breakpoint", Builtin::Breakpoint),
     ("range", Builtin::Range),
     ("len", Builtin::Len),
     ("min", Builtin::Min),

@@ -2,6 +2,7 @@
 use super::{Evaluator, Flow};
 use crate::error::{Eval, type_error, unsupported};
 use crate::names::{dotted, first_return};
+use crate::ops::report;
 use crate::syntax::tree::{BinaryOp, Expr, ExprKind, Stmt, StmtKind, WithItem};
 use crate::value::Value;
 
@@ -144,14 +145,16 @@ impl Evaluator<'_> {
     fn assert_statement(&mut self, test: &Expr, message: Option<&Expr>) -> Eval<()> {
         let condition = self.expr(test)?;
         let known = condition.truth()?;
+        let message = match known {
+            Some(true) => None,
+            _ => message.map(|message| self.expr(message)).transpose()?,
+        };
         if known.is_none() && self.options.debug {
-            return Err(unsupported(
-                "asserts on run-time values are not supported yet in debug mode",
-                "compile without debug, where they are left out",
-            ));
+            let text = message.as_ref().and_then(Value::constant).map_or(String::new(), |c| c.text());
+            let text = self.with_place(&text);
+            return report::assert(&mut self.emit, &text, &condition, &Value::NONE);
         }
         if known == Some(false) {
-            let message = message.map(|message| self.expr(message)).transpose()?;
             let text = message.as_ref().and_then(Value::constant).map_or(String::new(), |c| format!(": {}", c.text()));
             return Err(crate::KernelError::new(
                 crate::ErrorKind::Assertion,

@@ -2,6 +2,7 @@
 use super::arguments::{known_text, tensor};
 use super::{Primitive, Walk, row};
 use crate::error::{Eval, unsupported};
+use crate::ops::report;
 use crate::value::Value;
 
 pub const TABLE: &[Primitive] = &[
@@ -14,9 +15,7 @@ pub const TABLE: &[Primitive] = &[
     row("gdc_wait", "", nothing),
     row("gdc_launch_dependents", "", nothing),
     row("device_assert", "cond, msg='', mask=None", device_assert),
-    row("device_print", "prefix, *args", |_, _| {
-        Err(unsupported("device_print is not supported yet", "store the values, and print them after the launch"))
-    }),
+    row("device_print", "prefix, *args, hex=False", device_print),
     row("inline_asm_elementwise", "asm, constraints, args, dtype, is_pure, pack", |_, _| {
         Err(unsupported("inline assembly is not supported", "use functions of the language"))
     }),
@@ -46,14 +45,20 @@ fn nothing(_: &mut dyn Walk, _: &[Value]) -> Eval<Value> {
     Ok(Value::NONE)
 }
 
-/// Checked in debug builds only, and refused there until programs can fail.
+/// Checked in debug mode only.
 fn device_assert(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
-    if !walk.options().debug {
-        return Ok(Value::NONE);
+    if walk.options().debug {
+        let text = walk.with_place(&known_text("msg", &arguments[1])?);
+        report::assert(walk.emit(), &text, &arguments[0], &arguments[2])?;
     }
-    let message = known_text("msg", &arguments[1])?;
-    Err(unsupported(
-        format!("device_assert ('{message}') is not supported yet in debug mode"),
-        "compile without debug, where asserts are left out",
-    ))
+    Ok(Value::NONE)
+}
+
+/// The text, then each element of the blocks.
+fn device_print(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let [prefix, Value::Tuple(values), _] = arguments else { return Ok(Value::NONE) };
+    known_text("prefix", prefix)?;
+    let all: Vec<Value> = std::iter::once(prefix.clone()).chain(values.values.iter().cloned()).collect();
+    report::print(walk.emit(), &all);
+    Ok(Value::NONE)
 }
