@@ -39,10 +39,18 @@ class Engine:
     def save(self, path: str, sizes: dict[str, int] | None = None) -> None: ...
 
 class Launched:
-    """The compiled variant of a kernel that a launch ran."""
+    """The variant of a kernel that a launch ran, at every stage: each is made when it is asked for."""
 
     block: str
+    llvm: str
     ptx: str | None
+    asm: Assembly
+    facts: Facts
+    n_regs: int | None
+    n_spills: int | None
+    def passes(self) -> Passes: ...
+    def html(self) -> str: ...
+    def assembly(self) -> str: ...
 
 class Kernel:
     """A kernel with its compiled variants."""
@@ -51,6 +59,10 @@ class Kernel:
     # that its annotation says, whether facts about its value are used, and its default in a tuple.
     def __init__(self, parameters: list[Any], describe: Callable[[list[Any]], str]) -> None: ...
     def clear(self) -> None: ...
+    # Runs the kernel by the interpreter on CPU tensors; gives the findings of the checks.
+    def interpret(
+        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], show: Callable[..., None]
+    ) -> list[dict[str, Any]]: ...
     # What launches the kernel over a grid: sizes, or a function of the arguments by name.
     def at(self, grid: Any) -> Callable[..., Launched]: ...
 

@@ -53,6 +53,8 @@ pub enum Command {
     Ptx(PtxArgs),
     /// Run passes on a block program.
     Opt(Opt),
+    /// Compile a kernel written by hand and show it at any stage, with or without a GPU.
+    Kernel(KernelArgs),
     /// List, trim, pack or install what earlier compilations have kept on disk (KILN_CACHE names the folder, or is
     /// `off`).
     #[command(subcommand)]
@@ -493,6 +495,35 @@ pub struct Opt {
     /// Passes to run, in order [default: all those that apply to every program].
     #[arg(long, value_delimiter = ',')]
     pub passes: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct KernelArgs {
+    /// The kernel, as FILE.py:NAME. The file is read, not run: names are those that its text imports and defines.
+    #[arg(value_name = "FILE.py:NAME")]
+    pub kernel: String,
+    /// Arguments by commas, in the order of the parameters or as NAME=…: '*f32' is a tensor, 'i32=4096' or 'f32' a
+    /// number ('i32:16': a multiple of 16), anything else the value of a constexpr.
+    #[arg(long, value_name = "LIST", default_value = "")]
+    pub args: String,
+    /// What to print: block, passes (what each pass changed), llvm, ptx, asm or facts.
+    #[arg(long, default_value = "facts", value_parser = ["block", "passes", "llvm", "ptx", "asm", "facts"])]
+    pub stage: String,
+    /// Sizes of the launch's grid, for the predicted time: 128 or 8,4,2.
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1..=3)]
+    pub grid: Vec<usize>,
+    /// Warps of an instance.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub num_warps: usize,
+    /// Target to compile for.
+    #[arg(long, value_parser = targets(), default_value_t = Target::Sm90a)]
+    pub target: Target,
+    /// Write everything as one HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the facts as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -1,6 +1,7 @@
 //! What each command does: resolves options, calls the `kiln` library, prints or writes the result. Gives an exit
 //! status or an error.
 mod cache;
+mod kernel;
 mod measure;
 mod plans;
 mod stage;
@@ -37,6 +38,7 @@ fn work(command: Command) -> Result<(), Error> {
         Command::Print(a) => stage::print(&a),
         Command::Ptx(a) => stage::ptx(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),
+        Command::Kernel(a) => kernel::show(&a),
         Command::Cache(a) => cache::run(&a),
         Command::Doctor(a) => doctor(&a),
         Command::Plan(args::PlanCommand::Pin(a)) => plans::pin(&a),

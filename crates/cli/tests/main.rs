@@ -4,6 +4,7 @@ mod bad_input;
 mod decisions;
 mod foreign;
 mod guide;
+mod kernel;
 mod levels;
 mod measure;
 mod page;

@@ -136,7 +136,7 @@ fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
 }
 
 /// Escapes text for use between tags and in quoted attributes.
-fn escape(s: &str) -> String {
+pub(crate) fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

@@ -3,23 +3,35 @@
 //! Takes: functions as text with what their names are bound to ([`Unit`]), the types and facts of a launch's arguments
 //! ([`Signature`]). Gives: a [`Kernel`], whose launches take addresses and numbers. Code comes from the cache of
 //! programs, by the text of the block program, if another process has made it. Never: reads Python objects.
+mod bounds;
+mod facts;
+pub mod file;
+pub mod interpret;
+mod page;
+mod stages;
+mod work;
+
 use crate::compile::{
     CompileOptions, DeviceKind,
     codes::{self, Source},
     open_device,
 };
 use crate::error::{Cause, Error};
+use kiln_block::Op;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_machine::Machine;
 use kiln_runtime::{CudaProgram, Device, HostDevice};
 use std::sync::Arc;
 
+pub use facts::{KernelFacts, Occupancy};
 pub use kiln_block::{BlockProgram, text::print};
 pub use kiln_kernels::{
     Argument as Known, ArgumentFacts, Binding, Compiled, DescriptorArgument, ErrorKind, Function, KernelError, Literal,
-    Number, Options, Signature, Unit, free_names,
+    Number, Options, Place as SourcePlace, Signature, Unit, free_names,
 };
 pub use kiln_runtime::Argument;
+pub use stages::{PassResult, Stages};
+pub use work::{LaunchValues, Prediction};
 
 /// Why a kernel does not compile.
 #[derive(Debug, thiserror::Error)]
@@ -55,18 +67,14 @@ impl Place {
 }
 
 enum Code {
-    Host { module: Arc<host::HostModule>, device: HostDevice },
-    Cuda(Box<OnGpu>),
-}
-
-struct OnGpu {
-    program: CudaProgram,
-    ptx: nvptx::Ptx,
+    Host { module: Arc<host::HostModule>, device: HostDevice, asserts: bool },
+    Cuda(Box<CudaProgram>),
 }
 
 /// A kernel that is compiled for arguments of some types and facts, and loaded on its device.
 pub struct Kernel {
-    compiled: Compiled,
+    printed: Vec<String>,
+    stages: Stages,
     code: Code,
 }
 
@@ -76,14 +84,15 @@ impl Kernel {
     /// # Errors
     /// [`Failure::Source`] with the place in the source, otherwise why it has no code.
     pub fn compile(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Kernel, Failure> {
-        let compiled = program(unit, signature, options)?;
-        let code = code_of(&compiled.program, place)?;
-        Ok(Kernel { compiled, code })
-    }
-    /// For each parameter of the code the argument that it is: its number among the kernel's parameters, then the place
-    /// in tuples.
-    pub fn parameters(&self) -> &[Vec<usize>] {
-        &self.compiled.parameters
+        let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
+        let program = canonical(&written)?;
+        let machine = place.machine().clone();
+        let (code, ptx) = loaded(&program, place)?;
+        Ok(Kernel {
+            printed,
+            stages: Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx },
+            code,
+        })
     }
     /// Whether it runs on a GPU, where launches only enqueue.
     pub fn is_on_gpu(&self) -> bool {
@@ -91,18 +100,11 @@ impl Kernel {
     }
     /// What `static_print` wrote.
     pub fn printed(&self) -> &[String] {
-        &self.compiled.printed
+        &self.printed
     }
-    /// The block program.
-    pub fn program(&self) -> &BlockProgram {
-        &self.compiled.program
-    }
-    /// The PTX, of a kernel on a GPU.
-    pub fn ptx(&self) -> Option<&str> {
-        match &self.code {
-            Code::Cuda(gpu) => Some(&gpu.ptx.text),
-            Code::Host { .. } => None,
-        }
+    /// The kernel at every stage.
+    pub fn stages(&self) -> &Stages {
+        &self.stages
     }
     /// Runs the instances of a grid: on the processor until all have run, on a GPU on this stream.
     ///
@@ -110,34 +112,64 @@ impl Kernel {
     /// What the driver refuses.
     ///
     /// # Safety
-    /// There is an argument for each of [`Kernel::parameters`], of its type. Behind each address is memory of the
+    /// There is an argument for each of [`Stages::parameters`], of its type. Behind each address is memory of the
     /// device, which holds what the kernel accesses until it has run, and which nobody else writes.
     pub unsafe fn launch(&self, grid: [usize; 3], arguments: &[Argument], stream: u64) -> Result<(), Error> {
         match &self.code {
-            Code::Host { module, device } => {
+            Code::Host { module, device, asserts } => {
                 let function = module
                     .function(0)
                     .ok_or_else(|| Error::failed("a kernel's code has no function; please report it", ""))?;
                 // SAFETY: this function's contract.
                 unsafe { device.launch(function, grid, arguments) };
-                Ok(())
+                match asserts.then(host::take_failure).flatten() {
+                    Some(why) => Err(Error::failed(format!("a kernel's assertion failed: {why}"), ASSERTION_HELP)),
+                    None => Ok(()),
+                }
             }
             // SAFETY: this function's contract.
-            Code::Cuda(gpu) => unsafe { gpu.program.launch(grid, arguments, stream) }.map_err(Error::from),
+            Code::Cuda(program) => unsafe { program.launch(grid, arguments, stream) }.map_err(Error::from),
         }
     }
 }
 
-/// The block program of a kernel, after the passes that every program goes through.
+/// A kernel at every stage, compiled for a target without a device.
 ///
 /// # Errors
 /// As [`Kernel::compile`].
-pub fn program(unit: &Unit, signature: &Signature, options: &Options) -> Result<Compiled, Failure> {
-    let mut compiled = kiln_kernels::compile(unit, signature, options)?;
+pub fn stages(
+    unit: &Unit,
+    signature: &Signature,
+    options: &Options,
+    target: &CompileOptions,
+) -> Result<Stages, Failure> {
+    target.check()?;
+    let Compiled { program: written, parameters, sites, .. } = checked(unit, signature, options)?;
+    let program = canonical(&written)?;
+    let machine = target.machine().clone();
+    let text = print(&program);
+    let source = Source { program: &program, text: &text, used: true };
+    let gpu = machine.arch.is_gpu();
+    let ptx = gpu.then(|| ptx_of(&source, &machine, target)).transpose()?;
+    Ok(Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx })
+}
+
+/// The verified program of a kernel.
+fn checked(unit: &Unit, signature: &Signature, options: &Options) -> Result<Compiled, Failure> {
+    let compiled = kiln_kernels::compile(unit, signature, options)?;
     kiln_block::verify::verify(&compiled.program).map_err(defect)?;
-    kiln_block::passes::canonicalise(&mut compiled.program).map_err(defect)?;
     Ok(compiled)
 }
+
+/// The block program of a kernel, after the passes that every program goes through.
+fn canonical(written: &BlockProgram) -> Result<BlockProgram, Error> {
+    let mut program = written.clone();
+    kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
+    Ok(program)
+}
+
+/// What to do about an assertion that failed.
+const ASSERTION_HELP: &str = "look at the values with `interpret=True`, or compile without `debug=True`";
 
 fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
     Error::caused(
@@ -147,27 +179,37 @@ fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
     )
 }
 
-fn code_of(program: &BlockProgram, place: &Place) -> Result<Code, Failure> {
-    let text = print(program);
-    let source = Source { program, text: &text, used: true };
-    let refused = |e: CodegenError| match e {
+fn refused(e: CodegenError) -> Failure {
+    match e {
         CodegenError::Unsupported { .. } => Failure::NoCode(format!("{e}; write this part of the kernel differently")),
         other => Failure::Kiln(defect(other)),
-    };
+    }
+}
+
+fn ptx_of(source: &Source, machine: &Machine, options: &CompileOptions) -> Result<nvptx::Ptx, Failure> {
+    let described = serde_json::to_vec(machine).ok();
+    let cache = options.cache();
+    codes::ptx_of(source, machine, cache.zip(described.as_deref())).map_err(refused)
+}
+
+/// Code that is loaded on a device, and its PTX.
+fn loaded(program: &BlockProgram, place: &Place) -> Result<(Code, Option<nvptx::Ptx>), Failure> {
+    let text = print(program);
+    let source = Source { program, text: &text, used: true };
     match &place.device {
         Device::Host(device) => {
             let module = codes::host_module(&[source], place.options.cache()).map_err(refused)?;
-            Ok(Code::Host { module: Arc::new(module), device: device.clone() })
+            let mut asserts = false;
+            program.walk(&mut |_, data| asserts |= matches!(data.op, Op::Assert(_)));
+            Ok((Code::Host { module: Arc::new(module), device: device.clone(), asserts }, None))
         }
         Device::Cuda(device) => {
             let machine = place.machine();
-            let described = serde_json::to_vec(machine).ok();
-            let cache = place.options.cache();
-            let ptx = codes::ptx_of(&source, machine, cache.zip(described.as_deref())).map_err(refused)?;
+            let ptx = ptx_of(&source, machine, &place.options)?;
             let loadable = crate::compile::loadable(&ptx, None);
-            crate::assembler::Assembler::new(device, machine.arch, 1, cache).load(&loadable);
+            crate::assembler::Assembler::new(device, machine.arch, 1, place.options.cache()).load(&loadable);
             let program = device.program(&loadable).map_err(Error::from)?;
-            Ok(Code::Cuda(Box::new(OnGpu { program, ptx })))
+            Ok((Code::Cuda(Box::new(program)), Some(ptx)))
         }
     }
 }

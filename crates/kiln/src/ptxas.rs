@@ -26,6 +26,15 @@ pub(crate) fn installed_ptxas() -> Option<PathBuf> {
     local.chain(beside_torch(&mapped)).chain(path).find(|p| p.is_file())
 }
 
+/// NVIDIA's disassembler beside a ptxas, in the Triton that is beside this process's PyTorch, or on the PATH.
+pub(crate) fn find_nvdisasm(ptxas: &Path) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path: Vec<PathBuf> = std::env::split_paths(&path).map(|f| f.join("nvdisasm")).collect();
+    let mapped = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let beside = [Some(ptxas.to_path_buf()), beside_torch(&mapped)].into_iter().flatten();
+    beside.map(|p| p.with_file_name("nvdisasm")).chain(path).find(|p| p.is_file())
+}
+
 /// Triton's ptxas in the folder of Python packages that has the libtorch of this list of mapped files.
 fn beside_torch(mapped: &str) -> Option<PathBuf> {
     let torch = mapped.lines().find_map(|l| Some(l[l.find('/')?..].split_once("/torch/lib/libtorch")?.0))?;

@@ -4,7 +4,11 @@
 //! Python gives a kernel's source and what its names are bound to only when a variant is compiled
 //! (`kiln/kernels/source.py`).
 mod arguments;
+mod interpret;
+mod launched;
 mod parameters;
+
+pub use launched::Launched;
 
 use crate::errors;
 use crate::exchange::{CPU, DLDevice, Exchange};
@@ -46,12 +50,6 @@ struct Described {
     literals: Vec<kernels::Literal>,
 }
 
-/// What a launch gives: the variant that ran.
-#[pyclass(frozen)]
-pub struct Launched {
-    kernel: Arc<kernels::Kernel>,
-}
-
 /// A kernel with a grid: what `kernel[grid]` gives.
 #[pyclass(frozen)]
 pub struct Launcher {
@@ -82,20 +80,6 @@ impl Launcher {
 }
 
 #[pymethods]
-impl Launched {
-    /// The block program.
-    #[getter]
-    fn block(&self) -> String {
-        kernels::print(self.kernel.program())
-    }
-    /// The PTX, of a kernel on a GPU.
-    #[getter]
-    fn ptx(&self) -> Option<&str> {
-        self.kernel.ptx()
-    }
-}
-
-#[pymethods]
 impl Kernel {
     /// Parameters are tuples of name, whether it is a constant, the type that its annotation says, whether facts about
     /// its value are used, and its default (a tuple of one) or `None`.
@@ -106,6 +90,18 @@ impl Kernel {
     /// Forgets what was compiled: the source is another.
     fn clear(&self) {
         self.variants.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+    /// Runs the kernel by the interpreter on CPU tensors: `show` is called with what it prints. Gives the findings of
+    /// the checks.
+    fn interpret<'py>(
+        &self,
+        py: Python<'py>,
+        grid: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: &Bound<'py, PyDict>,
+        show: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.run_interpreted(py, grid, args, Some(kwargs), show)
     }
     /// The kernel with a grid: sizes, or a function of the arguments by name.
     fn at(this: Py<Kernel>, grid: Py<PyAny>) -> Launcher {
@@ -135,32 +131,26 @@ impl Kernel {
             None => self.compile(py, key, &arguments, &options, device)?,
         };
         let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
+        let passed = passed(&kernel, &arguments)?;
         if !warmup && !sizes.contains(&0) {
             let stream = exchange.stream(py, device)?.unwrap_or(0);
-            launch(py, &kernel, &arguments, sizes, stream)?;
+            launch(py, &kernel, &passed, sizes, stream)?;
         }
-        Ok(Launched { kernel })
+        let values = Launched::values(&kernel, &arguments, sizes);
+        Ok(Launched::new(kernel, values))
     }
-    fn compile(
+    fn compile<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         key: Key,
-        arguments: &[Argument<'_>],
+        arguments: &[Argument<'py>],
         options: &Options,
         device: DLDevice,
     ) -> PyResult<Arc<kernels::Kernel>> {
-        let constants = PyList::empty(py);
-        for argument in arguments {
-            argument.constants(&mut |object| constants.append(object))?;
-        }
-        let text: String = self.describe.bind(py).call1((&constants,))?.extract()?;
-        let described: Described = serde_json::from_str(&text).map_err(|e| {
-            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
-        })?;
-        let mut literals = described.literals.into_iter();
-        let signature = Signature { arguments: arguments.iter().map(|a| a.known(&mut literals)).collect() };
+        let constants = constants(py, arguments)?;
+        let (unit, signature) = self.described_with(&constants, arguments)?;
         let place = place(device)?;
-        let made = py.detach(|| kernels::Kernel::compile(&described.unit, &signature, options, place));
+        let made = py.detach(|| kernels::Kernel::compile(&unit, &signature, options, place));
         let kernel = Arc::new(made.map_err(failed)?);
         for line in kernel.printed() {
             py.import("builtins")?.call_method1("print", (line,))?;
@@ -171,26 +161,52 @@ impl Kernel {
             .insert(key, Variant { kernel: kernel.clone(), _constants: constants.unbind() });
         Ok(kernel)
     }
+    /// The source, and the types of arguments.
+    fn described<'py>(&self, py: Python<'py>, arguments: &[Argument<'py>]) -> PyResult<(Unit, Signature)> {
+        self.described_with(&constants(py, arguments)?, arguments)
+    }
+    fn described_with(&self, constants: &Bound<'_, PyList>, arguments: &[Argument<'_>]) -> PyResult<(Unit, Signature)> {
+        let text: String = self.describe.bind(constants.py()).call1((constants,))?.extract()?;
+        let described: Described = serde_json::from_str(&text).map_err(|e| {
+            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
+        })?;
+        let mut literals = described.literals.into_iter();
+        let signature = Signature { arguments: arguments.iter().map(|a| a.known(&mut literals)).collect() };
+        Ok((described.unit, signature))
+    }
+}
+
+/// The constants that only Python can describe, in order.
+fn constants<'py>(py: Python<'py>, arguments: &[Argument<'py>]) -> PyResult<Bound<'py, PyList>> {
+    let constants = PyList::empty(py);
+    for argument in arguments {
+        argument.constants(&mut |object| constants.append(object))?;
+    }
+    Ok(constants)
+}
+
+/// The arguments of a variant's code.
+fn passed(kernel: &kernels::Kernel, arguments: &[Argument<'_>]) -> PyResult<Vec<kernels::Argument>> {
+    let find = |path: &Vec<usize>| {
+        let [first, rest @ ..] = &path[..] else { return None };
+        arguments.get(*first)?.passed(rest)
+    };
+    let passed: Option<Vec<kernels::Argument>> = kernel.stages().parameters().iter().map(find).collect();
+    passed.ok_or_else(|| {
+        errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
+    })
 }
 
 fn launch(
     py: Python<'_>,
     kernel: &kernels::Kernel,
-    arguments: &[Argument<'_>],
+    passed: &[kernels::Argument],
     grid: [usize; 3],
     stream: u64,
 ) -> PyResult<()> {
-    let find = |path: &Vec<usize>| {
-        let [first, rest @ ..] = &path[..] else { return None };
-        arguments.get(*first)?.passed(rest)
-    };
-    let passed: Option<Vec<kernels::Argument>> = kernel.parameters().iter().map(find).collect();
-    let passed = passed.ok_or_else(|| {
-        errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
-    })?;
     // SAFETY: arguments have the types of the variant that was looked up by them; tensors live through this call, and
     // torch's allocator keeps their memory in the order of the stream.
-    let launch = || unsafe { kernel.launch(grid, &passed, stream) };
+    let launch = || unsafe { kernel.launch(grid, passed, stream) };
     // A launch on a GPU takes less than another thread's turn.
     if kernel.is_on_gpu() { launch() } else { py.detach(launch) }.map_err(errors::raised)
 }

@@ -12,7 +12,7 @@ pub enum Argument {
 
 impl Argument {
     /// Where the driver, or host code, reads the argument's bytes.
-    pub(crate) fn bits(self) -> u64 {
+    pub fn bits(self) -> u64 {
         match self {
             Argument::Address(address) => address,
             Argument::Scalar(bytes) => u64::from_le_bytes(bytes),

@@ -14,7 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.kernels.descriptor import TensorDescriptor
-from kiln.kernels.errors import KernelError, KernelUnsupported, OutOfResources
+from kiln.kernels.errors import (
+    CheckFailed,
+    Finding,
+    KernelError,
+    KernelUnsupported,
+    OutOfResources,
+)
 from kiln.kernels.kernel import Kernel, constexpr_function, jit, port
 from kiln.kernels.mock import MockTensor
 from kiln.kernels.tuning import Autotuner, Config, Heuristics, autotune, heuristics
@@ -23,7 +29,9 @@ JITFunction = Kernel
 
 __all__ = [
     "Autotuner",
+    "CheckFailed",
     "Config",
+    "Finding",
     "Heuristics",
     "JITFunction",
     "Kernel",

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from typing import Any, Callable, Generic, TypeVar
 
 from kiln import _native
 from kiln.kernels.errors import KernelUnsupported
 from kiln.kernels.source import Collector, ConstexprFunction, Source
 from kiln.language.core import dtype, pointer_type
+
+
+
+def interpret_asked() -> bool:
+    """Whether the environment asks that every kernel is interpreted."""
+    return os.environ.get("KILN_INTERPRET", "0") not in ("", "0")
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,9 +68,20 @@ class Kernel(Generic[F]):
     instances, or a function of the arguments by name that gives them."""
 
     def __init__(
-        self, fn: F, *, do_not_specialize: Any = (), do_not_specialize_on_alignment: Any = ()
+        self,
+        fn: F,
+        *,
+        do_not_specialize: Any = (),
+        do_not_specialize_on_alignment: Any = (),
+        interpret: bool | None = None,
     ) -> None:
         self.fn = fn
+        #: Launches run by the interpreter, with checks.
+        self.interpret = interpret_asked() if interpret is None else interpret
+        if self.interpret:
+            from kiln.kernels.interpret import fill_new_memory
+
+            fill_new_memory()
         self.source = Source.of(fn)
         unspecialised = {*do_not_specialize, *do_not_specialize_on_alignment}
         parameters = inspect.signature(fn).parameters.values()
@@ -84,6 +103,10 @@ class Kernel(Generic[F]):
             self._native.clear()
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        if self.interpret:
+            from kiln.kernels.interpret import launcher
+
+            return launcher(self, grid)
         native = self._native
         return (native if native is not None else self._compiler()).at(grid)  # type: ignore[no-any-return]
 
@@ -136,7 +159,7 @@ def _literal(collector: Collector, value: Any, kernel: Kernel[Any]) -> Any:
 
 def jit(fn: Any = None, **options: Any) -> Any:
     """Makes a kernel of a function of blocks. Nothing is compiled before the first launch."""
-    known = ("do_not_specialize", "do_not_specialize_on_alignment")
+    known = ("do_not_specialize", "do_not_specialize_on_alignment", "interpret")
     chosen = {name: options[name] for name in known if options.get(name)}
 
     def decorate(fn: Any) -> Any:

@@ -10,6 +10,7 @@ use crate::{
 use kiln_block::Grid;
 use kiln_codegen::{host, nvptx};
 use kiln_graph::count;
+use kiln_machine::Machine;
 use kiln_plan::exec::{AttentionCall, Work};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
@@ -90,17 +91,27 @@ fn attention(a: &AttentionCall) -> String {
     format!("attention by the library: {heads} heads, {s} x {d} by {t} x {d} and {t} x {e} in {}{more}", a.dtype.name())
 }
 
-/// A block program at a stage.
+/// A block program of a compiled model at a stage.
 pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<String, Error> {
-    let block = &c.programs[id];
-    let gpu = Some(c.options.machine()).filter(|m| m.arch.is_gpu());
+    let ptx = if let CompiledCode::Ptx(list) = &c.code { list.get(id) } else { None };
+    program_at(&c.programs[id], stage, c.options.machine(), ptx)
+}
+
+/// A block program at a stage: `ptx` is what code generation made of it for a GPU.
+pub(crate) fn program_at(
+    block: &kiln_block::BlockProgram,
+    stage: Stage,
+    machine: &Machine,
+    ptx: Option<&nvptx::Ptx>,
+) -> Result<String, Error> {
+    let gpu = Some(machine).filter(|m| m.arch.is_gpu());
     let failed = |e: kiln_codegen::CodegenError| Error::caused(e.to_string(), "look at an earlier stage", e);
     let alone = std::slice::from_ref(block);
-    match (stage, gpu, &c.code) {
+    match (stage, gpu, ptx) {
         (Stage::Block, ..) => Ok(kiln_block::text::print(block)),
         (Stage::Llvm, Some(m), _) => nvptx::llvm_text(block, m).map_err(failed),
         (Stage::Llvm, None, _) => host::llvm_text(alone).map_err(failed),
-        (Stage::Ptx, _, CompiledCode::Ptx(list)) => Ok(list[id].text.clone()),
+        (Stage::Ptx, _, Some(ptx)) => Ok(ptx.text.clone()),
         (Stage::Ptx, ..) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_89, sm_80)")),
         (Stage::Asm, None, _) => host::assembly(alone).map_err(failed),
         (Stage::Asm, Some(_), _) => Err(Error::usage(
@@ -169,26 +180,27 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
         Work::Block { code, .. } => Some(&list[*code]),
         _ => None,
     });
-    launches
-        .map(|p| {
-            Ok(Facts {
-                kernel: c.plan.kernels[kernel].name.clone(),
-                entry: p.name.clone(),
-                grid: p.grid,
-                threads: p.threads,
-                cluster: p.cluster,
-                shared: p.shared,
-                instructions: facts::instructions(&p.text),
-                widest_load: facts::widest(&p.text, "ld.global").max(facts::widest(&p.text, "cp.async.cg")),
-                widest_store: facts::widest(&p.text, "st.global"),
-                counts: facts::instruction_counts(&p.text),
-                assembled: ptxas.map(|path| facts::assemble(path, &p.text, c.options.target.name())).transpose()?,
-            })
-        })
-        .collect()
+    let (name, arch) = (&c.plan.kernels[kernel].name, c.options.target.name());
+    launches.map(|ptx| Facts::of(name, ptx, ptxas.map(|path| (path, arch)))).collect()
 }
 
 impl Facts {
+    /// Facts about a program; those from ptxas only if one is given, with the architecture that it assembles for.
+    pub(crate) fn of(kernel: &str, ptx: &nvptx::Ptx, ptxas: Option<(&Path, &str)>) -> Result<Facts, Error> {
+        Ok(Facts {
+            kernel: kernel.to_string(),
+            entry: ptx.name.clone(),
+            grid: ptx.grid,
+            threads: ptx.threads,
+            cluster: ptx.cluster,
+            shared: ptx.shared,
+            instructions: facts::instructions(&ptx.text),
+            widest_load: facts::widest(&ptx.text, "ld.global").max(facts::widest(&ptx.text, "cp.async.cg")),
+            widest_store: facts::widest(&ptx.text, "st.global"),
+            counts: facts::instruction_counts(&ptx.text),
+            assembled: ptxas.map(|(path, arch)| facts::assemble(path, &ptx.text, arch)).transpose()?,
+        })
+    }
     /// The facts as text, one per line.
     pub fn text(&self) -> String {
         let mut t = format!("{}\n", self.entry);

@@ -259,6 +259,19 @@ impl<'py> Bound<'py> {
             _ => None,
         }
     }
+    /// The integer at a place in tuples, or the bytes of the tensor there.
+    pub fn number(&self, path: &[usize]) -> Option<i64> {
+        match (self, path) {
+            (Bound::Pointer(pointer), []) => pointer.bytes.and_then(|n| i64::try_from(n).ok()),
+            (Bound::Scalar { elem: Number::Int32, value, .. }, []) => Some(i64::from(value.bits() as i32)),
+            (Bound::Scalar { elem, value, .. }, []) if !elem.is_float() => Some(value.bits() as i64),
+            (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.number(rest),
+            (Bound::Descriptor { base, .. }, [0]) => base.bytes.and_then(|n| i64::try_from(n).ok()),
+            (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
+            (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
+            _ => None,
+        }
+    }
 }
 
 /// What is noted of an integer that is a multiple of it.

@@ -1,0 +1,134 @@
+//! A kernel at every stage, for reading: the program as it was written and after each pass, LLVM IR, PTX or assembly,
+//! facts, and one page of all of it.
+use super::bounds::{self, Outside};
+use super::{KernelFacts, LaunchValues, Unit, defect};
+use crate::error::Error;
+use crate::facts::cubin;
+use crate::ptxas::{find_nvdisasm, find_ptxas};
+use crate::stages::{Stage, kernel::program_at};
+use kiln_block::{BlockProgram, passes, text::print};
+use kiln_codegen::nvptx::Ptx;
+use kiln_kernels::Site;
+use kiln_machine::Machine;
+use similar::TextDiff;
+use std::{io::Write as _, process::Command};
+
+/// A kernel that was compiled for a target.
+pub struct Stages {
+    pub(super) unit: Unit,
+    /// Of each instruction before the first pass, where it is in the source.
+    pub(super) sites: Vec<Site>,
+    /// Before the first pass.
+    pub(super) written: BlockProgram,
+    pub(super) program: BlockProgram,
+    pub(super) parameters: Vec<Vec<usize>>,
+    pub(super) machine: Machine,
+    /// For a GPU.
+    pub(super) ptx: Option<Ptx>,
+}
+
+/// What a pass made of the program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PassResult {
+    /// Its name; `written` is the program before the first one.
+    pub name: &'static str,
+    /// The program after it.
+    pub text: String,
+    /// The lines that it changed, as a unified diff; empty if it changed nothing.
+    pub diff: String,
+}
+
+impl Stages {
+    /// The block program that code is generated from.
+    pub fn program(&self) -> &BlockProgram {
+        &self.program
+    }
+    /// For each parameter of the program the argument that it is: its number among the kernel's parameters, then the
+    /// place in tuples.
+    pub fn parameters(&self) -> &[Vec<usize>] {
+        &self.parameters
+    }
+    /// The PTX, for a GPU.
+    pub fn ptx(&self) -> Option<&str> {
+        self.ptx.as_ref().map(|ptx| &ptx.text[..])
+    }
+    /// The block program, LLVM IR, PTX or assembly.
+    ///
+    /// # Errors
+    /// If the target has no such stage, or ptxas or nvdisasm is missing for a GPU's assembly.
+    pub fn text(&self, stage: Stage) -> Result<String, Error> {
+        match &self.ptx {
+            Some(ptx) if stage == Stage::Asm => sass(ptx, self.machine.arch.name()),
+            ptx => program_at(&self.program, stage, &self.machine, ptx.as_ref()),
+        }
+    }
+    /// The program as it was written, then after each pass. The last pass, `layout`, is for GPUs.
+    ///
+    /// # Errors
+    /// If a pass breaks the program, which is a defect of Kiln.
+    pub fn passes(&self) -> Result<Vec<PassResult>, Error> {
+        let mut program = self.written.clone();
+        let mut before = print(&program);
+        let mut all = vec![PassResult { name: "written", text: before.clone(), diff: String::new() }];
+        let layout = self.machine.arch.is_gpu().then_some("layout");
+        for name in passes::CANONICAL.iter().copied().chain(layout) {
+            passes::run(&[name], &mut program, &self.machine).map_err(defect)?;
+            let text = print(&program);
+            let changes = TextDiff::from_lines(&before, &text);
+            let diff = changes.unified_diff().context_radius(2).to_string();
+            all.push(PassResult { name, text: text.clone(), diff });
+            before = text;
+        }
+        Ok(all)
+    }
+    /// Sentences about accesses that are out of bounds in this launch whatever memory holds: they have no mask.
+    pub fn outside(&self, launch: &LaunchValues) -> Vec<String> {
+        let told = |o: &Outside| {
+            let name = &self.written.params[o.parameter].name;
+            let done = if o.writes { "written" } else { "read" };
+            let (element, elements) = (o.element, o.elements);
+            let place = self.sites.get(o.inst.0 as usize).and_then(|site| self.unit.place(*site));
+            let place = place.map_or(String::new(), |place| format!("\n{place}"));
+            format!(
+                "`{name}` is {done} at element {element}, and has {elements}: the access has no mask{place}\nhelp: give it \
+                 a mask, such as `mask=offsets < n`"
+            )
+        };
+        bounds::outside(&self.written, launch).iter().map(told).collect()
+    }
+    /// Registers, accesses and the predicted time; the latter if the launch's numbers are given.
+    ///
+    /// # Errors
+    /// If ptxas refuses the PTX.
+    pub fn facts(&self, launch: Option<&LaunchValues>) -> Result<KernelFacts, Error> {
+        KernelFacts::new(self, launch)
+    }
+    /// One HTML page that loads nothing: facts, the program after each pass with what changed, and code.
+    ///
+    /// # Errors
+    /// As [`Stages::facts`] and [`Stages::passes`].
+    pub fn html(&self, launch: Option<&LaunchValues>) -> Result<String, Error> {
+        super::page::page(self, launch)
+    }
+}
+
+/// A GPU's assembly of PTX, by NVIDIA's assembler and disassembler.
+fn sass(ptx: &Ptx, arch: &str) -> Result<String, Error> {
+    let missing = |what: &str| {
+        Error::failed(
+            format!("{what} is not found, which a GPU's assembly needs"),
+            "install the CUDA toolkit or Triton, or look at the PTX",
+        )
+    };
+    let ptxas = find_ptxas().ok_or_else(|| missing("ptxas"))?;
+    let nvdisasm = find_nvdisasm(&ptxas).ok_or_else(|| missing("nvdisasm"))?;
+    let code = cubin(&ptxas, &ptx.text, arch)?;
+    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", nvdisasm.display()), "look at the PTX");
+    let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
+    file.write_all(&code).map_err(failed)?;
+    let out = Command::new(&nvdisasm).arg("-c").arg(file.path()).output().map_err(failed)?;
+    match out.status.success() {
+        true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
+        false => Err(failed(std::io::Error::other(String::from_utf8_lossy(&out.stderr).trim().to_string()))),
+    }
+}
