@@ -8,11 +8,12 @@ use crate::unit::Function;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("kiln/language/arithmetic.py", include_str!("library/arithmetic.py")),
     ("kiln/language/blocks.py", include_str!("library/blocks.py")),
     ("kiln/language/libdevice.py", include_str!("library/libdevice.py")),
     ("kiln/language/reductions.py", include_str!("library/reductions.py")),
+    ("kiln/language/scaled.py", include_str!("library/scaled.py")),
     ("kiln/language/sorting.py", include_str!("library/sorting.py")),
     ("kiln/language/random.py", include_str!("library/random.py")),
 ];

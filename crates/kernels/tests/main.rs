@@ -5,5 +5,6 @@ mod kernels;
 mod mutations;
 mod programs;
 mod promotion;
+mod scaled;
 mod statements;
 mod units;

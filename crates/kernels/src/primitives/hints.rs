@@ -19,11 +19,6 @@ pub const TABLE: &[Primitive] = &[
     row("inline_asm_elementwise", "asm, constraints, args, dtype, is_pure, pack", |_, _| {
         Err(unsupported("inline assembly is not supported", "use functions of the language"))
     }),
-    row(
-        "dot_scaled",
-        "*operands, acc=None, fast_math=False, lhs_k_pack=True, rhs_k_pack=True, out_dtype=None",
-        |_, _| Err(unsupported("dot_scaled is not supported", "scale the operands, and use dot")),
-    ),
     row("globaltimer", "", |_, _| Err(no_counter("globaltimer"))),
     row("smid", "", |_, _| Err(no_counter("smid"))),
     row("num_threads", "", |_, _| Err(no_counter("num_threads"))),
