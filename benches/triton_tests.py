@@ -77,7 +77,12 @@ def alias(checkout: Path, device: str) -> None:
     triton.__version__ = "3.7.0"
     triton.CompilationError = triton.TritonError = errors.KilnError
     triton.language.str_to_ty = lambda name, _: kiln.language.dtype(name)
-    canonical = {name: name for name in kiln.language.core._DTYPES}
+    canonical = {
+        name: str(getattr(kiln.language, name))
+        for name in kiln.language.__all__
+        if isinstance(getattr(kiln.language, name), kiln.language.dtype)
+    }
+    canonical |= {"bool": "int1", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
     triton.must_use_result = lambda fn: fn
     triton.aggregate = triton.language.aggregate = lambda cls: cls
     active = types.SimpleNamespace(

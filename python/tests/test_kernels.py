@@ -126,6 +126,28 @@ def test_constants_of_the_module_are_read(device):
     assert out.tolist() == [3 * i for i in range(8)]
 
 
+INTEGERS = kl.pointer_type(kl.int32)
+
+
+@kiln.kernel
+def combined(x, out, by: kl.float16, combine: kl.constexpr, BLOCK: kl.constexpr):
+    kl.static_assert(isinstance(x.dtype, kl.pointer_type) and isinstance(by, kl.tensor))
+    i = kl.arange(0, BLOCK)
+    bits = kl.load(x.to(INTEGERS, bitcast=True) + i)
+    nothing = kl.maximum(by, float("nan"), propagate_nan=kl.PropagateNan.ALL)
+    kl.store(out, kl.reduce(bits.to(kl.float32, bitcast=True), 0, combine))
+    kl.store(out + 1, by)
+    kl.store(out + 2, nothing)
+
+
+def test_values_of_the_language_are_constants(device):
+    x, out = torch.tensor([3.0, -1.0, 7.0, 2.0], device=device), torch.zeros(3, device=device)
+    combined[(1,)](x, out, 1.0004, kl.minimum, BLOCK=4)
+    assert out[:2].tolist() == [-1.0, 1.0] and out[2].isnan()
+    combined[(1,)](x, out, float("inf"), kl.maximum, BLOCK=4)
+    assert out[:2].tolist() == [7.0, float("inf")]
+
+
 @kiln.kernel
 def written_twice(x, out, BLOCK: kl.constexpr):
     i = kl.arange(0, BLOCK)

@@ -16,6 +16,8 @@ use crate::unit::Site;
 use crate::value::Tensor;
 use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
 
+/// Axes of a block of the IR.
+const MAX_AXES: usize = 6;
 /// Operations of the largest program.
 const MAX_INSTRUCTIONS: usize = 1 << 20;
 
@@ -140,6 +142,12 @@ pub fn elem(number: Number) -> Eval<Elem> {
 
 /// The IR's type of a run-time value.
 pub fn block_type(ty: &TensorType) -> Eval<Type> {
+    if ty.shape.len() > MAX_AXES {
+        return Err(unsupported(
+            format!("a block of shape {:?} has {} axes, and blocks have at most {MAX_AXES}", ty.shape, ty.shape.len()),
+            "reshape it so that neighbouring axes are one",
+        ));
+    }
     Ok(match ty.scalar {
         Scalar::Number(number) => Type::block(elem(number)?, ty.shape.clone()),
         Scalar::Pointer(number) => Type::ptr(elem(number)?, ty.shape.clone()),

@@ -9,3 +9,4 @@ pub mod math;
 pub mod memory;
 pub mod report;
 pub mod shape;
+pub mod window;

@@ -15,7 +15,7 @@ use crate::emit::Emitter;
 use crate::error::{Eval, type_error};
 use crate::library::Library;
 use crate::unit::Options;
-use crate::value::{Arguments, FunctionId, Value};
+use crate::value::{Arguments, Callee, Value};
 
 /// What a primitive may ask of who walks the kernel.
 pub trait Walk {
@@ -24,8 +24,8 @@ pub trait Walk {
     fn print(&mut self, line: String);
     /// A message with the place of the call.
     fn with_place(&self, message: &str) -> String;
-    /// Walks a function with its first parameters bound to values.
-    fn call_function(&mut self, function: FunctionId, arguments: Vec<Value>) -> Eval<Value>;
+    /// Calls a function with its first parameters bound to values.
+    fn call_function(&mut self, function: Callee, arguments: Vec<Value>) -> Eval<Value>;
 }
 
 /// Arguments come in the order of the parameters, and all are there.
@@ -54,7 +54,7 @@ static GROUPS: [&[Primitive]; 8] = [
 ];
 
 /// Functions that blocks have as methods.
-const METHODS: [&str; 56] = [
+const METHODS: [&str; 57] = [
     "to",
     "cast",
     "broadcast_to",
@@ -92,6 +92,7 @@ const METHODS: [&str; 56] = [
     "reduce",
     "associative_scan",
     "gather",
+    "scatter",
     "histogram",
     "cdiv",
     "sigmoid",
@@ -198,6 +199,62 @@ fn default_value(text: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Names for imports only: kernels that call them are refused by name.
+    const REFUSED: [&str; 12] = [
+        "add_rn",
+        "erfc",
+        "erfinv",
+        "j0",
+        "ldexp",
+        "lgamma",
+        "logb",
+        "mul_rn",
+        "nextafter",
+        "remainder",
+        "slice",
+        "tgamma",
+    ];
+    /// Methods, classes and functions of Python's own that the compiler has as primitives.
+    const INNER: [&str; 14] = [
+        "block_type",
+        "constexpr",
+        "dtype",
+        "get_int_dtype",
+        "item",
+        "logical_and",
+        "logical_or",
+        "next_power_of_2",
+        "ones",
+        "pointer_type",
+        "scatter",
+        "sort_impl",
+        "tensor",
+        "tensor_descriptor",
+    ];
+
+    /// The words of `NAME = """ … """` or `NAME = "…"` in a Python file.
+    fn listed<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
+        let (_, after) = text.split_once(&format!("\n{name} = \"")).unwrap();
+        let after = after.trim_start_matches('"');
+        after.split('"').next().unwrap().split_whitespace().collect()
+    }
+
+    #[test]
+    fn the_package_has_the_names_of_the_compiler() {
+        let text = include_str!("../../../python/kiln/language/core.py");
+        let listed: Vec<&str> =
+            ["PRIMITIVES", "LIBDEVICE", "CUDA"].iter().flat_map(|name| listed(text, name)).collect();
+        let library: Vec<&str> = Library::get().unwrap().names().collect();
+        let known: Vec<&str> = GROUPS.iter().flat_map(|group| group.iter()).map(|p| p.name).chain(library).collect();
+        let missing: Vec<&str> = listed.iter().copied().filter(|name| !known.contains(name)).collect();
+        let mut refused = missing.clone();
+        refused.sort_unstable();
+        assert_eq!(refused, REFUSED, "what the compiler lacks");
+        let of_users = known.iter().filter(|name| !name.starts_with('_') && !INNER.contains(name));
+        let unlisted: Vec<&&str> = of_users.filter(|name| !listed.contains(name)).collect();
+        assert!(unlisted.is_empty(), "the package lacks {unlisted:?}");
+    }
 
     #[test]
     fn names_are_unique_and_methods_exist() {

@@ -68,6 +68,10 @@ pub enum Literal {
     Float(#[serde(with = "float_or_name")] f64),
     Str(String),
     Dtype(Number),
+    /// The type of pointers to elements.
+    Pointer(Number),
+    /// A name of the language, such as `maximum`.
+    Primitive(String),
     Function(usize),
     Tuple(Vec<Literal>),
     /// A named tuple.

@@ -8,3 +8,4 @@ mod promotion;
 mod scaled;
 mod statements;
 mod units;
+mod windows;

@@ -285,6 +285,19 @@ def kernel(array, out):
     assert_eq!(out[0].to_f64()[..12], [9.0, 10.0, 11.0, 1.0, 4.0, 5.0, 1.0, 1.0, 1.0, 1.0, 10.0, 11.0]);
 }
 
+/// Launches pass float32, and the program rounds.
+#[test]
+fn half_scalars_are_passed_as_float32() {
+    let text = "
+def kernel(out, by):
+    tl.static_assert(by.dtype == tl.float16)
+    tl.store(out, by)
+";
+    let arguments = vec![pointer(Number::Float32), scalar(Number::Float16)];
+    let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::F32, 1), buffer(Elem::F32, [1.0004])]);
+    assert_eq!(out[0].to_f64(), [1.0]);
+}
+
 #[test]
 fn inverse_hyperbolic_functions() {
     let text = "

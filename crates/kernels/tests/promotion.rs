@@ -202,7 +202,7 @@ const REFUSED: &[(&str, ErrorKind, &str)] = &[
     ("u8 + 300", ErrorKind::Value, "out of range for uint8"),
     ("i8 * 1000", ErrorKind::Value, "out of range for int8"),
     ("f32 // f32", ErrorKind::Type, "`//` is not defined on float32"),
-    ("f32 & i32", ErrorKind::Type, "bits of float32"),
+    ("f32 & i32", ErrorKind::Type, "invalid operands of type float32 and int32"),
     ("~f32", ErrorKind::Type, "`~` is not defined"),
     ("f32 ** 2", ErrorKind::Unsupported, "`**`"),
     ("e4 + e4", ErrorKind::Unsupported, "no arithmetic on float8e4nv"),

@@ -374,6 +374,12 @@ const ROWS: &[Row] = &[
          tl.store(out, v.to(tl.float32) < 2)",
         &[1.0],
     ),
+    row(
+        "functions of the language combine elements",
+        "v = tl.reduce(i, 0, tl.maximum)\n    f: tl.constexpr = tl.minimum\n    \
+         tl.store(out, v * 10 + tl.reduce(i + 2, 0, f))",
+        &[72.0],
+    ),
     row("atomic_add without its result", "tl.atomic_add(out, 1.5)\n    tl.atomic_add(out, 2)", &[3.5]),
 ];
 
@@ -447,6 +453,14 @@ const REFUSED: &[(&str, ErrorKind, &str)] = &[
     ("for k in range(0, n, 0):\n        pass", ErrorKind::Value, "step of a range is 0"),
     ("v = tl.program_id(3)", ErrorKind::Value, "no axis 3"),
     ("v = 1 // 0", ErrorKind::Value, "division by zero"),
+    ("v = tl.load(x + i) & n", ErrorKind::Type, "`&` has invalid operands of type float32 and int32"),
+    ("v = tl.load(x) >> 1", ErrorKind::Type, "`>>` has invalid operands of type float32 and int32"),
+    ("v = i.reshape(1, 2, 1, 2, 1, 2, 1)", ErrorKind::Unsupported, "has 7 axes"),
+    (
+        "v = tl.load(x).to(tl.float8e5, fp_downcast_rounding='rtz')",
+        ErrorKind::Unsupported,
+        "to float8e5 toward zero is not supported",
+    ),
     ("v = tl.sum(i, 1)", ErrorKind::Value, "axis 1 of a block of 1 axes"),
 ];
 

@@ -15,9 +15,13 @@ from types import ModuleType
 from typing import Any, Callable
 
 from kiln import _native
-from kiln.language.core import Primitive, constexpr, dtype
+from kiln.language import core
+from kiln.language.core import Primitive, PropagateNan, constexpr, dtype, pointer_type
 
 _DEF = re.compile(r"^(?:async\s+)?def\s+\w+\s*[\(\[]", re.MULTILINE)
+
+#: Names of classes that kernels know by another one.
+_CLASSES = {"tuple_type": "tuple"}
 
 #: Where Triton's own names are defined; each is a name of Kiln's language.
 _TRITON = ("triton.language", "triton.tools")
@@ -126,10 +130,15 @@ class Collector:
             return {"module": value.__name__}
         if isinstance(value, Primitive):
             return {"primitive": value.name}
+        if value is PropagateNan:
+            return {"module": "kiln.language.PropagateNan"}
+        # Types of values of the language, which kernels ask `isinstance` for or make others with.
+        if isinstance(value, type) and value.__module__ == core.__name__:
+            return {"primitive": _CLASSES.get(value.__name__, value.__name__)}
         name = _of_triton(value)
         if name is not None:
             return name
-        if isinstance(value, dtype):
+        if isinstance(value, dtype) and not isinstance(value, pointer_type):
             return {"dtype": value.name}
         if is_kernel(value):
             return {"function": self.add(as_kernel(value))}
@@ -156,8 +165,12 @@ class Collector:
             return {"float": value if value == value and abs(value) != float("inf") else str(value)}
         if isinstance(value, str):
             return {"str": value}
+        if isinstance(value, pointer_type):
+            return {"pointer": value.pointee.name}
         if isinstance(value, dtype):
             return {"dtype": value.name}
+        if isinstance(value, Primitive):
+            return {"primitive": value.name}
         if is_kernel(value):
             return {"function": self.add(as_kernel(value))}
         if isinstance(value, (tuple, list)):
@@ -169,7 +182,7 @@ class Collector:
                 return {"record": {"fields": list(fields), "values": parts}}
             return {"tuple": parts}
         found = _of_triton(value)
-        return found if found is not None and "dtype" in found else None
+        return found if found is not None and ("dtype" in found or "primitive" in found) else None
 
 
 class _Scope:

@@ -23,6 +23,18 @@ class Primitive:
         return f"<kiln.language.{self.name}>"
 
 
+_MANTISSA_BITS = {
+    "fp8e4b15": 3,
+    "fp8e4nv": 3,
+    "fp8e4b8": 3,
+    "fp8e5": 2,
+    "fp8e5b16": 2,
+    "fp16": 10,
+    "bf16": 7,
+    "fp32": 23,
+    "fp64": 52,
+}
+
 #: Element types by name.
 _DTYPES: dict[str, dtype] = {}
 
@@ -56,6 +68,11 @@ class dtype:  # noqa: N801
 
     def is_fp8(self) -> bool:
         return self.name.startswith("fp8")
+
+    @property
+    def fp_mantissa_width(self) -> int:
+        """Bits of the mantissa of a float, without the leading one."""
+        return _MANTISSA_BITS[self.name]
 
     SINT_TYPES = ("int8", "int16", "int32", "int64")
     UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
@@ -187,8 +204,8 @@ class const:
 class PropagateNan:
     """What `maximum` and `minimum` do with NaN."""
 
-    NONE = constexpr("none")
-    ALL = constexpr("all")
+    NONE = constexpr("PropagateNan.NONE")
+    ALL = constexpr("PropagateNan.ALL")
 
 
 #: The most elements of a block.
@@ -219,6 +236,7 @@ fast_log10f fast_log2f fast_logf fast_powf fast_sinf fast_tanf ffs finitef float
 float_as_int floor fma fmod hypot int2float_rn int_as_float isfinited isinf isnan j0 ldexp lgamma
 llrint log log10 log1p log2 logb mulhi mul_rn nearbyint nextafter pow popc rcp_rn remainder rint
 round rsqrt rsqrt_rn saturatef signbit sin sinh sinpi sqrt sqrt_rn tan tanh tgamma trunc umulhi
+fabs fast_exp2f fast_sqrtf fast_tanhf fdim fmax fmin isinff isnanf relu sqrtf tanh_approx
 """.split()
 
 #: Functions of `kiln.language.extra.cuda`.

@@ -1,6 +1,6 @@
 //! Ops without effects: arithmetic, conversions, shapes, reductions, dots.
 use super::{Emitter, elem};
-use crate::error::Eval;
+use crate::error::{Eval, unsupported};
 use crate::types::{Number, Scalar, TensorType};
 use crate::value::Tensor;
 use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp};
@@ -64,6 +64,12 @@ impl Emitter {
     }
     /// To a float of fewer bits, rounded towards zero.
     pub fn cast_toward_zero(&mut self, x: &Tensor, to: Number) -> Eval<Tensor> {
+        if to.is_f8() || !matches!(x.number()?, Number::Float32 | Number::Float64) {
+            return Err(unsupported(
+                format!("a cast of {} to {to} toward zero is not supported", x.ty),
+                "round to nearest, which is the default, or cast float32 to float16 or bfloat16",
+            ));
+        }
         self.one(Op::CastToZero(elem(to)?), &[x.value], x.ty.with_number(to))
     }
     /// The same bits as another type of the same width; pointers are addresses in bytes.

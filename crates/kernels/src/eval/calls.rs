@@ -4,6 +4,7 @@ use super::statements::is_constexpr;
 use super::{Evaluator, Flow, Frame, MAX_CALLS};
 use crate::emit::Emitter;
 use crate::error::{Eval, internal, type_error, unsupported};
+use crate::ops::convert::cast_number;
 use crate::primitives::{self, Walk};
 use crate::syntax::tree::{CallArgument, Expr, FunctionTree, ParameterKind, Spread};
 use crate::syntax::{Parameter, Span};
@@ -205,9 +206,12 @@ impl Evaluator<'_> {
             }
             Argument::Scalar { elem, facts } => {
                 origins.push(path.to_vec());
-                self.emit.scalar_parameter(name, *elem, *facts).map(Value::Tensor)
+                let narrow = elem.is_float() && elem.bits() < 32;
+                let passed = if narrow { Number::Float32 } else { *elem };
+                let value = self.emit.scalar_parameter(name, passed, *facts)?;
+                cast_number(&mut self.emit, &value, *elem).map(Value::Tensor)
             }
-            Argument::Constant(literal) => Ok(super::names::literal_value(literal)),
+            Argument::Constant(literal) => self.literal_value(literal),
             Argument::Tuple(items) => {
                 let mut values = vec![];
                 for (at, item) in items.iter().enumerate() {
@@ -261,9 +265,9 @@ impl Walk for Evaluator<'_> {
     fn with_place(&self, message: &str) -> String {
         Evaluator::with_place(self, message)
     }
-    fn call_function(&mut self, function: FunctionId, arguments: Vec<Value>) -> Eval<Value> {
+    fn call_function(&mut self, function: Callee, arguments: Vec<Value>) -> Eval<Value> {
         let arguments = Arguments { positional: arguments, named: vec![] };
-        self.call_helper(function, arguments, self.call_span)
+        self.call(&Value::Callee(function), arguments, self.call_span)
     }
 }
 

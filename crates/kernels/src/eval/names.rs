@@ -4,7 +4,7 @@ use crate::error::{Eval, name_error};
 use crate::names::dotted;
 use crate::primitives;
 use crate::syntax::tree::{Expr, ExprKind};
-use crate::types::Number;
+use crate::types::{Number, Scalar, TensorType};
 use crate::unit::{Binding, Literal};
 use crate::value::{Builtin, Callee, Constant, FunctionId, Tuple, Value};
 use std::rc::Rc;
@@ -105,7 +105,7 @@ impl Evaluator<'_> {
             }
             Binding::Dtype(number) => Ok(Value::number(*number)),
             Binding::Function(index) => Ok(Value::Callee(Callee::Function(FunctionId::User(*index)))),
-            Binding::Constant(literal) => Ok(literal_value(literal)),
+            Binding::Constant(literal) => self.literal_value(literal),
             Binding::Module(path) => Ok(Value::Module(path.clone())),
             Binding::PythonFunction(function) => Err(name_error(
                 format!("`{name}` is the Python function {function}, which a kernel cannot call"),
@@ -135,6 +135,25 @@ impl Evaluator<'_> {
         SUBMODULES.contains(&name).then(|| Value::Module(format!("kiln.language.{name}")))
     }
 
+    pub(super) fn literal_value(&self, literal: &Literal) -> Eval<Value> {
+        let all = |values: &[Literal]| values.iter().map(|value| self.literal_value(value)).collect::<Eval<Vec<_>>>();
+        Ok(match literal {
+            Literal::None => Value::NONE,
+            Literal::Bool(value) => Value::bool(*value),
+            Literal::Int(value) => Value::int(*value),
+            Literal::Float(value) => Value::Constant(Constant::Float(*value)),
+            Literal::Str(text) => Value::str(&text[..]),
+            Literal::Dtype(number) => Value::number(*number),
+            Literal::Pointer(elem) => Value::Type(TensorType { scalar: Scalar::Pointer(*elem), shape: vec![] }),
+            Literal::Primitive(name) => self.language(name).ok_or_else(|| no_primitive(name))?,
+            Literal::Function(index) => Value::Callee(Callee::Function(FunctionId::User(*index))),
+            Literal::Tuple(values) => Value::tuple(all(values)?),
+            Literal::Record { fields, values } => {
+                Value::Tuple(Tuple { values: Rc::new(all(values)?), fields: Some(Rc::new(fields.clone())) })
+            }
+        })
+    }
+
     pub(super) fn module_attribute(&self, path: &str, name: &str) -> Eval<Value> {
         if path.ends_with("PropagateNan") {
             return Ok(Value::str(format!("PropagateNan.{name}")));
@@ -160,21 +179,4 @@ fn no_primitive(name: &str) -> Box<crate::KernelError> {
             None => "see the guide for the functions that a kernel may call".into(),
         },
     )
-}
-
-pub fn literal_value(literal: &Literal) -> Value {
-    match literal {
-        Literal::None => Value::NONE,
-        Literal::Bool(value) => Value::bool(*value),
-        Literal::Int(value) => Value::int(*value),
-        Literal::Float(value) => Value::Constant(Constant::Float(*value)),
-        Literal::Str(text) => Value::str(&text[..]),
-        Literal::Dtype(number) => Value::number(*number),
-        Literal::Function(index) => Value::Callee(Callee::Function(FunctionId::User(*index))),
-        Literal::Tuple(values) => Value::tuple(values.iter().map(literal_value).collect()),
-        Literal::Record { fields, values } => Value::Tuple(Tuple {
-            values: Rc::new(values.iter().map(literal_value).collect()),
-            fields: Some(Rc::new(fields.clone())),
-        }),
-    }
 }

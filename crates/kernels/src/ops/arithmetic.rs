@@ -67,10 +67,7 @@ pub fn binary(emit: &mut Emitter, op: BinaryOp, a: &Value, b: &Value) -> Eval<Te
         BinaryOp::Div => divide(emit, a, b),
         BinaryOp::FloorDiv => integer_divide(emit, a, b),
         BinaryOp::Mod => remainder(emit, a, b),
-        BinaryOp::And => bitwise(emit, block::BinaryOp::And, a, b),
-        BinaryOp::Or => bitwise(emit, block::BinaryOp::Or, a, b),
-        BinaryOp::Xor => bitwise(emit, block::BinaryOp::Xor, a, b),
-        BinaryOp::Shl => bitwise(emit, block::BinaryOp::Shl, a, b),
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl => bitwise(emit, op, a, b),
         BinaryOp::Shr => shift_right(emit, a, b),
         BinaryOp::Pow => Err(unsupported(
             "`**` is not defined on run-time values",
@@ -132,25 +129,34 @@ fn remainder(emit: &mut Emitter, a: &Value, b: &Value) -> Eval<Tensor> {
     emit.binary(block::BinaryOp::Rem, &pair.a, &pair.b)
 }
 
-fn bitwise(emit: &mut Emitter, op: block::BinaryOp, a: &Value, b: &Value) -> Eval<Tensor> {
-    let pair = promote(emit, a, b, Arithmetic::Plain)?;
-    if pair.number.is_float() {
+fn bitwise(emit: &mut Emitter, op: BinaryOp, a: &Value, b: &Value) -> Eval<Tensor> {
+    let pair = integers(emit, op, a, b)?;
+    let op = match op {
+        BinaryOp::And => block::BinaryOp::And,
+        BinaryOp::Or => block::BinaryOp::Or,
+        BinaryOp::Xor => block::BinaryOp::Xor,
+        _ => block::BinaryOp::Shl,
+    };
+    emit.binary(op, &pair.a, &pair.b)
+}
+
+/// Operands of an operator on bits.
+fn integers(emit: &mut Emitter, op: BinaryOp, a: &Value, b: &Value) -> Eval<Pair> {
+    let (left, right) = (operand(a)?.number, operand(b)?.number);
+    if left.is_float() || right.is_float() {
         return Err(type_error(
-            format!("bits of {} are not combined", pair.number),
+            format!("`{}` has invalid operands of type {left} and {right}: it takes integers", op.symbol()),
             "compare to get a bool, or take the bits with `.to(tl.int32, bitcast=True)`",
         ));
     }
-    emit.binary(op, &pair.a, &pair.b)
+    promote(emit, a, b, Arithmetic::Plain)
 }
 
 /// By the sign of the left side; of a constant's right side if the left is one.
 fn shift_right(emit: &mut Emitter, a: &Value, b: &Value) -> Eval<Tensor> {
     let by_sign_of = if a.tensor().is_some() { a } else { b };
     let signed = by_sign_of.tensor().map(Tensor::number).transpose()?.is_some_and(Number::is_signed);
-    let pair = promote(emit, a, b, Arithmetic::Plain)?;
-    if pair.number.is_float() {
-        return Err(type_error(format!("{} is not shifted", pair.number), "shift integers"));
-    }
+    let pair = integers(emit, BinaryOp::Shr, a, b)?;
     if signed == pair.number.is_signed() {
         return emit.binary(block::BinaryOp::Shr, &pair.a, &pair.b);
     }

@@ -1,13 +1,9 @@
-//! Loads and stores by pointers, block pointers and descriptors.
-use super::arithmetic::{binary, compare, logical};
-use super::convert::{broadcast, broadcast_to, cast, to_tensor};
-use super::shape::full;
+//! Loads and stores by pointers.
+use super::convert::{broadcast_to, cast, to_tensor};
 use crate::emit::{Access, Emitter};
 use crate::error::{Eval, type_error, value_error};
-use crate::syntax::tree::{BinaryOp, CompareOp};
 use crate::types::{Number, Scalar, broadcast_shape};
-use crate::value::{BlockPointer, Constant, Tensor, Value};
-use kiln_block as block;
+use crate::value::{Constant, Tensor, Value};
 use kiln_block::CachePolicy;
 
 /// A mask and a value for elements outside, `None` where they are not given, and a hint to caches.
@@ -106,73 +102,4 @@ pub fn access_shape(name: &str, pointer: &Tensor, operands: [Option<&Tensor>; 2]
         shape = broadcast_shape(&shape, &operand.ty.shape)?;
     }
     Ok(shape)
-}
-
-/// What is read outside of an array.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Padding {
-    Zero,
-    Nan,
-}
-
-/// A block of an array: its base, sizes and strides, where the block starts, and which axes may run over the end.
-pub struct Window<'a> {
-    pub base: &'a Tensor,
-    pub shape: &'a [Tensor],
-    pub strides: &'a [Tensor],
-    pub offsets: &'a [Tensor],
-    pub block: &'a [usize],
-    pub checked: Vec<usize>,
-}
-
-impl<'a> Window<'a> {
-    pub fn at(pointer: &'a BlockPointer, checked: Vec<usize>) -> Window<'a> {
-        let BlockPointer { base, shape, strides, offsets, block } = pointer;
-        Window { base, shape, strides, offsets, block, checked }
-    }
-    /// Pointers to the elements, and which are inside of the array.
-    fn elements(&self, emit: &mut Emitter) -> Eval<(Tensor, Option<Tensor>)> {
-        let mut pointer = Value::Tensor(self.base.clone());
-        let mut inside: Option<Tensor> = None;
-        for axis in 0..self.block.len() {
-            let index = super::shape::index_along(emit, self.block, axis)?;
-            let index = cast(emit, &index, Scalar::Number(Number::Int64))?;
-            let start = Value::Tensor(self.offsets[axis].clone());
-            let index = Value::Tensor(binary(emit, BinaryOp::Add, &start, &Value::Tensor(index))?);
-            let offset = binary(emit, BinaryOp::Mul, &index, &Value::Tensor(self.strides[axis].clone()))?;
-            pointer = Value::Tensor(binary(emit, BinaryOp::Add, &pointer, &Value::Tensor(offset))?);
-            if self.checked.contains(&axis) {
-                let bounds = [
-                    compare(emit, CompareOp::Ge, &index, &Value::int(0))?,
-                    compare(emit, CompareOp::Lt, &index, &Value::Tensor(self.shape[axis].clone()))?,
-                ];
-                for bound in bounds {
-                    inside = Some(match inside {
-                        None => bound,
-                        Some(inside) => logical(emit, block::BinaryOp::And, &inside, &bound)?,
-                    });
-                }
-            }
-        }
-        Ok((to_tensor(emit, &pointer)?, inside))
-    }
-    pub fn load(&self, emit: &mut Emitter, padding: Padding) -> Eval<Tensor> {
-        let (pointer, mask) = self.elements(emit)?;
-        let elem = pointee("load", &pointer)?;
-        let other = match padding {
-            Padding::Nan if mask.is_some() => {
-                Some(full(emit, &Value::Constant(Constant::Float(f64::NAN)), &pointer.ty.with_number(elem))?)
-            }
-            _ => None,
-        };
-        emit.load(&pointer, &Access { mask, other, ..Access::default() })
-    }
-    pub fn store(&self, emit: &mut Emitter, value: &Tensor) -> Eval<()> {
-        let (pointer, mask) = self.elements(emit)?;
-        let elem = pointee("store", &pointer)?;
-        let value = cast(emit, value, Scalar::Number(elem))?;
-        let (pointer, value) = broadcast(emit, &pointer, &value)?;
-        emit.store(&pointer, &value, &Access { mask, ..Access::default() });
-        Ok(())
-    }
 }

@@ -1,5 +1,6 @@
 //! Blocks: made, cast, moved, combined element by element, multiplied.
 use super::arguments::{known, known_flag, known_int, known_text, sequence, sizes, tensor, type_of};
+use super::windows::descriptor_gather;
 use super::{Primitive, Walk, row};
 use crate::error::{Eval, type_error, value_error};
 use crate::ops::arithmetic::{self, Extreme, NanRule, extreme};
@@ -7,7 +8,7 @@ use crate::ops::convert::{bitcast, broadcast, cast, scalar_constant, to_tensor};
 use crate::ops::{dot, shape};
 use crate::syntax::tree::BinaryOp;
 use crate::types::{Number, Scalar, checked_shape};
-use crate::value::{Callee, Value};
+use crate::value::Value;
 
 pub const TABLE: &[Primitive] = &[
     row("arange", "start, end", arange),
@@ -46,6 +47,9 @@ pub const TABLE: &[Primitive] = &[
     ),
     row("map_elementwise", "scalar_fn, *args, pack=1", map_elementwise),
     row("gather", "src, index, axis", |e, a| {
+        if let Value::Descriptor(descriptor) = &a[0] {
+            return descriptor_gather(e, descriptor, &a[1], &a[2]);
+        }
         let (x, positions) = (tensor(e, &a[0])?, tensor(e, &a[1])?);
         shape::gather(e.emit(), &x, &positions, known_int("axis", &a[2])?).map(Value::Tensor)
     }),
@@ -239,7 +243,7 @@ fn dot_blocks(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
 
 /// The function is applied to whole blocks, which means the same.
 fn map_elementwise(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
-    let Value::Callee(Callee::Function(function)) = &arguments[0] else {
+    let Value::Callee(function) = &arguments[0] else {
         return Err(known("scalar_fn", &arguments[0]));
     };
     let values = sequence(&arguments[1])?;

@@ -8,7 +8,7 @@ use crate::error::{Eval, type_error, unsupported, value_error};
 use crate::ops::convert::cast;
 use crate::ops::shape;
 use crate::types::{Number, TensorType};
-use crate::value::{Callee, FunctionId, Tensor, Value};
+use crate::value::{Callee, Tensor, Value};
 use kiln_block::{BinaryOp, Op, ReduceOp, ScanOp};
 
 pub const TABLE: &[Primitive] = &[
@@ -17,12 +17,12 @@ pub const TABLE: &[Primitive] = &[
     row("_flip", "x, axis", flip),
 ];
 
-fn function(value: &Value) -> Eval<FunctionId> {
+fn function(value: &Value) -> Eval<Callee> {
     match value {
-        Value::Callee(Callee::Function(id)) => Ok(*id),
+        Value::Callee(callee) => Ok(*callee),
         other => Err(type_error(
             format!("{} does not combine two elements", other.describe()),
-            "pass a function that is decorated as a kernel",
+            "pass a function that is decorated as a kernel, or one of the language such as `maximum`",
         )),
     }
 }
@@ -113,7 +113,7 @@ fn scan_op(op: BinaryOp) -> Option<ScanOp> {
 }
 
 /// The op that a function of two elements is, if it is one. The function is walked in a region that is thrown away.
-fn known_combination(walk: &mut dyn Walk, input: &Tensor, combine: FunctionId) -> Eval<Option<BinaryOp>> {
+fn known_combination(walk: &mut dyn Walk, input: &Tensor, combine: Callee) -> Eval<Option<BinaryOp>> {
     let element = shape::element(&input.ty);
     let operands = walk.emit().open(&[element.clone(), element])?;
     let values = operands.iter().cloned().map(Value::Tensor).collect();
@@ -131,7 +131,7 @@ fn known_combination(walk: &mut dyn Walk, input: &Tensor, combine: FunctionId) -
     }
 }
 
-fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: FunctionId) -> Eval<Vec<Tensor>> {
+fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: Callee) -> Eval<Vec<Tensor>> {
     if let [input] = inputs
         && let Some(known) = known_combination(walk, input, combine)?
         && let Some(result) = reduced_by_op(walk, input, axis, known)?
@@ -164,7 +164,7 @@ fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> 
 
 /// Opens a region that combines an element of each operand with another of each, and leaves it open; gives what it
 /// yields, in the types of the operands. The function's first operands are what is combined so far.
-fn combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: FunctionId) -> Eval<Vec<Tensor>> {
+fn combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: Callee) -> Eval<Vec<Tensor>> {
     let elements: Vec<TensorType> = inputs.iter().map(|input| shape::element(&input.ty)).collect();
     let operands = walk.emit().open(&[&elements[..], &elements[..]].concat())?;
     let result = walk.call_function(combine, operands.into_iter().map(Value::Tensor).collect())?;

@@ -1,6 +1,6 @@
 //! Loads, stores and atomic updates.
 use super::arguments::{known_text, one_of, sizes, tensor};
-use super::windows::{descriptor_load, descriptor_store, pointer_load, pointer_store};
+use super::windows::{descriptor_load, descriptor_store, descriptor_update, pointer_load, pointer_store};
 use super::{Primitive, Walk, row};
 use crate::emit::Update;
 use crate::error::{Eval, value_error};
@@ -99,6 +99,9 @@ fn refuse_boundary(boundary: &Value, padding: &str) -> Eval<()> {
 fn update(walk: &mut dyn Walk, op: AtomicOp, arguments: &[Value]) -> Eval<Value> {
     let [pointer, value, mask, sem, scope] = arguments else { return Ok(Value::NONE) };
     let update = Update { op, how: atomicity(sem, scope)? };
+    if let Value::Descriptor(descriptor) = pointer {
+        return descriptor_update(walk, update, descriptor, value, mask);
+    }
     let pointer = tensor(walk, pointer)?;
     atomic::update(walk.emit(), update, &pointer, value, mask).map(Value::Tensor)
 }

@@ -1,10 +1,11 @@
 //! Block pointers and tensor descriptors: windows of arrays, read by masked loads of pointers.
 use super::arguments::{known_text, one_of, sizes, tensor};
 use super::{Primitive, Walk, row};
+use crate::emit::Update;
 use crate::error::{Eval, type_error, unsupported, value_error};
 use crate::ops::convert::{cast_number, scalar_constant};
-use crate::ops::memory::{Padding, Window};
 use crate::ops::shape::item;
+use crate::ops::window::{AxisIndex, Padding, Window};
 use crate::types::{Number, checked_shape};
 use crate::value::{BlockPointer, Constant, Descriptor, Tensor, Value};
 use std::rc::Rc;
@@ -14,6 +15,7 @@ pub const TABLE: &[Primitive] = &[
     row("advance", "base, offsets", advance),
     row("make_tensor_descriptor", "base, shape, strides, block_shape, padding_option='zero'", make_descriptor),
     row("load_tensor_descriptor", "desc, offsets", |e, a| descriptor_load(e, descriptor_of(&a[0])?, &a[1])),
+    row("scatter", "desc, value, x_offsets, y_offset", scatter),
     row("store_tensor_descriptor", "desc, offsets, value", |e, a| {
         descriptor_store(e, descriptor_of(&a[0])?, &a[1], &a[2])?;
         Ok(Value::NONE)
@@ -103,6 +105,13 @@ fn make_descriptor(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     Ok(Value::Descriptor(Rc::new(Descriptor { base, shape, strides, block, pads_nan })))
 }
 
+impl Descriptor {
+    /// What is read outside of the array.
+    fn padding(&self) -> Padding {
+        if self.pads_nan { Padding::Nan } else { Padding::Zero }
+    }
+}
+
 fn descriptor_of(value: &Value) -> Eval<&Descriptor> {
     match value {
         Value::Descriptor(descriptor) => Ok(descriptor),
@@ -113,16 +122,57 @@ fn descriptor_of(value: &Value) -> Eval<&Descriptor> {
     }
 }
 
-fn descriptor_window<'a>(descriptor: &'a Descriptor, offsets: &'a [Tensor]) -> Eval<Window<'a>> {
+fn descriptor_window<'a>(descriptor: &'a Descriptor, offsets: &[Tensor]) -> Eval<Window<'a>> {
     let Descriptor { base, shape, strides, block, .. } = descriptor;
     same_rank("a descriptor", &[block.len(), offsets.len()])?;
-    Ok(Window { base, shape, strides, offsets, block, checked: (0..block.len()).collect() })
+    let index = AxisIndex::spans(offsets, block);
+    Ok(Window { base, shape, strides, index, checked: (0..block.len()).collect() })
+}
+
+/// Rows of an array of two axes, each of as many elements as the descriptor's block has columns.
+fn rows_window<'a>(walk: &mut dyn Walk, descriptor: &'a Descriptor, rows: &Value, column: &Value) -> Eval<Window<'a>> {
+    let Descriptor { base, shape, strides, block, .. } = descriptor;
+    let rows = tensor(walk, rows)?;
+    let column = wide(walk, column)?;
+    let ([1, columns], [column], [_]) = (&block[..], &column[..], &rows.ty.shape[..]) else {
+        return Err(type_error(
+            format!("rows {} of a descriptor whose blocks are {block:?} are taken", rows.ty),
+            "rows are a block of one axis, and the descriptor's block_shape is [1, columns]",
+        ));
+    };
+    if !rows.number()?.is_int() {
+        return Err(type_error(format!("numbers of rows are {}", rows.ty), "they are integers"));
+    }
+    let index = vec![AxisIndex::List(rows), AxisIndex::Span { start: column.clone(), count: *columns }];
+    Ok(Window { base, shape, strides, index, checked: vec![0, 1] })
+}
+
+pub fn descriptor_gather(walk: &mut dyn Walk, descriptor: &Descriptor, rows: &Value, column: &Value) -> Eval<Value> {
+    let window = rows_window(walk, descriptor, rows, column)?;
+    window.load(walk.emit(), descriptor.padding()).map(Value::Tensor)
+}
+
+fn scatter(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let window = rows_window(walk, descriptor_of(&arguments[0])?, &arguments[2], &arguments[3])?;
+    let value = tensor(walk, &arguments[1])?;
+    window.store(walk.emit(), &value)?;
+    Ok(Value::NONE)
+}
+
+pub fn descriptor_update(
+    walk: &mut dyn Walk,
+    update: Update,
+    descriptor: &Descriptor,
+    offsets: &Value,
+    value: &Value,
+) -> Eval<Value> {
+    let offsets = wide(walk, offsets)?;
+    descriptor_window(descriptor, &offsets)?.update(walk.emit(), update, value).map(Value::Tensor)
 }
 
 pub fn descriptor_load(walk: &mut dyn Walk, descriptor: &Descriptor, offsets: &Value) -> Eval<Value> {
     let offsets = wide(walk, offsets)?;
-    let padding = if descriptor.pads_nan { Padding::Nan } else { Padding::Zero };
-    descriptor_window(descriptor, &offsets)?.load(walk.emit(), padding).map(Value::Tensor)
+    descriptor_window(descriptor, &offsets)?.load(walk.emit(), descriptor.padding()).map(Value::Tensor)
 }
 
 pub fn descriptor_store(walk: &mut dyn Walk, descriptor: &Descriptor, offsets: &Value, value: &Value) -> Eval<()> {
