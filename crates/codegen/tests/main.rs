@@ -11,6 +11,7 @@ mod launch_control;
 mod launch_elements;
 mod launch_moves;
 mod launch_random;
+mod launch_sizes;
 mod launch_values;
 mod nvptx_common;
 mod nvptx_ptxas;

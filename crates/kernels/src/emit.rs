@@ -4,14 +4,17 @@
 //! refused here by name, so that a new op of the IR is a line here.
 mod control;
 mod memory;
+mod pads;
 mod parameters;
 mod pure;
+mod shapes;
 
 pub use control::{Carried, Emitted, loop_counter};
 pub use memory::{Access, Update};
+pub use pads::retyped;
 
 use crate::error::{Eval, internal, unsupported};
-use crate::types::{Number, Scalar, TensorType};
+use crate::types::{Number, Scalar, TensorType, padded};
 use crate::unit::Site;
 use crate::value::Tensor;
 use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
@@ -140,7 +143,7 @@ pub fn elem(number: Number) -> Eval<Elem> {
     }
 }
 
-/// The IR's type of a run-time value.
+/// The IR's type of a run-time value: each axis has the next power of two of elements (`pads`).
 pub fn block_type(ty: &TensorType) -> Eval<Type> {
     if ty.shape.len() > MAX_AXES {
         return Err(unsupported(
@@ -148,8 +151,9 @@ pub fn block_type(ty: &TensorType) -> Eval<Type> {
             "reshape it so that neighbouring axes are one",
         ));
     }
+    let shape = padded(&ty.shape);
     Ok(match ty.scalar {
-        Scalar::Number(number) => Type::block(elem(number)?, ty.shape.clone()),
-        Scalar::Pointer(number) => Type::ptr(elem(number)?, ty.shape.clone()),
+        Scalar::Number(number) => Type::block(elem(number)?, shape),
+        Scalar::Pointer(number) => Type::ptr(elem(number)?, shape),
     })
 }

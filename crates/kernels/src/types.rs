@@ -2,7 +2,7 @@
 //!
 //! The rules are Triton's (`promoted`), as a table of cases: a Python literal takes part only if its kind (bool, int,
 //! float) is above the other operand's; everything else promotes by rank.
-use crate::error::{Eval, type_error, unsupported};
+use crate::error::{Eval, type_error, unsupported, value_error};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -253,6 +253,10 @@ impl TensorType {
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
+    /// Whether a size is no power of two, so that elements which do not count are computed beside.
+    pub fn has_pads(&self) -> bool {
+        self.shape.iter().any(|size| !size.is_power_of_two())
+    }
     pub fn with_scalar(&self, scalar: Scalar) -> TensorType {
         TensorType { scalar, shape: self.shape.clone() }
     }
@@ -388,14 +392,23 @@ pub fn broadcast_shape(a: &[usize], b: &[usize]) -> Eval<Vec<usize>> {
 /// Elements of the largest block.
 const MAX_ELEMENTS: usize = 1 << 20;
 
+/// The sizes that the program computes with: each the next power of two.
+pub fn padded(shape: &[usize]) -> Vec<usize> {
+    shape.iter().map(|size| size.next_power_of_two()).collect()
+}
+
 /// A block's shape, if it may be one.
 pub fn checked_shape(sizes: &[i128]) -> Eval<Vec<usize>> {
     let mut count = 1usize;
     for size in sizes {
-        if *size < 1 || !(*size as u128).is_power_of_two() {
-            return Err(value_error_of_size(*size));
+        if *size < 1 {
+            return Err(value_error(
+                format!("a block has an axis of {size} elements"),
+                "sizes are at least 1; leave out what has no elements",
+            ));
         }
-        count = usize::try_from(*size).ok().and_then(|n| count.checked_mul(n)).unwrap_or(usize::MAX);
+        let power = usize::try_from(*size).ok().and_then(usize::checked_next_power_of_two);
+        count = power.and_then(|n| count.checked_mul(n)).unwrap_or(usize::MAX);
     }
     if count > MAX_ELEMENTS {
         return Err(unsupported(
@@ -404,13 +417,6 @@ pub fn checked_shape(sizes: &[i128]) -> Eval<Vec<usize>> {
         ));
     }
     Ok(sizes.iter().map(|n| *n as usize).collect())
-}
-
-fn value_error_of_size(size: i128) -> Box<crate::KernelError> {
-    crate::error::value_error(
-        format!("a block has an axis of {size} elements; sizes are powers of two"),
-        "take the next power of two and mask the rest",
-    )
 }
 
 #[cfg(test)]

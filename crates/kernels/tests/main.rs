@@ -6,6 +6,7 @@ mod mutations;
 mod programs;
 mod promotion;
 mod scaled;
+mod sizes;
 mod statements;
 mod units;
 mod windows;

@@ -27,14 +27,17 @@ impl Emitter {
         let Scalar::Pointer(number) = pointer.ty.scalar else {
             return Err(internal("a load of what is no pointer"));
         };
-        let operands = [Some(pointer), access.mask.as_ref(), access.other.as_ref()];
+        let mask = self.masked(access.mask.as_ref(), &pointer.ty.shape)?;
+        let operands = [Some(pointer), mask.as_ref(), access.other.as_ref()];
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
         self.one(Op::Load(LoadMode::Vectors, access.cache), &args, pointer.ty.with_number(number))
     }
-    pub fn store(&mut self, pointer: &Tensor, value: &Tensor, access: &Access) {
-        let operands = [Some(pointer), Some(value), access.mask.as_ref()];
+    pub fn store(&mut self, pointer: &Tensor, value: &Tensor, access: &Access) -> Eval<()> {
+        let mask = self.masked(access.mask.as_ref(), &pointer.ty.shape)?;
+        let operands = [Some(pointer), Some(value), mask.as_ref()];
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
         self.inst(Op::Store(access.cache), &args, vec![], vec![]);
+        Ok(())
     }
     /// Gives the elements as they were before; 0 outside of the mask.
     pub fn atomic(&mut self, update: Update, pointer: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Eval<Tensor> {
@@ -46,7 +49,8 @@ impl Emitter {
                 "integers of 32 and 64 bits have all; floats are added, and f32 and f64 exchanged",
             ));
         }
-        let args: Vec<_> = [Some(pointer), Some(value), mask].into_iter().flatten().map(|x| x.value).collect();
+        let mask = self.masked(mask, &pointer.ty.shape)?;
+        let args: Vec<_> = [Some(pointer), Some(value), mask.as_ref()].into_iter().flatten().map(|x| x.value).collect();
         self.one(Op::Atomic { op, how }, &args, value.ty.clone())
     }
     /// Writes blocks to standard output.
@@ -66,6 +70,12 @@ impl Emitter {
             return Err(unsupported(
                 format!("elements of type {number} are not compared and swapped"),
                 "use elements of 32 or 64 bits",
+            ));
+        }
+        if pointer.ty.has_pads() {
+            return Err(unsupported(
+                format!("a block of shape {:?} is not compared and swapped", pointer.ty.shape),
+                "sizes are powers of two here; use the next one, with pointers to memory that is not used elsewhere",
             ));
         }
         self.one(Op::CompareSwap { how }, &[pointer.value, expected.value, new.value], new.ty.clone())

@@ -1,4 +1,4 @@
-//! Ops without effects: arithmetic, conversions, shapes, reductions, dots.
+//! Ops without effects: arithmetic, conversions, reductions, dots.
 use super::{Emitter, elem};
 use crate::error::{Eval, unsupported};
 use crate::types::{Number, Scalar, TensorType};
@@ -83,82 +83,8 @@ impl Emitter {
         self.one(Op::PtrAdd, &[pointer.value, offset.value], pointer.ty.clone())
     }
 
-    /// Scalar to block; the same value if there are no axes.
-    pub fn splat(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
-        if shape.is_empty() {
-            return Ok(x.clone());
-        }
-        self.one(Op::Splat, &[x.value], x.ty.with_shape(shape))
-    }
-    pub fn broadcast(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
-        if x.ty.shape == shape {
-            return Ok(x.clone());
-        }
-        self.one(Op::Broadcast, &[x.value], x.ty.with_shape(shape))
-    }
-    pub fn expand_dims(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
-        let mut shape = x.ty.shape.clone();
-        shape.insert(axis.min(shape.len()), 1);
-        if shape.len() == 1 {
-            return self.splat(x, &shape);
-        }
-        self.one(Op::ExpandDims(axis as u8), &[x.value], x.ty.with_shape(shape))
-    }
-    pub fn reshape(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
-        if x.ty.shape == shape {
-            return Ok(x.clone());
-        }
-        self.one(Op::Reshape, &[x.value], x.ty.with_shape(shape))
-    }
-    pub fn permute(&mut self, x: &Tensor, order: &[usize]) -> Eval<Tensor> {
-        let shape: Vec<usize> = order.iter().map(|axis| x.ty.shape[*axis]).collect();
-        let order = order.iter().map(|axis| *axis as u8).collect();
-        self.one(Op::Permute(order), &[x.value], x.ty.with_shape(shape))
-    }
-    /// `count` elements along an axis, from `at` on.
-    pub fn part(&mut self, x: &Tensor, axis: usize, at: usize, count: usize) -> Eval<Tensor> {
-        let mut shape = x.ty.shape.clone();
-        shape[axis] = count;
-        self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[x.value], x.ty.with_shape(shape))
-    }
-    /// Two blocks as the two places of a new last axis.
-    pub fn join(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
-        let ty = a.ty.with_shape([&a.ty.shape[..], &[2]].concat());
-        self.one(Op::Join, &[a.value, b.value], ty)
-    }
-    /// The two places of a last axis of two.
-    pub fn split(&mut self, x: &Tensor) -> Eval<[Tensor; 2]> {
-        let ty = x.ty.with_shape(&x.ty.shape[..x.ty.shape.len() - 1]);
-        Ok([self.one(Op::Split(0), &[x.value], ty.clone())?, self.one(Op::Split(1), &[x.value], ty)?])
-    }
-    /// Two blocks one after the other along an axis.
-    pub fn concatenate(&mut self, a: &Tensor, b: &Tensor, axis: usize) -> Eval<Tensor> {
-        let mut shape = a.ty.shape.clone();
-        shape[axis] *= 2;
-        self.one(Op::Cat { axis: axis as u8 }, &[a.value, b.value], a.ty.with_shape(shape))
-    }
-    /// The elements at positions along an axis (i32).
-    pub fn gather(&mut self, x: &Tensor, positions: &Tensor, axis: usize) -> Eval<Tensor> {
-        let ty = x.ty.with_shape(&positions.ty.shape[..]);
-        self.one(Op::Gather { axis: axis as u8 }, &[x.value, positions.value], ty)
-    }
-    /// A block without an axis of one element.
-    pub fn drop_axis(&mut self, x: &Tensor, axis: usize, shape: &[usize]) -> Eval<Tensor> {
-        if !shape.is_empty() {
-            return self.reshape(x, shape);
-        }
-        match x.ty.scalar {
-            Scalar::Number(Number::Int1) => self.reduce(ReduceOp::Or, x, axis),
-            Scalar::Number(_) => self.reduce(ReduceOp::Max, x, axis),
-            Scalar::Pointer(_) => {
-                let addresses = self.bitcast(x, Scalar::Number(Number::Int64))?;
-                let address = self.reduce(ReduceOp::Max, &addresses, axis)?;
-                self.bitcast(&address, x.ty.scalar)
-            }
-        }
-    }
-
     pub fn reduce(&mut self, op: ReduceOp, x: &Tensor, axis: usize) -> Eval<Tensor> {
+        let x = &self.with_identity_in_pads(op, x, axis)?;
         let mut ty = x.ty.clone();
         ty.shape.remove(axis);
         if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {

@@ -1,11 +1,11 @@
 //! Matmuls of blocks.
 use super::convert::cast_number;
 use super::shape::full;
-use crate::emit::Emitter;
+use crate::emit::{Emitter, retyped};
 use crate::error::{Eval, type_error, unsupported, value_error};
 use crate::types::{Number, TensorType};
 use crate::value::{Tensor, Value};
-use kiln_block::DotPrecision;
+use kiln_block::{Const, DotPrecision};
 
 /// What a call says beside its operands.
 pub struct DotOptions {
@@ -55,11 +55,14 @@ pub fn dot(emit: &mut Emitter, a: &Tensor, b: &Tensor, sum: Option<&Tensor>, opt
     for product in &mut products {
         *product = emit.reshape(product, &[1, rows, columns])?;
     }
-    // The size of a batch is a power of two.
+    // Those that are missing to a power of two are the batch's pad.
+    let last = products[count - 1].clone();
+    products.resize(count.next_power_of_two(), last);
     while products.len() > 1 {
         products = products.chunks(2).map(|pair| emit.concatenate(&pair[0], &pair[1], 0)).collect::<Eval<_>>()?;
     }
-    emit.reshape(&products[0], &[batch_a, &[rows, columns]].concat())
+    let all = retyped(&products[0], &[count, rows, columns]);
+    emit.reshape(&all, &[batch_a, &[rows, columns]].concat())
 }
 
 fn batch(shape: &[usize]) -> &[usize] {
@@ -112,7 +115,9 @@ fn dot_of_matrices(
         None => full(emit, &Value::int(0), &ty)?,
     };
     let precision = if left == Number::Float32 { options.precision } else { DotPrecision::Exact };
-    let product = emit.dot(a, b, &start, precision)?;
+    let zero = if left.is_float() { Const::Float(0.0) } else { Const::Int(0) };
+    let (a, b) = (emit.filled_pad(a, 1, zero)?, emit.filled_pad(b, 0, zero)?);
+    let product = emit.dot(&a, &b, &start, precision)?;
     cast_number(emit, &product, out)
 }
 

@@ -50,8 +50,7 @@ pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, operands: &Loa
     let pointer = broadcast_to(emit, pointer, &shape)?;
     let value = broadcast_to(emit, &value, &shape)?;
     let mask = mask.map(|mask| broadcast_to(emit, &mask, &shape)).transpose()?;
-    emit.store(&pointer, &value, &Access { mask, other: None, cache: operands.cache });
-    Ok(())
+    emit.store(&pointer, &value, &Access { mask, other: None, cache: operands.cache })
 }
 
 /// In the element's type where that holds it; else it is cast as a run-time value is.

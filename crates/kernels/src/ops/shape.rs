@@ -167,21 +167,6 @@ fn same_scalar(name: &str, a: &Tensor, b: &Tensor) -> Eval<()> {
     ))
 }
 
-/// 0, 1, … along an axis of a shape, in every position of the others.
-pub fn index_along(emit: &mut Emitter, shape: &[usize], along: usize) -> Eval<Tensor> {
-    let index = emit.iota(shape[along])?;
-    self::along(emit, &index, shape, along)
-}
-
-/// A block of one axis as an axis of a shape, in every position of the others.
-pub fn along(emit: &mut Emitter, x: &Tensor, shape: &[usize], axis: usize) -> Eval<Tensor> {
-    let mut wide = x.clone();
-    for at in (0..shape.len()).filter(|at| *at != axis) {
-        wide = emit.expand_dims(&wide, at)?;
-    }
-    emit.broadcast(&wide, shape)
-}
-
 /// The type of one element.
 pub fn element(ty: &TensorType) -> TensorType {
     TensorType { scalar: ty.scalar, shape: vec![] }

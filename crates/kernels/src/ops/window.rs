@@ -62,13 +62,13 @@ impl<'a> Window<'a> {
     fn positions(&self, emit: &mut Emitter, block: &[usize], axis: usize) -> Eval<Tensor> {
         match &self.index[axis] {
             AxisIndex::Span { start, .. } => {
-                let index = super::shape::index_along(emit, block, axis)?;
+                let index = emit.index_along(block, axis)?;
                 let index = cast(emit, &index, Scalar::Number(Number::Int64))?;
                 binary(emit, BinaryOp::Add, &Value::Tensor(start.clone()), &Value::Tensor(index))
             }
             AxisIndex::List(positions) => {
                 let wide = cast(emit, positions, Scalar::Number(Number::Int64))?;
-                super::shape::along(emit, &wide, block, axis)
+                emit.along(&wide, block, axis)
             }
         }
     }
@@ -114,8 +114,7 @@ impl<'a> Window<'a> {
         let elem = pointee("store", &pointer)?;
         let value = self.fitted(emit, value)?;
         let value = cast(emit, &value, Scalar::Number(elem))?;
-        emit.store(&pointer, &value, &Access { mask, ..Access::default() });
-        Ok(())
+        emit.store(&pointer, &value, &Access { mask, ..Access::default() })
     }
     /// An atomic update of the elements; gives what they were before.
     pub fn update(&self, emit: &mut Emitter, update: Update, value: &Value) -> Eval<Tensor> {

@@ -8,7 +8,7 @@ use crate::ops::convert::{bitcast, broadcast, cast, scalar_constant, to_tensor};
 use crate::ops::{dot, shape};
 use crate::syntax::tree::BinaryOp;
 use crate::types::{Number, Scalar, checked_shape};
-use crate::value::Value;
+use crate::value::{Tensor, Value};
 
 pub const TABLE: &[Primitive] = &[
     row("arange", "start, end", arange),
@@ -171,12 +171,28 @@ fn cat(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
 
 fn index_along(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let x = tensor(walk, &arguments[0])?;
+    if arguments[1].is_none() && x.ty.has_pads() {
+        return flat_index(walk, &x.ty.shape).map(Value::Tensor);
+    }
     if arguments[1].is_none() {
         let index = walk.emit().iota(x.ty.count())?;
         return shape::reshape(walk.emit(), &index, &x.ty.shape).map(Value::Tensor);
     }
     let axis = shape::axis(known_int("axis", &arguments[1])?, x.ty.shape.len())?;
-    shape::index_along(walk.emit(), &x.ty.shape, axis).map(Value::Tensor)
+    walk.emit().index_along(&x.ty.shape, axis).map(Value::Tensor)
+}
+
+/// The number of each element of a shape, row by row.
+fn flat_index(walk: &mut dyn Walk, shape: &[usize]) -> Eval<Tensor> {
+    let emit = walk.emit();
+    let mut number = emit.index_along(shape, 0)?;
+    for axis in 1..shape.len() {
+        let size = emit.int_like(&number, shape[axis] as i128)?;
+        let outer = emit.binary(kiln_block::BinaryOp::Mul, &number, &size)?;
+        let index = emit.index_along(shape, axis)?;
+        number = emit.binary(kiln_block::BinaryOp::Add, &outer, &index)?;
+    }
+    Ok(number)
 }
 
 fn operator(walk: &mut dyn Walk, op: BinaryOp, arguments: &[Value]) -> Eval<Value> {

@@ -4,7 +4,7 @@
 use super::arguments::{known_flag, known_int, tensor, tensors};
 use super::{Primitive, Walk, row};
 use crate::emit::Emitted;
-use crate::error::{Eval, type_error, unsupported, value_error};
+use crate::error::{Eval, internal, type_error, unsupported, value_error};
 use crate::ops::convert::cast;
 use crate::ops::shape;
 use crate::types::{Number, TensorType};
@@ -31,22 +31,27 @@ fn reduce(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let combine = function(&arguments[2])?;
     let mut inputs = tensors(walk, &arguments[0])?;
     let shape_before = checked_inputs(&inputs, "reduce")?;
-    let axis = match &arguments[1] {
+    let padded = inputs.iter().any(|input| input.ty.has_pads());
+    let mut kept = shape_before.clone();
+    let mut results = match &arguments[1] {
+        none if none.is_none() && padded => {
+            kept.fill(1);
+            reduced_axis_by_axis(walk, inputs, combine)?
+        }
         none if none.is_none() => {
+            kept.fill(1);
             for input in &mut inputs {
                 *input = shape::reshape(walk.emit(), input, &[input.ty.count()])?;
             }
-            0
+            reduced(walk, &inputs, 0, combine)?
         }
-        axis => shape::axis(known_int("axis", axis)?, shape_before.len())?,
+        axis => {
+            let axis = shape::axis(known_int("axis", axis)?, shape_before.len())?;
+            kept[axis] = 1;
+            reduced(walk, &inputs, axis, combine)?
+        }
     };
-    let mut results = reduced(walk, &inputs, axis, combine)?;
     if known_flag("keep_dims", &arguments[3])? {
-        let mut kept = shape_before.clone();
-        match arguments[1].is_none() {
-            true => kept.iter_mut().for_each(|size| *size = 1),
-            false => kept[axis] = 1,
-        }
         for result in &mut results {
             *result = shape::reshape(walk.emit(), result, &kept)?;
         }
@@ -65,9 +70,30 @@ fn scan(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     {
         return walk.emit().scan(op, input, axis).map(Value::Tensor);
     }
-    let yields = combination(walk, &inputs, combine)?;
-    let results = walk.emit().scan_by(&inputs, axis, reverse, &yields)?;
+    let counted = if reverse { walk.emit().counted_along(&inputs[0].ty.shape, axis)? } else { None };
+    // From the last element on, the pad comes first.
+    let results = match counted {
+        None => {
+            let yields = combination(walk, &inputs, combine)?;
+            walk.emit().scan_by(&inputs, axis, reverse, &yields)?
+        }
+        Some(counted) => {
+            let inputs = [&inputs[..], &[counted]].concat();
+            let yields = counted_combination(walk, &inputs, combine)?;
+            let mut results = walk.emit().scan_by(&inputs, axis, reverse, &yields)?;
+            results.pop();
+            results
+        }
+    };
     Ok(as_given(&arguments[0], results))
+}
+
+/// The innermost axis first, so that elements are combined in their order.
+fn reduced_axis_by_axis(walk: &mut dyn Walk, mut inputs: Vec<Tensor>, combine: Callee) -> Eval<Vec<Tensor>> {
+    for axis in (0..inputs[0].ty.shape.len()).rev() {
+        inputs = reduced(walk, &inputs, axis, combine)?;
+    }
+    Ok(inputs)
 }
 
 /// The common shape.
@@ -138,8 +164,15 @@ fn reduced(walk: &mut dyn Walk, inputs: &[Tensor], axis: usize, combine: Callee)
     {
         return Ok(vec![result]);
     }
-    let yields = combination(walk, inputs, combine)?;
-    walk.emit().reduce_by(inputs, axis, &yields)
+    let Some(counted) = walk.emit().counted_along(&inputs[0].ty.shape, axis)? else {
+        let yields = combination(walk, inputs, combine)?;
+        return walk.emit().reduce_by(inputs, axis, &yields);
+    };
+    let inputs = [inputs, &[counted]].concat();
+    let yields = counted_combination(walk, &inputs, combine)?;
+    let mut results = walk.emit().reduce_by(&inputs, axis, &yields)?;
+    results.pop();
+    Ok(results)
 }
 
 fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> Eval<Option<Tensor>> {
@@ -167,17 +200,27 @@ fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> 
 fn combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: Callee) -> Eval<Vec<Tensor>> {
     let elements: Vec<TensorType> = inputs.iter().map(|input| shape::element(&input.ty)).collect();
     let operands = walk.emit().open(&[&elements[..], &elements[..]].concat())?;
+    combined_elements(walk, operands, &elements, combine)
+}
+
+/// What the function gives for two elements of each type.
+fn combined_elements(
+    walk: &mut dyn Walk,
+    operands: Vec<Tensor>,
+    elements: &[TensorType],
+    combine: Callee,
+) -> Eval<Vec<Tensor>> {
     let result = walk.call_function(combine, operands.into_iter().map(Value::Tensor).collect())?;
     let results = tensors(walk, &result)?;
-    if results.len() != inputs.len() {
+    if results.len() != elements.len() {
         return Err(type_error(
-            format!("the function that combines {} values gives {}", inputs.len(), results.len()),
+            format!("the function that combines {} values gives {}", elements.len(), results.len()),
             "it returns as many values as it combines",
         ));
     }
     results
         .iter()
-        .zip(&elements)
+        .zip(elements)
         .map(|(result, element)| {
             if result.ty.shape != element.shape {
                 return Err(type_error(
@@ -190,6 +233,26 @@ fn combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: Callee) -> Eval<
         .collect()
 }
 
+/// `combination` of blocks of which the last says what counts: of two elements the function takes part only if both do.
+fn counted_combination(walk: &mut dyn Walk, inputs: &[Tensor], combine: Callee) -> Eval<Vec<Tensor>> {
+    let elements: Vec<TensorType> = inputs.iter().map(|input| shape::element(&input.ty)).collect();
+    let operands = walk.emit().open(&[&elements[..], &elements[..]].concat())?;
+    let (a, b) = operands.split_at(inputs.len());
+    let (Some((a_counts, a)), Some((b_counts, b))) = (a.split_last(), b.split_last()) else {
+        return Err(internal("nothing is combined"));
+    };
+    let combined = combined_elements(walk, [a, b].concat(), &elements[..a.len()], combine)?;
+    let emit = walk.emit();
+    let both = emit.binary(BinaryOp::And, a_counts, b_counts)?;
+    let mut yields = vec![];
+    for (at, combined) in combined.iter().enumerate() {
+        let one = emit.select(a_counts, &a[at], &b[at])?;
+        yields.push(emit.select(&both, combined, &one)?);
+    }
+    yields.push(emit.binary(BinaryOp::Or, a_counts, b_counts)?);
+    Ok(yields)
+}
+
 /// The elements of an axis from the last to the first.
 fn flip(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let x = tensor(walk, &arguments[0])?;
@@ -197,7 +260,7 @@ fn flip(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let emit = walk.emit();
     let last = emit.int(Number::Int32, x.ty.shape[axis] as i128 - 1)?;
     let last = emit.splat(&last, &x.ty.shape)?;
-    let index = shape::index_along(emit, &x.ty.shape, axis)?;
+    let index = emit.index_along(&x.ty.shape, axis)?;
     let from_last = emit.binary(BinaryOp::Sub, &last, &index)?;
     emit.gather(&x, &from_last, axis).map(Value::Tensor)
 }
