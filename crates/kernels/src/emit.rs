@@ -3,6 +3,7 @@
 //! Operands have the types that the op asks for: promotion and broadcasting are `ops`. What the IR cannot say yet is
 //! refused here by name, so that a new op of the IR is a line here.
 mod control;
+mod differences;
 mod memory;
 mod pads;
 mod parameters;
@@ -97,13 +98,15 @@ impl Emitter {
     pub fn float(&mut self, number: Number, value: f64) -> Eval<Tensor> {
         self.one(Op::Const(Const::Float(value)), &[], TensorType::scalar(number))
     }
+    fn defining(&self, value: Value) -> Option<&InstData> {
+        self.program.insts.iter().rev().find(|inst| inst.results.contains(&value))
+    }
     /// The constant that a scalar or splat is of.
     pub fn constant_of(&self, value: Value) -> Option<Const> {
-        let defining = |value: Value| self.program.insts.iter().rev().find(|inst| inst.results.contains(&value));
-        let inst = defining(value)?;
+        let inst = self.defining(value)?;
         match inst.op {
             Op::Const(constant) => Some(constant),
-            Op::Splat => match defining(inst.args[0])?.op {
+            Op::Splat => match self.defining(inst.args[0])?.op {
                 Op::Const(constant) => Some(constant),
                 _ => None,
             },

@@ -12,6 +12,7 @@ mod format;
 mod loops;
 mod merge;
 mod names;
+mod parameters;
 mod scope;
 mod statements;
 mod subscripts;

@@ -26,7 +26,8 @@ pub use files::{FindModule, Parameter, SourceFile, parameters, unit_of_file};
 pub use names::free_names;
 pub use types::Number;
 pub use unit::{
-    Argument, ArgumentFacts, Binding, Compiled, DescriptorArgument, Function, Literal, Options, Signature, Site, Unit,
+    Argument, ArgumentFacts, ArrayArgument, Binding, Compiled, DescriptorArgument, Function, Literal, Options,
+    Signature, Site, Unit,
 };
 
 /// Stack of the thread that walks a kernel: enough for the deepest nesting that is accepted.

@@ -77,7 +77,7 @@ fn target_names(target: &Expr, names: &mut BTreeSet<String>) {
             names.insert(name.clone());
         }
         ExprKind::Tuple(items) | ExprKind::List(items) => items.iter().for_each(|item| target_names(item, names)),
-        ExprKind::Starred(inner) => target_names(inner, names),
+        ExprKind::Starred(inner) | ExprKind::Subscript(inner, _) => target_names(inner, names),
         _ => {}
     }
 }

@@ -5,6 +5,7 @@ pub mod arithmetic;
 pub mod atomic;
 pub mod convert;
 pub mod dot;
+pub mod elements;
 pub mod math;
 pub mod memory;
 pub mod report;

@@ -11,6 +11,8 @@ mod memory;
 mod static_values;
 mod windows;
 
+pub use arguments::known_int;
+
 use crate::emit::Emitter;
 use crate::error::{Eval, type_error};
 use crate::library::Library;
@@ -216,7 +218,8 @@ mod tests {
         "tgamma",
     ];
     /// Methods, classes and functions of Python's own that the compiler has as primitives.
-    const INNER: [&str; 14] = [
+    const INNER: [&str; 15] = [
+        "Array",
         "block_type",
         "constexpr",
         "dtype",

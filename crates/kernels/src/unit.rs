@@ -139,6 +139,7 @@ pub enum Argument {
     Constant(Literal),
     Tuple(Vec<Argument>),
     Descriptor(DescriptorArgument),
+    Array(ArrayArgument),
 }
 
 /// An array that is read and written in blocks: a base address, sizes (int32) and strides (int64) of the launch. The
@@ -153,6 +154,22 @@ pub struct DescriptorArgument {
     #[serde(default)]
     pub facts: ArgumentFacts,
     /// What is known of each size, and of each stride but the last; nothing where they are left out.
+    #[serde(default)]
+    pub shape: Vec<ArgumentFacts>,
+    #[serde(default)]
+    pub strides: Vec<ArgumentFacts>,
+}
+
+/// A tensor that is indexed: a base address, and sizes and strides (int64) of the launch.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ArrayArgument {
+    pub elem: Number,
+    pub rank: usize,
+    /// int32, or int64 where a size needs it.
+    pub size_type: Number,
+    #[serde(default)]
+    pub facts: ArgumentFacts,
+    /// What is known of each size and of each stride; nothing where they are left out.
     #[serde(default)]
     pub shape: Vec<ArgumentFacts>,
     #[serde(default)]
@@ -202,8 +219,8 @@ impl Default for Options {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Compiled {
     pub program: BlockProgram,
-    /// For each parameter of the program the argument that it is, with the place in tuples. Of a descriptor, place 0 is
-    /// the base, 1 the sizes and 2 the strides, each with the axis after it.
+    /// For each parameter of the program the argument that it is, with the place in tuples. Of a descriptor and an array,
+    /// place 0 is the base, 1 the sizes and 2 the strides, each with the axis after it.
     pub parameters: Vec<Vec<usize>>,
     /// What `static_print` wrote.
     pub printed: Vec<String>,

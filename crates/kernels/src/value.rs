@@ -19,14 +19,15 @@ pub enum Value {
     },
     /// A module, by its path.
     Module(String),
+    /// `lower:upper`; an end that is not given is the axis's own.
     Slice {
-        whole: bool,
-        lower: Option<i128>,
-        upper: Option<i128>,
+        lower: Option<Box<Value>>,
+        upper: Option<Box<Value>>,
     },
     Ellipsis,
     BlockPointer(Rc<BlockPointer>),
     Descriptor(Rc<Descriptor>),
+    Array(Rc<Array>),
     /// A name that has no usable value here, and why.
     Missing(Rc<Missing>),
 }
@@ -120,6 +121,15 @@ pub struct Descriptor {
     pub pads_nan: bool,
 }
 
+/// A tensor with its sizes and strides, which is indexed.
+#[derive(Clone, Debug)]
+pub struct Array {
+    pub base: Tensor,
+    pub shape: Vec<Tensor>,
+    /// i64 scalars.
+    pub strides: Vec<Tensor>,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Missing {
     pub why: String,
@@ -209,6 +219,7 @@ impl Value {
             Value::Ellipsis => "`...`".into(),
             Value::BlockPointer(_) => "a block pointer".into(),
             Value::Descriptor(_) => "a tensor descriptor".into(),
+            Value::Array(array) => format!("an array of {} axes", array.shape.len()),
             Value::Missing(missing) => missing.why.clone(),
         }
     }

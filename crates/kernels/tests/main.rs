@@ -1,4 +1,6 @@
 //! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks).
+mod arrays;
+mod elements;
 mod errors;
 mod harness;
 mod kernels;

@@ -51,6 +51,17 @@ impl Emitter {
         shape[axis] = count;
         self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[x.value], x.ty.with_shape(shape))
     }
+    /// `count` elements along an axis, from any place on.
+    pub fn slice(&mut self, x: &Tensor, axis: usize, from: usize, count: usize) -> Eval<Tensor> {
+        let shape = with_size(&x.ty.shape, axis, count);
+        if from == 0 && padded(&shape) == padded(&x.ty.shape) {
+            return Ok(retyped(x, &shape));
+        }
+        let index = self.index_along(&shape, axis)?;
+        let from = self.int_like(&index, from as i128)?;
+        let positions = self.binary(BinaryOp::Add, &index, &from)?;
+        self.gather(x, &positions, axis)
+    }
     /// Two blocks as the two places of a new last axis.
     pub fn join(&mut self, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
         let ty = a.ty.with_shape([&a.ty.shape[..], &[2]].concat());

@@ -32,6 +32,14 @@ impl Evaluator<'_> {
                 "strides" => Ok(Value::tuple(descriptor.strides.iter().cloned().map(Value::Tensor).collect())),
                 _ => Ok(method(base, name)),
             },
+            Value::Array(array) => match name {
+                "dtype" => Ok(Value::Type(pointee(&array.base))),
+                "base" => Ok(Value::Tensor(array.base.clone())),
+                "shape" => Ok(Value::tuple(array.shape.iter().cloned().map(Value::Tensor).collect())),
+                "strides" => Ok(Value::tuple(array.strides.iter().cloned().map(Value::Tensor).collect())),
+                "stride" => Ok(method(base, name)),
+                _ => Err(no_attribute(base, name)),
+            },
             Value::BlockPointer(pointer) => match name {
                 "dtype" => Ok(Value::Type(pointer.base.ty.clone())),
                 "type" => {

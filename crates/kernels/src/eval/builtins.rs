@@ -170,6 +170,7 @@ fn is_instance(value: &Value, class: &Value) -> Eval<bool> {
                 "constexpr" => value.constant().is_some(),
                 "tuple" => matches!(value, Value::Tuple(_)),
                 "dtype" => matches!(value, Value::Type(_)),
+                "Array" => matches!(value, Value::Array(_)),
                 "tensor_descriptor" => matches!(value, Value::Descriptor(_)),
                 "pointer_type" => matches!(value, Value::Type(ty) if ty.scalar.is_pointer() && !ty.is_block()),
                 _ => return Err(no_class(class)),

@@ -4,13 +4,13 @@ use super::statements::is_constexpr;
 use super::{Evaluator, Flow, Frame, MAX_CALLS};
 use crate::emit::Emitter;
 use crate::error::{Eval, internal, type_error, unsupported};
-use crate::ops::convert::cast_number;
+use crate::ops::shape::axis as axis_of;
 use crate::primitives::{self, Walk};
 use crate::syntax::tree::{CallArgument, Expr, FunctionTree, ParameterKind, Spread};
 use crate::syntax::{Parameter, Span};
-use crate::types::{Number, TensorType};
-use crate::unit::{Argument, ArgumentFacts, DescriptorArgument, Options, Signature};
-use crate::value::{Arguments, Callee, Constant, Descriptor, FunctionId, Tuple, Value};
+use crate::types::TensorType;
+use crate::unit::{Options, Signature};
+use crate::value::{Arguments, Array, Callee, Constant, FunctionId, Tuple, Value};
 use std::rc::Rc;
 
 impl Evaluator<'_> {
@@ -45,8 +45,10 @@ impl Evaluator<'_> {
             Value::Callee(Callee::Function(id)) => self.call_helper(*id, arguments, span),
             Value::Callee(Callee::Builtin(builtin)) => self.builtin(*builtin, arguments),
             Value::Method { receiver, name } => {
-                if let Value::Type(ty) = &**receiver {
-                    return type_method(ty, name);
+                match &**receiver {
+                    Value::Type(ty) => return type_method(ty, name),
+                    Value::Array(array) => return stride(array, &arguments),
+                    _ => {}
                 }
                 let function = self.language(primitives::function_of_method(name)).ok_or_else(|| {
                     type_error(
@@ -190,66 +192,6 @@ impl Evaluator<'_> {
         self.frames.pop();
         Ok(origins)
     }
-
-    /// Parameters of the program are named after the kernel's; those of tuples have their place after it.
-    fn argument(
-        &mut self,
-        name: &str,
-        argument: &Argument,
-        path: &[usize],
-        origins: &mut Vec<Vec<usize>>,
-    ) -> Eval<Value> {
-        match argument {
-            Argument::Pointer { elem, facts } => {
-                origins.push(path.to_vec());
-                self.emit.pointer_parameter(name, *elem, *facts).map(Value::Tensor)
-            }
-            Argument::Scalar { elem, facts } => {
-                origins.push(path.to_vec());
-                let narrow = elem.is_float() && elem.bits() < 32;
-                let passed = if narrow { Number::Float32 } else { *elem };
-                let value = self.emit.scalar_parameter(name, passed, *facts)?;
-                cast_number(&mut self.emit, &value, *elem).map(Value::Tensor)
-            }
-            Argument::Constant(literal) => self.literal_value(literal),
-            Argument::Tuple(items) => {
-                let mut values = vec![];
-                for (at, item) in items.iter().enumerate() {
-                    let path = [path, &[at]].concat();
-                    values.push(self.argument(&format!("{name}_{at}"), item, &path, origins)?);
-                }
-                Ok(Value::tuple(values))
-            }
-            Argument::Descriptor(descriptor) => self.descriptor_argument(name, descriptor, path, origins),
-        }
-    }
-
-    fn descriptor_argument(
-        &mut self,
-        name: &str,
-        argument: &DescriptorArgument,
-        path: &[usize],
-        origins: &mut Vec<Vec<usize>>,
-    ) -> Eval<Value> {
-        let DescriptorArgument { elem, block, pads_nan, facts, .. } = argument;
-        origins.push([path, &[0]].concat());
-        let base = self.emit.pointer_parameter(name, *elem, *facts)?;
-        let known = |facts: &[ArgumentFacts], axis: usize| facts.get(axis).copied().unwrap_or_default();
-        let (mut shape, mut strides) = (vec![], vec![]);
-        for axis in 0..block.len() {
-            origins.push([path, &[1, axis]].concat());
-            let size = known(&argument.shape, axis);
-            shape.push(self.emit.scalar_parameter(&format!("{name}_size_{axis}"), Number::Int32, size)?);
-        }
-        for axis in 0..block.len().saturating_sub(1) {
-            origins.push([path, &[2, axis]].concat());
-            let stride = known(&argument.strides, axis);
-            strides.push(self.emit.scalar_parameter(&format!("{name}_stride_{axis}"), Number::Int64, stride)?);
-        }
-        strides.push(self.emit.int(Number::Int64, 1)?);
-        let (block, pads_nan) = (block.clone(), *pads_nan);
-        Ok(Value::Descriptor(Rc::new(Descriptor { base, shape, strides, block, pads_nan })))
-    }
 }
 
 impl Walk for Evaluator<'_> {
@@ -269,6 +211,15 @@ impl Walk for Evaluator<'_> {
         let arguments = Arguments { positional: arguments, named: vec![] };
         self.call(&Value::Callee(function), arguments, self.call_span)
     }
+}
+
+/// `array.stride(axis)`.
+fn stride(array: &Array, arguments: &Arguments) -> Eval<Value> {
+    let [axis] = &arguments.positional[..] else {
+        return Err(type_error("`stride` takes one axis", "write `x.stride(0)`, or `x.strides` for all"));
+    };
+    let axis = axis_of(primitives::known_int("axis", axis)?, array.strides.len())?;
+    Ok(Value::Tensor(array.strides[axis].clone()))
 }
 
 fn parameter_names(tree: &FunctionTree) -> String {

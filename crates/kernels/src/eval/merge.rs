@@ -6,7 +6,7 @@ use crate::ops::arithmetic::is_number;
 use crate::ops::convert::{scalar_constant, to_tensor};
 use crate::ops::shape::full;
 use crate::types::TensorType;
-use crate::value::{BlockPointer, Constant, Descriptor, Tensor, Tuple, Value};
+use crate::value::{Array, BlockPointer, Constant, Descriptor, Tensor, Tuple, Value};
 use std::rc::Rc;
 
 /// The run-time values in a value, in order.
@@ -27,6 +27,10 @@ fn collect(value: &Value, leaves: &mut Vec<Tensor>) {
         Value::Descriptor(descriptor) => {
             leaves.push(descriptor.base.clone());
             leaves.extend([&descriptor.shape, &descriptor.strides].into_iter().flatten().cloned());
+        }
+        Value::Array(array) => {
+            leaves.push(array.base.clone());
+            leaves.extend([&array.shape, &array.strides].into_iter().flatten().cloned());
         }
         Value::Constant(_)
         | Value::Type(_)
@@ -62,6 +66,12 @@ pub fn rebuild(template: &Value, leaves: &mut impl Iterator<Item = Tensor>) -> E
             let (block, pads_nan) = (descriptor.block.clone(), descriptor.pads_nan);
             Value::Descriptor(Rc::new(Descriptor { base, shape, strides, block, pads_nan }))
         }
+        Value::Array(array) => {
+            let base = next()?;
+            let mut list = |old: &[Tensor]| old.iter().map(|_| next()).collect::<Eval<Vec<Tensor>>>();
+            let (shape, strides) = (list(&array.shape)?, list(&array.strides)?);
+            Value::Array(Rc::new(Array { base, shape, strides }))
+        }
         other => other.clone(),
     })
 }
@@ -79,6 +89,10 @@ pub fn alike(a: &Value, b: &Value) -> Result<(), String> {
         }
         (Value::BlockPointer(x), Value::BlockPointer(y)) => x.block == y.block && x.base.ty == y.base.ty,
         (Value::Descriptor(x), Value::Descriptor(y)) => x.block == y.block && x.base.ty == y.base.ty,
+        (Value::Array(x), Value::Array(y)) => {
+            let types = |array: &Array| leaf_types(&Value::Array(Rc::new(array.clone())));
+            types(x) == types(y)
+        }
         (Value::Constant(x), Value::Constant(y)) => x == y,
         (Value::Type(x), Value::Type(y)) => x == y,
         (Value::Module(x), Value::Module(y)) => x == y,

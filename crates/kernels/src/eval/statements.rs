@@ -100,10 +100,12 @@ impl Evaluator<'_> {
                 }
                 items.iter().zip(values).try_for_each(|(item, value)| self.assign_to(item, value))
             }
-            ExprKind::Subscript(..) => Err(self.located(
-                unsupported("elements of a block are not assigned", "use `where` with a comparison of indices"),
-                target.span,
-            )),
+            ExprKind::Subscript(base, index) => {
+                let container = self.expr(base)?;
+                let index = self.index(index)?;
+                let assigned = self.assign_elements(base, &container, &index, &value);
+                assigned.map_err(|error| self.located(error, target.span))
+            }
             ExprKind::Attribute(..) => {
                 Err(self.located(unsupported("attributes are not assigned", "use a variable"), target.span))
             }
@@ -112,10 +114,20 @@ impl Evaluator<'_> {
     }
 
     fn augment(&mut self, target: &Expr, op: BinaryOp, value: &Expr) -> Eval<()> {
-        let old = self.expr(target)?;
-        let change = self.expr(value)?;
         let whole = target.span.to(value.span);
         let sides = super::expressions::Sides { left: target, right: value };
+        // The index of an element is evaluated once.
+        if let ExprKind::Subscript(base, index) = &target.kind {
+            let container = self.expr(base)?;
+            let index = self.index(index)?;
+            let old = self.subscript(&container, &index).map_err(|error| self.located(error, target.span))?;
+            let change = self.expr(value)?;
+            let new = self.binary(op, &old, &change, &sides).map_err(|error| self.located(error, whole))?;
+            let assigned = self.assign_elements(base, &container, &index, &new);
+            return assigned.map_err(|error| self.located(error, target.span));
+        }
+        let old = self.expr(target)?;
+        let change = self.expr(value)?;
         let new = self.binary(op, &old, &change, &sides).map_err(|error| self.located(error, whole))?;
         self.assign_to(target, new)
     }

@@ -1,8 +1,15 @@
-//! `x[...]`: new axes of blocks, elements and slices of tuples.
+//! `x[...]`: elements and parts of blocks, arrays and tuples, and what is assigned to them.
 use super::Evaluator;
+use crate::emit::Emitter;
 use crate::error::{Eval, type_error, unsupported, value_error};
-use crate::syntax::tree::{Expr, ExprKind};
-use crate::value::{Constant, Tensor, Tuple, Value};
+use crate::ops::arithmetic::binary;
+use crate::ops::convert::{cast_number, to_tensor};
+use crate::ops::elements;
+use crate::ops::window::{AxisIndex, Padding, Window};
+use crate::primitives::known_int;
+use crate::syntax::tree::{BinaryOp, Expr, ExprKind};
+use crate::types::{Number, checked_shape};
+use crate::value::{Array, Constant, Tensor, Tuple, Value};
 use std::rc::Rc;
 
 impl Evaluator<'_> {
@@ -18,23 +25,13 @@ impl Evaluator<'_> {
                     let error = unsupported("a slice with a step is not supported", "take the elements one by one");
                     return Err(self.located(error, step.span));
                 }
-                let bound = |evaluator: &mut Self, end: &Option<Box<Expr>>| -> Eval<Option<i128>> {
+                let bound = |evaluator: &mut Self, end: &Option<Box<Expr>>| -> Eval<Option<Box<Value>>> {
                     let Some(end) = end else { return Ok(None) };
                     let value = evaluator.expr(end)?;
-                    if value.is_none() {
-                        return Ok(None);
-                    }
-                    let known = value.constant().and_then(Constant::as_int);
-                    known.map(Some).ok_or_else(|| {
-                        let error = type_error(
-                            format!("a slice ends at {}", value.describe()),
-                            "ends are integers that are known at compile time",
-                        );
-                        evaluator.located(error, end.span)
-                    })
+                    Ok(if value.is_none() { None } else { Some(Box::new(value)) })
                 };
                 let (lower, upper) = (bound(self, lower)?, bound(self, upper)?);
-                Ok(Value::Slice { whole: lower.is_none() && upper.is_none(), lower, upper })
+                Ok(Value::Slice { lower, upper })
             }
             _ => self.expr(expr),
         }
@@ -42,7 +39,11 @@ impl Evaluator<'_> {
 
     pub(super) fn subscript(&mut self, base: &Value, index: &Value) -> Eval<Value> {
         match base {
-            Value::Tensor(tensor) => self.block_subscript(tensor, index).map(Value::Tensor),
+            Value::Tensor(block) => elements::of_block(&mut self.emit, block, index).map(Value::Tensor),
+            Value::Array(array) => {
+                let index = axis_indices(&mut self.emit, array, index)?;
+                window(array, index).load(&mut self.emit, Padding::Zero).map(Value::Tensor)
+            }
             Value::Tuple(tuple) => tuple_subscript(tuple, index),
             Value::Constant(Constant::Str(text)) => {
                 let characters = text.chars().map(|c| Value::str(c.to_string())).collect();
@@ -55,40 +56,109 @@ impl Evaluator<'_> {
         }
     }
 
-    fn block_subscript(&mut self, tensor: &Tensor, index: &Value) -> Eval<Tensor> {
-        let single = [index.clone()];
-        let items: &[Value] = match index {
-            Value::Tuple(tuple) => &tuple.values,
-            _ => &single,
-        };
-        let named = items.iter().filter(|item| matches!(item, Value::Slice { .. })).count();
-        let rank = tensor.ty.shape.len();
-        let mut result = tensor.clone();
-        let mut axis = 0;
-        for item in items {
-            match item {
-                Value::Constant(Constant::None) => {
-                    result = self.emit.expand_dims(&result, axis)?;
-                    axis += 1;
-                }
-                Value::Slice { whole: true, .. } => axis += 1,
-                Value::Ellipsis => axis += rank.saturating_sub(named),
-                other => {
-                    return Err(unsupported(
-                        format!("{} is no index of a block", other.describe()),
-                        "`None`, `:` and `...` are; use `gather`, or a sum over a mask, for elements",
-                    ));
-                }
+    /// Gives elements a value.
+    pub(super) fn assign_elements(
+        &mut self,
+        target: &Expr,
+        container: &Value,
+        index: &Value,
+        value: &Value,
+    ) -> Eval<()> {
+        match (container, &target.kind) {
+            (Value::Array(array), _) => {
+                let index = axis_indices(&mut self.emit, array, index)?;
+                let value = to_tensor(&mut self.emit, value)?;
+                window(array, index).store(&mut self.emit, &value)
             }
+            (Value::Tensor(block), ExprKind::Name(name)) => {
+                let updated = elements::updated(&mut self.emit, block, index, value)?;
+                self.frame_mut()?.scope.set(name, Value::Tensor(updated), target.span);
+                Ok(())
+            }
+            (Value::Tensor(_), _) => Err(unsupported(
+                "elements of a block that has no name are not assigned",
+                "assign the block to a variable first",
+            )),
+            (other, _) => Err(unsupported(
+                format!("elements of {} are not assigned", other.describe()),
+                "elements of blocks and of arrays are",
+            )),
         }
-        if named > rank {
-            return Err(value_error(
-                format!("{} has {rank} axes, and the index names {named}", tensor.ty),
-                "write one `:` for each axis",
-            ));
-        }
-        Ok(result)
     }
+}
+
+fn window(array: &Array, index: Vec<AxisIndex>) -> Window<'_> {
+    let checked = (0..index.len()).collect();
+    Window { base: &array.base, shape: &array.shape, strides: &array.strides, index, checked }
+}
+
+/// Positions by axis of an array.
+fn axis_indices(emit: &mut Emitter, array: &Array, index: &Value) -> Eval<Vec<AxisIndex>> {
+    let single = [index.clone()];
+    let items: &[Value] = match index {
+        Value::Tuple(tuple) => &tuple.values,
+        _ => &single,
+    };
+    if items.len() != array.shape.len() {
+        return Err(type_error(
+            format!("an array of {} axes is indexed by {} values", array.shape.len(), items.len()),
+            "give a position or `start:start + SIZE` for each axis",
+        ));
+    }
+    items.iter().zip(&array.shape).map(|(item, size)| axis_index(emit, item, size)).collect()
+}
+
+fn axis_index(emit: &mut Emitter, item: &Value, size: &Tensor) -> Eval<AxisIndex> {
+    match item {
+        Value::Slice { lower, upper: Some(upper) } => {
+            let lower = lower.as_deref().cloned().unwrap_or(Value::int(0));
+            let (lower, upper) = (integer(emit, &lower)?, integer(emit, upper)?);
+            let count = emit.constant_difference(&upper, &lower).ok_or_else(|| {
+                type_error(
+                    "the size of a slice of an array is known only at run time",
+                    "write `start:start + SIZE`, where SIZE is a constexpr; elements outside read as 0",
+                )
+            })?;
+            if count < 1 {
+                return Err(value_error(
+                    format!("a slice of an array has {count} elements"),
+                    "it has at least one: write `start:start + SIZE`",
+                ));
+            }
+            let count = checked_shape(&[count])?[0];
+            Ok(AxisIndex::Span { start: lower, count })
+        }
+        Value::Slice { upper: None, .. } => Err(type_error(
+            "a slice to the end of an array's axis has no size that is known at compile time",
+            "write `0:SIZE`, where SIZE is a constexpr of at least the axis's size; elements outside read as 0",
+        )),
+        Value::Constant(constant) if constant.as_int().is_some_and(|position| position < 0) => {
+            let from_end = binary(emit, BinaryOp::Add, &Value::Tensor(size.clone()), item)?;
+            integer(emit, &Value::Tensor(from_end)).map(AxisIndex::Single)
+        }
+        Value::Tensor(positions) if positions.ty.is_block() => {
+            if positions.ty.shape.len() != 1 || !positions.number()?.is_int() {
+                return Err(type_error(
+                    format!("an axis of an array is indexed by {}", positions.ty),
+                    "positions are integers, or a block of them with one axis",
+                ));
+            }
+            Ok(AxisIndex::List(positions.clone()))
+        }
+        position => integer(emit, position).map(AxisIndex::Single),
+    }
+}
+
+/// An int64 scalar.
+fn integer(emit: &mut Emitter, value: &Value) -> Eval<Tensor> {
+    let scalar = to_tensor(emit, value)?;
+    if scalar.ty.is_block() || !scalar.ty.scalar.number().is_some_and(Number::is_int) {
+        return Err(type_error(
+            format!("a position is {}", scalar.ty),
+            "positions are integers; cast with `.to(tl.int32)`",
+        ));
+    }
+    cast_number(emit, &scalar, Number::Int64)
 }
 
 fn tuple_subscript(tuple: &Tuple, index: &Value) -> Eval<Value> {
@@ -105,8 +175,11 @@ fn tuple_subscript(tuple: &Tuple, index: &Value) -> Eval<Value> {
             })
         }
         Value::Slice { lower, upper, .. } => {
-            let end = |bound: &Option<i128>, open: i128| from_front(bound.unwrap_or(open)).clamp(0, count) as usize;
-            let (from, to) = (end(lower, 0), end(upper, count));
+            let end = |bound: &Option<Box<Value>>, open: i128| -> Eval<usize> {
+                let known = bound.as_deref().map(|value| known_int("an end of a slice", value)).transpose()?;
+                Ok(from_front(known.unwrap_or(open)).clamp(0, count) as usize)
+            };
+            let (from, to) = (end(lower, 0)?, end(upper, count)?);
             let values = tuple.values.get(from..to.max(from)).unwrap_or_default().to_vec();
             Ok(Value::tuple(values))
         }

@@ -24,6 +24,8 @@ pub enum AxisIndex {
     Span { start: Tensor, count: usize },
     /// Those in a block of one axis.
     List(Tensor),
+    /// One, an i64 scalar; the block has no such axis.
+    Single(Tensor),
 }
 
 impl AxisIndex {
@@ -31,11 +33,12 @@ impl AxisIndex {
         let span = |(start, count): (&Tensor, &usize)| AxisIndex::Span { start: start.clone(), count: *count };
         starts.iter().zip(block).map(span).collect()
     }
-    /// Elements along the axis of the block.
-    fn size(&self) -> usize {
+    /// Elements along the axis of the block, if it has one.
+    fn size(&self) -> Option<usize> {
         match self {
-            AxisIndex::Span { count, .. } => *count,
-            AxisIndex::List(positions) => positions.ty.count(),
+            AxisIndex::Span { count, .. } => Some(*count),
+            AxisIndex::List(positions) => Some(positions.ty.count()),
+            AxisIndex::Single(_) => None,
         }
     }
 }
@@ -56,19 +59,21 @@ impl<'a> Window<'a> {
     }
     /// The shape of the block.
     pub fn block(&self) -> Vec<usize> {
-        self.index.iter().map(AxisIndex::size).collect()
+        self.index.iter().filter_map(AxisIndex::size).collect()
     }
-    /// Positions along an axis of the array, in the shape of the block.
+    /// Positions along an axis of the array, in the shape of the block; a single one is a scalar.
     fn positions(&self, emit: &mut Emitter, block: &[usize], axis: usize) -> Eval<Tensor> {
+        let at = self.index[..axis].iter().filter_map(AxisIndex::size).count();
         match &self.index[axis] {
+            AxisIndex::Single(position) => Ok(position.clone()),
             AxisIndex::Span { start, .. } => {
-                let index = emit.index_along(block, axis)?;
+                let index = emit.index_along(block, at)?;
                 let index = cast(emit, &index, Scalar::Number(Number::Int64))?;
                 binary(emit, BinaryOp::Add, &Value::Tensor(start.clone()), &Value::Tensor(index))
             }
             AxisIndex::List(positions) => {
                 let wide = cast(emit, positions, Scalar::Number(Number::Int64))?;
-                emit.along(&wide, block, axis)
+                emit.along(&wide, block, at)
             }
         }
     }

@@ -18,6 +18,7 @@ pub const TABLE: &[Primitive] = &[
     }),
     row("dtype", "name", dtype),
     row("tuple", "values", |_, a| sequence(&a[0]).map(Value::tuple)),
+    row("Array", "value", |_, _| Err(no_constructor("Array"))),
     row("tensor", "value", |_, _| Err(no_constructor("tensor"))),
     row("tensor_descriptor", "value", |_, _| Err(no_constructor("tensor_descriptor"))),
     row("range", "start, end=None, step=1", |_, _| Err(only_in_for("range"))),
