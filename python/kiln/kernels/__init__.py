@@ -21,8 +21,9 @@ from kiln.kernels.errors import (
     KernelUnsupported,
     OutOfResources,
 )
-from kiln.kernels.kernel import Kernel, constexpr_function, jit, port
+from kiln.kernels.kernel import Kernel, constexpr_function, jit
 from kiln.kernels.mock import MockTensor
+from kiln.kernels.porting import port
 from kiln.kernels.tuning import Autotuner, Config, Heuristics, autotune, heuristics
 
 JITFunction = Kernel

@@ -171,18 +171,22 @@ def jit(fn: Any = None, **options: Any) -> Any:
 _PORTED: dict[int, tuple[Any, Kernel[Any]]] = {}
 
 
-def port(kernel: Any) -> Kernel[Any]:
-    """The kernel of a function that `triton.jit` decorated, or of a plain one."""
+def ported_function(kernel: Any) -> Kernel[Any]:
+    """The kernel of a function that `triton.jit` decorated, or of a plain one, without
+    configurations and heuristics around it."""
     known = _PORTED.get(id(kernel))
     if known is not None:
         return known[1]
     fn = kernel
+    options: dict[str, Any] = {}
     while not inspect.isfunction(fn):
+        for name in ("do_not_specialize", "do_not_specialize_on_alignment"):
+            options[name] = getattr(fn, name, None) or options.get(name, ())
         inner = getattr(fn, "fn", None)
         if inner is None:
             raise TypeError(f"{kernel!r} is no kernel: pass a function that triton.jit decorates")
         fn = inner
-    ported: Kernel[Any] = Kernel(fn)
+    ported: Kernel[Any] = Kernel(fn, **options)
     _PORTED[id(kernel)] = (kernel, ported)
     return ported
 

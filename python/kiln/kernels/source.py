@@ -247,6 +247,6 @@ def is_kernel(value: Any) -> bool:
 
 def as_kernel(value: Any) -> Any:
     """A kernel of Kiln's from either."""
-    from kiln.kernels.kernel import Kernel, port
+    from kiln.kernels.kernel import Kernel, ported_function
 
-    return value if isinstance(value, Kernel) else port(value)
+    return value if isinstance(value, Kernel) else ported_function(value)

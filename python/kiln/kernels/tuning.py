@@ -113,9 +113,12 @@ class Autotuner(Wrapped):
         return self.inner.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
 
     def _fastest(self, args: Any, grid: Any, kwargs: Any, named: dict[str, Any]) -> Config:
+        configs = _distinct(self._pruned(kwargs, named), named)
+        if len(configs) == 1:
+            return configs[0]
         times: dict[Config, float] = {}
         failed: list[Exception] = []
-        for config in self._pruned(named):
+        for config in configs:
             try:
                 times[config] = self._time(config, args, grid, kwargs, named)
             except (OutOfResources, KernelUnsupported, KernelError) as e:
@@ -123,48 +126,85 @@ class Autotuner(Wrapped):
         if not times:
             raise failed[0]
         self.configs_timings = times
-        return min(times, key=lambda config: times[config])
+        fastest = min(times, key=lambda config: times[config])
+        self._before({**named, **fastest.all_kwargs()}, reset_only=True)
+        return fastest
 
-    def _pruned(self, named: dict[str, Any]) -> list[Config]:
-        configs = self.configs
+    def _pruned(self, kwargs: dict[str, Any], named: dict[str, Any]) -> list[Config]:
+        configs = list(self.configs)
         early = self.prune.get("early_config_prune")
         if early is not None:
-            configs = early(configs, named, **named)
+            configs = list(early(configs, named, **kwargs))
+        model = self.prune.get("perf_model")
+        if model is not None:
+            top = self.prune.get("top_k", 1.0)
+            count = max(1, int(len(configs) * top)) if isinstance(top, float) else top
+            configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
+            configs = configs[:count]
+        if not configs:
+            raise ValueError(
+                f"the pruning of {self.__name__} leaves no configuration; return one from "
+                "early_config_prune"
+            )
         return configs
+
+    def _before(self, meta: dict[str, Any], *, reset_only: bool = False) -> None:
+        """Puts tensors into the state that a measured run starts from, or the run after it."""
+        for name in self.reset_to_zero:
+            if meta[name] is not None:
+                meta[name].zero_()
+        if self.pre_hook is not None:
+            self.pre_hook(meta, **({"reset_only": True} if reset_only else {}))
 
     def _time(
         self, config: Config, args: Any, grid: Any, kwargs: Any, named: dict[str, Any]
     ) -> float:
         meta = {**named, **config.all_kwargs()}
-        kept = {name: named[name].clone() for name in self.restore_value}
+        kept = {name: named[name].clone() for name in self.restore_value if named[name] is not None}
 
         def once() -> None:
             if config.pre_hook is not None:
                 config.pre_hook(meta)
-            for name in self.reset_to_zero:
-                named[name].zero_()
-            if self.pre_hook is not None:
-                self.pre_hook(meta)
+            self._before(meta)
             self.inner.run(*args, grid=grid, **kwargs, **config.all_kwargs())
             if self.post_hook is not None:
                 self.post_hook(meta, exception=None)
+            for name, value in kept.items():
+                named[name].copy_(value)
 
-        once()
-        found = []
-        for _ in range(5):
-            _synchronize(named)
-            start = time.perf_counter()
+        try:
             once()
-            _synchronize(named)
-            found.append(time.perf_counter() - start)
-        for name, value in kept.items():
-            named[name].copy_(value)
+            found = []
+            for _ in range(5):
+                _synchronize(named)
+                start = time.perf_counter()
+                once()
+                _synchronize(named)
+                found.append(time.perf_counter() - start)
+        finally:
+            for name, value in kept.items():
+                named[name].copy_(value)
         return sorted(found)[len(found) // 2]
+
+
+def _distinct(configs: list[Config], named: dict[str, Any]) -> list[Config]:
+    """The configurations with different code: stages are the compiler's own choice, and processors
+    have no warps."""
+    on_gpu = _on_gpu(named)
+    found: dict[Any, Config] = {}
+    for config in configs:
+        constants = tuple(sorted((name, repr(value)) for name, value in config.kwargs.items()))
+        found.setdefault((constants, config.num_warps if on_gpu else 0, config.pre_hook), config)
+    return list(found.values())
+
+
+def _on_gpu(named: dict[str, Any]) -> bool:
+    return any(getattr(getattr(v, "device", None), "type", "") == "cuda" for v in named.values())
 
 
 def _synchronize(named: dict[str, Any]) -> None:
     """Waits for a GPU, if the arguments are on one."""
-    if any(getattr(getattr(v, "device", None), "type", "") == "cuda" for v in named.values()):
+    if _on_gpu(named):
         import torch
 
         torch.cuda.synchronize()
