@@ -14,6 +14,7 @@ mod eval;
 mod f8;
 mod group;
 mod half;
+mod index;
 mod jit;
 mod math;
 mod memory;

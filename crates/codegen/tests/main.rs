@@ -2,6 +2,7 @@
 //! under `tests/` needs a line here (`kiln-xtask tests` checks).
 mod host_basic;
 mod host_check;
+mod host_growth;
 mod host_math;
 mod host_nests;
 mod host_ops;

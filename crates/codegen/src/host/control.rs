@@ -1,5 +1,5 @@
 //! A program's loops and branches. Values enter and leave them in stack slots and scratch memory.
-use super::eval::{Buffer, Place};
+use super::eval::{Buffer, Place, pointee};
 use super::group::{Sink, block_elem};
 use super::text::{Name, reg};
 use super::value::{Num, Val};
@@ -336,11 +336,6 @@ enum Carried {
     Scalar { slot: Name, elem: Elem },
     Pointer { slot: Name, elem: Elem },
     Induction { init: Value, step: Value },
-}
-
-/// What a pointer points to.
-fn pointee(ty: &Type) -> Option<Elem> {
-    if let Type::Ptr { elem, .. } = ty { Some(*elem) } else { None }
 }
 
 /// A number of iterations.

@@ -1,15 +1,18 @@
 //! Which block values are kept in scratch memory, and which are computed where they are used.
 //!
 //! A loop demands a value if it reads the value through lazily computed ones. A value that two loops demand, or that a
-//! loop of the program demands from outside of that loop, is kept if recomputing it costs more than reading it.
+//! loop of the program demands from outside of that loop, is kept if recomputing it costs more than reading it. So is a
+//! value that one loop reads at several coordinates ([`super::index`]): chains of such values, as in a sort, would
+//! otherwise be computed again at each step, and a program's code grow with a power of its length.
 //! Operands of matmuls are always kept (they are packed), and so are loads whose memory is overwritten before their
 //! last use.
 //!
 //! Blocks are wider than their contents where an extent is not a power of two. Which elements of a value are never read
 //! follows from the masks of stores and from what reductions are fed outside of a mask; loops end before those
 //! elements.
-use kiln_block::{BinaryOp, BlockProgram, Const, Inst, Op, ReduceOp, Region, Type, UnaryOp, Value};
-use std::collections::{BTreeSet, HashMap};
+use super::index::{IndexMaps, Reading};
+use kiln_block::{BinaryOp, BlockProgram, Const, Inst, InstData, Op, ReduceOp, Region, Type, UnaryOp, Value};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 #[derive(Default)]
 pub(super) struct Demand {
@@ -20,7 +23,11 @@ pub(super) struct Demand {
     /// Position in program order and the enclosing `for` instructions, outermost first.
     place: HashMap<Inst, (usize, Vec<Inst>)>,
     cost: HashMap<Value, u32>,
-    sinks: HashMap<Value, BTreeSet<Inst>>,
+    /// Ops that are evaluated again wherever a value is read again; those of pointers count too.
+    weight: HashMap<Value, u32>,
+    /// Loops that read a value, and how.
+    readings: HashMap<Value, BTreeMap<Inst, Reading>>,
+    maps: IndexMaps,
     /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
@@ -54,6 +61,14 @@ fn own_cost(op: &Op) -> u32 {
         Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::Bitcast | Op::Fma => 1,
         Op::CastToZero(_) => 4,
         _ => 0,
+    }
+}
+
+/// Ops of one evaluation of an element, without its operands.
+fn op_weight(op: &Op) -> u32 {
+    match op {
+        Op::Join | Op::Cat { .. } | Op::Gather { .. } | Op::PtrAdd | Op::Reshape => 1,
+        other => own_cost(other),
     }
 }
 
@@ -115,6 +130,7 @@ impl Demand {
                 let is_block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
                 d.cost.insert(r, if is_block && !forces(&inst.op) { sum } else { 0 });
             }
+            d.weigh(k, inst);
             d.trace_root(k, i);
         }
         let overwritten = d.overwritten(k, &order);
@@ -255,25 +271,55 @@ impl Demand {
     }
     fn decide(&mut self, k: &BlockProgram, i: Inst, overwritten: &BTreeSet<Value>, packed: &BTreeSet<Value>) {
         let inst = k.inst(i);
-        let mut reach: BTreeSet<Inst> = BTreeSet::new();
         if forces(&inst.op) {
-            reach.insert(i);
-        } else if let Some(&r) = inst.results.first() {
-            let sinks = self.sinks.get(&r).cloned().unwrap_or_default();
-            let block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
-            let deeper = sinks.iter().any(|&s| self.loops(s).len() > self.loops(i).len());
-            let dear = self.cost.get(&r).copied().unwrap_or(0) >= KEEP_COST;
-            let must = overwritten.contains(&r) || packed.contains(&r);
-            let repeated = sinks.len() > 1 || deeper || self.spread(k, r);
-            if block && (must || (repeated && dear)) {
-                self.keep.insert(r, if must || deeper { None } else { Some(sinks) });
-                reach.insert(i);
-            } else {
-                reach = sinks;
+            for &a in &inst.args {
+                self.read(a, i, Reading::identity(k.ty(a).shape()));
+            }
+            return;
+        }
+        let Some(&r) = inst.results.first() else { return };
+        let readings = self.readings.get(&r).cloned().unwrap_or_default();
+        let block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
+        let deeper = readings.keys().any(|&s| self.loops(s).len() > self.loops(i).len());
+        let dear = self.cost(r) >= KEEP_COST;
+        let must = overwritten.contains(&r) || packed.contains(&r);
+        let repeated = readings.len() > 1 || deeper || self.spread(k, r);
+        let scattered = self.weight.get(&r).is_some_and(|w| *w >= KEEP_COST)
+            && readings.values().any(|reading| *reading == Reading::Many);
+        if (block && (must || (repeated && dear))) || scattered {
+            let always = must || deeper || scattered;
+            self.keep.insert(r, if always { None } else { Some(readings.keys().copied().collect()) });
+            let element = Reading::identity(k.ty(r).shape());
+            for (n, &a) in inst.args.iter().enumerate() {
+                let reading = self.maps.operand(k, inst, n, &element);
+                self.read(a, i, reading);
+            }
+            return;
+        }
+        for (sink, reading) in readings {
+            for (n, &a) in inst.args.iter().enumerate() {
+                let reading = self.maps.operand(k, inst, n, &reading);
+                self.read(a, sink, reading);
             }
         }
-        for a in &inst.args {
-            self.sinks.entry(*a).or_default().extend(reach.iter().copied());
+    }
+    /// Notes that a loop reads a value.
+    fn read(&mut self, v: Value, sink: Inst, reading: Reading) {
+        let readings = self.readings.entry(v).or_default();
+        let both = match readings.remove(&sink) {
+            Some(other) => reading.joined(&other),
+            None => reading,
+        };
+        readings.insert(sink, both);
+    }
+    /// Counts what an evaluation of an instruction's results takes. Offsets have weights of their own.
+    fn weigh(&mut self, k: &BlockProgram, inst: &InstData) {
+        let operands = if matches!(inst.op, Op::PtrAdd) { &inst.args[..1] } else { &inst.args[..] };
+        let weights = operands.iter().filter_map(|a| self.weight.get(a).copied());
+        let sum = weights.fold(op_weight(&inst.op), u32::saturating_add);
+        for &r in &inst.results {
+            let stored = forces(&inst.op) || k.ty(r).is_scalar();
+            self.weight.insert(r, if stored { 0 } else { sum });
         }
     }
     /// Whether the value is repeated along a leading axis by a broadcast.
@@ -315,7 +361,7 @@ impl Demand {
     }
     /// Whether several loops read the value, each recomputing it.
     pub fn repeated(&self, v: Value) -> bool {
-        !self.keep.contains_key(&v) && self.sinks.get(&v).is_some_and(|s| s.len() > 1)
+        !self.keep.contains_key(&v) && self.readings.get(&v).is_some_and(|s| s.len() > 1)
     }
     pub fn cost(&self, v: Value) -> u32 {
         self.cost.get(&v).copied().unwrap_or(0)

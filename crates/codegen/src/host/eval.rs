@@ -45,6 +45,11 @@ impl Place {
     }
 }
 
+/// What a pointer points to.
+pub(super) fn pointee(ty: &Type) -> Option<Elem> {
+    if let Type::Ptr { elem, .. } = ty { Some(*elem) } else { None }
+}
+
 impl Emit<'_> {
     pub fn eval(&mut self, v: Value, at: &[Val]) -> Res<Val> {
         let key = (v, at.to_vec());

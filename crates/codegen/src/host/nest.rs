@@ -3,7 +3,7 @@
 //! Sinks are collected in a pending group while they have the same shape and do not need each other's results; then the
 //! nest is written: leading axes as loops, the last axis in vectors. Where masks are bounds on the last axis, its loop
 //! is split into a part where they hold and a masked tail.
-use super::eval::{Buffer, Place};
+use super::eval::{Buffer, Place, pointee};
 use super::group::{Group, Running, Sink};
 use super::memory::Store;
 use super::sums::CHUNK;
@@ -146,7 +146,8 @@ impl Emit<'_> {
         result?;
         for (_, sink) in group.sinks {
             if let Sink::Keep { value, buffer, place: true } = sink {
-                self.place.insert(value, Place::Buffer(buffer));
+                let place = Place::of_buffer(buffer, pointee(self.kernel.ty(value)));
+                self.place.insert(value, place);
             }
         }
         Ok(())

@@ -171,7 +171,11 @@ impl Emit<'_> {
                 self.place.insert(result, Place::Virtual(i));
                 if self.demand.keep.contains_key(&result) {
                     let shape = self.shape(result);
-                    let buffer = self.new_buffer(block_elem(self.kernel.ty(result))?, &shape);
+                    let elem = match self.kernel.ty(result) {
+                        Type::Ptr { .. } => Elem::I64,
+                        other => block_elem(other)?,
+                    };
+                    let buffer = self.new_buffer(elem, &shape);
                     return self.push(i, &shape, Sink::Keep { value: result, buffer, place: true });
                 }
                 Ok(())
