@@ -26,6 +26,7 @@ mod program;
 mod reduce;
 mod report;
 mod scan;
+mod scattered;
 mod sums;
 mod text;
 mod value;

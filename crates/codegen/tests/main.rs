@@ -5,6 +5,7 @@ mod host_check;
 mod host_growth;
 mod host_math;
 mod host_nests;
+mod host_offsets;
 mod host_ops;
 mod host_random;
 mod launch_atomics;

@@ -1,4 +1,5 @@
 //! Loads and stores of lanes: contiguous, forwards or backwards, uniform, or one address per lane; masked or not.
+use super::scattered::Scattered;
 use super::text::{Name, literal, mem, reg, suffix, vector};
 use super::value::{Form, Val};
 use super::{Emit, Res};
@@ -211,15 +212,15 @@ impl Emit<'_> {
                 self.turned(d, ty, &run, x)
             }
             (None, m) => {
-                let m = match m {
-                    Some(m) => self.reg(m, n),
-                    None => literal("i1", n, "true"),
-                };
-                let p = self.gep_lanes(d, ty, root, off);
-                let ptr = vector("ptr", n);
-                let ptr = format!("{ptr} align {}", kind.bytes(e));
-                let name = format!("llvm.masked.gather.{}.v{n}p0", suffix(ty, n));
-                self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")])
+                let mask = m.map(|m| self.reg(m, n));
+                let offsets = self.reg(off, n);
+                let load = Scattered { ty, align: kind.bytes(e), root, offsets, mask };
+                let unknown = matches!(off.form, Form::Vec(_)) && kind == Store::Tensor && n > 1;
+                if unknown && self.kernel.has_launch_values() {
+                    self.gather_or_load(d, &load)
+                } else {
+                    self.gather(d, &load)
+                }
             }
         }
     }

@@ -101,8 +101,10 @@ impl Text {
         s.push('\n');
     }
     pub fn mark(&mut self, label: &str) {
-        let d = self.depth();
-        let _ = writeln!(self.scopes[d], "{label}:");
+        self.mark_at(self.depth(), label);
+    }
+    pub fn mark_at(&mut self, depth: usize, label: &str) {
+        let _ = writeln!(self.scopes[depth], "{label}:");
     }
     pub fn emit(&mut self, depth: usize, rhs: impl AsRef<str>) -> Name {
         let n = self.fresh();
