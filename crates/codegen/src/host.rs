@@ -68,6 +68,8 @@ struct Emit<'k> {
     assumed: HashSet<Value>,
     here: Vec<value::Val>,
     pending: group::Group,
+    /// Buffers of the values that are computed in the place of what they replace.
+    homes: HashMap<Value, eval::Buffer>,
     /// Lanes of the nest being written.
     lanes: usize,
     /// Number of elements that `Form::Lanes` spans where that is not `lanes`.
@@ -138,6 +140,7 @@ fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), Codegen
             assumed: HashSet::new(),
             here: vec![],
             pending: Default::default(),
+            homes: HashMap::new(),
             lanes: 1,
             span: None,
             pid: vec![],

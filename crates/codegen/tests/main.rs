@@ -3,6 +3,7 @@
 mod host_basic;
 mod host_check;
 mod host_growth;
+mod host_loops;
 mod host_math;
 mod host_nests;
 mod host_offsets;

@@ -1,6 +1,7 @@
 //! A program's loops and branches. Values enter and leave them in stack slots and scratch memory.
 use super::eval::{Buffer, Place, pointee};
 use super::group::{Sink, block_elem};
+use super::memory::Store;
 use super::text::{Name, reg};
 use super::value::{Num, Val};
 use super::{Emit, Res};
@@ -35,8 +36,8 @@ impl Emit<'_> {
         let turn = self.slot("i64", "0");
         let counter = self.slot("i64", &lo.text);
         let mut carried = vec![];
-        for ((&p, &init), &n) in params.iter().zip(inits).zip(next) {
-            carried.push(self.carry(i, p, init, n)?);
+        for (n, (&p, &init)) in params.iter().zip(inits).enumerate() {
+            carried.push(self.carry(i, p, init, (next, n))?);
         }
         self.flush()?;
         let label = self.text.label();
@@ -84,8 +85,8 @@ impl Emit<'_> {
         self.flush()?;
         let turn = self.slot("i64", "0");
         let mut carried = vec![];
-        for ((&p, &init), &n) in region.params.iter().zip(&inst.args).zip(next) {
-            carried.push(self.carry(i, p, init, n)?);
+        for (n, (&p, &init)) in region.params.iter().zip(&inst.args).enumerate() {
+            carried.push(self.carry(i, p, init, (next, n))?);
         }
         self.flush()?;
         let label = self.text.label();
@@ -128,10 +129,17 @@ impl Emit<'_> {
             match c {
                 Carried::Block { other, elem, shape, .. } => {
                     let ptr = self.text.emit(0, format!("load ptr, ptr {other}"));
-                    let buffer = Buffer { ptr, elem: *elem, shape: shape.clone() };
+                    let buffer = Buffer { ptr, elem: *elem, shape: shape.clone(), memory: Store::Scratch };
                     // The yield itself is the sink, so that values that only the yield demands stay in registers.
                     self.push(loop_inst, shape, Sink::Keep { value: n, buffer, place: false })?;
                 }
+                Carried::Replaced { buffer } => match self.place.get(&n) {
+                    Some(Place::Buffer(b)) if b.ptr == buffer.ptr => {}
+                    _ => {
+                        let (shape, buffer) = (buffer.shape.clone(), buffer.clone());
+                        self.push(loop_inst, &shape, Sink::Keep { value: n, buffer, place: false })?;
+                    }
+                },
                 Carried::Scalar { .. } | Carried::Pointer { .. } => stores.push((c, n)),
                 Carried::Induction { .. } => {}
             }
@@ -150,7 +158,7 @@ impl Emit<'_> {
                     let x = self.reg(&address, 1);
                     lines.push(format!("store i64 {x}, ptr {slot}"));
                 }
-                Carried::Block { .. } | Carried::Induction { .. } => {}
+                Carried::Block { .. } | Carried::Replaced { .. } | Carried::Induction { .. } => {}
             }
         }
         for l in lines {
@@ -168,8 +176,9 @@ impl Emit<'_> {
         }
         Ok(())
     }
-    /// How a carried value is held.
-    fn carry(&mut self, loop_inst: Inst, p: Value, init: Value, next: Value) -> Res<Carried> {
+    /// How a carried value is held; its next value is the n-th of all.
+    fn carry(&mut self, loop_inst: Inst, p: Value, init: Value, (all, n): (&[Value], usize)) -> Res<Carried> {
+        let next = all[n];
         if let Some(step) = self.induction(loop_inst, p, next) {
             self.hoist(step, loop_inst)?;
             return Ok(Carried::Induction { init, step });
@@ -178,6 +187,12 @@ impl Emit<'_> {
         match self.kernel.ty(p) {
             Type::Ptr { .. } if next == p => Ok(Carried::Induction { init, step: init }),
             Type::Block { elem, shape } | Type::Ptr { elem, shape } if !shape.is_empty() => {
+                if pointee.is_none() && self.demand.replaces(self.kernel, loop_inst, p, (all, n)) {
+                    let buffer = self.new_buffer(*elem, shape);
+                    self.push(loop_inst, shape, Sink::Keep { value: init, buffer: buffer.clone(), place: false })?;
+                    self.homes.insert(next, buffer.clone());
+                    return Ok(Carried::Replaced { buffer });
+                }
                 let elem = if pointee.is_some() { &Elem::I64 } else { elem };
                 let (a, b) = (self.new_buffer(*elem, shape), self.new_buffer(*elem, shape));
                 self.push(loop_inst, shape, Sink::Keep { value: init, buffer: a.clone(), place: false })?;
@@ -235,8 +250,9 @@ impl Emit<'_> {
         Ok(match c {
             Carried::Block { cur, elem, shape, pointee, .. } => {
                 let ptr = self.text.emit(0, format!("load ptr, ptr {cur}"));
-                Place::of_buffer(Buffer { ptr, elem: *elem, shape: shape.clone() }, *pointee)
+                Place::of_buffer(Buffer { ptr, elem: *elem, shape: shape.clone(), memory: Store::Scratch }, *pointee)
             }
+            Carried::Replaced { buffer } => Place::Buffer(buffer.clone()),
             Carried::Pointer { slot, elem } => {
                 let x = self.text.emit(0, format!("load i64, ptr {slot}"));
                 Place::Reg(self.pointer_to(*elem, &Val::num(Elem::I64, Num::opaque(x), 0)))
@@ -329,9 +345,10 @@ enum Home {
     Buffer(Buffer, Option<Elem>),
 }
 
-/// How a loop holds a carried value: two buffers that are swapped, a stack slot, or nothing at all. Pointers are
-/// addresses there.
+/// How a loop holds a carried value: two buffers that are swapped, one where each element is replaced, a stack slot, or
+/// nothing at all. Pointers are addresses there.
 enum Carried {
+    Replaced { buffer: Buffer },
     Block { cur: Name, other: Name, elem: Elem, shape: Vec<usize>, pointee: Option<Elem> },
     Scalar { slot: Name, elem: Elem },
     Pointer { slot: Name, elem: Elem },

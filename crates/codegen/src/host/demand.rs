@@ -28,6 +28,8 @@ pub(super) struct Demand {
     /// Loops that read a value, and how.
     readings: HashMap<Value, BTreeMap<Inst, Reading>>,
     maps: IndexMaps,
+    /// Factors of matmuls.
+    pub packed: BTreeSet<Value>,
     /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
@@ -134,13 +136,10 @@ impl Demand {
             d.trace_root(k, i);
         }
         let overwritten = d.overwritten(k, &order);
-        let packed: BTreeSet<Value> = order
-            .iter()
-            .filter(|&&i| matches!(k.inst(i).op, Op::Dot { .. }))
-            .flat_map(|&i| k.inst(i).args.iter().take(2).copied())
-            .collect();
+        let dots = order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Dot { .. }));
+        d.packed = dots.flat_map(|&i| k.inst(i).args.iter().take(2).copied()).collect();
         for &i in order.iter().rev() {
-            d.decide(k, i, &overwritten, &packed);
+            d.decide(k, i, &overwritten);
             d.confine(k, i);
         }
         d
@@ -269,7 +268,7 @@ impl Demand {
         }
         found
     }
-    fn decide(&mut self, k: &BlockProgram, i: Inst, overwritten: &BTreeSet<Value>, packed: &BTreeSet<Value>) {
+    fn decide(&mut self, k: &BlockProgram, i: Inst, overwritten: &BTreeSet<Value>) {
         let inst = k.inst(i);
         if forces(&inst.op) {
             for &a in &inst.args {
@@ -282,7 +281,7 @@ impl Demand {
         let block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
         let deeper = readings.keys().any(|&s| self.loops(s).len() > self.loops(i).len());
         let dear = self.cost(r) >= KEEP_COST;
-        let must = overwritten.contains(&r) || packed.contains(&r);
+        let must = overwritten.contains(&r) || self.packed.contains(&r);
         let repeated = readings.len() > 1 || deeper || self.spread(k, r);
         let scattered = self.weight.get(&r).is_some_and(|w| *w >= KEEP_COST)
             && readings.values().any(|reading| *reading == Reading::Many);
@@ -333,6 +332,34 @@ impl Demand {
                     from.iter().zip(to).take(inner).any(|(a, b)| a < b) && from.get(inner).is_some_and(|&n| n > 1)
                 })
         })
+    }
+    /// Whether the next value of a loop's parameter, the n-th of all next values, can be written in the place of the
+    /// parameter: each element of it is read once, to compute the element that replaces it.
+    pub fn replaces(&self, k: &BlockProgram, loop_inst: Inst, p: Value, (all, n): (&[Value], usize)) -> bool {
+        let Some(&next) = self.def.get(&all[n]) else { return false };
+        let replacing = matches!(k.inst(next).op, Op::Dot { .. }) || self.keep.contains_key(&all[n]);
+        let end = k.inst(loop_inst).regions.first().and_then(|r| r.insts.last());
+        let Some(&sink) = (if replacing { Some(&next) } else { end }) else { return false };
+        let same = Reading::identity(k.ty(p).shape());
+        let once = self.readings.get(&p).is_some_and(|r| r.len() == 1 && r.get(&sink) == Some(&same));
+        let others = all.iter().enumerate().filter(|(other, _)| *other != n);
+        once && self.loops(next).last() == Some(&loop_inst)
+            && (replacing || !forces(&k.inst(next).op))
+            && !others.into_iter().any(|(_, v)| self.reaches(k, *v, p))
+    }
+    /// Whether `p` is read to compute `v` where that is used.
+    fn reaches(&self, k: &BlockProgram, v: Value, p: Value) -> bool {
+        let (mut open, mut seen) = (vec![v], BTreeSet::new());
+        while let Some(v) = open.pop() {
+            if v == p {
+                return true;
+            }
+            let made = self.def.get(&v).filter(|_| !self.keep.contains_key(&v)).map(|&i| k.inst(i));
+            if let Some(inst) = made.filter(|inst| !forces(&inst.op) && seen.insert(v)) {
+                open.extend(&inst.args);
+            }
+        }
+        false
     }
     /// Whether `v` is computed inside the loop.
     pub fn inside(&self, v: Value, loop_inst: Inst) -> bool {

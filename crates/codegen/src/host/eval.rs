@@ -15,6 +15,8 @@ pub(super) struct Buffer {
     pub ptr: Name,
     pub elem: Elem,
     pub shape: Vec<usize>,
+    /// How its elements are stored.
+    pub memory: Store,
 }
 
 /// Where a value is.
@@ -72,7 +74,7 @@ impl Emit<'_> {
             Some(Place::Reg(x)) => Ok(x),
             Some(Place::Buffer(b)) => {
                 let off = self.linear(&b.shape, at);
-                self.read(b.elem, Store::Scratch, &b.ptr, &off, Guard::default())
+                self.read(b.elem, b.memory, &b.ptr, &off, Guard::default())
             }
             Some(Place::Addresses(b, elem)) => {
                 let off = self.linear(&b.shape, at);

@@ -29,6 +29,8 @@ pub(super) struct Machine {
     pub lanes: usize,
     /// Conversions between f16 and f32 in hardware.
     pub f16c: bool,
+    /// Sums of products of pairs of bf16, in vectors of 16 f32.
+    pub pairs_of_bf16: bool,
 }
 
 pub(super) fn machine() -> &'static Machine {
@@ -43,7 +45,8 @@ pub(super) fn machine() -> &'static Machine {
         } else {
             4
         };
-        Machine { lanes, f16c: has("f16c"), cpu, features }
+        let pairs_of_bf16 = lanes == 16 && has("avx512bf16");
+        Machine { lanes, f16c: has("f16c"), pairs_of_bf16, cpu, features }
     })
 }
 

@@ -116,11 +116,14 @@ impl Emit<'_> {
     }
 
     pub fn new_buffer(&mut self, elem: Elem, shape: &[usize]) -> Buffer {
-        let bytes = Store::Scratch.bytes(elem) * shape.iter().product::<usize>().max(1);
+        self.buffer_in(Store::Scratch, elem, shape)
+    }
+    pub fn buffer_in(&mut self, memory: Store, elem: Elem, shape: &[usize]) -> Buffer {
+        let bytes = memory.bytes(elem) * shape.iter().product::<usize>().max(1);
         let at = self.scratch;
         self.scratch += bytes.next_multiple_of(64);
         let ptr = self.text.emit(0, format!("getelementptr i8, ptr %scratch, i64 {at}"));
-        Buffer { ptr, elem, shape: shape.to_vec() }
+        Buffer { ptr, elem, shape: shape.to_vec(), memory }
     }
 
     /// Writes the pending nest.
@@ -411,7 +414,7 @@ impl Emit<'_> {
                     let v = self.eval(*value, at)?;
                     let v = if let Form::Ptr(..) = v.form { self.address(&v)? } else { v };
                     let off = self.linear(&buffer.shape, at);
-                    self.write(Store::Scratch, &buffer.ptr, &off, &v, None)?;
+                    self.write(buffer.memory, &buffer.ptr, &off, &v, None)?;
                 }
                 Sink::Reduce { op, axis, operand, .. } => {
                     let v = self.eval(*operand, at)?;

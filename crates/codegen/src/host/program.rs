@@ -175,13 +175,27 @@ impl Emit<'_> {
                         Type::Ptr { .. } => Elem::I64,
                         other => block_elem(other)?,
                     };
-                    let buffer = self.new_buffer(elem, &shape);
+                    let buffer = match self.homes.get(&result) {
+                        Some(home) => home.clone(),
+                        None => self.buffer_in(self.memory_of(result, elem), elem, &shape),
+                    };
                     return self.push(i, &shape, Sink::Keep { value: result, buffer, place: true });
                 }
                 Ok(())
             }
             (op, _) => Err(format!("{op:?}")),
         }
+    }
+    /// How a kept value is stored. Halves of hand-written kernels stay halves, except factors of matmuls, which convert
+    /// each element once, unless they multiply pairs of bf16.
+    fn memory_of(&self, v: Value, elem: Elem) -> Store {
+        let factor = self.demand.packed.contains(&v);
+        let halves = match elem {
+            Elem::Bf16 => !factor || self.machine.pairs_of_bf16,
+            Elem::F16 => !factor && self.machine.f16c,
+            _ => false,
+        };
+        if halves && self.kernel.has_launch_values() { Store::Tensor } else { Store::Scratch }
     }
     /// A scalar computed from blocks (a reshape to no axes): its element may be pending.
     fn reads_blocks(&self, i: Inst) -> bool {
