@@ -1,5 +1,5 @@
-//! Reductions and scans by a region: element after element along the axis, and elements that are taken from several
-//! blocks or positions.
+//! Reductions and scans by a region: element after element along the axis, in vectors where that is a leading one; and
+//! elements that are taken from several blocks or positions.
 use super::eval::{Buffer, Place};
 use super::group::block_elem;
 use super::memory::Store;
@@ -26,19 +26,26 @@ impl Emit<'_> {
         }
         self.flush()?;
         self.memo = vec![Default::default()];
-        self.lanes = 1;
+        // Rows of elements that are combined with other rows.
+        let row = shape.iter().rposition(|&n| n > 1).filter(|&a| a != axis);
+        self.lanes = row.map_or(1, |a| self.machine.lanes.min(shape[a]));
         let mut slots: Vec<(Name, Elem)> = vec![];
         for &v in &data.args {
             let elem = block_elem(kernel.ty(v))?;
-            slots.push((self.text.alloca(reg(elem), 8), elem));
+            slots.push((self.text.alloca(&vector(reg(elem), self.lanes), 64), elem));
         }
         let mut at: Vec<Val> = vec![Val::int(Elem::I64, 0); shape.len()];
         let mut open = vec![];
         for (a, &n) in shape.iter().enumerate().filter(|(a, n)| *a != axis && **n > 1) {
             let (label, i) = self.text.open_loop();
             self.memo.push(Default::default());
-            at[a] = self.counter(&i, 0, 0);
-            open.push((label, i, n));
+            let step = if row == Some(a) { self.lanes } else { 1 };
+            let c = self.counter(&i, 0, step.trailing_zeros());
+            at[a] = match c.form {
+                Form::Num(first) if step > 1 => Val { form: Form::Lanes(first, 1), ..c },
+                _ => c,
+            };
+            open.push((label, i, n, step));
         }
         let last = shape[axis] as i64 - 1;
         at[axis] = Val::int(Elem::I64, if reverse { last } else { 0 });
@@ -65,11 +72,12 @@ impl Emit<'_> {
             at.remove(axis);
             self.leave(&slots, &to, &at)?;
         }
-        while let Some((label, i, n)) = open.pop() {
+        while let Some((label, i, n, step)) = open.pop() {
             self.memo.pop();
-            self.text.close_loop(&label, &i, "0", &n.to_string(), 1);
+            self.text.close_loop(&label, &i, "0", &n.to_string(), step as i64);
         }
         self.memo = vec![Default::default()];
+        self.lanes = 1;
         for (&v, buffer) in data.results.iter().zip(to) {
             self.place.insert(v, Place::Buffer(buffer));
         }
@@ -79,16 +87,16 @@ impl Emit<'_> {
         blocks.iter().map(|v| self.eval(*v, at)).collect()
     }
     fn keep_in(&mut self, slots: &[(Name, Elem)], values: &[Val]) {
-        let d = self.text.depth();
+        let (d, lanes) = (self.text.depth(), self.lanes);
         for ((slot, elem), v) in slots.iter().zip(values) {
-            let x = self.reg(v, 1);
-            self.text.line(d, format!("store {} {x}, ptr {slot}", reg(*elem)));
+            let x = self.reg(v, lanes);
+            self.text.line(d, format!("store {} {x}, ptr {slot}", vector(reg(*elem), lanes)));
         }
     }
     fn kept(&mut self, (slot, elem): &(Name, Elem)) -> Val {
-        let d = self.text.depth();
-        let x = self.text.emit(d, format!("load {}, ptr {slot}", reg(*elem)));
-        self.wrap(*elem, x, 1, d)
+        let (d, lanes) = (self.text.depth(), self.lanes);
+        let x = self.text.emit(d, format!("load {}, ptr {slot}", vector(reg(*elem), lanes)));
+        self.wrap(*elem, x, lanes, d)
     }
     /// Writes what is kept to memory.
     fn leave(&mut self, slots: &[(Name, Elem)], to: &[Buffer], at: &[Val]) -> Res<()> {

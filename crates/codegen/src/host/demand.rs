@@ -74,6 +74,14 @@ fn op_weight(op: &Op) -> u32 {
     }
 }
 
+/// Ops that compute what they read element after element, or again in each iteration.
+fn computes_again(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::For | Op::While | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::ReduceBy { .. } | Op::ScanBy { .. }
+    )
+}
+
 /// Ops that read their block operands in loops.
 pub(super) fn forces(op: &Op) -> bool {
     matches!(
@@ -279,7 +287,10 @@ impl Demand {
         let Some(&r) = inst.results.first() else { return };
         let readings = self.readings.get(&r).cloned().unwrap_or_default();
         let block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
-        let deeper = readings.keys().any(|&s| self.loops(s).len() > self.loops(i).len());
+        let by_hand = self.separate.is_some();
+        let deeper = readings
+            .keys()
+            .any(|&s| self.loops(s).len() > self.loops(i).len() || (by_hand && computes_again(&k.inst(s).op)));
         let dear = self.cost(r) >= KEEP_COST;
         let must = overwritten.contains(&r) || self.packed.contains(&r);
         let repeated = readings.len() > 1 || deeper || self.spread(k, r);
