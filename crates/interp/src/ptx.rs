@@ -59,6 +59,29 @@ mod tests {
         bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
+    /// A load of fewer bits than its register has fills that by the sign of its type.
+    #[test]
+    fn loads_fill_registers_by_sign() {
+        let text = format!(
+            "{HEAD}.visible .entry k(\n\t.param .u64 .ptr .global .align 16 k_param_0,\n\t.param .u32 k_param_1\n)\n\
+             .reqntid 1\n{{
+	ld.param.b64 	%rd1, [k_param_0];
+	ld.param.s32 	%rd2, [k_param_1];
+	ld.global.s32 	%rd3, [%rd1];
+	ld.global.u32 	%rd4, [%rd1];
+	add.s64 	%rd5, %rd2, %rd3;
+	st.global.b64 	[%rd1], %rd5;
+	st.global.b64 	[%rd1 + 8], %rd4;
+	ret;
+}}"
+        );
+        let launch = Launch { grid: [1; 3], threads: 1, shared: 0 };
+        let mut buffers = [[0xfe, 0xff, 0xff, 0xff].repeat(4), vec![0xfd, 0xff, 0xff, 0xff]];
+        run(&text, launch, &mut buffers).unwrap();
+        let words: Vec<i64> = buffers[0].as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect();
+        assert_eq!(words, [-5, 0xffff_fffe]);
+    }
+
     /// Threads that branch apart join again, exchange numbers in their warp, and wait for each other.
     #[test]
     fn threads_meet_again() {

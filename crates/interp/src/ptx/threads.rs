@@ -1,5 +1,5 @@
 //! The threads of a block.
-use super::number::{apply, bits, compare, converted, float, int, is_float, low, rounded};
+use super::number::{apply, bits, compare, converted, float, int, is_float, is_signed, low, rounded};
 use super::parse::{Arg, Inst, Program};
 use super::{Launch, PtxError, VECTOR};
 
@@ -174,7 +174,7 @@ impl Block<'_> {
                     let found = self.memory.at(Memory::address(*n), size, false).map(|b| b.to_vec());
                     let mut all = [0; 8];
                     all[..size].copy_from_slice(&found.map_err(|what| self.failed(i, t, what))?);
-                    self.set(to, t, u64::from_le_bytes(all));
+                    self.set(to, t, loaded(u64::from_le_bytes(all), &op));
                 }
             }
             ("ld", [to, from]) => {
@@ -186,7 +186,7 @@ impl Block<'_> {
                     for (name, b) in names.iter().zip(bytes.chunks(size)) {
                         let mut all = [0; 8];
                         all[..size].copy_from_slice(b);
-                        self.set(name, t, u64::from_le_bytes(all));
+                        self.set(name, t, loaded(u64::from_le_bytes(all), &op));
                     }
                 }
             }
@@ -421,6 +421,13 @@ fn space<'o>(op: &[&'o str]) -> &'o str {
     op.iter().copied().find(|o| matches!(*o, "global" | "shared" | "local")).unwrap_or("generic")
 }
 
+/// What a load puts into a register, which it fills by the sign of its type.
+fn loaded(bits: u64, op: &[&str]) -> u64 {
+    match op.last() {
+        Some(ty) if is_signed(ty) => int(bits, ty) as u64,
+        _ => bits,
+    }
+}
 fn unknown(i: &Inst) -> PtxError {
     PtxError::Unknown { line: i.line.clone(), what: "the interpreter has no such instruction".into() }
 }
