@@ -6,11 +6,12 @@
 //! [`groups`] finds pointers that are contiguous across two axes. Never changes a kernel, and knows nothing of threads.
 pub mod affine;
 pub mod axis;
+pub(crate) mod bounds;
 mod ends;
 mod groups;
 mod loops;
 mod run;
-mod unwrapped;
+pub(crate) mod unwrapped;
 mod values;
 
 pub use affine::Affine;

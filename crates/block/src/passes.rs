@@ -1,6 +1,6 @@
 //! Passes: functions from a kernel to one that computes the same.
 //!
-//! The first five keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
+//! The first six keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
 //! reorders float arithmetic. Verified programs stay verified, which is checked after every pass.
 mod cse;
 mod dce;
@@ -12,6 +12,7 @@ mod offsets;
 pub mod persistent_rows;
 pub mod split;
 pub mod warpgroup;
+mod wide_offsets;
 
 use crate::analysis::Analysis;
 use crate::{BinaryOp, BlockError, BlockProgram, InstData, Op, Value, verify::verify};
@@ -22,6 +23,7 @@ pub type Pass = (&'static str, fn(&mut BlockProgram));
 
 /// Every pass, in the order in which they should run.
 pub const PASSES: &[Pass] = &[
+    ("wide_offsets", wide_offsets::run),
     ("fold", fold::run),
     ("offsets", offsets::run),
     ("cse", cse::run),
@@ -49,7 +51,7 @@ pub const STEPS: &[Step] = &[
 ];
 
 /// The passes that every program goes through.
-pub const CANONICAL: &[&str] = &["fold", "offsets", "cse", "licm", "dce"];
+pub const CANONICAL: &[&str] = &["wide_offsets", "fold", "offsets", "cse", "licm", "dce"];
 
 fn assign_layouts(k: &mut BlockProgram) {
     *k = layout::assign(k);

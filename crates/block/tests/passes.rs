@@ -102,5 +102,7 @@ fn layouts_come_last() {
     let text = print(&k);
     assert!(text.contains("layout(registers"), "{text}");
     assert!(parse(&text).as_ref() == Ok(&k), "{text}");
-    assert!(passes::run(&["frob"], &mut k, Arch::Sm90a.machine()).unwrap_err().to_string().contains("known: fold"));
+    assert!(
+        passes::run(&["frob"], &mut k, Arch::Sm90a.machine()).unwrap_err().to_string().contains("known: wide_offsets")
+    );
 }

@@ -13,6 +13,7 @@ mod launch_atomics;
 mod launch_control;
 mod launch_elements;
 mod launch_moves;
+mod launch_offsets;
 mod launch_random;
 mod launch_sizes;
 mod launch_values;

@@ -13,12 +13,10 @@
 //! Nothing is known about integers that are read from memory: whoever emits a program has to choose the type of an
 //! offset by their extent. So it is with an index that a program computes as data and casts to the type of offsets. Bit
 //! operations may wrap on purpose, as hashes do, and end what is known.
+use crate::analysis::bounds::{Bound, arithmetic, union};
 use crate::analysis::{Analysis, analyse};
 use crate::{BinaryOp, BlockError, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, text};
 use std::collections::HashMap;
-
-/// Least and largest value, over the integers.
-type Bound = (i128, i128);
 
 /// Checks a verified kernel. `Err`: the first access that takes an integer that may have wrapped, and where that is
 /// computed.
@@ -172,37 +170,7 @@ impl Offsets<'_> {
             Op::Cast(_) if self.k.ty(*data.args.first()?).elem()?.is_int() => arg(0),
             Op::Unary(UnaryOp::Neg) => arg(0).map(|a| (-a.1, -a.0)),
             Op::Select => Some(union(arg(1)?, arg(2)?)),
-            Op::Binary(op) => self.arithmetic(*op, arg(0), arg(1)).or_else(|| self.by_form(result)),
-            _ => None,
-        }
-    }
-    fn arithmetic(&self, op: BinaryOp, a: Option<Bound>, b: Option<Bound>) -> Option<Bound> {
-        match op {
-            // Bounded by one operand alone.
-            BinaryOp::Rem => {
-                let (_, hi) = b.filter(|b| b.0 > 0)?;
-                let a = a.unwrap_or((-hi, hi));
-                return Some((if a.0 >= 0 { 0 } else { (1 - hi).max(a.0) }, (hi - 1).min(a.1.max(0))));
-            }
-            BinaryOp::And => {
-                let masks = [a, b].into_iter().flatten().filter(|m| m.0 >= 0).map(|m| m.1);
-                return masks.min().map(|most| (0, most));
-            }
-            _ => {}
-        }
-        let (a, b) = (a?, b?);
-        let corners = |f: &dyn Fn(i128, i128) -> Option<i128>| {
-            let all = [f(a.0, b.0)?, f(a.0, b.1)?, f(a.1, b.0)?, f(a.1, b.1)?];
-            Some((all.into_iter().min()?, all.into_iter().max()?))
-        };
-        match op {
-            BinaryOp::Add => Some((a.0 + b.0, a.1 + b.1)),
-            BinaryOp::Sub => Some((a.0 - b.1, a.1 - b.0)),
-            BinaryOp::Mul => corners(&|x, y| x.checked_mul(y)),
-            BinaryOp::Div if b.0 > 0 => corners(&|x, y| x.checked_div(y)),
-            BinaryOp::Min => Some((a.0.min(b.0), a.1.min(b.1))),
-            BinaryOp::Max => Some((a.0.max(b.0), a.1.max(b.1))),
-            BinaryOp::Shr if b.0 >= 0 && b.1 < 64 => corners(&|x, y| Some(x >> y)),
+            Op::Binary(op) => arithmetic(*op, arg(0), arg(1)).or_else(|| self.by_form(result)),
             _ => None,
         }
     }
@@ -239,10 +207,6 @@ impl Offsets<'_> {
             }
         }
     }
-}
-
-fn union(a: Bound, b: Bound) -> Bound {
-    (a.0.min(b.0), a.1.max(b.1))
 }
 
 #[cfg(test)]

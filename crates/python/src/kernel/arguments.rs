@@ -44,11 +44,18 @@ pub struct Pointer {
     pub aligned: bool,
     /// No other argument has some of its memory.
     pub unshared: bool,
+    /// All tensors of the launch have so few elements that offsets have 32 bits.
+    pub near: bool,
 }
 
 impl Pointer {
     fn facts(&self) -> ArgumentFacts {
-        ArgumentFacts { div: self.aligned.then_some(DIVISOR), noalias: self.unshared, ..ArgumentFacts::default() }
+        let (div, noalias, span32) = (self.aligned.then_some(DIVISOR), self.unshared, self.near);
+        ArgumentFacts { div, noalias, span32, ..ArgumentFacts::default() }
+    }
+    /// Whether 32 bits are enough for offsets of its elements, as far as its strides reach.
+    pub fn is_near(&self) -> bool {
+        self.bytes.is_some_and(|bytes| bytes / u64::from(self.elem.bytes()).max(1) <= MAX_NEAR_ELEMENTS)
     }
     /// Whether two tensors may have memory in common.
     pub fn overlaps(&self, other: &Pointer) -> bool {
@@ -70,6 +77,10 @@ pub enum Text {
     /// Its type and representation; functions have their addresses in it, and are kept.
     Other(String),
 }
+
+/// Most elements of a tensor with offsets of 32 bits. The room up to 2^31 is for offsets outside of masks: those of the
+/// last block, and of a few blocks after it.
+const MAX_NEAR_ELEMENTS: u64 = (1 << 31) - (1 << 22);
 
 /// Bytes that addresses are multiples of, and the divisor of integers, where they are.
 const DIVISOR: u64 = 16;
@@ -142,7 +153,7 @@ impl<'py> Bound<'py> {
         };
         let aligned = wanted.specialised && seen.address.is_multiple_of(DIVISOR);
         let (address, bytes) = (seen.address, seen.bytes);
-        Ok(Bound::Pointer(Pointer { elem, address, bytes, aligned, unshared: false }))
+        Ok(Bound::Pointer(Pointer { elem, address, bytes, aligned, unshared: false, near: false }))
     }
 
     /// An array with the shape of its blocks.

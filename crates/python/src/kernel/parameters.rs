@@ -127,7 +127,7 @@ impl Parameters {
             let name = || format!("argument `{}` of {}()", p.name.bind(value.py()), self.kernel);
             all.push(Argument::of(exchange, value, wanted, device, &name)?);
         }
-        note_shared(&mut all);
+        note_memory(&mut all);
         Ok(all)
     }
 
@@ -148,11 +148,14 @@ fn warps(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     if warps.is_power_of_two() && warps <= MAX_WARPS { Ok(warps) } else { Err(wrong()) }
 }
 
-/// Notes which tensors have memory that no other argument has.
-fn note_shared(arguments: &mut [Argument<'_>]) {
+/// Notes which tensors have memory that no other argument has, and whether offsets have 32 bits: one fact for all of
+/// them, so that it at most doubles the variants.
+fn note_memory(arguments: &mut [Argument<'_>]) {
     let mut pointers = Vec::with_capacity(arguments.len());
     arguments.iter_mut().for_each(|a| a.pointers(&mut |p| pointers.push(p)));
+    let near = pointers.iter().all(|p| p.is_near());
     for i in 0..pointers.len() {
+        pointers[i].near = near;
         let unshared = (0..pointers.len()).all(|j| i == j || !pointers[i].overlaps(pointers[j]));
         pointers[i].unshared = unshared;
     }
