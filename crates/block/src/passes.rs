@@ -14,7 +14,7 @@ pub mod split;
 pub mod warpgroup;
 mod wide_offsets;
 
-use crate::analysis::Analysis;
+use crate::analysis::{Analysis, Relevance, drop_irrelevant, relevance};
 use crate::{BinaryOp, BlockError, BlockProgram, InstData, Op, Value, verify::verify};
 use kiln_machine::Machine;
 
@@ -92,6 +92,15 @@ fn run_with(names: &[&str], kernel: &mut BlockProgram, machine: Option<&Machine>
 /// [`CANONICAL`], on a verified kernel.
 pub fn canonicalise(kernel: &mut BlockProgram) -> Result<(), BlockError> {
     run_with(CANONICAL, kernel, None)
+}
+
+/// Drops facts about parameters that do not matter, and says which do. On a program as a front end makes it.
+pub fn drop_irrelevant_facts(kernel: &mut BlockProgram) -> Vec<Relevance> {
+    let mut live = kernel.clone();
+    dce::run(&mut live);
+    let found = relevance(&live);
+    drop_irrelevant(kernel, &found);
+    found
 }
 
 /// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that

@@ -2,6 +2,7 @@
 //! moves, bits, atomics with results, and memory that is written and read again. Three ways, before and after passes.
 use crate::support::{launch::Launch, *};
 use kiln_block::*;
+use kiln_codegen::nvptx;
 use kiln_machine::Arch;
 
 /// Values of one type and shape, and what they are made from.
@@ -198,4 +199,48 @@ fn programs_agree() {
         passes::canonicalise(&mut k).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert!(given.agrees(&k, arch, &format!("seed {seed}, after passes")), "seed {seed}: no PTX");
     }
+}
+
+/// A fact that does not matter changes no line of the code, whatever else is known.
+#[test]
+fn facts_that_do_not_matter_change_no_code() {
+    let code = |k: &BlockProgram, seed: u64| {
+        let mut k = k.clone();
+        let relevance = passes::drop_irrelevant_facts(&mut k);
+        passes::canonicalise(&mut k).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        (ptx.text, relevance)
+    };
+    let (mut left_out, mut told) = (0, 0);
+    for seed in 1..=12u64 {
+        let shape = [[8, 16], [2, 64], [16, 8]][seed as usize % 3];
+        let mut k = program(seed * 104_729, [Elem::I32, Elem::F32][seed as usize % 2], shape);
+        // Of rows, columns, pitch, turns and step.
+        for n in 4..9 {
+            let others = Facts { div: [1, 16][(seed as usize + n) % 2], ..Facts::default() };
+            k.params[n].facts = others;
+        }
+        let (_, relevance) = code(&k, seed);
+        for (n, matters) in relevance.iter().enumerate().skip(4).take(5) {
+            let before = k.params[n].facts;
+            let plain = Facts { div: 1, ..before };
+            let divided = Facts { div: 16, ..plain };
+            let one = Facts { equals: Some(1), ..plain };
+            for (facts, matters) in [(divided, matters.div), (one, matters.equals)] {
+                k.params[n].facts = plain;
+                let (without, _) = code(&k, seed);
+                k.params[n].facts = facts;
+                let (with, same) = code(&k, seed);
+                assert_eq!(same, relevance, "seed {seed}: relevance depends on facts");
+                if matters {
+                    told += usize::from(with != without);
+                } else {
+                    left_out += 1;
+                    assert_eq!(with, without, "seed {seed}, {}: {facts:?}", k.params[n].name);
+                }
+            }
+            k.params[n].facts = before;
+        }
+    }
+    assert!(left_out >= 12 && told >= 12, "{left_out} facts are left out, {told} change code");
 }

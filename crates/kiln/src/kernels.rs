@@ -24,7 +24,7 @@ use kiln_runtime::{CudaProgram, Device, HostDevice};
 use std::sync::Arc;
 
 pub use facts::{KernelFacts, Occupancy};
-pub use kiln_block::{BlockProgram, text::print};
+pub use kiln_block::{BlockProgram, analysis::Relevance, text::print};
 pub use kiln_kernels::{
     Argument as Known, ArgumentFacts, Binding, Compiled, DescriptorArgument, ErrorKind, Function, KernelError, Literal,
     Number, Options, Place as SourcePlace, Signature, Unit, free_names,
@@ -74,6 +74,7 @@ enum Code {
 /// A kernel that is compiled for arguments of some types and facts, and loaded on its device.
 pub struct Kernel {
     printed: Vec<String>,
+    relevance: Vec<Relevance>,
     stages: Stages,
     code: Code,
 }
@@ -85,14 +86,20 @@ impl Kernel {
     /// [`Failure::Source`] with the place in the source, otherwise why it has no code.
     pub fn compile(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Kernel, Failure> {
         let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
-        let program = canonical(&written)?;
+        let (program, relevance) = canonical(&written)?;
         let machine = place.machine().clone();
         let (code, ptx) = loaded(&program, place)?;
         Ok(Kernel {
             printed,
+            relevance,
             stages: Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx },
             code,
         })
+    }
+    /// For each of [`Stages::parameters`], which facts the code makes use of: arguments of the same types that differ in
+    /// others have the same code.
+    pub fn relevance(&self) -> &[Relevance] {
+        &self.relevance
     }
     /// Whether it runs on a GPU, where launches only enqueue.
     pub fn is_on_gpu(&self) -> bool {
@@ -145,7 +152,7 @@ pub fn stages(
 ) -> Result<Stages, Failure> {
     target.check()?;
     let Compiled { program: written, parameters, sites, .. } = checked(unit, signature, options)?;
-    let program = canonical(&written)?;
+    let program = canonical(&written)?.0;
     let machine = target.machine().clone();
     let text = print(&program);
     let source = Source { program: &program, text: &text, used: true };
@@ -161,11 +168,13 @@ fn checked(unit: &Unit, signature: &Signature, options: &Options) -> Result<Comp
     Ok(compiled)
 }
 
-/// The block program of a kernel, after the passes that every program goes through.
-fn canonical(written: &BlockProgram) -> Result<BlockProgram, Error> {
+/// The block program of a kernel after the passes that every program goes through, and which facts about its parameters
+/// it makes use of.
+fn canonical(written: &BlockProgram) -> Result<(BlockProgram, Vec<Relevance>), Error> {
     let mut program = written.clone();
+    let relevance = kiln_block::passes::drop_irrelevant_facts(&mut program);
     kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
-    Ok(program)
+    Ok((program, relevance))
 }
 
 /// What to do about an assertion that failed.

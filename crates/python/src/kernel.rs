@@ -19,7 +19,7 @@ use parameters::Parameters;
 use pyo3::{exceptions::PyTypeError, intern, prelude::*, types::*};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The dotted names of a kernel's text that it does not define.
 #[pyfunction]
@@ -34,13 +34,36 @@ pub struct Kernel {
     parameters: Parameters,
     /// Gives the source: a function of a list of constants to JSON, a [`Described`].
     describe: Py<PyAny>,
-    variants: Mutex<HashMap<Key, Variant>>,
+    variants: Mutex<Variants>,
 }
 
-struct Variant {
-    kernel: Arc<kernels::Kernel>,
+/// What was compiled.
+#[derive(Default)]
+struct Variants {
+    /// By all facts of a launch, and by those alone that matter.
+    kernels: HashMap<Key, Arc<kernels::Kernel>>,
+    /// A kernel for each combination of types, which says what facts matter with these.
+    by_types: HashMap<Key, Arc<kernels::Kernel>>,
     /// Functions are told apart by their addresses in keys, so that none may go.
-    _constants: Py<PyList>,
+    constants: Vec<Py<PyList>>,
+}
+
+impl Variants {
+    /// The variant for a launch; one that differs in facts that do not matter is noted for its key.
+    fn find(&mut self, key: &Key) -> Option<Arc<kernels::Kernel>> {
+        if let Some(known) = self.kernels.get(key) {
+            return Some(known.clone());
+        }
+        let sample = self.by_types.get(&key.types())?;
+        let found = self.kernels.get(&key.relevant(sample.stages().parameters(), sample.relevance()))?.clone();
+        self.kernels.insert(key.clone(), found.clone());
+        Some(found)
+    }
+    fn insert(&mut self, key: Key, kernel: &Arc<kernels::Kernel>) {
+        self.by_types.entry(key.types()).or_insert_with(|| kernel.clone());
+        self.kernels.insert(key.relevant(kernel.stages().parameters(), kernel.relevance()), kernel.clone());
+        self.kernels.insert(key, kernel.clone());
+    }
 }
 
 /// What Python says of a kernel: its functions, and constants of the launch as the compiler takes them.
@@ -89,7 +112,7 @@ impl Kernel {
     }
     /// Forgets what was compiled: the source is another.
     fn clear(&self) {
-        self.variants.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.known() = Variants::default();
     }
     /// Runs the kernel by the interpreter on CPU tensors: `show` is called with what it prints. Gives the findings of
     /// the checks.
@@ -110,6 +133,9 @@ impl Kernel {
 }
 
 impl Kernel {
+    fn known(&self) -> MutexGuard<'_, Variants> {
+        self.variants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
     /// Launches the kernel over a grid; only compiles with `warmup`.
     fn launch<'py>(
         &self,
@@ -125,7 +151,7 @@ impl Kernel {
         let arguments = self.parameters.classify(exchange, &values, &mut device)?;
         let device = device.unwrap_or(DLDevice { kind: CPU, id: 0 });
         let key = Key::new(&arguments, &options, device);
-        let known = self.variants.lock().unwrap_or_else(PoisonError::into_inner).get(&key).map(|v| v.kernel.clone());
+        let known = self.known().find(&key);
         let kernel = match known {
             Some(kernel) => kernel,
             None => self.compile(py, key, &arguments, &options, device)?,
@@ -155,10 +181,9 @@ impl Kernel {
         for line in kernel.printed() {
             py.import("builtins")?.call_method1("print", (line,))?;
         }
-        self.variants
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, Variant { kernel: kernel.clone(), _constants: constants.unbind() });
+        let mut variants = self.known();
+        variants.constants.push(constants.unbind());
+        variants.insert(key, &kernel);
         Ok(kernel)
     }
     /// The source, and the types of arguments.

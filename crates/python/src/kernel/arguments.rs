@@ -1,7 +1,9 @@
 //! Values of a launch as the compiler and the code take them, and the key of the variant that fits them.
 use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
-use kiln::kernels::{Argument as Passed, ArgumentFacts, DescriptorArgument, Known, Literal, Number, Options};
+use kiln::kernels::{
+    Argument as Passed, ArgumentFacts, DescriptorArgument, Known, Literal, Number, Options, Relevance,
+};
 use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
 
 /// What a parameter says of its argument.
@@ -315,7 +317,7 @@ fn float(elem: Number, x: f64, name: &dyn Fn() -> String) -> PyResult<Passed> {
 }
 
 /// What a variant depends on.
-#[derive(PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     arguments: Vec<Part>,
     warps: usize,
@@ -323,7 +325,7 @@ pub struct Key {
     device: (i32, i32),
 }
 
-#[derive(PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Part {
     Pointer(Number, ArgumentFacts),
     Scalar(Number, ArgumentFacts),
@@ -337,6 +339,24 @@ impl Key {
         let arguments = arguments.iter().map(Part::of).collect();
         Key { arguments, warps: options.warps, debug: options.debug, device: (device.kind, device.id) }
     }
+    /// Without facts that a kernel may make no use of.
+    pub fn types(&self) -> Key {
+        let mut key = self.clone();
+        let forget = |facts: &mut ArgumentFacts| (facts.div, facts.equals) = (None, None);
+        key.arguments.iter_mut().for_each(|part| part.facts(&forget));
+        key
+    }
+    /// Without facts that the code makes no use of, of which `parameters` are the arguments.
+    pub fn relevant(&self, parameters: &[Vec<usize>], relevance: &[Relevance]) -> Key {
+        let mut key = self.clone();
+        for (path, matters) in parameters.iter().zip(relevance) {
+            let [first, rest @ ..] = &path[..] else { continue };
+            let Some(facts) = key.arguments.get_mut(*first).and_then(|part| part.facts_at(rest)) else { continue };
+            facts.div = facts.div.filter(|_| matters.div);
+            facts.equals = facts.equals.filter(|_| matters.equals);
+        }
+        key
+    }
 }
 
 impl Part {
@@ -349,6 +369,29 @@ impl Part {
             Bound::Descriptor { base, known, .. } => {
                 Part::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
             }
+        }
+    }
+    /// Visits all facts.
+    fn facts(&mut self, visit: &dyn Fn(&mut ArgumentFacts)) {
+        match self {
+            Part::Pointer(_, facts) | Part::Scalar(_, facts) => visit(facts),
+            Part::Tuple(parts) => parts.iter_mut().for_each(|part| part.facts(visit)),
+            Part::Descriptor(known) => {
+                let sizes = known.shape.iter_mut().chain(&mut known.strides);
+                sizes.chain([&mut known.facts]).for_each(visit);
+            }
+            Part::Constant(_) => {}
+        }
+    }
+    /// The facts about the argument at a place in tuples.
+    fn facts_at(&mut self, path: &[usize]) -> Option<&mut ArgumentFacts> {
+        match (self, path) {
+            (Part::Pointer(_, facts) | Part::Scalar(_, facts), []) => Some(facts),
+            (Part::Tuple(parts), [first, rest @ ..]) => parts.get_mut(*first)?.facts_at(rest),
+            (Part::Descriptor(known), [0]) => Some(&mut known.facts),
+            (Part::Descriptor(known), [1, axis]) => known.shape.get_mut(*axis),
+            (Part::Descriptor(known), [2, axis]) => known.strides.get_mut(*axis),
+            _ => None,
         }
     }
 }
