@@ -83,8 +83,8 @@ pub enum Op {
     Check {
         site: u32,
     },
-    /// Blocks of any shapes: each element is written to standard output after the text, with its instance and its
-    /// position; without operands the text is. In no order between elements and instances.
+    /// Nothing, or a block, then mask: each element in the mask is written to standard output after the text, with its
+    /// instance and its position. In no order between elements and instances.
     Print(String),
     /// Condition (bool), then mask: where the mask holds and the condition does not, the launch fails, with the text.
     Assert(String),

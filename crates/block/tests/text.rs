@@ -126,7 +126,9 @@ fn reports() {
     let source = "kernel @k(%x: ptr<f32> align 16) grid launch warps 1 {
   v1 = const true : bool[8]
   v2 = const 1.0 : f32[4,2]
-  print \"a \\\"text\\\"\\n\" v1, v2, %x
+  print \"a \\\"text\\\"\\n\" v2
+  print \"masked\" v1, v1
+  print \"an address\" %x
   print \"alone\"
   assert \"all hold\" v1
   assert \"all hold\" v1, v1

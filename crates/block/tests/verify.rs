@@ -54,6 +54,7 @@ fn every_rule_speaks() {
         ("%v = atomic_add %x, %f : f32", "readonly"),
         ("%v = atomic_max %y, %f : f32", "no such update"),
         ("print \"d\" %d", "the operand"),
+        ("print \"m\" %b, %t", "the mask"),
         ("assert \"b\" %b", "the condition"),
         ("%c = const true : bool[8]\nassert \"c\" %c, %t", "the mask"),
         ("%v = atomic_xor %y, %f : f32", "no such update"),

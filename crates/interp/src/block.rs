@@ -67,11 +67,11 @@ pub fn run_grid(kernel: &BlockProgram, grid: [usize; 3], buffers: &mut [Buffer])
 
 /// Who watches a run.
 pub trait Observer {
-    /// The values of a `print`, in an instance.
+    /// The whole block of a `print`, if it has one, in an instance.
     ///
     /// # Errors
     /// To end the run.
-    fn print(&mut self, inst: Inst, instance: [usize; 3], text: &str, values: &[Buffer]) -> Result<(), String>;
+    fn print(&mut self, inst: Inst, instance: [usize; 3], text: &str, value: Option<&Buffer>) -> Result<(), String>;
 }
 
 /// Memory and numbers of a run whose pointers may share buffers.

@@ -170,8 +170,8 @@ mod checked {
     #[derive(Default)]
     struct Log(Vec<(usize, String, Vec<f64>)>);
     impl Observer for Log {
-        fn print(&mut self, _: Inst, at: [usize; 3], text: &str, values: &[Buffer]) -> Result<(), String> {
-            self.0.push((at[0], text.into(), values.iter().flat_map(Buffer::to_f64).collect()));
+        fn print(&mut self, _: Inst, at: [usize; 3], text: &str, value: Option<&Buffer>) -> Result<(), String> {
+            self.0.push((at[0], text.into(), value.map_or(vec![], Buffer::to_f64)));
             Ok(())
         }
     }

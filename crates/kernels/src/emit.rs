@@ -11,14 +11,15 @@ mod pure;
 mod shapes;
 
 pub use control::{Carried, Emitted, loop_counter};
-pub use memory::{Access, Update};
+pub use memory::{Access, Shown, Update};
 pub use pads::retyped;
 
 use crate::error::{Eval, internal, unsupported};
 use crate::types::{Number, Scalar, TensorType, padded};
-use crate::unit::Site;
+use crate::unit::{Printed, Site};
 use crate::value::Tensor;
-use kiln_block::{BlockProgram, Const, Elem, Grid, InstData, Op, Region, Type, Value};
+use kiln_block::{BlockProgram, Const, Elem, Grid, Inst, InstData, Op, Region, Type, Value};
+use std::collections::BTreeMap;
 
 /// Axes of a block of the IR.
 const MAX_AXES: usize = 6;
@@ -33,19 +34,22 @@ pub struct Emitter {
     pub site: Site,
     /// Of each instruction.
     sites: Vec<Site>,
+    /// What prints show.
+    shown: BTreeMap<Inst, Printed>,
 }
 
-/// A program, and the site of each of its instructions.
+/// A program, the site of each of its instructions, and what its prints show.
 pub struct Finished {
     pub program: BlockProgram,
     pub sites: Vec<Site>,
+    pub shown: BTreeMap<u32, Printed>,
 }
 
 impl Emitter {
     pub fn new(name: &str, warps: usize) -> Emitter {
         let (name, grid) = (identifier(name.rsplit('.').next().unwrap_or(name)), Grid::Launch);
         let program = BlockProgram { name, grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() };
-        Emitter { program, open: vec![Region::default()], site: Site::default(), sites: vec![] }
+        Emitter { program, open: vec![Region::default()], site: Site::default(), sites: vec![], shown: BTreeMap::new() }
     }
     pub fn finish(mut self) -> Finished {
         self.program.body = self.open.pop().unwrap_or_default();
@@ -57,10 +61,12 @@ impl Emitter {
         self.program.walk(&mut |inst, _| before.push(inst));
         program.walk(&mut |inst, _| after.push(inst));
         let mut sites = vec![Site::default(); program.insts.len()];
+        let mut shown = BTreeMap::new();
         for (before, after) in before.into_iter().zip(after) {
+            shown.extend(self.shown.remove(&before).map(|printed| (after.0, printed)));
             sites[after.0 as usize] = self.sites.get(before.0 as usize).copied().unwrap_or_default();
         }
-        Finished { program, sites }
+        Finished { program, sites, shown }
     }
     /// Appends an instruction.
     fn inst(&mut self, op: Op, args: &[Value], results: Vec<Type>, regions: Vec<Region>) -> Vec<Value> {

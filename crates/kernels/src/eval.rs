@@ -24,9 +24,7 @@ use crate::source;
 use crate::syntax::{FunctionTree, Span};
 use crate::unit::{Compiled, Function, Options, Signature, Site, Unit};
 use crate::value::{FunctionId, Value};
-use kiln_block::{BlockProgram, Op};
 use scope::Scope;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Nesting of calls, statements and expressions together: each level takes stack.
@@ -50,8 +48,6 @@ pub struct Evaluator<'u> {
     /// The call of the primitive that is in flight.
     call_span: Span,
     printed: Vec<String>,
-    /// Variables of each `breakpoint()`.
-    breakpoints: Vec<Vec<String>>,
 }
 
 /// A function that is walked.
@@ -87,26 +83,10 @@ pub fn evaluate(unit: &Unit, signature: &Signature, options: &Options) -> Eval<C
         steps: 0,
         call_span: Span::default(),
         printed: vec![],
-        breakpoints: vec![],
     };
     let parameters = evaluator.kernel(signature)?;
-    let Finished { program, sites } = evaluator.emit.finish();
-    let breakpoints = breakpoints(&program, &evaluator.breakpoints);
-    Ok(Compiled { program, parameters, printed: evaluator.printed, sites, breakpoints })
-}
-
-/// What `breakpoint()` prints in the program.
-const BREAKPOINT: &str = "breakpoint";
-
-/// The variables of each breakpoint that is in the program; they come in the order in which they were emitted.
-fn breakpoints(program: &BlockProgram, variables: &[Vec<String>]) -> BTreeMap<u32, Vec<String>> {
-    let mut all = vec![];
-    program.walk(&mut |inst, data| {
-        if data.op == Op::Print(BREAKPOINT.into()) {
-            all.push(inst.0);
-        }
-    });
-    all.into_iter().zip(variables.iter().cloned()).collect()
+    let Finished { program, sites, shown } = evaluator.emit.finish();
+    Ok(Compiled { program, parameters, printed: evaluator.printed, sites, shown })
 }
 
 impl<'u> Evaluator<'u> {

@@ -226,8 +226,25 @@ pub struct Compiled {
     pub printed: Vec<String>,
     /// Of each instruction of the program, the part of the source that it came from.
     pub sites: Vec<Site>,
-    /// Variables of each `breakpoint()`, in the order of its operands, by its instruction's number.
-    pub breakpoints: BTreeMap<u32, Vec<String>>,
+    /// What each `print` of a block shows, by its instruction's number.
+    pub shown: BTreeMap<u32, Printed>,
+}
+
+/// A block that is printed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Printed {
+    /// Its sizes, without pads.
+    pub shape: Vec<usize>,
+    /// The variable that it is, at a breakpoint.
+    pub variable: Option<Variable>,
+}
+
+/// A variable at a breakpoint. Variables of one breakpoint are printed one after the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Variable {
+    pub name: String,
+    /// The last one, after which the run stops.
+    pub is_last: bool,
 }
 
 /// A part of the text of one of the unit's functions.

@@ -92,18 +92,21 @@ impl Emit<'_> {
                 Ok(())
             }
             Op::Print(text) => {
-                let many = data.args.len() > 1;
-                for (n, value) in data.args.iter().enumerate() {
-                    let operand = if many { format!(" (operand {n})") } else { String::new() };
-                    let (text, len) = self.constant_text(&format!("{text}{operand}"));
-                    self.each_element(*value, |e, at| {
-                        let place = e.element_place(at)?;
-                        let (kind, bits) = e.bits(*value, at)?;
-                        e.call_print(&text, len, &place, kind, bits);
-                        Ok(())
-                    })?;
-                }
-                Ok(())
+                let (value, mask) = (data.args[0], data.args.get(1).copied());
+                let (text, len) = self.constant_text(text);
+                self.each_element(value, |e, at| {
+                    let shown = match mask {
+                        Some(mask) => {
+                            let mask = e.eval(mask, at)?;
+                            e.reg(&mask, 1)
+                        }
+                        None => "true".into(),
+                    };
+                    let place = e.element_place(at)?;
+                    let (kind, bits) = e.bits(value, at)?;
+                    e.when(&shown, |e| e.call_print(&text, len, &place, kind, bits.clone()));
+                    Ok(())
+                })
             }
             Op::Assert(text) => {
                 let [holds, mask @ ..] = &data.args[..] else { return Err("an assertion of nothing".into()) };
@@ -119,18 +122,24 @@ impl Emit<'_> {
                         fails = e.text.emit(d, format!("and i1 {fails}, {mask}"));
                     }
                     let place = e.element_place(at)?;
-                    let label = e.text.label();
-                    e.text.line(d, format!("br i1 {fails}, label %{label}.do, label %{label}.on"));
-                    e.text.mark(&format!("{label}.do"));
-                    let args = [("ptr", &text[..]), ("i64", &len.to_string()), ("ptr", &place[..])];
-                    e.text.call_void(d, "kiln_assert", &args);
-                    e.text.line(d, format!("br label %{label}.on"));
-                    e.text.mark(&format!("{label}.on"));
+                    e.when(&fails, |e| {
+                        let args = [("ptr", &text[..]), ("i64", &len.to_string()), ("ptr", &place[..])];
+                        e.text.call_void(d, "kiln_assert", &args);
+                    });
                     Ok(())
                 })
             }
             other => Err(format!("{other:?} as a report")),
         }
+    }
+    /// Text that runs where a condition holds.
+    fn when(&mut self, condition: &Name, then: impl FnOnce(&mut Self)) {
+        let (d, label) = (self.text.depth(), self.text.label());
+        self.text.line(d, format!("br i1 {condition}, label %{label}.do, label %{label}.on"));
+        self.text.mark(&format!("{label}.do"));
+        then(self);
+        self.text.line(d, format!("br label %{label}.on"));
+        self.text.mark(&format!("{label}.on"));
     }
     /// A loop over the elements of a value.
     fn each_element(&mut self, value: Value, element: impl Fn(&mut Self, &[Val]) -> Res<()>) -> Res<()> {

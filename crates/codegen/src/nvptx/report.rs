@@ -16,13 +16,8 @@ impl<'c> Gen<'c, '_> {
             let format = format!("pid (%d, %d, %d) {}\n", escaped(text));
             return self.when(first, |g| g.printed(&format, &position));
         }
-        for (n, value) in data.args.iter().enumerate() {
-            let operand = if data.args.len() > 1 { format!(" (operand {n})") } else { String::new() };
-            self.print_block(*value, &format!("{}{operand}", escaped(text)))?;
-        }
-        Ok(())
-    }
-    fn print_block(&mut self, value: Value, text: &str) -> Res<()> {
+        let (value, text) = (data.args[0], escaped(text));
+        let masks = self.masks(data.args.get(1).copied())?;
         let (flat, shape) = (self.flat(value)?, self.k.ty(value).shape().to_vec());
         let mut at = vec![];
         for axis in 0..shape.len() {
@@ -39,7 +34,7 @@ impl<'c> Gen<'c, '_> {
                 let format = format!("pid (%d, %d, %d) idx ({holes}) {text} {hole}\n");
                 let coordinates = at.iter().map(|along| Val::from(along[r]));
                 let all: Vec<Val> = position.iter().copied().chain(coordinates).chain([*v]).collect();
-                g.printed(&format, &all)?;
+                g.when(masks.as_ref().map(|m| m[r]), |g| g.printed(&format, &all))?;
             }
             Ok(())
         })

@@ -466,9 +466,9 @@ impl<'a> Machine<'a, '_> {
     }
 
     fn print(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
-        let values = args.iter().map(|v| Ok(shown(&*flow.block(*v)?))).collect::<Said<Vec<_>>>()?;
+        let value = args.first().map(|v| Ok::<_, String>(shown(&*flow.block(*v)?))).transpose()?;
         let (inst, instance) = (self.at, self.instance.at);
-        self.observer.as_mut().map_or(Ok(()), |o| o.print(inst, instance, text, &values))
+        self.observer.as_mut().map_or(Ok(()), |o| o.print(inst, instance, text, value.as_ref()))
     }
     fn assert(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
         let holds = flow.block(args[0])?;

@@ -2,8 +2,9 @@
 use super::Emitter;
 use crate::error::{Eval, internal, unsupported};
 use crate::types::Scalar;
+use crate::unit::{Printed, Variable};
 use crate::value::Tensor;
-use kiln_block::{AtomicOp, Atomicity, BlockProgram, CachePolicy, LoadMode, Op};
+use kiln_block::{AtomicOp, Atomicity, BlockProgram, CachePolicy, Inst, LoadMode, Op};
 use std::collections::HashSet;
 
 /// The elements that an access takes, what a load gives for the others, and how long caches keep them.
@@ -12,6 +13,12 @@ pub struct Access {
     pub mask: Option<Tensor>,
     pub other: Option<Tensor>,
     pub cache: CachePolicy,
+}
+
+/// A block that is printed, or a variable at a breakpoint.
+pub struct Shown {
+    pub value: Tensor,
+    pub variable: Option<Variable>,
 }
 
 /// An atomic update: how it combines memory with a value, and its order and scope.
@@ -53,15 +60,26 @@ impl Emitter {
         let args: Vec<_> = [Some(pointer), Some(value), mask.as_ref()].into_iter().flatten().map(|x| x.value).collect();
         self.one(Op::Atomic { op, how }, &args, value.ty.clone())
     }
-    /// Writes blocks to standard output.
-    pub fn print(&mut self, text: &str, values: &[Tensor]) {
-        let args: Vec<_> = values.iter().map(|value| value.value).collect();
+    /// Writes the text, or each element of a block after it, to standard output.
+    pub fn print(&mut self, text: &str, shown: Option<Shown>) -> Eval<()> {
+        let mut args = vec![];
+        if let Some(Shown { value, .. }) = &shown {
+            let counted = self.masked(None, &value.ty.shape)?;
+            args = [Some(value), counted.as_ref()].into_iter().flatten().map(|x| x.value).collect();
+        }
         self.inst(Op::Print(text.into()), &args, vec![], vec![]);
+        let last = Inst(self.program.insts.len() as u32 - 1);
+        if let Some(Shown { value, variable }) = shown {
+            self.shown.insert(last, Printed { shape: value.ty.shape.clone(), variable });
+        }
+        Ok(())
     }
     /// Ends the launch with the text where the condition does not hold.
-    pub fn assert(&mut self, text: &str, condition: &Tensor, mask: Option<&Tensor>) {
-        let args: Vec<_> = [Some(condition), mask].into_iter().flatten().map(|x| x.value).collect();
+    pub fn assert(&mut self, text: &str, condition: &Tensor, mask: Option<&Tensor>) -> Eval<()> {
+        let mask = self.masked(mask, &condition.ty.shape)?;
+        let args: Vec<_> = [Some(condition), mask.as_ref()].into_iter().flatten().map(|x| x.value).collect();
         self.inst(Op::Assert(text.into()), &args, vec![], vec![]);
+        Ok(())
     }
     /// Where memory has the bits of `expected` it becomes `new`; gives the elements as they were before.
     pub fn compare_swap(&mut self, how: Atomicity, pointer: &Tensor, expected: &Tensor, new: &Tensor) -> Eval<Tensor> {

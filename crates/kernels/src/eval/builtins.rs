@@ -1,10 +1,12 @@
 //! Python's own functions, on values that are known while compiling. `min` and `max` also take run-time values.
 use super::Evaluator;
 use super::loops::known_range;
+use crate::emit::Shown;
 use crate::error::{Eval, type_error, unsupported};
 use crate::ops::arithmetic::{Extreme, NanRule, extreme};
 use crate::ops::report;
 use crate::syntax::tree::CompareOp;
+use crate::unit::Variable;
 use crate::value::{Arguments, Builtin, Callee, Constant, Tensor, Value};
 
 impl Evaluator<'_> {
@@ -14,9 +16,11 @@ impl Evaluator<'_> {
             let variables = self.frame()?.scope.iter();
             let variables: Vec<(String, Tensor)> =
                 variables.filter_map(|(name, slot)| Some((name.clone(), slot.value.tensor()?.clone()))).collect();
-            let (names, tensors): (Vec<_>, Vec<_>) = variables.into_iter().unzip();
-            self.emit.print(super::BREAKPOINT, &tensors);
-            self.breakpoints.push(names);
+            let last = variables.len();
+            for (n, (name, value)) in variables.into_iter().enumerate() {
+                let variable = Some(Variable { name, is_last: n + 1 == last });
+                self.emit.print("breakpoint", Some(Shown { value, variable }))?;
+            }
         }
         Ok(Value::NONE)
     }
@@ -53,7 +57,7 @@ impl Evaluator<'_> {
             (Builtin::Bool, [value]) if value.tensor().is_none() => Ok(Value::bool(value.truth()?.unwrap_or(true))),
             (Builtin::Str | Builtin::Repr, [value]) => Ok(Value::str(value.text())),
             (Builtin::Print, _) if values.iter().any(|value| value.tensor().is_some()) => {
-                report::print(&mut self.emit, &values);
+                report::print(&mut self.emit, &values)?;
                 Ok(Value::NONE)
             }
             (Builtin::Breakpoint, _) => self.breakpoint(),

@@ -54,6 +54,6 @@ fn device_print(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let [prefix, Value::Tuple(values), _] = arguments else { return Ok(Value::NONE) };
     known_text("prefix", prefix)?;
     let all: Vec<Value> = std::iter::once(prefix.clone()).chain(values.values.iter().cloned()).collect();
-    report::print(walk.emit(), &all);
+    report::print(walk.emit(), &all)?;
     Ok(Value::NONE)
 }

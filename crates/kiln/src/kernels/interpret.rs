@@ -98,7 +98,7 @@ impl Interpreted {
         let (mut buffers, starts) = unsafe { gathered(program, operands) }?;
         let before: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes.clone()).collect();
         let mut checks = Checks::new(program, buffers.len(), finds_unwritten);
-        let mut watcher = Watcher { kernel: self, show, stopped: None };
+        let mut watcher = Watcher { kernel: self, show, variables: vec![], stopped: None };
         let launch = Launch { grid, buffers: &mut buffers, starts: &starts };
         let ended = run_checked(program, launch, &mut checks, &mut watcher);
         for ((operand, buffer), before) in operands.iter().zip(&buffers).zip(before) {
@@ -229,17 +229,57 @@ fn position([x, y, z]: [usize; 3]) -> String {
 struct Watcher<'a, 's> {
     kernel: &'a Interpreted,
     show: &'a mut Show<'s>,
+    /// Variables of a breakpoint, until its last one.
+    variables: Vec<(String, Buffer)>,
     /// What the observer said when it ended the run.
     stopped: Option<String>,
 }
 
 impl Observer for Watcher<'_, '_> {
-    fn print(&mut self, inst: Inst, instance: [usize; 3], text: &str, values: &[Buffer]) -> Result<(), String> {
-        let names = self.kernel.compiled.breakpoints.get(&inst.0).map(Vec::as_slice);
-        let values = values.iter().map(|v| (v.elem, &v.shape[..], &v.bytes[..])).collect();
+    fn print(&mut self, inst: Inst, instance: [usize; 3], text: &str, value: Option<&Buffer>) -> Result<(), String> {
         let place = self.kernel.place(inst);
-        (self.show)(Shown { instance, place, text, names, values }).inspect_err(|why| self.stopped = Some(why.clone()))
+        let printed = self.kernel.compiled.shown.get(&inst.0);
+        let value = value.map(|v| printed.map_or_else(|| v.clone(), |printed| without_pads(v, &printed.shape)));
+        let told = match (printed.and_then(|p| p.variable.as_ref()), value) {
+            (Some(variable), Some(value)) => {
+                self.variables.push((variable.name.clone(), value));
+                if !variable.is_last {
+                    return Ok(());
+                }
+                let (names, values): (Vec<_>, Vec<_>) = std::mem::take(&mut self.variables).into_iter().unzip();
+                (self.show)(Shown { instance, place, text, names: Some(&names), values: seen(&values) })
+            }
+            (_, value) => {
+                let values = Vec::from_iter(value);
+                (self.show)(Shown { instance, place, text, names: None, values: seen(&values) })
+            }
+        };
+        told.inspect_err(|why| self.stopped = Some(why.clone()))
     }
+}
+
+/// Type, shape and bytes of values.
+fn seen(values: &[Buffer]) -> Vec<(Elem, &[usize], &[u8])> {
+    values.iter().map(|v| (v.elem, &v.shape[..], &v.bytes[..])).collect()
+}
+
+/// The first elements along each axis.
+fn without_pads(value: &Buffer, shape: &[usize]) -> Buffer {
+    if value.shape == shape {
+        return value.clone();
+    }
+    let size = value.elem.bytes();
+    let mut bytes = vec![];
+    for n in 0..shape.iter().product() {
+        let (mut rest, mut at, mut stride) = (n, 0, 1);
+        for (axis, own) in shape.iter().enumerate().rev() {
+            at += rest % own * stride;
+            rest /= own;
+            stride *= value.shape[axis];
+        }
+        bytes.extend_from_slice(&value.bytes[at * size..][..size]);
+    }
+    Buffer::new(value.elem, shape, bytes)
 }
 
 /// Of each parameter its buffer, and the byte in it that it points to.

@@ -121,6 +121,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Publish
             | Op::Await
             | Op::Check { .. }
+            | Op::Print(_)
             | Op::Assert(_)
             | Op::Scan { .. }
     )

@@ -93,7 +93,7 @@ impl Rebuild<'_> {
                 self.keep(i, args, vec![]);
             }
             Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
-            Op::Assert(_) => {
+            Op::Assert(_) | Op::Print(_) if !data.args.is_empty() => {
                 let flat = self.home(data.args[0]);
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
                 self.keep(i, args, vec![]);

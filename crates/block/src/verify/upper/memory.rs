@@ -104,8 +104,11 @@ pub fn records(s: &Checked) -> Rule {
 /// What is told to the user while a program runs.
 pub fn reports(s: &Checked) -> Rule {
     if let Op::Print(_) = s.data.op {
-        s.arity(0, usize::MAX, 0)?;
-        return (0..s.data.args.len()).try_for_each(|n| held("the operand", s.ty(n)));
+        s.arity(0, 2, 0)?;
+        if s.data.args.len() > 1 {
+            same("the mask", s.ty(1), &Type::block(Elem::Bool, s.ty(0).shape()))?;
+        }
+        return if s.data.args.is_empty() { Ok(()) } else { held("the operand", s.ty(0)) };
     }
     s.arity(1, 2, 0)?;
     let shape = s.ty(0).shape();
