@@ -53,6 +53,17 @@ def no_mask(x, o, n, BLOCK: kl.constexpr):
     kl.store(o + offs, x, mask=offs < n)
 
 
+def test_a_missing_mask_is_proven_before_the_run(recwarn: pytest.WarningsRecorder) -> None:
+    compiled = kiln.kernels.jit(no_mask.fn)
+    x = torch.ones(N)
+    compiled[(1,)](x, torch.zeros(N), N, BLOCK=64)
+    assert not [w for w in recwarn if w.category is kiln.kernels.KernelWarning]
+    with pytest.warns(kiln.kernels.KernelWarning, match="`x` is read at element 255, and has 200") as told:
+        # The memory is there: the tensor is a part of a larger one.
+        compiled[(2,)](torch.ones(512)[:N], torch.zeros(N), N, BLOCK=128)
+    assert "# missing mask" in str(told[0].message)
+
+
 def test_a_missing_mask() -> None:
     [only] = found(lambda: no_mask[(2,)](torch.ones(N), torch.zeros(N), N, BLOCK=128))
     assert (only.kind, only.tensor, only.instance) == ("missing_mask", "x", (1, 0, 0))
@@ -260,3 +271,10 @@ def test_assertions_on_a_gpu_end_the_process_s_context() -> None:
     ).format(__file__)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode != 0 and "x is positive" in ended.stdout + ended.stderr
+
+
+def test_pads_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    printing[(1,)](torch.tensor([1.0, 2.0, 3.0]), 7, BLOCK=3)
+    assert "v tensor([1., 2., 3.])" in capfd.readouterr().out
+    reporting[(1,)](torch.tensor([1.0, 2.0, 3.0]), 7, BLOCK=3, debug=True)
+    assert sum(" v " in line for line in capfd.readouterr().out.splitlines()) == 3

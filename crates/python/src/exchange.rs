@@ -5,6 +5,7 @@
 use crate::errors::{InputError, KilnError};
 use kiln::{DType, Type};
 use pyo3::{ffi, intern, prelude::*, sync::PyOnceLock, types::*};
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 
 /// DLPack's device: a kind ([`CPU`], [`CUDA`]) and a number.
@@ -105,7 +106,7 @@ pub struct Pointed {
     pub bytes: Option<u64>,
     pub device: DLDevice,
     /// torch's name, such as `float32`.
-    pub dtype: String,
+    pub dtype: Cow<'static, str>,
 }
 
 /// What an input has to be.
@@ -257,7 +258,7 @@ impl Exchange {
             Err(_) => DLDevice { kind: CPU, id: 0 },
         };
         let bytes = o.getattr(intern!(py, "nbytes")).and_then(|n| n.extract()).ok();
-        Ok(Pointed { address, bytes, device, dtype: dtype.trim_start_matches("torch.").to_string() })
+        Ok(Pointed { address, bytes, device, dtype: dtype.trim_start_matches("torch.").to_string().into() })
     }
 
     fn device(&self, device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {

@@ -17,8 +17,10 @@ use kiln::DeviceKind;
 use kiln::kernels::{self, Failure, Options, Place, Signature, Unit};
 use parameters::Parameters;
 use pyo3::{exceptions::PyTypeError, intern, prelude::*, types::*};
+use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The dotted names of a kernel's text that it does not define.
@@ -41,9 +43,9 @@ pub struct Kernel {
 #[derive(Default)]
 struct Variants {
     /// By all facts of a launch, and by those alone that matter.
-    kernels: HashMap<Key, Arc<kernels::Kernel>>,
+    kernels: FxHashMap<Key, Arc<kernels::Kernel>>,
     /// A kernel for each combination of types, which says what facts matter with these.
-    by_types: HashMap<Key, Arc<kernels::Kernel>>,
+    by_types: FxHashMap<Key, Arc<kernels::Kernel>>,
     /// Functions are told apart by their addresses in keys, so that none may go.
     constants: Vec<Py<PyList>>,
 }
@@ -152,6 +154,7 @@ impl Kernel {
         let device = device.unwrap_or(DLDevice { kind: CPU, id: 0 });
         let key = Key::new(&arguments, &options, device);
         let known = self.known().find(&key);
+        let is_new = known.is_none();
         let kernel = match known {
             Some(kernel) => kernel,
             None => self.compile(py, key, &arguments, &options, device)?,
@@ -163,6 +166,9 @@ impl Kernel {
             launch(py, &kernel, &passed, sizes, stream)?;
         }
         let values = Launched::values(&kernel, &arguments, sizes);
+        if is_new && !warmup {
+            warn(py, &kernel.stages().outside(&values))?;
+        }
         Ok(Launched::new(kernel, values))
     }
     fn compile<'py>(
@@ -234,6 +240,15 @@ fn launch(
     let launch = || unsafe { kernel.launch(grid, passed, stream) };
     // A launch on a GPU takes less than another thread's turn.
     if kernel.is_on_gpu() { launch() } else { py.detach(launch) }.map_err(errors::raised)
+}
+
+/// Tells of accesses that are out of bounds for certain, at the user's line.
+fn warn(py: Python<'_>, sentences: &[String]) -> PyResult<()> {
+    if sentences.is_empty() {
+        return Ok(());
+    }
+    let class = py.import("kiln.kernels.errors")?.getattr("KernelWarning")?;
+    sentences.iter().try_for_each(|text| PyErr::warn(py, &class, &CString::new(text.as_str())?, 1))
 }
 
 /// The device of a launch, opened once.

@@ -19,6 +19,7 @@ from kiln.kernels.errors import (
     Finding,
     KernelError,
     KernelUnsupported,
+    KernelWarning,
     OutOfResources,
 )
 from kiln.kernels.kernel import Kernel, constexpr_function, jit
@@ -38,6 +39,7 @@ __all__ = [
     "Kernel",
     "KernelError",
     "KernelUnsupported",
+    "KernelWarning",
     "MockTensor",
     "OutOfResources",
     "TensorDescriptor",

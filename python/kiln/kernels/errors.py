@@ -17,6 +17,11 @@ class KernelError(KilnError):
     broadcast."""
 
 
+class KernelWarning(UserWarning):
+    """A launch accesses memory outside of a tensor, whatever memory holds: by an access without a
+    mask."""
+
+
 class OutOfResources(KilnError):
     """A kernel needs more shared memory or registers than the machine has."""
 

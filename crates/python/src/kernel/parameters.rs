@@ -4,6 +4,7 @@ use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
 use kiln::kernels::{Number, Options};
 use pyo3::{exceptions::PyValueError, prelude::*, types::*};
+use rustc_hash::FxHashMap;
 
 /// Most warps of a block on any GPU.
 const MAX_WARPS: usize = 32;
@@ -23,6 +24,8 @@ struct Parameter {
 
 pub struct Parameters {
     all: Vec<Parameter>,
+    /// By name.
+    places: FxHashMap<String, usize>,
     /// The kernel's name, for messages.
     kernel: String,
 }
@@ -38,7 +41,10 @@ impl Parameters {
         };
         let mut items = list.iter();
         let kernel = items.next().map(|name| name.extract()).transpose()?.unwrap_or_default();
-        Ok(Parameters { all: items.map(one).collect::<PyResult<_>>()?, kernel })
+        let all = items.map(one).collect::<PyResult<Vec<Parameter>>>()?;
+        let place = |(at, p): (usize, &Parameter)| Ok((p.name.bind(list.py()).to_str()?.to_string(), at));
+        let places = all.iter().enumerate().map(place).collect::<PyResult<_>>()?;
+        Ok(Parameters { all, places, kernel })
     }
 
     /// The value of each parameter, and the options of the launch.
@@ -79,14 +85,14 @@ impl Parameters {
     fn options(&self, kwargs: &Bound<'_, PyDict>, given: usize) -> PyResult<Options> {
         let mut options = Options::default();
         for (key, value) in kwargs.iter() {
-            let key: String = key.extract()?;
-            if let Some(at) = self.all.iter().position(|p| p.name.bind(kwargs.py()).eq(key.as_str())) {
-                if at < given {
+            let key = key.cast::<PyString>()?.to_str()?;
+            if let Some(at) = self.places.get(key) {
+                if *at < given {
                     return Err(call_error(format!("{}() has two values for `{key}`", self.kernel)));
                 }
                 continue;
             }
-            match key.as_str() {
+            match key {
                 "num_warps" => options.warps = warps(&value)?,
                 "debug" => options.debug = value.is_truthy()?,
                 // The compiler decides these.
