@@ -149,6 +149,52 @@ def test_values_of_the_language_are_constants(device):
 
 
 @kiln.kernel
+def shifted_rows(x: kl.Array, out: kl.Array, by, COLUMNS: kl.constexpr):
+    row = kl.program_id(0)
+    for start in range(0, x.shape[1], COLUMNS):
+        out[row, start : start + COLUMNS] = x[row, start + by : start + by + COLUMNS]
+    out[row, -1] += 100
+
+
+@pytest.mark.parametrize("shape", [(3, 50), (17, 96), (2, 1)])
+@pytest.mark.parametrize("columns", [24, 32])
+def test_arrays_are_indexed(device, shape, columns):
+    x = torch.randn(shape, device=device)
+    for given in (x, x.t().contiguous().t(), x.repeat(1, 2)[:, : shape[1]]):
+        out = torch.full(shape, -1.0, device=device)
+        shifted_rows[(shape[0],)](given, out, 2, COLUMNS=columns)
+        want = torch.nn.functional.pad(x[:, 2:], (0, 2))[:, : shape[1]].clone()
+        want[:, -1] += 100
+        assert (out == want).all()
+
+
+@kiln.kernel
+def product_of_any_size(a, b, out, M: kl.constexpr, N: kl.constexpr, K: kl.constexpr):
+    row, column = kl.program_id(0) * M, kl.program_id(1) * N
+    total = kl.zeros((M, N), kl.float32)
+    for k in range(0, a.shape[1], K):
+        total += kl.dot(a[row : row + M, k : k + K], b[k : k + K, column : column + N], input_precision="ieee")
+    out[row : row + M, column : column + N] = total
+
+
+@pytest.mark.parametrize("sizes", [(24, 40, 24), (1, 8, 5), (48, 3, 16), (16, 16, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products_of_any_size(device, sizes, dtype):
+    a = torch.randn(50, 61, device=device).to(dtype)
+    b = torch.randn(61, 70, device=device).to(dtype)
+    out = torch.zeros(50, 70, device=device)
+    m, n, k = sizes
+    arrays = (kl.Array(x) for x in (a, b, out))
+    product_of_any_size[(cdiv(50, m), cdiv(70, n))](*arrays, M=m, N=n, K=k)
+    assert torch.allclose(out, a.float() @ b.float(), atol=1e-4)
+
+
+def test_what_is_no_tensor_is_no_array():
+    with pytest.raises(TypeError, match="`x` of shifted_rows.. is an array, and gets a int; pass a tensor"):
+        shifted_rows[(1,)](3, torch.zeros(2, 2), 1, COLUMNS=8)
+
+
+@kiln.kernel
 def written_twice(x, out, BLOCK: kl.constexpr):
     i = kl.arange(0, BLOCK)
     kl.store(out + i, kl.load(x + i) + 1)

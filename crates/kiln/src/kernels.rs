@@ -26,8 +26,8 @@ use std::sync::Arc;
 pub use facts::{KernelFacts, Occupancy};
 pub use kiln_block::{BlockProgram, analysis::Relevance, text::print};
 pub use kiln_kernels::{
-    Argument as Known, ArgumentFacts, Binding, Compiled, DescriptorArgument, ErrorKind, Function, KernelError, Literal,
-    Number, Options, Place as SourcePlace, Signature, Unit, free_names,
+    Argument as Known, ArgumentFacts, ArrayArgument, Binding, Compiled, DescriptorArgument, ErrorKind, Function,
+    KernelError, Literal, Number, Options, Place as SourcePlace, Signature, Unit, free_names,
 };
 pub use kiln_runtime::Argument;
 pub use stages::{PassResult, Stages};

@@ -10,7 +10,7 @@ from typing import Any, Callable, Generic, TypeVar
 from kiln import _native
 from kiln.kernels.errors import KernelUnsupported
 from kiln.kernels.source import Collector, ConstexprFunction, Source
-from kiln.language.core import dtype, pointer_type
+from kiln.language.core import Array, dtype, pointer_type
 
 
 
@@ -52,6 +52,8 @@ class Parameter:
         if isinstance(annotation, str):
             name = annotation.rpartition(".")[2].lstrip("*").removeprefix("k")
             return _DTYPES.get(name, name)
+        if annotation is Array:
+            return "Array"
         if isinstance(annotation, pointer_type):
             return annotation.pointee.name
         if isinstance(annotation, dtype) or type(annotation).__name__ == "dtype":

@@ -21,6 +21,7 @@ from kiln.language import core, extra
 from kiln.language.core import (
     MAX_NUMEL,
     PRIMITIVES,
+    Array,
     PropagateNan,
     bfloat16,
     const,
@@ -52,6 +53,7 @@ from kiln.language.core import (
 TRITON_MAX_TENSOR_NUMEL = constexpr(MAX_NUMEL)
 
 __all__ = [
+    "Array",
     "PropagateNan",
     "TRITON_MAX_TENSOR_NUMEL",
     "bfloat16",

@@ -189,6 +189,15 @@ for _name in ("neg", "pos", "invert"):
     setattr(constexpr, f"__{_name}__", _unary(f"__{_name}__"))
 
 
+class Array:
+    """A tensor that a kernel indexes, as `x[i : i + BLOCK, 0]`: it knows its sizes and strides, and
+    elements outside read as 0 and are not written. The annotation of a parameter, or what an
+    argument is wrapped in."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
 class tensor:  # noqa: N801
     """A block of values in a kernel; only for annotations and `isinstance` in kernels."""
 

@@ -2,7 +2,7 @@
 use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
 use kiln::kernels::{
-    Argument as Passed, ArgumentFacts, DescriptorArgument, Known, Literal, Number, Options, Relevance,
+    Argument as Passed, ArgumentFacts, ArrayArgument, DescriptorArgument, Known, Literal, Number, Options, Relevance,
 };
 use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
 
@@ -10,6 +10,8 @@ use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub constant: bool,
+    /// It is indexed: its sizes and strides are passed too.
+    pub array: bool,
     pub annotated: Option<Number>,
     pub specialised: bool,
 }
@@ -32,6 +34,12 @@ pub enum Bound<'py> {
         base: Pointer,
         known: DescriptorArgument,
         sizes: Vec<i32>,
+        strides: Vec<i64>,
+    },
+    Array {
+        base: Pointer,
+        known: ArrayArgument,
+        sizes: Vec<i64>,
         strides: Vec<i64>,
     },
 }
@@ -98,6 +106,9 @@ impl<'py> Bound<'py> {
         if wanted.constant {
             return Bound::constant(value);
         }
+        if wanted.array {
+            return Bound::array(exchange, value, wanted, device, name);
+        }
         if exchange.is_tensor(value) {
             return Bound::pointer(exchange, value, wanted, device, name);
         }
@@ -125,8 +136,12 @@ impl<'py> Bound<'py> {
         if !value.is_none() && value.hasattr(pyo3::intern!(py, "data_ptr"))? {
             return Bound::pointer(exchange, value, wanted, device, name);
         }
-        if value.get_type().name()? == "TensorDescriptor" {
+        let class = value.get_type().name()?;
+        if class == "TensorDescriptor" {
             return Bound::descriptor(exchange, value, wanted, device, name);
+        }
+        if class == "Array" {
+            return Bound::array(exchange, value, wanted, device, name);
         }
         if value.hasattr(pyo3::intern!(py, "__index__"))? && !is_constexpr(value)? {
             return Bound::int(value, wanted, name);
@@ -186,6 +201,42 @@ impl<'py> Bound<'py> {
         Ok(Bound::Descriptor { base, known, sizes, strides })
     }
 
+    /// A tensor, or one in a `kiln.language.Array`, with its sizes and strides.
+    fn array(
+        exchange: &Exchange,
+        value: &pyo3::Bound<'py, PyAny>,
+        wanted: Wanted,
+        device: &mut Option<DLDevice>,
+        name: &dyn Fn() -> String,
+    ) -> PyResult<Bound<'py>> {
+        let py = value.py();
+        let wrapped = value.get_type().name()? == "Array";
+        let tensor = if wrapped { &value.getattr(pyo3::intern!(py, "tensor"))? } else { value };
+        if !tensor.hasattr(pyo3::intern!(py, "data_ptr"))? {
+            let what = format!("{} is an array, and gets a {}", name(), tensor.get_type().name()?);
+            return Err(call_error(format!("{what}; pass a tensor")));
+        }
+        let Bound::Pointer(base) = Bound::pointer(exchange, tensor, wanted, device, name)? else {
+            return Err(call_error(format!("{} has no tensor", name())));
+        };
+        let sizes: Vec<i64> = tensor.getattr(pyo3::intern!(py, "shape"))?.extract()?;
+        let strides: Vec<i64> = tensor.call_method0(pyo3::intern!(py, "stride"))?.extract()?;
+        let fits = sizes.iter().all(|size| i32::try_from(*size).is_ok());
+        let known_of = |number: &i64| match wanted.specialised {
+            true => int_facts(i128::from(*number)),
+            false => ArgumentFacts::default(),
+        };
+        let known = ArrayArgument {
+            elem: base.elem,
+            rank: sizes.len(),
+            size_type: if fits { Number::Int32 } else { Number::Int64 },
+            facts: base.facts(),
+            shape: sizes.iter().map(|size| ArgumentFacts { least: Some(0), ..known_of(size) }).collect(),
+            strides: strides.iter().map(known_of).collect(),
+        };
+        Ok(Bound::Array { base, known, sizes, strides })
+    }
+
     fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
         let too_large = || PyOverflowError::new_err(format!("{} does not fit 64 bits", name()));
         let n: i128 = value.extract().map_err(|_| too_large())?;
@@ -199,11 +250,7 @@ impl<'py> Bound<'py> {
         if elem.is_float() {
             return Ok(Bound::Scalar { elem, value: float(elem, n as f64, name)?, facts: ArgumentFacts::default() });
         }
-        let mut facts = ArgumentFacts::default();
-        if wanted.specialised {
-            facts.equals = (n == 1).then_some(1);
-            facts.div = divisor(n);
-        }
+        let facts = if wanted.specialised { int_facts(n) } else { ArgumentFacts::default() };
         Ok(Bound::Scalar { elem, value: integer(elem, n), facts })
     }
 
@@ -227,7 +274,7 @@ impl<'py> Bound<'py> {
     pub fn pointers<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Pointer)) {
         match self {
             Bound::Pointer(pointer) => visit(pointer),
-            Bound::Descriptor { base, .. } => visit(base),
+            Bound::Descriptor { base, .. } | Bound::Array { base, .. } => visit(base),
             Bound::Tuple(parts) => parts.iter_mut().for_each(|part| part.pointers(visit)),
             Bound::Scalar { .. } | Bound::Constant { .. } => {}
         }
@@ -237,7 +284,11 @@ impl<'py> Bound<'py> {
         match self {
             Bound::Constant { object, text: Text::Other(_) } => visit(object),
             Bound::Tuple(parts) => parts.iter().try_for_each(|p| p.constants(visit)),
-            Bound::Pointer(_) | Bound::Scalar { .. } | Bound::Constant { .. } | Bound::Descriptor { .. } => Ok(()),
+            Bound::Pointer(_)
+            | Bound::Scalar { .. }
+            | Bound::Constant { .. }
+            | Bound::Descriptor { .. }
+            | Bound::Array { .. } => Ok(()),
         }
     }
 
@@ -257,6 +308,7 @@ impl<'py> Bound<'py> {
             Bound::Descriptor { base, known, .. } => {
                 Known::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
             }
+            Bound::Array { base, known, .. } => Known::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
         }
     }
 
@@ -266,6 +318,11 @@ impl<'py> Bound<'py> {
             (Bound::Pointer(pointer), []) => Some(Passed::Address(pointer.address)),
             (Bound::Scalar { value, .. }, []) => Some(*value),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.passed(rest),
+            (Bound::Array { base, .. }, [0]) => Some(Passed::Address(base.address)),
+            (Bound::Array { known, sizes, .. }, [1, axis]) => {
+                sizes.get(*axis).map(|n| integer(known.size_type, i128::from(*n)))
+            }
+            (Bound::Array { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
             (Bound::Descriptor { base, .. }, [0]) => Some(Passed::Address(base.address)),
             (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| Passed::from(*n)),
             (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
@@ -285,6 +342,11 @@ impl<'py> Bound<'py> {
             _ => None,
         }
     }
+}
+
+/// What is noted of an integer.
+fn int_facts(n: i128) -> ArgumentFacts {
+    ArgumentFacts { equals: (n == 1).then_some(1), div: divisor(n), ..ArgumentFacts::default() }
 }
 
 /// What is noted of an integer that is a multiple of it.
@@ -332,6 +394,7 @@ enum Part {
     Constant(Text),
     Tuple(Vec<Part>),
     Descriptor(DescriptorArgument),
+    Array(ArrayArgument),
 }
 
 impl Key {
@@ -369,6 +432,7 @@ impl Part {
             Bound::Descriptor { base, known, .. } => {
                 Part::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
             }
+            Bound::Array { base, known, .. } => Part::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
         }
     }
     /// Visits all facts.
@@ -377,6 +441,10 @@ impl Part {
             Part::Pointer(_, facts) | Part::Scalar(_, facts) => visit(facts),
             Part::Tuple(parts) => parts.iter_mut().for_each(|part| part.facts(visit)),
             Part::Descriptor(known) => {
+                let sizes = known.shape.iter_mut().chain(&mut known.strides);
+                sizes.chain([&mut known.facts]).for_each(visit);
+            }
+            Part::Array(known) => {
                 let sizes = known.shape.iter_mut().chain(&mut known.strides);
                 sizes.chain([&mut known.facts]).for_each(visit);
             }
@@ -391,6 +459,9 @@ impl Part {
             (Part::Descriptor(known), [0]) => Some(&mut known.facts),
             (Part::Descriptor(known), [1, axis]) => known.shape.get_mut(*axis),
             (Part::Descriptor(known), [2, axis]) => known.strides.get_mut(*axis),
+            (Part::Array(known), [0]) => Some(&mut known.facts),
+            (Part::Array(known), [1, axis]) => known.shape.get_mut(*axis),
+            (Part::Array(known), [2, axis]) => known.strides.get_mut(*axis),
             _ => None,
         }
     }

@@ -14,6 +14,8 @@ struct Parameter {
     name: Py<PyString>,
     /// It is a constant of the program.
     constant: bool,
+    /// It is an array (`kiln.language.Array`).
+    array: bool,
     /// The element type that its annotation says: of a number, or of what a pointer points to.
     annotated: Option<Number>,
     /// Whether facts about its value are used.
@@ -36,8 +38,9 @@ impl Parameters {
     pub fn new(list: &Bound<'_, PyList>) -> PyResult<Parameters> {
         let one = |item: Bound<'_, PyAny>| {
             let (name, constant, annotated, specialised, default): Extracted = item.extract()?;
+            let array = annotated.as_deref() == Some("Array");
             let annotated = annotated.and_then(|name| Number::named(name.trim_start_matches('*')));
-            Ok(Parameter { name, constant, annotated, specialised, default: default.map(|d| d.0) })
+            Ok(Parameter { name, constant, array, annotated, specialised, default: default.map(|d| d.0) })
         };
         let mut items = list.iter();
         let kernel = items.next().map(|name| name.extract()).transpose()?.unwrap_or_default();
@@ -129,7 +132,8 @@ impl Parameters {
     ) -> PyResult<Vec<Argument<'py>>> {
         let mut all = Vec::with_capacity(values.len());
         for (p, value) in self.all.iter().zip(values) {
-            let wanted = Wanted { constant: p.constant, annotated: p.annotated, specialised: p.specialised };
+            let wanted =
+                Wanted { constant: p.constant, array: p.array, annotated: p.annotated, specialised: p.specialised };
             let name = || format!("argument `{}` of {}()", p.name.bind(value.py()), self.kernel);
             all.push(Argument::of(exchange, value, wanted, device, &name)?);
         }
