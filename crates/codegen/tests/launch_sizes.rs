@@ -6,7 +6,7 @@ use kiln_block::Elem;
 use kiln_kernels::{Argument, ArgumentFacts, Binding, Function, Number, Options, Signature, Unit, compile, free_names};
 use kiln_machine::Arch;
 
-const PROGRAMS: u64 = 60;
+const PROGRAMS: u64 = 80;
 /// Elements of the largest block.
 const MAX_COUNT: usize = 600;
 
@@ -70,7 +70,7 @@ impl Drawn {
     }
     fn step(&mut self, random: &mut Random) {
         let axis = random.next_below(self.rank());
-        match random.next_below(9) {
+        match random.next_below(12) {
             0 => self.set("v * 3 - 7", self.v.map(|v| v.wrapping_mul(3).wrapping_sub(7))),
             1 => self.set("tl.where(v > 0, v, 5 - v)", self.v.map(|v| if v > 0 { v } else { 5i32.wrapping_sub(v) })),
             2 => self.add_index(),
@@ -79,6 +79,9 @@ impl Drawn {
             5 if self.rank() > 1 => self.reduce(random, axis),
             6 => self.scan(random, axis),
             7 => self.flip(axis),
+            8 => self.slice(random, axis),
+            9 if self.rank() > 1 => self.element(random, axis),
+            10 => self.assign(random, axis),
             _ => self.concatenate(axis),
         }
     }
@@ -159,6 +162,50 @@ impl Drawn {
             if second { self.v.at(&index).wrapping_add(1) } else { self.v.at(&index) }
         });
         self.set(&format!("tl.cat(v, v + 1, dim={axis})"), both);
+    }
+    /// A constant part of an axis: where it begins and ends.
+    fn part(&self, random: &mut Random, axis: usize) -> [usize; 2] {
+        let from = random.next_below(self.v.shape[axis]);
+        [from, from + 1 + random.next_below(self.v.shape[axis] - from)]
+    }
+    /// `v[:, item, :]`, with the item at an axis.
+    fn subscript(&self, axis: usize, item: &str) -> String {
+        let items: Vec<&str> = (0..self.rank()).map(|at| if at == axis { item } else { ":" }).collect();
+        format!("v[{}]", items.join(", "))
+    }
+    fn slice(&mut self, random: &mut Random, axis: usize) {
+        let [from, to] = self.part(random, axis);
+        let mut shape = self.v.shape.clone();
+        shape[axis] = to - from;
+        let part = Array::from_index(&shape, |index| {
+            let mut index = index.to_vec();
+            index[axis] += from;
+            self.v.at(&index)
+        });
+        self.set(&self.subscript(axis, &format!("{from}:{to}")), part);
+    }
+    /// At a position of the launch or a constant one.
+    fn element(&mut self, random: &mut Random, axis: usize) {
+        let at = random.next_below(self.v.shape[axis]);
+        let mut shape = self.v.shape.clone();
+        shape.remove(axis);
+        let taken = Array::from_index(&shape, |index| {
+            let mut index = index.to_vec();
+            index.insert(axis, at);
+            self.v.at(&index)
+        });
+        let position = if random.next_below(2) == 0 { format!("{at}") } else { format!("tl.program_id(0) + {at}") };
+        self.set(&self.subscript(axis, &position), taken);
+    }
+    /// A part is increased by its own elements, which moves them to their places again.
+    fn assign(&mut self, random: &mut Random, axis: usize) {
+        let [from, to] = self.part(random, axis);
+        let inside = |index: &[usize]| (from..to).contains(&index[axis]);
+        let changed = |index: &[usize]| self.v.at(index).wrapping_mul(if inside(index) { 3 } else { 1 });
+        let v = Array::from_index(&self.v.shape, changed);
+        let part = self.subscript(axis, &format!("{from}:{to}"));
+        self.lines.push(format!("{part} += {part} * 2"));
+        self.v = v;
     }
     fn text(&self) -> String {
         let body = self.lines.join("\n    ");

@@ -9,6 +9,7 @@ mod host_nests;
 mod host_offsets;
 mod host_ops;
 mod host_random;
+mod launch_arrays;
 mod launch_atomics;
 mod launch_control;
 mod launch_elements;
