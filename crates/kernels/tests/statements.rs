@@ -223,6 +223,11 @@ const ROWS: &[Row] = &[
         &[1.0],
     ),
     row("int and float at compile time", "tl.store(out, int(2.9) + float('1.5'))", &[3.5]),
+    row(
+        "an f-string with names",
+        "tl.static_assert(f'{C=} {C = }, {C == 3}' == 'C=3 C = 3, True')\n    tl.store(out, 1)",
+        &[1.0],
+    ),
     row("an f-string", "tl.static_assert(f'{C}-{tl.float32}' == '3-fp32')\n    tl.store(out, 1)", &[1.0]),
     row("a named expression", "if (v := n + 1) > 3:\n        tl.store(out, v)", &[6.0]),
     row("assert of what is known", "assert C == 3, 'three'\n    tl.store(out, 1)", &[1.0]),

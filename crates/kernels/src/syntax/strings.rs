@@ -52,7 +52,7 @@ impl Parser<'_> {
                         span: Span { start: at as u32, end: end as u32 },
                         message: "the `{` of the format string has no `}`".into(),
                     })?;
-                    parts.push(self.format_value(Span { start: at as u32 + 1, end: close as u32 })?);
+                    self.format_value(Span { start: at as u32 + 1, end: close as u32 }, parts)?;
                     at = close + 1;
                 }
                 _ => {
@@ -68,7 +68,7 @@ impl Parser<'_> {
     }
 
     /// `value`, `value=`, `value!r`, `value:spec`.
-    fn format_value(&mut self, part: Span) -> Parsed<FormatPart> {
+    fn format_value(&mut self, part: Span, parts: &mut Vec<FormatPart>) -> Parsed<()> {
         let text = &self.text[part.start as usize..part.end as usize];
         let bytes = text.as_bytes();
         let mut depth = 0;
@@ -86,12 +86,22 @@ impl Parser<'_> {
             }
         }
         let tail = &text[cut..];
-        let repr = tail.starts_with("!r");
+        let mut repr = tail.starts_with("!r");
+        let mut length = cut;
+        if let Some(named) = text[..cut].trim_end().strip_suffix('=').filter(|name| !name.ends_with(COMPARED)) {
+            parts.push(FormatPart::Text(text[..cut].to_string()));
+            repr |= tail.is_empty();
+            length = named.len();
+        }
         let spec = tail.split_once(':').map_or("", |(_, spec)| spec).to_string();
-        let value = self.expression_within(Span { start: part.start, end: part.start + cut as u32 })?;
-        Ok(FormatPart::Value { value, repr, spec })
+        let value = self.expression_within(Span { start: part.start, end: part.start + length as u32 })?;
+        parts.push(FormatPart::Value { value, repr, spec });
+        Ok(())
     }
 }
+
+/// What `=` ends that is an operator.
+const COMPARED: [char; 4] = ['=', '!', '<', '>'];
 
 fn closing_brace(source: &[u8], from: usize, end: usize) -> Option<usize> {
     let mut depth = 0;
