@@ -204,6 +204,35 @@ def kernel(out, last, x):
 }
 
 #[test]
+fn functions_that_combine_may_ask_blocks_for_their_type() {
+    let text = "
+def is_float(x):
+    return (x + tl.zeros((1,), tl.int1)).dtype.is_floating()
+
+def last_largest(a, i, b, j):
+    take = a > b
+    equal = a == b
+    if is_float(a):
+        take |= a != a and not b != b
+    take |= equal & (i > j)
+    return tl.where(take, a, b), tl.where(take, i, j)
+
+def kernel(out, at, x):
+    i = tl.arange(0, 8)
+    largest, where = tl.associative_scan((tl.load(x + i), i), 0, last_largest)
+    tl.store(out + i, largest)
+    tl.store(at + i, where)
+    largest, where = tl.reduce((tl.load(x + i), i), 0, last_largest)
+    tl.store(at + 8, where)
+";
+    let arguments = vec![pointer(Number::Float32), pointer(Number::Int32), pointer(Number::Float32)];
+    let x = buffer(Elem::F32, [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 9.0, 6.0]);
+    let out = executed(text, arguments, [1, 1, 1], vec![zeros(Elem::F32, 8), zeros(Elem::I32, 9), x]);
+    assert_eq!(out[0].to_f64(), [3.0, 3.0, 4.0, 4.0, 5.0, 9.0, 9.0, 9.0]);
+    assert_eq!(out[1].to_f64(), [0.0, 0.0, 2.0, 2.0, 4.0, 5.0, 6.0, 6.0, 6.0]);
+}
+
+#[test]
 fn dots_take_all_types() {
     let rows = [
         ("float16", "float32"),

@@ -4,6 +4,7 @@ use crate::error::Eval;
 use crate::types::{Number, TensorType};
 use crate::value::Tensor;
 use kiln_block::{Inst, Op, Region, Type, Value};
+use std::collections::HashSet;
 
 /// A value that a loop hands from one iteration to the next.
 #[derive(Clone)]
@@ -54,10 +55,31 @@ impl Emitter {
     ) -> Eval<Vec<Tensor>> {
         let yields: Vec<Value> = yields.iter().map(|tensor| tensor.value).collect();
         let region = self.close(&yields);
+        let region = self.without_unused(region);
         let args: Vec<Value> = inputs.iter().map(|tensor| tensor.value).collect();
         let results = types.iter().map(block_type).collect::<Eval<_>>()?;
         let values = self.inst(op, &args, results, vec![region]);
         Ok(types.into_iter().zip(values).map(|(ty, value)| Tensor { ty, value }).collect())
+    }
+    /// The region without what it computes for nothing: regions that combine hold scalars alone, and blocks that were
+    /// made only to ask for their type are none.
+    fn without_unused(&self, mut region: Region) -> Region {
+        if region.insts.iter().any(|inst| !self.program.inst(*inst).regions.is_empty()) {
+            return region;
+        }
+        let mut used: HashSet<Value> = HashSet::new();
+        let mut kept = vec![];
+        for inst in region.insts.iter().rev() {
+            let data = self.program.inst(*inst);
+            let needed = !data.op.is_pure() || data.results.iter().any(|result| used.contains(result));
+            if needed {
+                used.extend(&data.args);
+                kept.push(*inst);
+            }
+        }
+        kept.reverse();
+        region.insts = kept;
+        region
     }
     /// Discards the innermost region; gives the ops that it holds.
     pub fn discard(&mut self) -> Vec<Emitted> {
