@@ -148,6 +148,69 @@ def test_values_of_the_language_are_constants(device):
     assert out[:2].tolist() == [7.0, float("inf")]
 
 
+def rounded_down(n, to):
+    return n // to * to
+
+
+@kl.constexpr
+def half(n):
+    return rounded_down(n, 2) // 2
+
+
+class ConstexprFunction:
+    """A function of constants as Triton has it."""
+
+    __module__ = "triton.runtime.jit"
+
+    def __init__(self, fn):
+        self.fn = fn
+        self.__name__ = fn.__name__
+
+
+def is_wide(dtype):
+    return dtype.primitive_bitwidth > 16
+
+
+wide = ConstexprFunction(is_wide)
+
+
+class PropagateNan:
+    """What Triton's members of `PropagateNan` are."""
+
+    ALL = type("PROPAGATE_NAN", (), {"name": "ALL"})()
+
+
+@kiln.kernel
+def larger(x, y, out):
+    i = kl.arange(0, 4)
+    a, b = kl.load(x + i), kl.load(y + i)
+    kl.store(out + i, kl.maximum(a, b, propagate_nan=PropagateNan.ALL))
+
+
+def test_triton_says_what_nan_does(device):
+    nan = float("nan")
+    x, y = torch.tensor([[nan, 1, 2, 3], [0, nan, 4, 1]], device=device)
+    out = torch.empty(4, device=device)
+    larger[(1,)](x, y, out)
+    assert out.isnan().tolist() == [True, True, False, False] and out[2:].tolist() == [4, 3]
+
+
+@kiln.kernel
+def computed(out, N: kl.constexpr):
+    kl.store(out + kl.arange(0, half(N)), half(N))
+    if wide(out.dtype.element_ty):
+        kl.store(out, 7)
+
+
+def test_functions_of_constants_run_while_a_kernel_is_compiled(device):
+    out = torch.zeros(8, device=device)
+    computed[(1,)](out, N=9)
+    assert out.tolist() == [7, 4, 4, 4, 0, 0, 0, 0]
+    out = torch.zeros(8, dtype=torch.float16, device=device)
+    computed[(1,)](out, N=9)
+    assert out.tolist() == [4, 4, 4, 4, 0, 0, 0, 0]
+
+
 @kiln.kernel
 def shifted_rows(x: kl.Array, out: kl.Array, by, COLUMNS: kl.constexpr):
     row = kl.program_id(0)

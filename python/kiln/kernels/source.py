@@ -26,6 +26,9 @@ _CLASSES = {"tuple_type": "tuple"}
 #: Where Triton's own names are defined; each is a name of Kiln's language.
 _TRITON = ("triton.language", "triton.tools")
 
+#: Functions of the module `triton` that are names of the language: they take values of a run too.
+_TRITON_FUNCTIONS = ("_log2", "cdiv", "next_power_of_2")
+
 
 @dataclass
 class Source:
@@ -98,12 +101,21 @@ class Collector:
             bound = self._bound(scope, path)
             if bound is not None:
                 bindings[bound[0]] = bound[1]
+        if function["compile_time"]:
+            self._add_python_functions(scope, bindings)
         function["defaults"] = {
             p.name: self.binding(p.default)
             for p in inspect.signature(kernel.fn).parameters.values()
             if p.default is not inspect.Parameter.empty
         }
         return index
+
+    def _add_python_functions(self, scope: _Scope, bindings: dict[str, Any]) -> None:
+        """What runs at compile time may call any Python function that does."""
+        for name, binding in bindings.items():
+            found, value, _ = scope.get(name)
+            if "python_function" in binding and found and inspect.isfunction(value):
+                bindings[name] = {"function": self.add(_constexpr_function(value))}
 
     def _bound(self, scope: _Scope, path: str) -> tuple[str, dict[str, Any]] | None:
         """The longest prefix of a dotted name that Python can resolve now, and what it is."""
@@ -126,6 +138,10 @@ class Collector:
 
     def binding(self, value: Any) -> dict[str, Any]:
         """What the compiler is told of an object."""
+        if _is_constexpr(value):
+            value = value.value
+            if inspect.isfunction(value):
+                return {"function": self.add(_constexpr_function(value))}
         if isinstance(value, ModuleType):
             return {"module": value.__name__}
         if isinstance(value, Primitive):
@@ -144,6 +160,8 @@ class Collector:
             return {"function": self.add(as_kernel(value))}
         if isinstance(value, ConstexprFunction):
             return {"function": self.add(value)}
+        if _is_constexpr_function(value):
+            return {"function": self.add(_constexpr_function(value.fn))}
         literal = self.literal(value)
         if literal is not None:
             return {"constant": literal}
@@ -153,7 +171,7 @@ class Collector:
 
     def literal(self, value: Any) -> Any:
         """A constant of the launch or of the source; `None` if it is none."""
-        if isinstance(value, constexpr):
+        if _is_constexpr(value):
             value = value.value
         if value is None:
             return "none"
@@ -212,8 +230,11 @@ def _of_triton(value: Any) -> dict[str, Any] | None:
     kind = type(value)
     if kind.__name__ == "dtype" and kind.__module__.startswith("triton."):
         return {"dtype": value.name}
-    if kind.__name__ == "constexpr" and kind.__module__.startswith("triton."):
-        return {"constant": Collector().literal(value.value)}
+    if kind.__name__ == "PROPAGATE_NAN":
+        return {"primitive": f"PropagateNan.{value.name}"}
+    if _is_constexpr_function(value) and value.fn.__module__.partition(".")[0] == "triton":
+        name = value.fn.__name__
+        return {"primitive": name} if name in _TRITON_FUNCTIONS else None
     if isinstance(module, str) and module.startswith(_TRITON):
         return {"primitive": getattr(value, "__name__", "")}
     return None
@@ -233,6 +254,27 @@ class ConstexprFunction:
 
         named = {name: plain(value) for name, value in kwargs.items()}
         return constexpr(self.fn(*(plain(a) for a in args), **named))
+
+
+_CONSTEXPR_FUNCTIONS: dict[Callable[..., Any], ConstexprFunction] = {}
+
+
+def _constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
+    """The same object for the same function, so that a unit holds it once."""
+    return _CONSTEXPR_FUNCTIONS.setdefault(fn, ConstexprFunction(fn))
+
+
+def _is_constexpr(value: Any) -> bool:
+    """Whether it is a constant of Kiln's, or of Triton's."""
+    kind = type(value)
+    of_triton = kind.__name__ == "constexpr" and kind.__module__.startswith("triton.")
+    return of_triton or isinstance(value, constexpr)
+
+
+def _is_constexpr_function(value: Any) -> bool:
+    """Whether Triton's `constexpr_function` decorated it."""
+    kind = type(value)
+    return kind.__name__ == "ConstexprFunction" and kind.__module__.startswith("triton.")
 
 
 def is_kernel(value: Any) -> bool:
