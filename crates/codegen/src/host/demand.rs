@@ -345,9 +345,10 @@ impl Demand {
         })
     }
     /// Whether the next value of a loop's parameter, the n-th of all next values, can be written in the place of the
-    /// parameter: each element of it is read once, to compute the element that replaces it.
+    /// parameter: each element of it is read once, to compute the element that replaces it. Loops of lowered programs
+    /// keep two buffers.
     pub fn replaces(&self, k: &BlockProgram, loop_inst: Inst, p: Value, (all, n): (&[Value], usize)) -> bool {
-        let Some(&next) = self.def.get(&all[n]) else { return false };
+        let Some(&next) = self.def.get(&all[n]).filter(|_| self.separate.is_some()) else { return false };
         let replacing = matches!(k.inst(next).op, Op::Dot { .. }) || self.keep.contains_key(&all[n]);
         let end = k.inst(loop_inst).regions.first().and_then(|r| r.insts.last());
         let Some(&sink) = (if replacing { Some(&next) } else { end }) else { return false };
