@@ -30,6 +30,12 @@ fn flip(b: &mut Builder, v: Value, _: usize) -> Value {
     let turned = b.gather(v, back, 0);
     b.binary(BinaryOp::Add, v, turned)
 }
+/// Sums and differences of the halves.
+fn halves(b: &mut Builder, v: Value, _: usize) -> Value {
+    let [low, high] = [0, COUNT / 2].map(|at| b.part(v, 0, at, COUNT / 2));
+    let (sum, difference) = (b.binary(BinaryOp::Add, low, high), b.binary(BinaryOp::Sub, high, low));
+    b.cat(sum, difference, 0)
+}
 /// Adds the block as a matrix of which rows are columns.
 fn transpose(b: &mut Builder, v: Value, step: usize) -> Value {
     let rows = [4, 8, 16][step % 3];
@@ -79,9 +85,10 @@ fn lines(step: Step, steps: usize) -> usize {
 
 #[test]
 fn code_grows_with_the_length_of_a_chain() {
-    let steps: [(&str, Step); 6] = [
+    let steps: [(&str, Step); 7] = [
         ("exchange", exchange),
         ("flip", flip),
+        ("halves", halves),
         ("transpose", transpose),
         ("against itself", against_itself),
         ("scan", scan),

@@ -136,6 +136,12 @@ impl Emit<'_> {
                 let (x, y) = (self.eval(*a, rest)?, self.eval(*b, rest)?);
                 self.select(&first, &x, &y)
             }
+            (Op::Part { axis, at: start }, [v]) => {
+                let mut whole = at.to_vec();
+                let start = Val::int(Elem::I64, (*start).into());
+                whole[*axis as usize] = self.int_op(Arith::Add, &at[*axis as usize], &start);
+                self.eval(*v, &whole)
+            }
             (Op::Split(half), [v]) => {
                 let whole = [at, &[Val::int(Elem::I64, (*half).into())]].concat();
                 self.eval(*v, &whole)

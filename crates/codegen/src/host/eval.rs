@@ -245,7 +245,7 @@ impl Emit<'_> {
                 let (x, y, z) = (self.eval(arg(0)?, at)?, self.eval(arg(1)?, at)?, self.eval(arg(2)?, at)?);
                 self.fma(&x, &y, &z)
             }
-            Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(i, at),
+            Op::Part { .. } | Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(i, at),
             Op::Bitcast => {
                 let x = self.eval(arg(0)?, at)?;
                 self.bitcast(&x, kernel.ty(result))

@@ -33,12 +33,20 @@ pub(super) enum Reading {
     Many,
 }
 
-/// What makes coordinates from others: the map to start from, the shape before and after.
+/// What makes coordinates from others.
 #[derive(PartialEq, Eq, Hash)]
 struct Step {
     from: Rc<[Coordinate]>,
-    result: Vec<usize>,
-    operand: Vec<usize>,
+    by: Move,
+}
+
+/// How an op moves elements.
+#[derive(PartialEq, Eq, Hash)]
+enum Move {
+    /// From one shape to another.
+    Reshape { result: Vec<usize>, operand: Vec<usize> },
+    /// From a position along an axis on.
+    Part { axis: u8, start: u32 },
 }
 
 /// The computed coordinates met so far; equal steps have equal numbers.
@@ -92,6 +100,15 @@ impl IndexMaps {
             Op::Reshape => self.reshaped(at, to, operand),
             Op::Split(half) => at.iter().cloned().chain([Coordinate::Half(*half)]).collect(),
             Op::Join => at.iter().take(operand.len()).cloned().collect(),
+            Op::Part { axis, at: start } => {
+                let (axis, step) = (*axis as usize, Move::Part { axis: *axis, start: *start });
+                let map = self.number(at, step);
+                let mut before = at.to_vec();
+                if let Some(c) = before.get_mut(axis) {
+                    *c = Coordinate::Computed { map, axis };
+                }
+                before
+            }
             Op::Cat { .. } => self.computed(at, to, operand),
             Op::Gather { .. } if n == 0 => return Reading::Many,
             _ => return Reading::Once(IndexMap(at.clone())),
@@ -109,9 +126,12 @@ impl IndexMaps {
         operand.iter().map(along).collect()
     }
     fn computed(&mut self, at: &Rc<[Coordinate]>, to: &[usize], operand: &[usize]) -> Vec<Coordinate> {
-        let step = Step { from: at.clone(), result: to.to_vec(), operand: operand.to_vec() };
-        let next = self.steps.len();
-        let map = *self.steps.entry(step).or_insert(next);
+        let map = self.number(at, Move::Reshape { result: to.to_vec(), operand: operand.to_vec() });
         (0..operand.len()).map(|axis| Coordinate::Computed { map, axis }).collect()
+    }
+    /// The number of the coordinates that a step makes.
+    fn number(&mut self, at: &Rc<[Coordinate]>, by: Move) -> usize {
+        let next = self.steps.len();
+        *self.steps.entry(Step { from: at.clone(), by }).or_insert(next)
     }
 }

@@ -248,6 +248,7 @@ fn upper(op: &Op) -> bool {
             | Op::Fma
             | Op::Join
             | Op::Split(_)
+            | Op::Part { .. }
             | Op::Cat { .. }
             | Op::Gather { .. }
             | Op::PtrAdd
