@@ -278,3 +278,20 @@ def test_pads_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "v tensor([1., 2., 3.])" in capfd.readouterr().out
     reporting[(1,)](torch.tensor([1.0, 2.0, 3.0]), 7, BLOCK=3, debug=True)
     assert sum(" v " in line for line in capfd.readouterr().out.splitlines()) == 3
+
+
+@kiln.kernel(interpret=True)
+def windows(x: kl.Array, d, o):
+    block = x[0:4, 0:4] + d.load([0, 0])
+    kl.store(o + kl.arange(0, 4)[:, None] * 4 + kl.arange(0, 4)[None, :], block)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arrays_and_descriptors_are_interpreted(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    x = torch.arange(9.0, device=device).reshape(3, 3)
+    wide = torch.ones(4, 4, device=device)
+    o = torch.empty(4, 4, device=device)
+    windows[(1,)](x, kiln.kernels.TensorDescriptor.from_tensor(wide, [4, 4]), o)
+    assert torch.equal(o[:3, :3], x + 1) and (o[3] == 1).all()

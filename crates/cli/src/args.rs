@@ -502,7 +502,7 @@ pub struct KernelArgs {
     /// The kernel, as FILE.py:NAME. The file is read, not run: names are those that its text imports and defines.
     #[arg(value_name = "FILE.py:NAME")]
     pub kernel: String,
-    /// Arguments by commas, in the order of the parameters or as NAME=…: '*f32' is a tensor, 'i32=4096' or 'f32' a
+    /// Arguments by commas, in the order of the parameters or as NAME=…: '*f32' is a tensor, '*f32[8,64]' an array with its shape, 'i32=4096' or 'f32' a
     /// number ('i32:16': a multiple of 16), anything else the value of a constexpr.
     #[arg(long, value_name = "LIST", default_value = "")]
     pub args: String,

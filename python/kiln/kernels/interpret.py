@@ -7,13 +7,16 @@ the kernel's variables as tensors.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from typing import Any, Callable
 
 import torch
 
+from kiln.kernels.descriptor import TensorDescriptor
 from kiln.kernels.errors import CheckFailed, Finding
+from kiln.language.core import Array
 
 #: What new memory is filled with, as 16-bit integers, so that reads of it are found.
 UNWRITTEN = 0x7FF5
@@ -64,6 +67,11 @@ class _Twins:
     def of(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(self.of(v) for v in value)
+        for holder, name in ((TensorDescriptor, "base"), (Array, "tensor")):
+            if isinstance(value, holder):
+                twin = copy.copy(value)
+                setattr(twin, name, self.of(getattr(value, name)))
+                return twin
         if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
             return value
         storage = value.untyped_storage()

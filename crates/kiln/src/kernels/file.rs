@@ -1,11 +1,12 @@
 //! A kernel of a Python file for arguments that are described in words, as `kiln kernel` takes both.
-use super::{ArgumentFacts, Failure, Known, LaunchValues, Literal, Number, Signature, Unit};
+use super::{ArgumentFacts, ArrayArgument, Failure, Known, LaunchValues, Literal, Number, Signature, Unit};
 use crate::error::Error;
 use kiln_kernels::{Parameter, SourceFile, parameters, unit_of_file};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// How an argument is described.
-const FORM: &str = "an argument is `*f32` for a tensor, `i32`, `i32=4096` or `f32` for a number (`i32:16`: a multiple of \
+const FORM: &str = "an argument is `*f32` for a tensor, `*f32[8,64]` for an array, `i32`, `i32=4096` or `f32` for a number (`i32:16`: a multiple of \
                     16), or the value of a constexpr, each after `NAME=` or in the order of the parameters";
 
 /// The kernel in `FILE.py:NAME`; the file's only kernel needs no name.
@@ -43,13 +44,16 @@ fn find_module(importer: &str, level: usize, module: &str) -> Option<SourceFile>
     })
 }
 
+/// Values by their place in an argument.
+type Values = Vec<(Vec<usize>, i64)>;
+
 /// Arguments that were described in words.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Described {
     /// Their types and facts.
     pub signature: Signature,
-    /// The values that were given.
-    values: Vec<Option<i64>>,
+    /// The values that were given, by the argument's number and the place in it.
+    values: BTreeMap<Vec<usize>, i64>,
 }
 
 impl Described {
@@ -73,20 +77,17 @@ impl Described {
                 return Err(Error::usage(format!("`{}` is described twice", parameters[at].name), FORM).into());
             }
         }
-        let (mut arguments, mut values) = (vec![], vec![]);
-        for (parameter, word) in parameters.iter().zip(words) {
-            let (argument, value) = argument(parameter, word)?;
+        let (mut arguments, mut values) = (vec![], BTreeMap::new());
+        for (at, (parameter, word)) in parameters.iter().zip(words).enumerate() {
+            let (argument, given) = argument(parameter, word)?;
             arguments.push(argument);
-            values.push(value);
+            values.extend(given.into_iter().map(|(place, value)| ([vec![at], place].concat(), value)));
         }
         Ok(Described { signature: Signature { arguments }, values })
     }
     /// The numbers of a launch, for a program that takes these arguments as its parameters.
     pub fn launch(&self, origins: &[Vec<usize>], grid: [usize; 3]) -> LaunchValues {
-        let value = |path: &Vec<usize>| match path[..] {
-            [at] => self.values.get(at).copied().flatten(),
-            _ => None,
-        };
+        let value = |path: &Vec<usize>| self.values.get(path).copied();
         LaunchValues { grid, parameters: origins.iter().map(value).collect() }
     }
 }
@@ -112,11 +113,11 @@ fn split(text: &str) -> Vec<&str> {
     all
 }
 
-fn argument(parameter: &Parameter, word: Option<&str>) -> Result<(Known, Option<i64>), Failure> {
+fn argument(parameter: &Parameter, word: Option<&str>) -> Result<(Known, Values), Failure> {
     let name = &parameter.name;
     let Some(word) = word else {
         return match &parameter.default {
-            Some(default) => Ok((Known::Constant(default.clone()), None)),
+            Some(default) => Ok((Known::Constant(default.clone()), vec![])),
             None => {
                 let ty = if parameter.is_constexpr { format!("{name}=128") } else { format!("{name}=*f32") };
                 Err(Error::usage(format!("`{name}` is not described"), format!("add it, such as `{ty}`; {FORM}"))
@@ -130,16 +131,19 @@ fn argument(parameter: &Parameter, word: Option<&str>) -> Result<(Known, Option<
         return Ok(described);
     }
     let value = literal(word).ok_or_else(|| Error::usage(format!("`{word}` does not describe `{name}`"), FORM))?;
-    Ok((Known::Constant(value), None))
+    Ok((Known::Constant(value), vec![]))
 }
 
 /// `*f32`, `i32`, `i32:16`, `i32=4096`. Tensors are as torch allocates them: aligned, of fewer than 2^31 elements, and
 /// no two share memory.
-fn typed(word: &str) -> Option<(Known, Option<i64>)> {
+fn typed(word: &str) -> Option<(Known, Values)> {
     if let Some(elem) = word.strip_prefix('*') {
-        let elem = Number::named(elem.trim().trim_end_matches(":16"))?;
         let facts = ArgumentFacts { div: Some(16), span32: true, noalias: true, ..ArgumentFacts::default() };
-        return Some((Known::Pointer { elem, facts }, None));
+        if let Some((elem, sizes)) = elem.strip_suffix(']').and_then(|w| w.split_once('[')) {
+            return array(Number::named(elem.trim())?, sizes, facts);
+        }
+        let elem = Number::named(elem.trim().trim_end_matches(":16"))?;
+        return Some((Known::Pointer { elem, facts }, vec![]));
     }
     let (ty, value) = word.split_once('=').map_or((word, None), |(ty, value)| (ty, Some(value.trim())));
     let (ty, hint) = ty.trim().split_once(':').map_or((ty.trim(), None), |(ty, hint)| (ty, Some(hint.trim())));
@@ -152,7 +156,31 @@ fn typed(word: &str) -> Option<(Known, Option<i64>)> {
     } else {
         ArgumentFacts { div, equals, ..ArgumentFacts::default() }
     };
-    Some((Known::Scalar { elem, facts }, number))
+    Some((Known::Scalar { elem, facts }, number.map(|n| (vec![], n)).into_iter().collect()))
+}
+
+/// `*f32[1000,768]`: a contiguous array of these sizes.
+fn array(elem: Number, sizes: &str, facts: ArgumentFacts) -> Option<(Known, Values)> {
+    let sizes: Vec<i64> = split(sizes).into_iter().map(|n| n.parse().ok().filter(|n| *n > 0)).collect::<Option<_>>()?;
+    let mut strides = vec![1i64; sizes.len()];
+    for axis in (1..sizes.len()).rev() {
+        strides[axis - 1] = strides[axis].checked_mul(sizes[axis])?;
+    }
+    let of = |all: &[i64]| all.iter().map(|n| int_facts(*n)).collect();
+    let known = ArrayArgument {
+        elem,
+        rank: sizes.len(),
+        size_type: Number::Int32,
+        facts,
+        shape: of(&sizes),
+        strides: of(&strides),
+    };
+    let values = |place: usize, all: Vec<i64>| all.into_iter().enumerate().map(move |(axis, n)| (vec![place, axis], n));
+    Some((Known::Array(known), values(1, sizes).chain(values(2, strides)).collect()))
+}
+
+fn int_facts(n: i64) -> ArgumentFacts {
+    ArgumentFacts { div: (n % 16 == 0).then_some(16), equals: (n == 1).then_some(1), ..ArgumentFacts::default() }
 }
 
 fn literal(word: &str) -> Option<Literal> {

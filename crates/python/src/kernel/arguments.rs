@@ -336,7 +336,11 @@ impl<'py> Bound<'py> {
             (Bound::Scalar { elem: Number::Int32, value, .. }, []) => Some(i64::from(value.bits() as i32)),
             (Bound::Scalar { elem, value, .. }, []) if !elem.is_float() => Some(value.bits() as i64),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.number(rest),
-            (Bound::Descriptor { base, .. }, [0]) => base.bytes.and_then(|n| i64::try_from(n).ok()),
+            (Bound::Descriptor { base, .. } | Bound::Array { base, .. }, [0]) => {
+                base.bytes.and_then(|n| i64::try_from(n).ok())
+            }
+            (Bound::Array { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
+            (Bound::Array { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
             (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
             (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
             _ => None,
