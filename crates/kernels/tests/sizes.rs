@@ -60,6 +60,10 @@ const ROWS: &[Row] = &[
         &[36, 40, 44, 48, 52, 56, 36],
     ),
     row("interleave", "v = tl.interleave(a, a + 100)\n    tl.store(out + tl.arange(0, 48), v)", &[0, 100, 1, 101]),
+    row("sort", "tl.store(out + i, tl.sort((a * 5) % 24))", &[0, 1, 2, 3, 4, 5]),
+    row("sort downwards", "tl.store(out + i, tl.sort(a - 100, descending=True))", &[-77, -78, -79]),
+    row("sort of rows", "tl.store(out + i, tl.sort((b * 5) % 7).reshape(24))", &[0, 1, 3, 4, 5, 6, 0, 1, 2]),
+    row("topk", "tl.store(out + tl.arange(0, 3), tl.topk((a * 5) % 24 - 50, 3))", &[-27, -28, -29, 0]),
     row("histogram", "tl.store(out + tl.arange(0, 3), tl.histogram(a % 3, 3))", &[8, 8, 8, 0]),
     row("sizes are the block's own", "tl.store(out, b.shape[1] * 100 + a.numel)", &[624]),
     row(
@@ -149,11 +153,27 @@ fn blocks_of_any_size() {
 fn what_pads_cannot_do_is_refused() {
     for (body, part) in [
         ("v = tl.atomic_cas(x + i, 0, 1)", "is not compared and swapped"),
-        ("v = tl.sort(a)", "24 is no power of two"),
+        ("v = tl.topk(a, 25)", "at most the elements of the last axis"),
+        ("v = tl.bitonic_merge(a)", "24 is no power of two"),
         ("v = tl.zeros([24, 65536], tl.int32)", "more than 1048576 elements"),
         ("v = tl.zeros([0], tl.int32)", "an axis of 0 elements"),
     ] {
         let error = refused(&kernel(body), vec![pointer(Number::Int32); 2]);
         assert!(error.message.contains(part) && error.kind != ErrorKind::Internal, "{body}: {error}");
     }
+}
+
+#[test]
+fn asserts_are_of_what_counts() {
+    let text =
+        "\ndef kernel(bound):\n    tl.device_assert(tl.arange(0, 24) < bound)\n    tl.device_assert(bound > 0)\n";
+    let options = kiln_kernels::Options { debug: true, ..Default::default() };
+    let signature = kiln_kernels::Signature { arguments: vec![crate::harness::scalar(Number::Int32)] };
+    let compiled = kiln_kernels::compile(&crate::harness::unit(text, &[]), &signature, &options);
+    let program = compiled.unwrap_or_else(|error| panic!("{error}")).program;
+    let run = |bound: f64| {
+        let mut buffers = vec![buffer(Elem::I32, [bound])];
+        kiln_interp::block::run_grid(&program, [1, 1, 1], &mut buffers)
+    };
+    assert!(run(24.0).is_ok() && run(23.0).is_err());
 }

@@ -89,6 +89,11 @@ impl Emitter {
         self.filled_pad(x, axis, identity)
     }
 
+    pub fn with_identity_in_all_pads(&mut self, op: ReduceOp, x: &Tensor) -> Eval<Tensor> {
+        let identity = identity(op, x.number()?);
+        self.filled_pads(x, identity)
+    }
+
     /// A reshape that moves elements: each is taken from where it lies.
     pub fn reshape_by_gather(&mut self, x: &Tensor, shape: &[usize]) -> Eval<Tensor> {
         let (from, to) = (padded(&x.ty.shape), padded(shape));

@@ -34,11 +34,18 @@ def _keep_half(x, log_k: constexpr, descending: constexpr):
     return reshape(kept, [x.numel // 2])
 
 
+# What fills a block up to powers of two comes last.
 def _sorted_runs(x, k: constexpr, dim: constexpr, descending: constexpr):
     axis: constexpr = len(x.shape) - 1 if dim is None else dim
     static_assert(axis == len(x.shape) - 1 or axis == -1, "blocks are sorted along their last axis")
+    kept: constexpr = x.shape[-1] if k is None else k
+    static_assert(kept <= x.shape[-1], "topk takes at most the elements of the last axis")
+    runs = _sorted_powers(_with_pads(x, not descending), _exact_log2(next_power_of_2(kept)), descending)
+    return _without_pads(runs, x.shape[:-1] + [kept])
+
+
+def _sorted_powers(x, log_k: constexpr, descending: constexpr):
     log_n: constexpr = _exact_log2(x.shape[-1])
-    log_k: constexpr = log_n if k is None else _exact_log2(k)
     order: constexpr = 1 if descending else 0
     flat = reshape(x, [x.numel])
     for stage in static_range(1, log_k + 1):

@@ -2,13 +2,15 @@
 use super::arguments::{known, known_flag, known_int, known_text, sequence, sizes, tensor, type_of};
 use super::windows::descriptor_gather;
 use super::{Primitive, Walk, row};
+use crate::emit::retyped;
 use crate::error::{Eval, type_error, value_error};
 use crate::ops::arithmetic::{self, Extreme, NanRule, extreme};
 use crate::ops::convert::{bitcast, broadcast, cast, scalar_constant, to_tensor};
 use crate::ops::{dot, shape};
 use crate::syntax::tree::BinaryOp;
-use crate::types::{Number, Scalar, checked_shape};
+use crate::types::{Number, Scalar, checked_shape, padded};
 use crate::value::{Tensor, Value};
+use kiln_block::ReduceOp;
 
 pub const TABLE: &[Primitive] = &[
     row("arange", "start, end", arange),
@@ -29,6 +31,11 @@ pub const TABLE: &[Primitive] = &[
         shape::item(e.emit(), &x).map(Value::Tensor)
     }),
     row("_index_along", "input, axis", index_along),
+    row("_with_pads", "input, largest", with_pads),
+    row("_without_pads", "input, shape", |e, a| {
+        let (x, shape) = (tensor(e, &a[0])?, checked_shape(&sizes(&a[1])?)?);
+        Ok(Value::Tensor(retyped(&x, &shape)))
+    }),
     row("where", "condition, x, y", |e, a| arithmetic::select(e.emit(), &a[0], &a[1], &a[2]).map(Value::Tensor)),
     row("add", "x, y, sanitize_overflow=True", |e, a| operator(e, BinaryOp::Add, a)),
     row("sub", "x, y, sanitize_overflow=True", |e, a| operator(e, BinaryOp::Sub, a)),
@@ -182,6 +189,17 @@ fn index_along(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     walk.emit().index_along(&x.ty.shape, axis).map(Value::Tensor)
 }
 
+/// The block as one whose sizes are powers of two; what is added is the largest or the least number.
+fn with_pads(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let x = tensor(walk, &arguments[0])?;
+    let op = match known_flag("largest", &arguments[1])? {
+        true => ReduceOp::Min,
+        false => ReduceOp::Max,
+    };
+    let filled = walk.emit().with_identity_in_all_pads(op, &x)?;
+    Ok(Value::Tensor(retyped(&filled, &padded(&x.ty.shape))))
+}
+
 /// The number of each element of a shape, row by row.
 fn flat_index(walk: &mut dyn Walk, shape: &[usize]) -> Eval<Tensor> {
     let emit = walk.emit();
@@ -290,5 +308,5 @@ fn histogram(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
         hit = arithmetic::logical(emit, kiln_block::BinaryOp::And, &hit, &mask)?;
     }
     let counts = emit.cast(&hit, Number::Int32)?;
-    emit.reduce(kiln_block::ReduceOp::Sum, &counts, 0).map(Value::Tensor)
+    emit.reduce(ReduceOp::Sum, &counts, 0).map(Value::Tensor)
 }

@@ -100,10 +100,7 @@ fn exact_log2(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let value = known_int("n", &arguments[0])?;
     match u64::try_from(value) {
         Ok(n) if n.is_power_of_two() => Ok(Value::int(i128::from(n.trailing_zeros()))),
-        _ => Err(value_error(
-            format!("{value} is no power of two"),
-            "sorts take axes that are powers of two; load the block with the next one, and what comes last as `other`",
-        )),
+        _ => Err(value_error(format!("{value} is no power of two"), "take `next_power_of_2` of it")),
     }
 }
 
