@@ -198,6 +198,13 @@ pub struct ArgumentFacts {
     pub noalias: bool,
 }
 
+impl ArgumentFacts {
+    /// Forgets what divides the argument and what it is.
+    pub fn forget_value(&mut self) {
+        (self.div, self.equals) = (None, None);
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
     /// `num_warps`

@@ -57,6 +57,13 @@ impl<'a> Assembler<'a> {
             self.gpu.assemble(ptx);
         }
     }
+    /// Machine code of a program from the cache or `ptxas`; it is not loaded. `None`: the driver has to assemble it.
+    pub fn assembled(&self, ptx: &Ptx) -> Option<Cubin> {
+        let capability = capability(self.target).filter(|c| *c == self.gpu.info().capability)?;
+        let known = self.cache.and_then(|cache| cache.get(&self.key(ptx)));
+        let bytes = known.or_else(|| facts::cubin(self.ptxas.as_ref()?, &ptx.text, self.target.name()).ok())?;
+        Some(Cubin { capability, bytes: bytes.into() })
+    }
     fn key(&self, ptx: &Ptx) -> Key {
         Key::new(Kind::Cubin).with(self.target.name().as_bytes()).with(ptx.text.as_bytes())
     }

@@ -3,6 +3,7 @@
 //! Takes: functions as text with what their names are bound to ([`Unit`]), the types and facts of a launch's arguments
 //! ([`Signature`]). Gives: a [`Kernel`], whose launches take addresses and numbers. Code comes from the cache of
 //! programs, by the text of the block program, if another process has made it. Never: reads Python objects.
+mod background;
 mod bounds;
 mod facts;
 pub mod file;
@@ -11,6 +12,7 @@ mod page;
 mod stages;
 mod work;
 
+use crate::assembler::Assembler;
 use crate::compile::{
     CompileOptions, DeviceKind,
     codes::{self, Source},
@@ -20,9 +22,10 @@ use crate::error::{Cause, Error};
 use kiln_block::Op;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_machine::Machine;
-use kiln_runtime::{CudaProgram, Device, HostDevice};
+use kiln_runtime::{Cubin, CudaProgram, Device, HostDevice, Ptx};
 use std::sync::Arc;
 
+pub use background::{Pending, State, finish, postpone};
 pub use facts::{KernelFacts, Occupancy};
 pub use kiln_block::{BlockProgram, analysis::Relevance, text::print};
 pub use kiln_kernels::{
@@ -61,6 +64,14 @@ impl Place {
     pub fn open(kind: DeviceKind) -> Result<Place, Error> {
         Ok(Place { device: open_device(kind, None)?, options: CompileOptions::default().on(kind)? })
     }
+    /// Whether launches on a stream of this device (0: the default one) are being captured: then nothing is loaded.
+    pub fn captures(&self, stream: u64) -> bool {
+        match &self.device {
+            Device::Host(_) => false,
+            // SAFETY: as for a launch on it, the caller's stream lives and is one of this device.
+            Device::Cuda(device) => unsafe { device.captures(stream) },
+        }
+    }
     fn machine(&self) -> &Machine {
         self.options.machine()
     }
@@ -85,16 +96,19 @@ impl Kernel {
     /// # Errors
     /// [`Failure::Source`] with the place in the source, otherwise why it has no code.
     pub fn compile(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Kernel, Failure> {
-        let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
-        let (program, relevance) = canonical(&written)?;
-        let machine = place.machine().clone();
-        let (code, ptx) = loaded(&program, place)?;
-        Ok(Kernel {
-            printed,
-            relevance,
-            stages: Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx },
-            code,
-        })
+        prepared(unit, signature, options, place)?.load(place)
+    }
+    /// Compiles a kernel, and assembles it, but loads nothing: for another thread than that of the launch.
+    ///
+    /// # Errors
+    /// As [`Kernel::compile`].
+    pub fn prepare(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Prepared, Failure> {
+        let mut prepared = prepared(unit, signature, options, place)?;
+        if let (Generated::Ptx(code), Device::Cuda(device)) = (&mut prepared.code, &place.device) {
+            let assembler = Assembler::new(device, place.machine().arch, 1, place.options.cache());
+            code.cubin = assembler.assembled(&code.loadable);
+        }
+        Ok(prepared)
     }
     /// For each of [`Stages::parameters`], which facts the code makes use of: arguments of the same types that differ in
     /// others have the same code.
@@ -201,24 +215,71 @@ fn ptx_of(source: &Source, machine: &Machine, options: &CompileOptions) -> Resul
     codes::ptx_of(source, machine, cache.zip(described.as_deref())).map_err(refused)
 }
 
-/// Code that is loaded on a device, and its PTX.
-fn loaded(program: &BlockProgram, place: &Place) -> Result<(Code, Option<nvptx::Ptx>), Failure> {
-    let text = print(program);
-    let source = Source { program, text: &text, used: true };
-    match &place.device {
-        Device::Host(device) => {
+/// Code that is not loaded.
+enum Generated {
+    Host(Arc<host::HostModule>),
+    Ptx(Box<Assembly>),
+}
+
+struct Assembly {
+    loadable: Ptx,
+    /// Machine code, where it is assembled ahead of loading.
+    cubin: Option<Cubin>,
+}
+
+/// A kernel that is compiled, and not loaded yet.
+pub struct Prepared {
+    printed: Vec<String>,
+    relevance: Vec<Relevance>,
+    stages: Stages,
+    code: Generated,
+}
+
+fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Prepared, Failure> {
+    let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
+    let (program, relevance) = canonical(&written)?;
+    let text = print(&program);
+    let source = Source { program: &program, text: &text, used: true };
+    let machine = place.machine().clone();
+    let (code, ptx) = match &place.device {
+        Device::Host(_) => {
             let module = codes::host_module(&[source], place.options.cache()).map_err(refused)?;
-            let mut asserts = false;
-            program.walk(&mut |_, data| asserts |= matches!(data.op, Op::Assert(_)));
-            Ok((Code::Host { module: Arc::new(module), device: device.clone(), asserts }, None))
+            (Generated::Host(Arc::new(module)), None)
         }
-        Device::Cuda(device) => {
-            let machine = place.machine();
-            let ptx = ptx_of(&source, machine, &place.options)?;
-            let loadable = crate::compile::loadable(&ptx, None);
-            crate::assembler::Assembler::new(device, machine.arch, 1, place.options.cache()).load(&loadable);
-            let program = device.program(&loadable).map_err(Error::from)?;
-            Ok((Code::Cuda(Box::new(program)), Some(ptx)))
+        Device::Cuda(_) => {
+            let ptx = ptx_of(&source, &machine, &place.options)?;
+            let assembly = Assembly { loadable: crate::compile::loadable(&ptx, None), cubin: None };
+            (Generated::Ptx(Box::new(assembly)), Some(ptx))
         }
+    };
+    let stages = Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx };
+    Ok(Prepared { printed, relevance, stages, code })
+}
+
+impl Prepared {
+    /// Loads it on the device that it was compiled for.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn load(self, place: &Place) -> Result<Kernel, Failure> {
+        let Prepared { printed, relevance, stages, code } = self;
+        let code = match (code, &place.device) {
+            (Generated::Host(module), Device::Host(device)) => {
+                let mut asserts = false;
+                stages.program.walk(&mut |_, data| asserts |= matches!(data.op, Op::Assert(_)));
+                Code::Host { module, device: device.clone(), asserts }
+            }
+            (Generated::Ptx(code), Device::Cuda(device)) => {
+                let Assembly { loadable, cubin } = *code;
+                if !cubin.is_some_and(|cubin| device.load_assembled(&loadable, &cubin)) {
+                    Assembler::new(device, place.machine().arch, 1, place.options.cache()).load(&loadable);
+                }
+                Code::Cuda(Box::new(device.program(&loadable).map_err(Error::from)?))
+            }
+            _ => return Err(Error::failed("a kernel is loaded on another device than it is for", REPORT).into()),
+        };
+        Ok(Kernel { printed, relevance, stages, code })
     }
 }
+
+const REPORT: &str = "report it with the kernel; this is a defect of Kiln";

@@ -7,6 +7,7 @@ mod arguments;
 mod interpret;
 mod launched;
 mod parameters;
+mod variants;
 
 pub use launched::Launched;
 
@@ -17,11 +18,11 @@ use kiln::DeviceKind;
 use kiln::kernels::{self, Failure, Options, Place, Signature, Unit};
 use parameters::Parameters;
 use pyo3::{exceptions::PyTypeError, intern, prelude::*, types::*};
-use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use variants::{Found, Source, Variants};
 
 /// The dotted names of a kernel's text that it does not define.
 #[pyfunction]
@@ -37,35 +38,6 @@ pub struct Kernel {
     /// Gives the source: a function of a list of constants to JSON, a [`Described`].
     describe: Py<PyAny>,
     variants: Mutex<Variants>,
-}
-
-/// What was compiled.
-#[derive(Default)]
-struct Variants {
-    /// By all facts of a launch, and by those alone that matter.
-    kernels: FxHashMap<Key, Arc<kernels::Kernel>>,
-    /// A kernel for each combination of types, which says what facts matter with these.
-    by_types: FxHashMap<Key, Arc<kernels::Kernel>>,
-    /// Functions are told apart by their addresses in keys, so that none may go.
-    constants: Vec<Py<PyList>>,
-}
-
-impl Variants {
-    /// The variant for a launch; one that differs in facts that do not matter is noted for its key.
-    fn find(&mut self, key: &Key) -> Option<Arc<kernels::Kernel>> {
-        if let Some(known) = self.kernels.get(key) {
-            return Some(known.clone());
-        }
-        let sample = self.by_types.get(&key.types())?;
-        let found = self.kernels.get(&key.relevant(sample.stages().parameters(), sample.relevance()))?.clone();
-        self.kernels.insert(key.clone(), found.clone());
-        Some(found)
-    }
-    fn insert(&mut self, key: Key, kernel: &Arc<kernels::Kernel>) {
-        self.by_types.entry(key.types()).or_insert_with(|| kernel.clone());
-        self.kernels.insert(key.relevant(kernel.stages().parameters(), kernel.relevance()), kernel.clone());
-        self.kernels.insert(key, kernel.clone());
-    }
 }
 
 /// What Python says of a kernel: its functions, and constants of the launch as the compiler takes them.
@@ -153,16 +125,16 @@ impl Kernel {
         let arguments = self.parameters.classify(exchange, &values, &mut device)?;
         let device = device.unwrap_or(DLDevice { kind: CPU, id: 0 });
         let key = Key::new(&arguments, &options, device);
-        let known = self.known().find(&key);
+        let stream = exchange.stream(py, device)?.unwrap_or(0);
+        let known = self.known().launched(&key);
         let is_new = known.is_none();
         let kernel = match known {
             Some(kernel) => kernel,
-            None => self.compile(py, key, &arguments, &options, device)?,
+            None => self.variant(py, key, &arguments, options, At { place: place(device)?, stream })?,
         };
         let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
         let passed = passed(&kernel, &arguments)?;
         if !warmup && !sizes.contains(&0) {
-            let stream = exchange.stream(py, device)?.unwrap_or(0);
             launch(py, &kernel, &passed, sizes, stream)?;
         }
         let values = Launched::values(&kernel, &arguments, sizes);
@@ -171,49 +143,67 @@ impl Kernel {
         }
         Ok(Launched::new(kernel, values))
     }
-    fn compile<'py>(
+    /// The code for a launch: what was compiled for its facts or for some of them, otherwise it is compiled.
+    fn variant(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         key: Key,
-        arguments: &[Argument<'py>],
-        options: &Options,
-        device: DLDevice,
+        arguments: &[Argument<'_>],
+        options: Options,
+        at: At,
     ) -> PyResult<Arc<kernels::Kernel>> {
-        let constants = constants(py, arguments)?;
-        let (unit, signature) = self.described_with(&constants, arguments)?;
-        let place = place(device)?;
-        let made = py.detach(|| kernels::Kernel::compile(&unit, &signature, options, place));
+        loop {
+            let describe = |source: &Source| signature(arguments, &source.literals);
+            let found = self.known().find(&key, describe, || !at.place.captures(at.stream));
+            match found {
+                Found::Variant(kernel) => return Ok(kernel),
+                Found::Pending(pending) => py.detach(|| pending.wait()),
+                Found::Nothing(source) => {
+                    let source = match source {
+                        Some(source) => source,
+                        None => Arc::new(self.source(py, arguments, options, at.place)?),
+                    };
+                    return self.compile(py, key, arguments, source);
+                }
+            }
+        }
+    }
+    /// What Python says of the kernel.
+    fn source(
+        &self,
+        py: Python<'_>,
+        arguments: &[Argument<'_>],
+        options: Options,
+        place: &'static Place,
+    ) -> PyResult<Source> {
+        let constants = PyList::empty(py);
+        for argument in arguments {
+            argument.constants(&mut |object| constants.append(object))?;
+        }
+        let text: String = self.describe.bind(py).call1((&constants,))?.extract()?;
+        let Described { unit, literals } = serde_json::from_str(&text).map_err(|e| {
+            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
+        })?;
+        Ok(Source { unit, literals, options, place, _constants: constants.unbind() })
+    }
+    fn compile(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        arguments: &[Argument<'_>],
+        source: Arc<Source>,
+    ) -> PyResult<Arc<kernels::Kernel>> {
+        let signature = signature(arguments, &source.literals);
+        kernels::postpone();
+        let made = py.detach(|| kernels::Kernel::compile(&source.unit, &signature, &source.options, source.place));
+        kernels::postpone();
         let kernel = Arc::new(made.map_err(failed)?);
         for line in kernel.printed() {
             py.import("builtins")?.call_method1("print", (line,))?;
         }
-        let mut variants = self.known();
-        variants.constants.push(constants.unbind());
-        variants.insert(key, &kernel);
+        self.known().insert(key, &kernel, signature, source);
         Ok(kernel)
     }
-    /// The source, and the types of arguments.
-    fn described<'py>(&self, py: Python<'py>, arguments: &[Argument<'py>]) -> PyResult<(Unit, Signature)> {
-        self.described_with(&constants(py, arguments)?, arguments)
-    }
-    fn described_with(&self, constants: &Bound<'_, PyList>, arguments: &[Argument<'_>]) -> PyResult<(Unit, Signature)> {
-        let text: String = self.describe.bind(constants.py()).call1((constants,))?.extract()?;
-        let described: Described = serde_json::from_str(&text).map_err(|e| {
-            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
-        })?;
-        let mut literals = described.literals.into_iter();
-        let signature = Signature { arguments: arguments.iter().map(|a| a.known(&mut literals)).collect() };
-        Ok((described.unit, signature))
-    }
-}
-
-/// The constants that only Python can describe, in order.
-fn constants<'py>(py: Python<'py>, arguments: &[Argument<'py>]) -> PyResult<Bound<'py, PyList>> {
-    let constants = PyList::empty(py);
-    for argument in arguments {
-        argument.constants(&mut |object| constants.append(object))?;
-    }
-    Ok(constants)
 }
 
 /// The arguments of a variant's code.
@@ -226,6 +216,19 @@ fn passed(kernel: &kernels::Kernel, arguments: &[Argument<'_>]) -> PyResult<Vec<
     passed.ok_or_else(|| {
         errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
     })
+}
+
+/// Where a launch runs.
+#[derive(Clone, Copy)]
+struct At {
+    place: &'static Place,
+    stream: u64,
+}
+
+/// Types and facts of a launch's arguments.
+fn signature(arguments: &[Argument<'_>], literals: &[kernels::Literal]) -> Signature {
+    let mut literals = literals.iter().cloned();
+    Signature { arguments: arguments.iter().map(|a| a.known(&mut literals)).collect() }
 }
 
 fn launch(

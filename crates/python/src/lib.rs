@@ -27,7 +27,10 @@ fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<eng
 /// ends.
 #[pyfunction]
 fn finish(py: Python<'_>) {
-    py.detach(kiln::engine::finish_all);
+    py.detach(|| {
+        kiln::kernels::finish();
+        kiln::engine::finish_all();
+    });
 }
 
 /// The calls of a program that Kiln refuses at the sizes of tracing: the ids of the results of each, why, and what to

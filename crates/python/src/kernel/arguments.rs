@@ -409,9 +409,30 @@ impl Key {
     /// Without facts that a kernel may make no use of.
     pub fn types(&self) -> Key {
         let mut key = self.clone();
-        let forget = |facts: &mut ArgumentFacts| (facts.div, facts.equals) = (None, None);
-        key.arguments.iter_mut().for_each(|part| part.facts(&forget));
+        key.arguments.iter_mut().for_each(|part| part.facts(&ArgumentFacts::forget_value));
         key
+    }
+    /// Without facts about numbers; what is known of addresses stays.
+    pub fn without_numbers(&self) -> Key {
+        let mut key = self.clone();
+        key.arguments.iter_mut().for_each(Part::forget_numbers);
+        key
+    }
+    /// Whether all of its facts hold where those of another key of the same types do.
+    pub fn is_implied_by(&self, other: &Key) -> bool {
+        let holds = |(known, other): (&ArgumentFacts, &ArgumentFacts)| {
+            (known.div.is_none() || known.div == other.div) && (known.equals.is_none() || known.equals == other.equals)
+        };
+        self.all_facts().iter().zip(other.all_facts()).all(|(a, b)| holds((a, &b)))
+    }
+    /// How many facts it has of those that a kernel may make no use of.
+    pub fn count_facts(&self) -> usize {
+        self.all_facts().iter().map(|f| usize::from(f.div.is_some()) + usize::from(f.equals.is_some())).sum()
+    }
+    fn all_facts(&self) -> Vec<ArgumentFacts> {
+        let mut all = vec![];
+        self.arguments.iter().for_each(|part| part.note_facts(&mut all));
+        all
     }
     /// Without facts that the code makes no use of, of which `parameters` are the arguments.
     pub fn relevant(&self, parameters: &[Vec<usize>], relevance: &[Relevance]) -> Key {
@@ -439,6 +460,19 @@ impl Part {
             Bound::Array { base, known, .. } => Part::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
         }
     }
+    fn note_facts(&self, all: &mut Vec<ArgumentFacts>) {
+        match self {
+            Part::Pointer(_, facts) | Part::Scalar(_, facts) => all.push(*facts),
+            Part::Tuple(parts) => parts.iter().for_each(|part| part.note_facts(all)),
+            Part::Descriptor(known) => {
+                all.extend([known.facts].iter().chain(&known.shape).chain(&known.strides));
+            }
+            Part::Array(known) => {
+                all.extend([known.facts].iter().chain(&known.shape).chain(&known.strides));
+            }
+            Part::Constant(_) => {}
+        }
+    }
     /// Visits all facts.
     fn facts(&mut self, visit: &dyn Fn(&mut ArgumentFacts)) {
         match self {
@@ -453,6 +487,19 @@ impl Part {
                 sizes.chain([&mut known.facts]).for_each(visit);
             }
             Part::Constant(_) => {}
+        }
+    }
+    fn forget_numbers(&mut self) {
+        match self {
+            Part::Scalar(_, facts) => facts.forget_value(),
+            Part::Tuple(parts) => parts.iter_mut().for_each(Part::forget_numbers),
+            Part::Descriptor(known) => {
+                known.shape.iter_mut().chain(&mut known.strides).for_each(ArgumentFacts::forget_value);
+            }
+            Part::Array(known) => {
+                known.shape.iter_mut().chain(&mut known.strides).for_each(ArgumentFacts::forget_value);
+            }
+            Part::Pointer(..) | Part::Constant(_) => {}
         }
     }
     /// The facts about the argument at a place in tuples.

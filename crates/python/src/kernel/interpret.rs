@@ -1,8 +1,8 @@
 //! A kernel run by the interpreter, with its findings and what it shows.
 use super::arguments::Bound as Argument;
-use super::{Kernel, failed, parameters};
+use super::{Kernel, failed, parameters, place, signature};
 use crate::errors;
-use crate::exchange::{CPU, Exchange};
+use crate::exchange::{CPU, DLDevice, Exchange};
 use kiln::kernels::interpret::{CheckFinding, Interpreted, Operand, Shown};
 use kiln::kernels::{self, SourcePlace};
 use pyo3::{prelude::*, types::*};
@@ -25,8 +25,9 @@ impl Kernel {
         if device.is_some_and(|device| device.kind != CPU) {
             return Err(errors::KilnError::new_err("the interpreter runs on CPU tensors; please report it"));
         }
-        let (unit, signature) = self.described(py, &arguments)?;
-        let made = py.detach(|| Interpreted::new(unit, &signature, &options));
+        let source = self.source(py, &arguments, options, place(DLDevice { kind: CPU, id: 0 })?)?;
+        let signature = signature(&arguments, &source.literals);
+        let made = py.detach(|| Interpreted::new(source.unit.clone(), &signature, &source.options));
         let kernel = made.map_err(failed)?;
         for line in kernel.printed() {
             py.import("builtins")?.call_method1("print", (line,))?;

@@ -32,6 +32,18 @@ impl CudaDevice {
         let launch = Launch::new(self, &ptx.entry, ptx, vec![])?;
         Ok(CudaProgram { device: self.clone(), launch, parameters: ptx.passed.len() })
     }
+    /// Whether work on a stream of the caller (0: the default stream) is being captured, or the driver does not say.
+    ///
+    /// # Safety
+    /// The stream lives and is one of this device.
+    pub unsafe fn captures(&self, stream: u64) -> bool {
+        let asked = || {
+            let _current = self.inner.context.enter()?;
+            // SAFETY: this function's contract.
+            unsafe { StreamHandle::of_caller(stream) }.is_capturing()
+        };
+        asked().unwrap_or(true)
+    }
 }
 
 impl CudaProgram {
