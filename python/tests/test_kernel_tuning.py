@@ -90,9 +90,11 @@ def tuned_as_triton_does(**options):
 
 def test_kernels_of_triton_keep_their_configurations_and_heuristics():
     x, runs = tensors()
-    ported = port(tuned_as_triton_does())
+    tuned = tuned_as_triton_does()
+    ported = port(tuned)
     ported[grid](x, runs, 64)
     assert (x == 2).all() and runs.item() in (2, 4)
+    assert tuned.best_config is ported.best_config
     assert ported.best_config.kwargs["BLOCK"] in (16, 32)
     assert ported.base_fn.params[2].do_not_specialize
 

@@ -51,4 +51,18 @@ def _tuned(kernel: Any, inner: Kernel[Any] | Wrapped) -> Autotuner:
         "perf_model": getattr(kernel, "perf_model", None),
         "top_k": getattr(kernel, "configs_top_k", 1.0),
     }
-    return Autotuner(inner, kernel.configs, list(getattr(kernel, "keys", None) or []), **options)
+    keys = list(getattr(kernel, "keys", None) or [])
+    return _PortedAutotuner(kernel, inner, kernel.configs, keys, **options)
+
+
+class _PortedAutotuner(Autotuner):
+    """Tells the autotuner of Triton what was chosen: functions that launch kernels read it there."""
+
+    def __init__(self, origin: Any, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.origin = origin
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        launched = super().run(*args, grid=grid, warmup=warmup, **kwargs)
+        self.origin.best_config = self.best_config
+        return launched
