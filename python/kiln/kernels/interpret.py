@@ -46,19 +46,19 @@ def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
     def launch(*args: Any, warmup: bool = False, **kwargs: Any) -> None:
         if warmup:
             return
-        twins = _Twins()
-        args = tuple(twins.of(a) for a in args)
-        kwargs = {name: twins.of(value) for name, value in kwargs.items()}
+        copies = _HostCopies()
+        args = tuple(copies.of(a) for a in args)
+        kwargs = {name: copies.of(value) for name, value in kwargs.items()}
         show = functools.partial(_show, kernel.fn)
         found = kernel._compiler().interpret(grid, args, kwargs, show)
-        twins.copy_back()
+        copies.copy_back()
         if found:
             raise CheckFailed(kernel.__name__, [Finding(**f) for f in found])
 
     return launch
 
 
-class _Twins:
+class _HostCopies:
     """Tensors in the CPU's memory for those of a GPU: views of one storage stay views of one."""
 
     def __init__(self) -> None:
@@ -69,21 +69,21 @@ class _Twins:
             return tuple(self.of(v) for v in value)
         for holder, name in ((TensorDescriptor, "base"), (Array, "tensor")):
             if isinstance(value, holder):
-                twin = copy.copy(value)
-                setattr(twin, name, self.of(getattr(value, name)))
-                return twin
+                host = copy.copy(value)
+                setattr(host, name, self.of(getattr(value, name)))
+                return host
         if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
             return value
         storage = value.untyped_storage()
         if storage.data_ptr() not in self._storages:
             self._storages[storage.data_ptr()] = (storage, storage.cpu())
-        twin = self._storages[storage.data_ptr()][1]
+        host = self._storages[storage.data_ptr()][1]
         empty = torch.empty(0, dtype=value.dtype)
-        return empty.set_(twin, value.storage_offset(), value.shape, value.stride())
+        return empty.set_(host, value.storage_offset(), value.shape, value.stride())
 
     def copy_back(self) -> None:
-        for storage, twin in self._storages.values():
-            storage.copy_(twin)
+        for storage, host in self._storages.values():
+            storage.copy_(host)
 
 
 def _tensor(value: tuple[str, list[int], bytes]) -> Any:
