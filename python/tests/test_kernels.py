@@ -8,6 +8,7 @@ import torch
 import kiln
 import kiln.language as kl
 from kiln.kernels import KernelUnsupported, cdiv, next_power_of_2
+from kiln.language.standard import _log2
 
 pytestmark = pytest.mark.native
 
@@ -172,6 +173,19 @@ def is_wide(dtype):
 
 
 wide = ConstexprFunction(is_wide)
+
+
+@kiln.kernel
+def exponent(out, N: kl.constexpr):
+    ty: kl.constexpr = kl.core.get_int_dtype(16, False)
+    kl.store(out, _log2(N))
+    kl.store(out + 1, kl.full((), -1, kl.int32).to(ty))
+
+
+def test_names_that_kernels_import_from_modules_of_the_language(device):
+    out = torch.zeros(2, dtype=torch.int32, device=device)
+    exponent[(1,)](out, N=32)
+    assert out.tolist() == [5, 65535]
 
 
 class PropagateNan:

@@ -251,10 +251,13 @@ fabs fast_exp2f fast_sqrtf fast_tanhf fdim fmax fmin isinff isnanf relu sqrtf ta
 #: Functions of `kiln.language.extra.cuda`.
 CUDA = "gdc_wait gdc_launch_dependents globaltimer smid num_threads num_warps".split()
 
+#: Functions without a place in `kiln.language` that kernels of Triton import from its modules.
+_IMPORTED = ("_log2", "get_int_dtype")
+
 _FOUND: dict[str, Primitive] = {}
 
 
 def __getattr__(name: str) -> Any:
-    if name in PRIMITIVES:
+    if name in PRIMITIVES or name in _IMPORTED:
         return _FOUND.setdefault(name, Primitive(name))
     raise AttributeError(f"module 'kiln.language' has no attribute {name!r}")
