@@ -53,8 +53,10 @@ def test_stages_are_texts(device: str) -> None:
 def test_passes_show_what_they_changed(device: str) -> None:
     passes = launched(device).passes()
     names = [p.name for p in passes]
-    assert names[:2] == ["written", "fold"] and ("layout" in names) == (device == "cuda")
+    assert names[:3] == ["written", "relevant_facts", "wide_offsets"] and ("layout" in names) == (device == "cuda")
     assert passes["cse"].diff.count("\n-") > 0
+    if device == "cpu":
+        assert passes[-1].text == launched(device).block
     changed = [p for p in passes if p.diff]
     assert changed and all(line[:1] in " +-@" for p in changed for line in p.diff.splitlines())
     assert str(passes).startswith("== written\nkernel @rows(")

@@ -21,7 +21,8 @@ pub use checks::{Checks, Finding, FindingKind, UNWRITTEN};
 pub use memory::Buffer;
 
 use kiln_block::{BlockError, BlockProgram, Inst};
-use machine::{Position, Watch};
+use machine::Watch;
+use value::Position;
 
 /// Why a program could not be run to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

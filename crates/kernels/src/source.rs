@@ -1,7 +1,7 @@
 //! Functions with their trees, and places in their files.
 use crate::error::{ErrorKind, Eval, KernelError, Place};
 use crate::syntax::{self, FunctionTree, Span, SyntaxError};
-use crate::unit::Function;
+use crate::unit::{Function, Site, Unit};
 use std::sync::Arc;
 
 pub fn parse(function: &Function) -> Eval<Arc<FunctionTree>> {
@@ -36,4 +36,12 @@ pub fn place(function: &Function, span: Span) -> Place {
 fn floor_boundary(text: &str, at: usize) -> usize {
     let at = at.min(text.len());
     (0..=at).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
+}
+
+impl Unit {
+    /// Where a site is.
+    pub fn place(&self, site: Site) -> Option<Place> {
+        let function = self.functions.get(site.function as usize)?;
+        Some(place(function, site.span))
+    }
 }

@@ -1,6 +1,5 @@
 //! What a caller hands over, and gets: functions as text with what their names are bound to, the types and facts of a
 //! launch's arguments, and the program. All of it is data that serde reads and writes.
-use crate::error::Place;
 use crate::syntax::Span;
 use crate::types::Number;
 use kiln_block::BlockProgram;
@@ -260,12 +259,4 @@ pub struct Site {
     /// Its place in [`Unit::functions`].
     pub function: u32,
     pub span: Span,
-}
-
-impl Unit {
-    /// Where a site is.
-    pub fn place(&self, site: Site) -> Option<Place> {
-        let function = self.functions.get(site.function as usize)?;
-        Some(crate::source::place(function, site.span))
-    }
 }

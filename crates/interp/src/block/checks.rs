@@ -7,9 +7,8 @@
 //!   do not race with each other; an instance that acquires what another one has released comes after it.
 //! - Two elements of one store with one place and different values.
 //! - Reads of memory that still holds the pattern of memory that nothing has written ([`UNWRITTEN`]).
-use super::machine::Position;
 use super::memory::{Buffer, Scalar, bits};
-use super::value::Address;
+use super::value::{Address, Position};
 use kiln_block::{Atomicity, BlockProgram, Elem, Inst, MemoryOrder};
 use std::collections::HashMap;
 

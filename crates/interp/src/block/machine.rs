@@ -36,13 +36,6 @@ enum Stop {
     Waiting,
 }
 
-/// An instance's position in the grid.
-#[derive(Clone, Copy)]
-pub struct Position {
-    pub grid: [usize; 3],
-    pub at: [usize; 3],
-}
-
 struct Machine<'a, 'b> {
     k: &'a BlockProgram,
     instance: Position,

@@ -2,6 +2,13 @@
 use kiln_block::{Elem, Type};
 use std::rc::Rc;
 
+/// An instance's position in the grid.
+#[derive(Clone, Copy)]
+pub struct Position {
+    pub grid: [usize; 3],
+    pub at: [usize; 3],
+}
+
 /// A pointer: byte `at` of the buffer of parameter `param`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Address {

@@ -62,9 +62,13 @@ impl Occupancy {
     }
 }
 
-impl KernelFacts {
-    pub(super) fn new(stages: &Stages, launch: Option<&LaunchValues>) -> Result<KernelFacts, Error> {
-        let machine = &stages.machine;
+impl Stages {
+    /// Registers, accesses and the predicted time; the latter if the launch's numbers are given.
+    ///
+    /// # Errors
+    /// If ptxas refuses the PTX.
+    pub fn facts(&self, launch: Option<&LaunchValues>) -> Result<KernelFacts, Error> {
+        let (stages, machine) = (self, &self.machine);
         let found = ptxas::find_ptxas();
         let assembler = found.as_deref().map(|path| (path, machine.arch.name()));
         let name = stages.program.name.clone();
@@ -84,6 +88,9 @@ impl KernelFacts {
             occupancy,
         })
     }
+}
+
+impl KernelFacts {
     /// The facts as text, one per line.
     pub fn text(&self) -> String {
         let mut t = self.code.as_ref().map_or_else(|| format!("{}\n", self.kernel), CodeFacts::text);

@@ -5,28 +5,35 @@ use crate::html::escape;
 use crate::stages::Stage;
 use std::fmt::Write as _;
 
-pub fn page(stages: &Stages, launch: Option<&LaunchValues>) -> Result<String, Error> {
-    let mut body = String::new();
-    let mut part = |title: &str, text: &str, open: bool| {
-        let open = if open { " open" } else { "" };
-        let _ = writeln!(body, "<details{open}><summary>{}</summary><pre>{text}</pre></details>", escape(title));
-    };
-    part("Facts", &escape(&stages.facts(launch)?.text()), true);
-    for pass in stages.passes()? {
-        match &pass.diff[..] {
-            "" if pass.name == "written" => part("The program as written", &escape(&pass.text), false),
-            "" => part(&format!("Pass {}: no change", pass.name), &escape(&pass.text), false),
-            diff => part(&format!("Pass {}", pass.name), &coloured(diff), false),
+impl Stages {
+    /// One HTML page that loads nothing: facts, the program after each pass with what changed, and code.
+    ///
+    /// # Errors
+    /// As [`Stages::facts`] and [`Stages::passes`].
+    pub fn html(&self, launch: Option<&LaunchValues>) -> Result<String, Error> {
+        let stages = self;
+        let mut body = String::new();
+        let mut part = |title: &str, text: &str, open: bool| {
+            let open = if open { " open" } else { "" };
+            let _ = writeln!(body, "<details{open}><summary>{}</summary><pre>{text}</pre></details>", escape(title));
+        };
+        part("Facts", &escape(&stages.facts(launch)?.text()), true);
+        for pass in stages.passes()? {
+            match &pass.diff[..] {
+                "" if pass.name == "written" => part("The program as written", &escape(&pass.text), false),
+                "" => part(&format!("Pass {}: no change", pass.name), &escape(&pass.text), false),
+                diff => part(&format!("Pass {}", pass.name), &coloured(diff), false),
+            }
         }
+        let last = if stages.ptx.is_some() { Stage::Ptx } else { Stage::Asm };
+        for (title, stage) in [("Block program", Stage::Block), ("LLVM IR", Stage::Llvm), ("Code", last)] {
+            part(title, &escape(&stages.text(stage)?), false);
+        }
+        let title = escape(&format!("{} on {}", stages.program.name, stages.machine.name));
+        Ok([("{title}", title), ("{style}", include_str!("../html/page.css").into()), ("{body}", body)]
+            .iter()
+            .fold(include_str!("page.html").to_string(), |page, (hole, text)| page.replace(hole, text)))
     }
-    let last = if stages.ptx.is_some() { Stage::Ptx } else { Stage::Asm };
-    for (title, stage) in [("Block program", Stage::Block), ("LLVM IR", Stage::Llvm), ("Code", last)] {
-        part(title, &escape(&stages.text(stage)?), false);
-    }
-    let title = escape(&format!("{} on {}", stages.program.name, stages.machine.name));
-    Ok([("{title}", title), ("{style}", include_str!("../html/page.css").into()), ("{body}", body)]
-        .iter()
-        .fold(include_str!("page.html").to_string(), |page, (hole, text)| page.replace(hole, text)))
 }
 
 /// A unified diff with a class on each line that changes.

@@ -1,7 +1,7 @@
 //! A kernel at every stage, for reading: the program as it was written and after each pass, LLVM IR, PTX or assembly,
 //! facts, and one page of all of it.
 use super::bounds::{self, Outside};
-use super::{KernelFacts, LaunchValues, Unit, defect};
+use super::{LaunchValues, Unit, defect};
 use crate::error::Error;
 use crate::facts::cubin;
 use crate::ptxas::{find_nvdisasm, find_ptxas};
@@ -26,6 +26,9 @@ pub struct Stages {
     /// For a GPU.
     pub(super) ptx: Option<Ptx>,
 }
+
+/// The pass that drops facts about parameters which change nothing.
+const FACTS: &str = "relevant_facts";
 
 /// What a pass made of the program.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,8 +74,11 @@ impl Stages {
         let mut before = print(&program);
         let mut all = vec![PassResult { name: "written", text: before.clone(), diff: String::new() }];
         let layout = self.machine.arch.is_gpu().then_some("layout");
-        for name in passes::CANONICAL.iter().copied().chain(layout) {
-            passes::run(&[name], &mut program, &self.machine).map_err(defect)?;
+        for name in [FACTS].into_iter().chain(passes::CANONICAL.iter().copied()).chain(layout) {
+            match name {
+                FACTS => _ = passes::drop_irrelevant_facts(&mut program),
+                _ => passes::run(&[name], &mut program, &self.machine).map_err(defect)?,
+            }
             let text = print(&program);
             let changes = TextDiff::from_lines(&before, &text);
             let diff = changes.unified_diff().context_radius(2).to_string();
@@ -95,20 +101,6 @@ impl Stages {
             )
         };
         bounds::outside(&self.written, launch).iter().map(told).collect()
-    }
-    /// Registers, accesses and the predicted time; the latter if the launch's numbers are given.
-    ///
-    /// # Errors
-    /// If ptxas refuses the PTX.
-    pub fn facts(&self, launch: Option<&LaunchValues>) -> Result<KernelFacts, Error> {
-        KernelFacts::new(self, launch)
-    }
-    /// One HTML page that loads nothing: facts, the program after each pass with what changed, and code.
-    ///
-    /// # Errors
-    /// As [`Stages::facts`] and [`Stages::passes`].
-    pub fn html(&self, launch: Option<&LaunchValues>) -> Result<String, Error> {
-        super::page::page(self, launch)
     }
 }
 
