@@ -5,6 +5,7 @@
 //! (`kiln/kernels/source.py`).
 mod arguments;
 mod interpret;
+mod key;
 mod launched;
 mod parameters;
 mod variants;
@@ -13,7 +14,8 @@ pub use launched::Launched;
 
 use crate::errors;
 use crate::exchange::{CPU, DLDevice, Exchange};
-use arguments::{Bound as Argument, Key};
+use arguments::Bound as Argument;
+use key::Key;
 use kiln::DeviceKind;
 use kiln::kernels::{self, Failure, Options, Place, Signature, Unit};
 use parameters::Parameters;
@@ -127,9 +129,8 @@ impl Kernel {
         let key = Key::new(&arguments, &options, device);
         let stream = exchange.stream(py, device)?.unwrap_or(0);
         let known = self.known().launched(&key);
-        let is_new = known.is_none();
-        let kernel = match known {
-            Some(kernel) => kernel,
+        let Chosen { kernel, is_new } = match known {
+            Some(kernel) => Chosen { kernel, is_new: false },
             None => self.variant(py, key, &arguments, options, At { place: place(device)?, stream })?,
         };
         let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
@@ -151,19 +152,20 @@ impl Kernel {
         arguments: &[Argument<'_>],
         options: Options,
         at: At,
-    ) -> PyResult<Arc<kernels::Kernel>> {
+    ) -> PyResult<Chosen> {
         loop {
             let describe = |source: &Source| signature(arguments, &source.literals);
             let found = self.known().find(&key, describe, || !at.place.captures(at.stream));
             match found {
-                Found::Variant(kernel) => return Ok(kernel),
+                Found::Variant(kernel) => return Ok(Chosen { kernel, is_new: false }),
                 Found::Pending(pending) => py.detach(|| pending.wait()),
                 Found::Nothing(source) => {
                     let source = match source {
                         Some(source) => source,
                         None => Arc::new(self.source(py, arguments, options, at.place)?),
                     };
-                    return self.compile(py, key, arguments, source);
+                    let kernel = self.compile(py, key, arguments, source)?;
+                    return Ok(Chosen { kernel, is_new: true });
                 }
             }
         }
@@ -216,6 +218,13 @@ fn passed(kernel: &kernels::Kernel, arguments: &[Argument<'_>]) -> PyResult<Vec<
     passed.ok_or_else(|| {
         errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
     })
+}
+
+/// The variant for a launch.
+struct Chosen {
+    kernel: Arc<kernels::Kernel>,
+    /// This launch has compiled it.
+    is_new: bool,
 }
 
 /// Where a launch runs.

@@ -1,9 +1,7 @@
-//! Values of a launch as the compiler and the code take them, and the key of the variant that fits them.
+//! Values of a launch as the compiler and the code take them.
 use super::call_error;
 use crate::exchange::{DLDevice, Exchange};
-use kiln::kernels::{
-    Argument as Passed, ArgumentFacts, ArrayArgument, DescriptorArgument, Known, Literal, Number, Options, Relevance,
-};
+use kiln::kernels::{Argument as Passed, ArgumentFacts, ArrayArgument, DescriptorArgument, Known, Literal, Number};
 use pyo3::{exceptions::PyOverflowError, prelude::*, types::*};
 
 /// What a parameter says of its argument.
@@ -59,7 +57,7 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    fn facts(&self) -> ArgumentFacts {
+    pub fn facts(&self) -> ArgumentFacts {
         let (div, noalias, span32) = (self.aligned.then_some(DIVISOR), self.unshared, self.near);
         ArgumentFacts { div, noalias, span32, ..ArgumentFacts::default() }
     }
@@ -339,7 +337,7 @@ impl<'py> Bound<'py> {
             (Bound::Descriptor { base, .. } | Bound::Array { base, .. }, [0]) => {
                 base.bytes.and_then(|n| i64::try_from(n).ok())
             }
-            (Bound::Array { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
+            (Bound::Array { sizes, .. }, [1, axis]) => sizes.get(*axis).copied(),
             (Bound::Array { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
             (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
             (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
@@ -379,141 +377,5 @@ fn float(elem: Number, x: f64, name: &dyn Fn() -> String) -> PyResult<Passed> {
         // Kernels round numbers of fewer bits themselves.
         elem if elem.is_float() => Ok(Passed::from(x as f32)),
         _ => Err(call_error(format!("{} is a float, but its annotation says another type", name()))),
-    }
-}
-
-/// What a variant depends on.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
-    arguments: Vec<Part>,
-    warps: usize,
-    debug: bool,
-    device: (i32, i32),
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-enum Part {
-    Pointer(Number, ArgumentFacts),
-    Scalar(Number, ArgumentFacts),
-    Constant(Text),
-    Tuple(Vec<Part>),
-    Descriptor(DescriptorArgument),
-    Array(ArrayArgument),
-}
-
-impl Key {
-    pub fn new(arguments: &[Bound], options: &Options, device: DLDevice) -> Key {
-        let arguments = arguments.iter().map(Part::of).collect();
-        Key { arguments, warps: options.warps, debug: options.debug, device: (device.kind, device.id) }
-    }
-    /// Without facts that a kernel may make no use of.
-    pub fn types(&self) -> Key {
-        let mut key = self.clone();
-        key.arguments.iter_mut().for_each(|part| part.facts(&ArgumentFacts::forget_value));
-        key
-    }
-    /// Without facts about numbers; what is known of addresses stays.
-    pub fn without_numbers(&self) -> Key {
-        let mut key = self.clone();
-        key.arguments.iter_mut().for_each(Part::forget_numbers);
-        key
-    }
-    /// Whether all of its facts hold where those of another key of the same types do.
-    pub fn is_implied_by(&self, other: &Key) -> bool {
-        let holds = |(known, other): (&ArgumentFacts, &ArgumentFacts)| {
-            (known.div.is_none() || known.div == other.div) && (known.equals.is_none() || known.equals == other.equals)
-        };
-        self.all_facts().iter().zip(other.all_facts()).all(|(a, b)| holds((a, &b)))
-    }
-    /// How many facts it has of those that a kernel may make no use of.
-    pub fn count_facts(&self) -> usize {
-        self.all_facts().iter().map(|f| usize::from(f.div.is_some()) + usize::from(f.equals.is_some())).sum()
-    }
-    fn all_facts(&self) -> Vec<ArgumentFacts> {
-        let mut all = vec![];
-        self.arguments.iter().for_each(|part| part.note_facts(&mut all));
-        all
-    }
-    /// Without facts that the code makes no use of, of which `parameters` are the arguments.
-    pub fn relevant(&self, parameters: &[Vec<usize>], relevance: &[Relevance]) -> Key {
-        let mut key = self.clone();
-        for (path, matters) in parameters.iter().zip(relevance) {
-            let [first, rest @ ..] = &path[..] else { continue };
-            let Some(facts) = key.arguments.get_mut(*first).and_then(|part| part.facts_at(rest)) else { continue };
-            facts.div = facts.div.filter(|_| matters.div);
-            facts.equals = facts.equals.filter(|_| matters.equals);
-        }
-        key
-    }
-}
-
-impl Part {
-    fn of(argument: &Bound) -> Part {
-        match argument {
-            Bound::Pointer(pointer) => Part::Pointer(pointer.elem, pointer.facts()),
-            Bound::Scalar { elem, facts, .. } => Part::Scalar(*elem, *facts),
-            Bound::Constant { text, .. } => Part::Constant(text.clone()),
-            Bound::Tuple(parts) => Part::Tuple(parts.iter().map(Part::of).collect()),
-            Bound::Descriptor { base, known, .. } => {
-                Part::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
-            }
-            Bound::Array { base, known, .. } => Part::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
-        }
-    }
-    fn note_facts(&self, all: &mut Vec<ArgumentFacts>) {
-        match self {
-            Part::Pointer(_, facts) | Part::Scalar(_, facts) => all.push(*facts),
-            Part::Tuple(parts) => parts.iter().for_each(|part| part.note_facts(all)),
-            Part::Descriptor(known) => {
-                all.extend([known.facts].iter().chain(&known.shape).chain(&known.strides));
-            }
-            Part::Array(known) => {
-                all.extend([known.facts].iter().chain(&known.shape).chain(&known.strides));
-            }
-            Part::Constant(_) => {}
-        }
-    }
-    /// Visits all facts.
-    fn facts(&mut self, visit: &dyn Fn(&mut ArgumentFacts)) {
-        match self {
-            Part::Pointer(_, facts) | Part::Scalar(_, facts) => visit(facts),
-            Part::Tuple(parts) => parts.iter_mut().for_each(|part| part.facts(visit)),
-            Part::Descriptor(known) => {
-                let sizes = known.shape.iter_mut().chain(&mut known.strides);
-                sizes.chain([&mut known.facts]).for_each(visit);
-            }
-            Part::Array(known) => {
-                let sizes = known.shape.iter_mut().chain(&mut known.strides);
-                sizes.chain([&mut known.facts]).for_each(visit);
-            }
-            Part::Constant(_) => {}
-        }
-    }
-    fn forget_numbers(&mut self) {
-        match self {
-            Part::Scalar(_, facts) => facts.forget_value(),
-            Part::Tuple(parts) => parts.iter_mut().for_each(Part::forget_numbers),
-            Part::Descriptor(known) => {
-                known.shape.iter_mut().chain(&mut known.strides).for_each(ArgumentFacts::forget_value);
-            }
-            Part::Array(known) => {
-                known.shape.iter_mut().chain(&mut known.strides).for_each(ArgumentFacts::forget_value);
-            }
-            Part::Pointer(..) | Part::Constant(_) => {}
-        }
-    }
-    /// The facts about the argument at a place in tuples.
-    fn facts_at(&mut self, path: &[usize]) -> Option<&mut ArgumentFacts> {
-        match (self, path) {
-            (Part::Pointer(_, facts) | Part::Scalar(_, facts), []) => Some(facts),
-            (Part::Tuple(parts), [first, rest @ ..]) => parts.get_mut(*first)?.facts_at(rest),
-            (Part::Descriptor(known), [0]) => Some(&mut known.facts),
-            (Part::Descriptor(known), [1, axis]) => known.shape.get_mut(*axis),
-            (Part::Descriptor(known), [2, axis]) => known.strides.get_mut(*axis),
-            (Part::Array(known), [0]) => Some(&mut known.facts),
-            (Part::Array(known), [1, axis]) => known.shape.get_mut(*axis),
-            (Part::Array(known), [2, axis]) => known.strides.get_mut(*axis),
-            _ => None,
-        }
     }
 }

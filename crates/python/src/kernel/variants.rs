@@ -3,7 +3,7 @@
 //! The first launch with arguments of some types compiles for its facts. Another variant of the same types is made on
 //! another thread, while launches run one whose facts theirs imply: there is one soon that knows nothing of numbers.
 //! What was made is loaded by a later launch, never while a stream is being captured.
-use super::arguments::Key;
+use super::key::Key;
 use kiln::kernels::{ArgumentFacts, Kernel, Known, Literal, Options, Pending, Place, Prepared, Signature, State, Unit};
 use pyo3::{prelude::*, types::PyList};
 use rustc_hash::FxHashMap;
