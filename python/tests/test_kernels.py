@@ -332,3 +332,19 @@ def test_a_function_without_source_is_refused_at_its_launch():
     kernel = kiln.kernel(names["f"])
     with pytest.raises(KernelUnsupported, match="define them in a file"):
         kernel[(1,)](torch.zeros(1))
+
+
+def test_an_empty_tensor_stands_for_none_on_any_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    x, out = torch.ones(8, device="cuda"), torch.empty(8, device="cuda")
+    with_optional[(1,)](torch.empty(0), x, out, 8, BLOCK=8)
+    assert (out.cpu() == 1).all()
+    with pytest.raises(TypeError, match="on another device"):
+        with_optional[(1,)](torch.empty(1), x, out, 8, BLOCK=8)
+
+
+@kiln.kernel
+def with_optional(extra, x, out, n, BLOCK: kl.constexpr):
+    i = kl.arange(0, BLOCK)
+    kl.store(out + i, kl.load(x + i, mask=i < n) + kl.load(extra + i, mask=i < 0), mask=i < n)

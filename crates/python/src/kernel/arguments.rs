@@ -155,8 +155,8 @@ impl<'py> Bound<'py> {
         name: &dyn Fn() -> String,
     ) -> PyResult<Bound<'py>> {
         let seen = exchange.pointer(value)?;
-        let known = *device.get_or_insert(seen.device);
-        if known != seen.device {
+        // An empty tensor stands for none, wherever it is.
+        if seen.bytes != Some(0) && *device.get_or_insert(seen.device) != seen.device {
             let what = format!("{} is on another device than the tensors before it", name());
             return Err(call_error(format!("{what}; move all of them to one")));
         }
