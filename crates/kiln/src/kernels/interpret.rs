@@ -186,9 +186,10 @@ impl Interpreted {
                 None,
             ),
             FindingKind::Race { other, other_instance, other_writes } => {
-                let before = if other_writes { "writes" } else { "reads" };
+                let [now, before] =
+                    [finding.writes, other_writes].map(|writes| if writes { "writes" } else { "reads" });
                 let message = format!(
-                    "element {at} of {name} is {done}, and instance {} {before} it too: their order is open",
+                    "instance {} {before} element {at} of {name}, another one {now} it, and nothing orders them",
                     position(other_instance)
                 );
                 ("race", message, "let one instance do both, update it atomically, or launch two kernels", Some(other))
