@@ -176,7 +176,7 @@ pub struct ArrayArgument {
 }
 
 /// What is known of an argument before the launch.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ArgumentFacts {
     /// It is a multiple of this: bytes of an address, otherwise the value.
     #[serde(default)]
@@ -195,6 +195,17 @@ pub struct ArgumentFacts {
     /// No other argument points to memory of this tensor.
     #[serde(default)]
     pub noalias: bool,
+}
+
+/// In one word: launches hash the facts of all their arguments.
+impl std::hash::Hash for ArgumentFacts {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        let ArgumentFacts { div, equals, least, most, span32, noalias } = *self;
+        let number = |n: Option<i64>| n.map_or(0, |n| (n as u64).wrapping_add(1));
+        let flags = u64::from(span32) << 62 | u64::from(noalias) << 63;
+        let numbers = number(equals).rotate_left(8) ^ number(least).rotate_left(24) ^ number(most).rotate_left(40);
+        state.write_u64(div.unwrap_or(0) ^ numbers ^ flags);
+    }
 }
 
 impl ArgumentFacts {

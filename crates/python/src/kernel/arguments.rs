@@ -93,6 +93,22 @@ const MAX_NEAR_ELEMENTS: u64 = (1 << 31) - (1 << 22);
 /// Bytes that addresses are multiples of, and the divisor of integers, where they are.
 const DIVISOR: u64 = 16;
 
+impl Text {
+    /// Of Python's own numbers and `None`.
+    fn of_number(value: &pyo3::Bound<'_, PyAny>) -> Option<Text> {
+        if value.is_none() {
+            return Some(Text::None);
+        }
+        if let Ok(b) = value.cast::<PyBool>() {
+            return Some(Text::Bool(b.is_true()));
+        }
+        if value.is_instance_of::<PyInt>() {
+            return value.extract().ok().map(Text::Int);
+        }
+        value.cast::<PyFloat>().ok().map(|f| Text::Float(f.value().to_bits()))
+    }
+}
+
 impl<'py> Bound<'py> {
     pub fn of(
         exchange: &Exchange,
@@ -237,7 +253,11 @@ impl<'py> Bound<'py> {
 
     fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
         let too_large = || PyOverflowError::new_err(format!("{} does not fit 64 bits", name()));
-        let n: i128 = value.extract().map_err(|_| too_large())?;
+        // Python gives 128 bits in two halves, each a new object.
+        let n = match value.extract::<i64>() {
+            Ok(n) => i128::from(n),
+            Err(_) => value.extract().map_err(|_| too_large())?,
+        };
         let elem = match wanted.annotated {
             Some(elem) => elem,
             None if i32::try_from(n).is_ok() => Number::Int32,
@@ -253,17 +273,16 @@ impl<'py> Bound<'py> {
     }
 
     fn constant(value: &pyo3::Bound<'py, PyAny>) -> PyResult<Bound<'py>> {
+        if let Some(text) = Text::of_number(value) {
+            return Ok(Bound::Constant { object: value.clone(), text });
+        }
         let value = if is_constexpr(value)? { &value.getattr(pyo3::intern!(value.py(), "value"))? } else { value };
-        let text = if value.is_none() {
-            Text::None
-        } else if let Ok(b) = value.cast::<PyBool>() {
-            Text::Bool(b.is_true())
-        } else if let Ok(f) = value.cast::<PyFloat>() {
-            Text::Float(f.value().to_bits())
-        } else if let Ok(n) = value.extract::<i64>() {
-            Text::Int(n)
-        } else {
-            Text::Other(format!("{} {}", value.get_type().fully_qualified_name()?, value.repr()?))
+        let text = match Text::of_number(value) {
+            Some(text) => text,
+            None => match value.extract::<i64>() {
+                Ok(n) => Text::Int(n),
+                Err(_) => Text::Other(format!("{} {}", value.get_type().fully_qualified_name()?, value.repr()?)),
+            },
         };
         Ok(Bound::Constant { object: value.clone(), text })
     }
