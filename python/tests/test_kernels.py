@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -348,3 +353,39 @@ def test_an_empty_tensor_stands_for_none_on_any_device() -> None:
 def with_optional(extra, x, out, n, BLOCK: kl.constexpr):
     i = kl.arange(0, BLOCK)
     kl.store(out + i, kl.load(x + i, mask=i < n) + kl.load(extra + i, mask=i < 0), mask=i < n)
+
+
+@kiln.kernel
+def halves(x, out, n, BLOCK: kl.constexpr):
+    i = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
+    kl.store(out + i, kl.load(x + i, mask=i < n).to(kl.float32), mask=i < n)
+    kl.store(x + i, (kl.load(out + i, mask=i < n) * 1.0).to(kl.float16), mask=i < n)
+
+
+def halves_there_and_back() -> None:
+    """All numbers of 16 bits, and numbers between them."""
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    out, back = torch.empty(65536), x.clone()
+    halves[(64,)](back, out, 65536, BLOCK=1024)
+    assert torch.equal(out.isnan(), x.isnan()) and torch.equal(out[~x.isnan()], x[~x.isnan()].float())
+    assert torch.equal(back[~x.isnan()].view(torch.int16), x[~x.isnan()].view(torch.int16)) and back[x.isnan()].isnan().all()
+    between = torch.cat([x.float() * (1 + 2.0**-12), torch.rand(1000) * 2.0**-14, torch.tensor([65519.0, 65520.0, 1e9])])
+    rounded = torch.empty(len(between), dtype=torch.float16)
+    narrowed[(cdiv(len(between), 1024),)](between, rounded, len(between), BLOCK=1024)
+    want = between.half()
+    assert torch.equal(rounded[~want.isnan()], want[~want.isnan()])
+
+
+@kiln.kernel
+def narrowed(x, out, n, BLOCK: kl.constexpr):
+    i = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
+    kl.store(out + i, kl.load(x + i, mask=i < n).to(kl.float16), mask=i < n)
+
+
+@pytest.mark.parametrize("level", ["portable", "avx2"])
+def test_halves_on_processors_that_do_not_convert_them(level: str) -> None:
+    halves_there_and_back()
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_kernels as t; t.halves_there_and_back()"
+    environment = {**os.environ, "KILN_CPU": level, "KILN_CACHE": "off"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

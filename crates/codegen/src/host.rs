@@ -11,7 +11,7 @@ mod control;
 mod demand;
 mod dot;
 mod eval;
-mod f8;
+
 mod group;
 mod half;
 mod index;
@@ -27,6 +27,7 @@ mod reduce;
 mod report;
 mod scan;
 mod scattered;
+mod short_float;
 mod sums;
 mod text;
 mod value;

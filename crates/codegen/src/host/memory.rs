@@ -1,5 +1,6 @@
 //! Loads and stores of lanes: contiguous, forwards or backwards, uniform, or one address per lane; masked or not.
 use super::scattered::Scattered;
+use super::short_float::by_integers;
 use super::text::{Name, literal, mem, reg, suffix, vector};
 use super::value::{Form, Val};
 use super::{Emit, Res};
@@ -64,16 +65,13 @@ impl Emit<'_> {
                 let s = self.text.emit(d, format!("shl {i32s} {w}, {}", literal("i32", n, "16")));
                 self.text.emit(d, format!("bitcast {i32s} {s} to {f}"))
             }
-            (Elem::F16, _) => {
-                if !self.machine.f16c {
-                    return Err("f16 without conversion instructions".into());
-                }
+            (Elem::F16, _) if self.machine.f16c => {
                 let h = vector("half", n);
                 let b = self.text.emit(d, format!("bitcast {i16s} {x} to {h}"));
                 self.text.emit(d, format!("fpext {h} {b} to {f}"))
             }
-            (e, _) => match e.f8() {
-                Some(format) => self.f8_unpack(d, format, &x, n),
+            (e, _) => match by_integers(e) {
+                Some(format) => self.short_unpack(d, format, &x, n),
                 None => x,
             },
         })
@@ -89,13 +87,13 @@ impl Emit<'_> {
                 let s = self.text.emit(d, format!("lshr {i32s} {b}, {}", literal("i32", n, "16")));
                 self.text.emit(d, format!("trunc {i32s} {s} to {i16s}"))
             }
-            (Elem::F16, _) => {
+            (Elem::F16, _) if self.machine.f16c => {
                 let h = vector("half", n);
                 let b = self.text.emit(d, format!("fptrunc {f} {x} to {h}"));
                 self.text.emit(d, format!("bitcast {h} {b} to {i16s}"))
             }
-            (e, _) => match e.f8() {
-                Some(format) => self.f8_pack(d, format, &x, n),
+            (e, _) => match by_integers(e) {
+                Some(format) => self.short_pack(d, format, &x, n),
                 None => x,
             },
         })

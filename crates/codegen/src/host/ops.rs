@@ -3,6 +3,7 @@
 //! Half types are computed in f32 and rounded once per op; a register of a half type always holds a rounded value.
 use super::math;
 use super::memory::Store;
+use super::short_float::by_integers;
 use super::text::{Name, float, literal, mem, reg, suffix, vector};
 use super::value::{Arith, Form, Num, Val};
 use super::{Emit, Res};
@@ -20,10 +21,7 @@ impl Emit<'_> {
         let (f, i, h) = (vector("float", n), vector("i32", n), vector("half", n));
         let lit = |v: i64| literal("i32", n, &v.to_string());
         Ok(match elem {
-            Elem::F16 => {
-                if !self.machine.f16c {
-                    return Err("f16 without conversion instructions".into());
-                }
+            Elem::F16 if self.machine.f16c => {
                 let t = self.text.emit(d, format!("fptrunc {f} {x} to {h}"));
                 self.text.emit(d, format!("fpext {h} {t} to {f}"))
             }
@@ -39,8 +37,8 @@ impl Emit<'_> {
                 let q = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", lit(0x7fc0_0000)));
                 self.text.emit(d, format!("bitcast {i} {q} to {f}"))
             }
-            e => match e.f8() {
-                Some(format) => self.f8_round(d, format, &x, n),
+            e => match by_integers(e) {
+                Some(format) => self.short_round(d, format, &x, n),
                 None => x,
             },
         })

@@ -1,8 +1,8 @@
-//! Conversions between 8-bit floats and f32, in which registers hold them. Numbers beyond the largest become infinity
-//! or NaN, as in PyTorch's casts.
+//! Conversions between floats of 8 or 16 bits and f32, in which registers hold them, by integers: for formats that the
+//! processor does not convert. Numbers beyond the largest become infinity or NaN, as in PyTorch's casts.
 use super::Emit;
 use super::text::{Name, float, literal, vector};
-use kiln_block::Format;
+use kiln_block::{Elem, Format};
 
 /// LLVM types and literals of `n` lanes.
 struct Lanes {
@@ -29,9 +29,19 @@ fn magic(format: Format) -> f64 {
     1.5 * format.least() / f64::from(f32::EPSILON)
 }
 
+/// The format of an element that is converted by integers, where the processor does not do it.
+pub(super) fn by_integers(elem: Elem) -> Option<Format> {
+    elem.f8().or((elem == Elem::F16).then_some(Format::F16))
+}
+
+/// The LLVM type of `n` elements in memory.
+fn stored(format: Format, n: usize) -> String {
+    vector(if format.bits() == 8 { "i8" } else { "i16" }, n)
+}
+
 impl Emit<'_> {
     /// Rounds an f32 to the nearest value of the format, ties to even.
-    pub fn f8_round(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
+    pub fn short_round(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
         let dropped = 23 - format.fraction;
@@ -60,13 +70,14 @@ impl Emit<'_> {
         let r = self.text.emit(d, format!("select {c} {fits}, {f} {r}, {f} {beyond}"));
         self.intrinsic(d, "copysign", "float", n, &[&r, x])
     }
-    /// Encodes a rounded value as a byte.
-    pub fn f8_pack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
+    /// Encodes a rounded value in the format's bits.
+    pub fn short_pack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
         let u = self.text.emit(d, format!("bitcast {f} {x} to {i}"));
-        let sign = self.text.emit(d, format!("lshr {i} {u}, {}", l.int(24)));
-        let sign = self.text.emit(d, format!("and {i} {sign}, {}", l.int(0x80)));
+        let bits = format.bits();
+        let sign = self.text.emit(d, format!("lshr {i} {u}, {}", l.int((32 - bits).into())));
+        let sign = self.text.emit(d, format!("and {i} {sign}, {}", l.int(1 << (bits - 1))));
         let m = self.text.emit(d, format!("and {i} {u}, {}", l.int(0x7fff_ffff)));
         let m = self.text.emit(d, format!("lshr {i} {m}, {}", l.int((23 - format.fraction).into())));
         let below = format.bias_below_f32() << format.fraction;
@@ -85,14 +96,15 @@ impl Emit<'_> {
         let nan = self.text.emit(d, format!("fcmp uno {f} {x}, {x}"));
         let r = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", l.int(format.nan().into())));
         let r = self.text.emit(d, format!("or {i} {r}, {sign}"));
-        self.text.emit(d, format!("trunc {i} {r} to {}", vector("i8", n)))
+        self.text.emit(d, format!("trunc {i} {r} to {}", stored(format, n)))
     }
-    /// Decodes a byte.
-    pub fn f8_unpack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
+    /// Decodes the format's bits.
+    pub fn short_unpack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
-        let u = self.text.emit(d, format!("zext {} {x} to {i}", vector("i8", n)));
-        let m = self.text.emit(d, format!("and {i} {u}, {}", l.int(0x7f)));
+        let u = self.text.emit(d, format!("zext {} {x} to {i}", stored(format, n)));
+        let magnitude = (1 << (format.bits() - 1)) - 1;
+        let m = self.text.emit(d, format!("and {i} {u}, {}", l.int(magnitude)));
         let b = self.text.emit(d, format!("shl {i} {m}, {}", l.int((23 - format.fraction).into())));
         let b = self.text.emit(d, format!("add {i} {b}, {}", l.int((format.bias_below_f32() << 23).into())));
         let normal = self.text.emit(d, format!("bitcast {i} {b} to {f}"));
@@ -108,7 +120,7 @@ impl Emit<'_> {
         let (is, bits) = format.infinity().map_or(("eq", format.nan()), |infinity| ("ugt", infinity));
         let nan = self.text.emit(d, format!("icmp {is} {i} {m}, {}", l.int(bits.into())));
         let r = self.text.emit(d, format!("select {c} {nan}, {f} {}, {f} {r}", l.float(f64::NAN)));
-        let negative = self.text.emit(d, format!("icmp ugt {i} {u}, {}", l.int(0x7f)));
+        let negative = self.text.emit(d, format!("icmp ugt {i} {u}, {}", l.int(magnitude)));
         let minus = self.text.emit(d, format!("fneg {f} {r}"));
         self.text.emit(d, format!("select {c} {negative}, {f} {minus}, {f} {r}"))
     }
