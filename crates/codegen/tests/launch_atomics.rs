@@ -88,9 +88,6 @@ fn elements_as_expected_are_replaced() {
 /// halves and of i64 that are.
 #[test]
 fn threads_exclude_each_other() {
-    if !is_compiled(&Elem::F16) {
-        return;
-    }
     let text = "kernel @locked(%lock: ptr<i32>, %sum: ptr<i64>, %total: ptr<i64>, %halves: ptr<f16>)
   grid launch warps 1 {
   %zero = const 0 : i32

@@ -152,12 +152,6 @@ pub fn near(e: Elem, got: Num, want: Num, ulps: f64) -> bool {
     }
 }
 
-/// Whether host code has the type. Processors without conversions of f16 (`KILN_CPU=portable`) leave it to the
-/// interpreter.
-pub fn is_compiled(e: &Elem) -> bool {
-    *e != Elem::F16 || kiln_cpu::Level::used() > kiln_cpu::Level::Portable
-}
-
 /// Compiles and runs all instances on raw buffers, in the order of the parameters.
 pub fn run(k: &BlockProgram, buffers: &mut [Vec<u8>]) {
     if let Err(e) = verify::verify(k) {
