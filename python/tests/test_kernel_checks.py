@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kiln
 import kiln.kernels
 import kiln.language as kl
 from kiln.kernels import CheckFailed
+from kiln.kernels.interpret import fill_new_memory, leave_new_memory
+
+pytestmark = pytest.mark.native
 
 N = 200
+
+
+@pytest.fixture(autouse=True)
+def new_memory(fresh: None) -> Iterator[None]:
+    fill_new_memory()
+    yield
+    leave_new_memory()
 
 
 def found(launch: Any) -> list[kiln.kernels.Finding]:
@@ -225,8 +237,10 @@ def test_breakpoints_have_the_kernels_variables(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_new_memory()
     monkeypatch.setenv("KILN_INTERPRET", "1")
     kernel = kiln.kernels.jit(no_mask.fn)
+    assert torch.empty(4).isnan().all()
     assert kernel.interpret and found(lambda: kernel[(2,)](torch.ones(N), torch.zeros(N), N, BLOCK=128))
     monkeypatch.setenv("KILN_INTERPRET", "0")
     assert not kiln.kernels.jit(no_mask.fn).interpret
@@ -295,3 +309,13 @@ def test_arrays_and_descriptors_are_interpreted(device: str) -> None:
     o = torch.empty(4, 4, device=device)
     windows[(1,)](x, kiln.kernels.TensorDescriptor.from_tensor(wide, [4, 4]), o)
     assert torch.equal(o[:3, :3], x + 1) and (o[3] == 1).all()
+
+
+def test_new_memory_is_filled_where_it_is_plain() -> None:
+    assert torch.empty(4).isnan().all() and torch.ones(2).new_empty(3).isnan().all()
+    with torch.device("meta"):
+        assert torch.empty(3).device.type == "meta"
+    with FakeTensorMode():
+        assert torch.empty(3).shape == (3,)
+    leave_new_memory()
+    assert not hasattr(torch.empty, "__wrapped__") and not hasattr(torch.Tensor.new_empty, "__wrapped__")

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 import kiln
+import kiln.testing
 import kiln.language as kl
+
+
+pytestmark = pytest.mark.native
 
 
 @kiln.kernel
@@ -80,3 +84,18 @@ def test_a_page_has_everything(device: str) -> None:
     page = launched(device).html()
     assert page.startswith("<!doctype html>") and "<script" not in page and "http" not in page
     assert "Pass fold" in page and "predicted" in page and "kernel @rows(" in page
+
+
+def test_ports_ask_the_machine_and_the_handle(device: str) -> None:
+    import kiln.kernels as triton
+
+    target = triton.runtime.driver.active.get_current_target()
+    assert target.backend == ("cuda" if torch.cuda.is_available() else "cpu")
+    sizes = triton.runtime.driver.active.utils.get_device_properties()
+    assert sizes["multiprocessor_count"] > 0 and triton.tools.tensor_descriptor.TensorDescriptor
+    assert triton.testing.do_bench is kiln.testing.do_bench
+    handle = launched(device)
+    handle._init_handles()
+    assert handle.metadata.num_warps == 4 and handle.metadata.shared >= 0
+    if device == "cuda":
+        assert handle.n_regs > 0 and handle.n_spills == 0

@@ -119,6 +119,13 @@ impl Kernel {
     pub fn is_on_gpu(&self) -> bool {
         matches!(self.code, Code::Cuda(_))
     }
+    /// Registers of a thread and its bytes in memory, as the driver says, on a GPU.
+    pub fn registers(&self) -> Option<(u64, u64)> {
+        match &self.code {
+            Code::Cuda(program) => program.registers(),
+            Code::Host { .. } => None,
+        }
+    }
     /// What `static_print` wrote.
     pub fn printed(&self) -> &[String] {
         &self.printed

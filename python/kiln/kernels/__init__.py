@@ -11,6 +11,7 @@ The names are those of the `triton` module, so that a port changes imports alone
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from kiln.kernels.descriptor import TensorDescriptor
@@ -92,3 +93,15 @@ def reinterpret(tensor: Any, dtype: Any) -> Any:
 
 def set_allocator(allocator: Any) -> None:
     """For ports: descriptors made in kernels need no memory of the caller."""
+
+
+def __getattr__(name: str) -> Any:
+    """Modules that ports reach through `triton`, imported when they are asked for."""
+    if name == "testing":
+        return importlib.import_module("kiln.testing")
+    if name == "runtime":
+        return importlib.import_module("kiln.kernels.runtime")
+    if name == "tools":
+        importlib.import_module("kiln.kernels.tools.tensor_descriptor")
+        return importlib.import_module("kiln.kernels.tools")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ import sys
 from typing import Any, Callable
 
 import torch
+import torch.utils._device
 
 from kiln.kernels.descriptor import TensorDescriptor
 from kiln.kernels.errors import CheckFailed, Finding
@@ -113,24 +114,49 @@ def _show(
     exec(stop, {"__name__": fn.__module__, "hook": sys.breakpointhook}, variables)
 
 
-_FILLED = ("empty", "empty_like", "empty_strided")
+#: What makes memory that nothing has written, by the object that has it.
+_MAKERS = (
+    (torch, ("empty", "empty_like", "empty_strided")),
+    (torch.Tensor, ("new_empty", "new_empty_strided")),
+)
+_ORIGINALS: dict[tuple[Any, str], Any] = {}
 
 
-@functools.cache
 def fill_new_memory() -> None:
-    """From now on `torch.empty` and its like give memory in which reads before a write are found."""
-    for name in _FILLED:
-        setattr(torch, name, _filling(getattr(torch, name)))
-    for name in ("new_empty", "new_empty_strided"):
-        setattr(torch.Tensor, name, _filling(getattr(torch.Tensor, name)))
+    """From now on `torch.empty` and its like give memory in which reads before a write are found.
+
+    Functions of torch are replaced, which what traces programs may notice: for debugging alone.
+    """
+    # torch keeps a set of the functions that a device context applies to: before they are others.
+    torch.utils._device._device_constructors()
+    for holder, names in _MAKERS:
+        for name in names:
+            if (holder, name) not in _ORIGINALS:
+                make = _ORIGINALS[holder, name] = getattr(holder, name)
+                setattr(holder, name, _filling(make))
+
+
+def leave_new_memory() -> None:
+    """Ends what `fill_new_memory` began."""
+    for (holder, name), make in _ORIGINALS.items():
+        setattr(holder, name, make)
+    _ORIGINALS.clear()
+
+
+def _is_plain(made: Any) -> bool:
+    """Whether it is a tensor with memory of its own, and nobody records what is done with it."""
+    if torch.compiler.is_compiling() or type(made) is not torch.Tensor:
+        return False
+    recorded = torch._C._len_torch_dispatch_stack() > 0
+    return not recorded and made.layout is torch.strided and made.device.type in ("cpu", "cuda")
 
 
 def _filling(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def filled(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        storage = made.untyped_storage() if made.layout is torch.strided else None
-        if storage is not None and made.device.type in ("cpu", "cuda") and storage.nbytes() >= 2:
+        if _is_plain(made) and made.untyped_storage().nbytes() >= 2:
+            storage = made.untyped_storage()
             words = torch.tensor([], dtype=torch.int16, device=made.device)
             words.set_(storage, 0, (storage.nbytes() // 2,)).fill_(UNWRITTEN)
         return made

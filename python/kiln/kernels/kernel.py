@@ -80,7 +80,7 @@ class Kernel(Generic[F]):
         self.fn = fn
         #: Launches run by the interpreter, with checks.
         self.interpret = interpret_asked() if interpret is None else interpret
-        if self.interpret:
+        if interpret_asked():
             from kiln.kernels.interpret import fill_new_memory
 
             fill_new_memory()

@@ -51,6 +51,10 @@ impl Stages {
     pub fn parameters(&self) -> &[Vec<usize>] {
         &self.parameters
     }
+    /// Bytes of shared memory of an instance; 0 on the processor.
+    pub fn shared(&self) -> usize {
+        self.ptx.as_ref().map_or(0, |ptx| ptx.shared)
+    }
     /// The PTX, for a GPU.
     pub fn ptx(&self) -> Option<&str> {
         self.ptx.as_ref().map(|ptx| &ptx.text[..])

@@ -3,7 +3,7 @@ use super::arguments::Bound as Argument;
 use crate::errors;
 use kiln::kernels::{self, LaunchValues};
 use kiln::stages::Stage;
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyDict};
 use std::sync::Arc;
 
 /// The variant of a kernel that a launch took, and the launch's numbers.
@@ -73,16 +73,35 @@ impl Launched {
             .map_err(|e| errors::KilnError::new_err(format!("the facts are not JSON: {e}; please report it")))?;
         made(py, "Facts", (json, facts.text()))
     }
-    /// Registers of a thread, if ptxas is found.
+    /// Registers of a thread, on a GPU.
     #[getter]
     fn n_regs(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        Ok(self.facts_of(py)?.code.and_then(|code| code.assembled).map(|a| a.registers))
+        match self.kernel.registers() {
+            Some((registers, _)) => Ok(Some(registers)),
+            None => Ok(self.facts_of(py)?.code.and_then(|code| code.assembled).map(|a| a.registers)),
+        }
     }
-    /// Bytes of a thread that are kept in memory for want of registers, if ptxas is found.
+    /// Bytes of a thread that are kept in memory, on a GPU.
     #[getter]
     fn n_spills(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        Ok(self.facts_of(py)?.code.and_then(|code| code.assembled).map(|a| a.spill_stores))
+        match self.kernel.registers() {
+            Some((_, spills)) => Ok(Some(spills)),
+            None => Ok(self.facts_of(py)?.code.and_then(|code| code.assembled).map(|a| a.spill_stores)),
+        }
     }
+    /// Shared memory and warps, by the names that Triton gives them.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stages = self.kernel.stages();
+        let values = PyDict::new(py);
+        values.set_item("name", &stages.program().name)?;
+        values.set_item("shared", stages.shared())?;
+        values.set_item("num_warps", stages.program().warps)?;
+        py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&values))
+    }
+    /// For ports: a variant is loaded when it is made.
+    #[pyo3(name = "_init_handles")]
+    fn init_handles(&self) {}
     /// All of this as one HTML page that loads nothing.
     fn html(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.kernel.stages().html(self.known())).map_err(errors::raised)

@@ -113,6 +113,7 @@ impl Parameters {
                 | "kpack"
                 | "reg_dec_producer"
                 | "reg_inc_consumer"
+                | "extern_libs"
                 | "generate_native_code" => {}
                 _ => {
                     let what = format!("{}() has no parameter or option `{key}`", self.kernel);

@@ -179,6 +179,18 @@ impl Launch {
         unsafe { sys::cuLaunchKernelEx(&config, self.function, params, std::ptr::null_mut()) }.result()
     }
 
+    /// Registers of a thread, and its bytes in local memory. The context is current.
+    pub fn registers(&self) -> Result<(u64, u64), DriverError> {
+        use sys::CUfunction_attribute_enum as A;
+        let read = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one number; the function lives.
+            unsafe { sys::cuFuncGetAttribute(&mut value, attribute, self.function) }.result()?;
+            Ok(u64::try_from(value).unwrap_or(0))
+        };
+        Ok((read(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?, read(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?))
+    }
+
     /// Gives a node of a recorded graph the arguments of now. Launches of the graph from now on use them. Attributes
     /// stay as captured.
     ///

@@ -47,6 +47,11 @@ impl CudaDevice {
 }
 
 impl CudaProgram {
+    /// Registers of a thread, and its bytes in local memory; `None` if the driver does not say.
+    pub fn registers(&self) -> Option<(u64, u64)> {
+        let _current = self.device.inner.context.enter().ok()?;
+        self.launch.registers().ok()
+    }
     /// Enqueues a launch on a stream of the caller (0: the default stream). An empty grid launches nothing.
     ///
     /// # Errors

@@ -1,0 +1,1 @@
+"""Modules that ports import by Triton's names."""
