@@ -26,6 +26,12 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
+/// Warps of an instance: as many as a block of any GPU has.
+fn warps(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n: &usize| n.is_power_of_two() && *n <= 32);
+    number.ok_or_else(|| format!("`{text}` is not a power of two from 1 to 32"))
+}
+
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run a model on inputs from a file.
@@ -513,7 +519,7 @@ pub struct KernelArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1..=3)]
     pub grid: Vec<usize>,
     /// Warps of an instance.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = warps)]
     pub num_warps: usize,
     /// Target to compile for.
     #[arg(long, value_parser = targets(), default_value_t = Target::Sm90a)]

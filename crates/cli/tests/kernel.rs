@@ -86,6 +86,7 @@ fn what_is_wrong_is_told_with_a_remedy() {
         (&["kernels.py:none"], &["no function `none`", "its kernels are scale, twice"]),
         (&["kernels.py:scale"], &["`x_ptr` is not described", "*f32"]),
         (&["kernels.py:scale", "--args", "*f32,*f99,i32,64"], &["`*f99` does not describe `o_ptr`"]),
+        (&["kernels.py:scale", "--args", "*f32,*f32,i32,64", "--num-warps", "3"], &["a power of two from 1 to 32"]),
         (&["kernels.py:scale", "--args", "*f32,*f32,i32,64,1,2"], &["more than the 5 parameters"]),
         (&["kernels.py:scale", "--args", "*f32,*f32,i32,64,BLOCK=32"], &["described twice"]),
         (&["kernels.py:twice", "--args", "*f32"], &["`undefined` is not defined", "kernels.py:18"]),
