@@ -6,6 +6,7 @@
 mod arguments;
 mod interpret;
 mod key;
+mod launch_key;
 mod launched;
 mod parameters;
 mod variants;
@@ -18,13 +19,14 @@ use arguments::Bound as Argument;
 use key::Key;
 use kiln::DeviceKind;
 use kiln::kernels::{self, Failure, Options, Place, Signature, Unit};
+use launch_key::LaunchKey;
 use parameters::Parameters;
 use pyo3::{exceptions::PyTypeError, intern, prelude::*, types::*};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use variants::{Found, Source, Variants};
+use variants::{Found, Keys, Source, Variants};
 
 /// The dotted names of a kernel's text that it does not define.
 #[pyfunction]
@@ -126,12 +128,15 @@ impl Kernel {
         let mut device = None;
         let arguments = self.parameters.classify(exchange, &values, &mut device)?;
         let device = device.unwrap_or(DLDevice { kind: CPU, id: 0 });
-        let key = Key::new(&arguments, &options, device);
+        let launch_key = LaunchKey::new(&arguments, &options, device);
         let stream = exchange.stream(py, device)?.unwrap_or(0);
-        let known = self.known().launched(&key);
+        let known = self.known().launched(&launch_key);
         let Chosen { kernel, is_new } = match known {
             Some(kernel) => Chosen { kernel, is_new: false },
-            None => self.variant(py, key, &arguments, options, At { place: place(device)?, stream })?,
+            None => {
+                let keys = Keys { variant: Key::new(&arguments, &options, device), launch: launch_key };
+                self.variant(py, keys, &arguments, options, At { place: place(device)?, stream })?
+            }
         };
         let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
         let passed = passed(&kernel, &arguments)?;
@@ -148,14 +153,14 @@ impl Kernel {
     fn variant(
         &self,
         py: Python<'_>,
-        key: Key,
+        keys: Keys,
         arguments: &[Argument<'_>],
         options: Options,
         at: At,
     ) -> PyResult<Chosen> {
         loop {
             let describe = |source: &Source| signature(arguments, &source.literals);
-            let found = self.known().find(&key, describe, || !at.place.captures(at.stream));
+            let found = self.known().find(&keys, describe, || !at.place.captures(at.stream));
             match found {
                 Found::Variant(kernel) => return Ok(Chosen { kernel, is_new: false }),
                 Found::Pending(pending) => py.detach(|| pending.wait()),
@@ -164,7 +169,7 @@ impl Kernel {
                         Some(source) => source,
                         None => Arc::new(self.source(py, arguments, options, at.place)?),
                     };
-                    let kernel = self.compile(py, key, arguments, source)?;
+                    let kernel = self.compile(py, keys, arguments, source)?;
                     return Ok(Chosen { kernel, is_new: true });
                 }
             }
@@ -191,7 +196,7 @@ impl Kernel {
     fn compile(
         &self,
         py: Python<'_>,
-        key: Key,
+        keys: Keys,
         arguments: &[Argument<'_>],
         source: Arc<Source>,
     ) -> PyResult<Arc<kernels::Kernel>> {
@@ -203,21 +208,23 @@ impl Kernel {
         for line in kernel.printed() {
             py.import("builtins")?.call_method1("print", (line,))?;
         }
-        self.known().insert(key, &kernel, signature, source);
+        self.known().insert(keys, &kernel, signature, source);
         Ok(kernel)
     }
 }
 
 /// The arguments of a variant's code.
 fn passed(kernel: &kernels::Kernel, arguments: &[Argument<'_>]) -> PyResult<Vec<kernels::Argument>> {
-    let find = |path: &Vec<usize>| {
-        let [first, rest @ ..] = &path[..] else { return None };
-        arguments.get(*first)?.passed(rest)
-    };
-    let passed: Option<Vec<kernels::Argument>> = kernel.stages().parameters().iter().map(find).collect();
-    passed.ok_or_else(|| {
-        errors::KilnError::new_err("a kernel's code takes an argument that the launch has not; please report it")
-    })
+    let parameters = kernel.stages().parameters();
+    let mut all = Vec::with_capacity(parameters.len());
+    for path in parameters {
+        let Some(passed) = path.split_first().and_then(|(first, rest)| arguments.get(*first)?.passed(rest)) else {
+            let what = "a kernel's code takes an argument that the launch has not; please report it";
+            return Err(errors::KilnError::new_err(what));
+        };
+        all.push(passed);
+    }
+    Ok(all)
 }
 
 /// The variant for a launch.

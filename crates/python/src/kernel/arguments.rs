@@ -20,7 +20,7 @@ pub enum Bound<'py> {
     Scalar {
         elem: Number,
         value: Passed,
-        facts: ArgumentFacts,
+        noted: Noted,
     },
     /// A constant of the program.
     Constant {
@@ -28,18 +28,34 @@ pub enum Bound<'py> {
         text: Text,
     },
     Tuple(Vec<Bound<'py>>),
-    Descriptor {
-        base: Pointer,
-        known: DescriptorArgument,
-        sizes: Vec<i32>,
-        strides: Vec<i64>,
-    },
-    Array {
-        base: Pointer,
-        known: ArrayArgument,
-        sizes: Vec<i64>,
-        strides: Vec<i64>,
-    },
+    Descriptor(Box<Descriptor>),
+    Array(Box<Array>),
+}
+
+/// A tensor with the shape of its blocks.
+pub struct Descriptor {
+    pub base: Pointer,
+    pub block: Vec<usize>,
+    pub pads_nan: bool,
+    pub sizes: Vec<i32>,
+    pub strides: Vec<i64>,
+}
+
+/// A tensor with its sizes and strides.
+pub struct Array {
+    pub base: Pointer,
+    pub size_type: Number,
+    pub sizes: Vec<i64>,
+    pub strides: Vec<i64>,
+    pub specialised: bool,
+}
+
+/// What is noted of an integer's value.
+#[derive(Clone, Copy, Default)]
+pub struct Noted {
+    pub is_one: bool,
+    /// It is a multiple of [`DIVISOR`].
+    pub is_divided: bool,
 }
 
 /// A tensor's memory.
@@ -60,6 +76,15 @@ impl Pointer {
     pub fn facts(&self) -> ArgumentFacts {
         let (div, noalias, span32) = (self.aligned.then_some(DIVISOR), self.unshared, self.near);
         ArgumentFacts { div, noalias, span32, ..ArgumentFacts::default() }
+    }
+    /// The bytes of the tensor.
+    fn number(&self) -> Option<i64> {
+        self.bytes.and_then(|n| i64::try_from(n).ok())
+    }
+    /// Its type and facts in a word.
+    pub fn word(&self) -> u64 {
+        let flags = [self.aligned, self.unshared, self.near];
+        flags.iter().fold(self.elem as u64, |word, flag| word << 1 | u64::from(*flag))
     }
     /// Whether 32 bits are enough for offsets of its elements, as far as its strides reach.
     pub fn is_near(&self) -> bool {
@@ -92,6 +117,62 @@ const MAX_NEAR_ELEMENTS: u64 = (1 << 31) - (1 << 22);
 
 /// Bytes that addresses are multiples of, and the divisor of integers, where they are.
 const DIVISOR: u64 = 16;
+
+impl Noted {
+    fn of(n: i128) -> Noted {
+        Noted { is_one: n == 1, is_divided: n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)) }
+    }
+    /// Of sizes and strides.
+    pub fn of_all(numbers: &[i64]) -> impl Iterator<Item = Noted> {
+        numbers.iter().map(|n| Noted::of(i128::from(*n)))
+    }
+    pub fn facts(self) -> ArgumentFacts {
+        ArgumentFacts {
+            equals: self.is_one.then_some(1),
+            div: self.is_divided.then_some(DIVISOR),
+            ..ArgumentFacts::default()
+        }
+    }
+    pub fn bits(self) -> u64 {
+        u64::from(self.is_one) | u64::from(self.is_divided) << 1
+    }
+}
+
+impl Descriptor {
+    pub fn known(&self) -> DescriptorArgument {
+        // The last stride is 1.
+        let outer = self.strides.split_last().map_or(&[][..], |(_, outer)| outer);
+        let facts = |noted: Noted| ArgumentFacts { equals: None, ..noted.facts() };
+        DescriptorArgument {
+            elem: self.base.elem,
+            block: self.block.clone(),
+            pads_nan: self.pads_nan,
+            facts: self.base.facts(),
+            shape: vec![],
+            strides: Noted::of_all(outer).map(facts).collect(),
+        }
+    }
+}
+
+impl Array {
+    pub fn noted(&self, numbers: &[i64]) -> Vec<Noted> {
+        match self.specialised {
+            true => Noted::of_all(numbers).collect(),
+            false => vec![Noted::default(); numbers.len()],
+        }
+    }
+    pub fn known(&self) -> ArrayArgument {
+        let facts = |numbers: &[i64]| self.noted(numbers).into_iter().map(Noted::facts);
+        ArrayArgument {
+            elem: self.base.elem,
+            rank: self.sizes.len(),
+            size_type: self.size_type,
+            facts: self.base.facts(),
+            shape: facts(&self.sizes).map(|facts| ArgumentFacts { least: Some(0), ..facts }).collect(),
+            strides: facts(&self.strides).collect(),
+        }
+    }
+}
 
 impl Text {
     /// Of Python's own numbers and `None`.
@@ -128,15 +209,11 @@ impl<'py> Bound<'py> {
         }
         if let Ok(b) = value.cast::<PyBool>() {
             let elem = wanted.annotated.unwrap_or(Number::Int1);
-            return Ok(Bound::Scalar {
-                elem,
-                value: integer(elem, i128::from(b.is_true())),
-                facts: ArgumentFacts::default(),
-            });
+            return Ok(Bound::Scalar { elem, value: integer(elem, i128::from(b.is_true())), noted: Noted::default() });
         }
         if let Ok(f) = value.cast::<PyFloat>() {
             let elem = wanted.annotated.unwrap_or(Number::Float32);
-            return Ok(Bound::Scalar { elem, value: float(elem, f.value(), name)?, facts: ArgumentFacts::default() });
+            return Ok(Bound::Scalar { elem, value: float(elem, f.value(), name)?, noted: Noted::default() });
         }
         if value.is_instance_of::<PyInt>() {
             return Bound::int(value, wanted, name);
@@ -203,16 +280,7 @@ impl<'py> Bound<'py> {
         let strides: Vec<i64> = value.getattr("strides")?.extract()?;
         let block: Vec<usize> = value.getattr("block_shape")?.extract()?;
         let padding: String = value.getattr("padding")?.extract()?;
-        let divided = |stride: &i64| ArgumentFacts { div: divisor(i128::from(*stride)), ..ArgumentFacts::default() };
-        let known = DescriptorArgument {
-            elem: base.elem,
-            block,
-            pads_nan: padding == "nan",
-            facts: base.facts(),
-            shape: vec![],
-            strides: strides.split_last().map_or_else(Vec::new, |(_, outer)| outer.iter().map(divided).collect()),
-        };
-        Ok(Bound::Descriptor { base, known, sizes, strides })
+        Ok(Bound::Descriptor(Box::new(Descriptor { base, block, pads_nan: padding == "nan", sizes, strides })))
     }
 
     /// A tensor, or one in a `kiln.language.Array`, with its sizes and strides.
@@ -236,19 +304,8 @@ impl<'py> Bound<'py> {
         let sizes: Vec<i64> = tensor.getattr(pyo3::intern!(py, "shape"))?.extract()?;
         let strides: Vec<i64> = tensor.call_method0(pyo3::intern!(py, "stride"))?.extract()?;
         let fits = sizes.iter().all(|size| i32::try_from(*size).is_ok());
-        let known_of = |number: &i64| match wanted.specialised {
-            true => int_facts(i128::from(*number)),
-            false => ArgumentFacts::default(),
-        };
-        let known = ArrayArgument {
-            elem: base.elem,
-            rank: sizes.len(),
-            size_type: if fits { Number::Int32 } else { Number::Int64 },
-            facts: base.facts(),
-            shape: sizes.iter().map(|size| ArgumentFacts { least: Some(0), ..known_of(size) }).collect(),
-            strides: strides.iter().map(known_of).collect(),
-        };
-        Ok(Bound::Array { base, known, sizes, strides })
+        let size_type = if fits { Number::Int32 } else { Number::Int64 };
+        Ok(Bound::Array(Box::new(Array { base, size_type, sizes, strides, specialised: wanted.specialised })))
     }
 
     fn int(value: &pyo3::Bound<'py, PyAny>, wanted: Wanted, name: &dyn Fn() -> String) -> PyResult<Bound<'py>> {
@@ -266,10 +323,10 @@ impl<'py> Bound<'py> {
             None => return Err(too_large()),
         };
         if elem.is_float() {
-            return Ok(Bound::Scalar { elem, value: float(elem, n as f64, name)?, facts: ArgumentFacts::default() });
+            return Ok(Bound::Scalar { elem, value: float(elem, n as f64, name)?, noted: Noted::default() });
         }
-        let facts = if wanted.specialised { int_facts(n) } else { ArgumentFacts::default() };
-        Ok(Bound::Scalar { elem, value: integer(elem, n), facts })
+        let noted = if wanted.specialised { Noted::of(n) } else { Noted::default() };
+        Ok(Bound::Scalar { elem, value: integer(elem, n), noted })
     }
 
     fn constant(value: &pyo3::Bound<'py, PyAny>) -> PyResult<Bound<'py>> {
@@ -291,7 +348,8 @@ impl<'py> Bound<'py> {
     pub fn pointers<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Pointer)) {
         match self {
             Bound::Pointer(pointer) => visit(pointer),
-            Bound::Descriptor { base, .. } | Bound::Array { base, .. } => visit(base),
+            Bound::Descriptor(descriptor) => visit(&mut descriptor.base),
+            Bound::Array(array) => visit(&mut array.base),
             Bound::Tuple(parts) => parts.iter_mut().for_each(|part| part.pointers(visit)),
             Bound::Scalar { .. } | Bound::Constant { .. } => {}
         }
@@ -304,8 +362,8 @@ impl<'py> Bound<'py> {
             Bound::Pointer(_)
             | Bound::Scalar { .. }
             | Bound::Constant { .. }
-            | Bound::Descriptor { .. }
-            | Bound::Array { .. } => Ok(()),
+            | Bound::Descriptor(_)
+            | Bound::Array(_) => Ok(()),
         }
     }
 
@@ -313,7 +371,7 @@ impl<'py> Bound<'py> {
     pub fn known(&self, literals: &mut dyn Iterator<Item = Literal>) -> Known {
         match self {
             Bound::Pointer(pointer) => Known::Pointer { elem: pointer.elem, facts: pointer.facts() },
-            Bound::Scalar { elem, facts, .. } => Known::Scalar { elem: *elem, facts: *facts },
+            Bound::Scalar { elem, noted, .. } => Known::Scalar { elem: *elem, facts: noted.facts() },
             Bound::Constant { text, .. } => Known::Constant(match text {
                 Text::None => Literal::None,
                 Text::Int(n) => Literal::Int(i128::from(*n)),
@@ -322,10 +380,8 @@ impl<'py> Bound<'py> {
                 Text::Other(_) => literals.next().unwrap_or(Literal::None),
             }),
             Bound::Tuple(parts) => Known::Tuple(parts.iter().map(|p| p.known(literals)).collect()),
-            Bound::Descriptor { base, known, .. } => {
-                Known::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
-            }
-            Bound::Array { base, known, .. } => Known::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
+            Bound::Descriptor(descriptor) => Known::Descriptor(descriptor.known()),
+            Bound::Array(array) => Known::Array(array.known()),
         }
     }
 
@@ -335,44 +391,33 @@ impl<'py> Bound<'py> {
             (Bound::Pointer(pointer), []) => Some(Passed::Address(pointer.address)),
             (Bound::Scalar { value, .. }, []) => Some(*value),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.passed(rest),
-            (Bound::Array { base, .. }, [0]) => Some(Passed::Address(base.address)),
-            (Bound::Array { known, sizes, .. }, [1, axis]) => {
-                sizes.get(*axis).map(|n| integer(known.size_type, i128::from(*n)))
+            (Bound::Array(array), [0]) => Some(Passed::Address(array.base.address)),
+            (Bound::Array(array), [1, axis]) => {
+                array.sizes.get(*axis).map(|n| integer(array.size_type, i128::from(*n)))
             }
-            (Bound::Array { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
-            (Bound::Descriptor { base, .. }, [0]) => Some(Passed::Address(base.address)),
-            (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| Passed::from(*n)),
-            (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).map(|n| Passed::from(*n)),
+            (Bound::Array(array), [2, axis]) => array.strides.get(*axis).map(|n| Passed::from(*n)),
+            (Bound::Descriptor(descriptor), [0]) => Some(Passed::Address(descriptor.base.address)),
+            (Bound::Descriptor(descriptor), [1, axis]) => descriptor.sizes.get(*axis).map(|n| Passed::from(*n)),
+            (Bound::Descriptor(descriptor), [2, axis]) => descriptor.strides.get(*axis).map(|n| Passed::from(*n)),
             _ => None,
         }
     }
     /// The integer at a place in tuples, or the bytes of the tensor there.
     pub fn number(&self, path: &[usize]) -> Option<i64> {
         match (self, path) {
-            (Bound::Pointer(pointer), []) => pointer.bytes.and_then(|n| i64::try_from(n).ok()),
+            (Bound::Pointer(pointer), []) => pointer.number(),
             (Bound::Scalar { elem: Number::Int32, value, .. }, []) => Some(i64::from(value.bits() as i32)),
             (Bound::Scalar { elem, value, .. }, []) if !elem.is_float() => Some(value.bits() as i64),
             (Bound::Tuple(parts), [first, rest @ ..]) => parts.get(*first)?.number(rest),
-            (Bound::Descriptor { base, .. } | Bound::Array { base, .. }, [0]) => {
-                base.bytes.and_then(|n| i64::try_from(n).ok())
-            }
-            (Bound::Array { sizes, .. }, [1, axis]) => sizes.get(*axis).copied(),
-            (Bound::Array { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
-            (Bound::Descriptor { sizes, .. }, [1, axis]) => sizes.get(*axis).map(|n| i64::from(*n)),
-            (Bound::Descriptor { strides, .. }, [2, axis]) => strides.get(*axis).copied(),
+            (Bound::Array(array), [0]) => array.base.number(),
+            (Bound::Array(array), [1, axis]) => array.sizes.get(*axis).copied(),
+            (Bound::Array(array), [2, axis]) => array.strides.get(*axis).copied(),
+            (Bound::Descriptor(descriptor), [0]) => descriptor.base.number(),
+            (Bound::Descriptor(descriptor), [1, axis]) => descriptor.sizes.get(*axis).map(|n| i64::from(*n)),
+            (Bound::Descriptor(descriptor), [2, axis]) => descriptor.strides.get(*axis).copied(),
             _ => None,
         }
     }
-}
-
-/// What is noted of an integer.
-fn int_facts(n: i128) -> ArgumentFacts {
-    ArgumentFacts { equals: (n == 1).then_some(1), div: divisor(n), ..ArgumentFacts::default() }
-}
-
-/// What is noted of an integer that is a multiple of it.
-fn divisor(n: i128) -> Option<u64> {
-    n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)).then_some(DIVISOR)
 }
 
 fn is_constexpr(value: &pyo3::Bound<'_, PyAny>) -> PyResult<bool> {

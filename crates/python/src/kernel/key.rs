@@ -72,13 +72,11 @@ impl Part {
     fn of(argument: &Bound) -> Part {
         match argument {
             Bound::Pointer(pointer) => Part::Pointer(pointer.elem, pointer.facts()),
-            Bound::Scalar { elem, facts, .. } => Part::Scalar(*elem, *facts),
+            Bound::Scalar { elem, noted, .. } => Part::Scalar(*elem, noted.facts()),
             Bound::Constant { text, .. } => Part::Constant(text.clone()),
             Bound::Tuple(parts) => Part::Tuple(parts.iter().map(Part::of).collect()),
-            Bound::Descriptor { base, known, .. } => {
-                Part::Descriptor(DescriptorArgument { facts: base.facts(), ..known.clone() })
-            }
-            Bound::Array { base, known, .. } => Part::Array(ArrayArgument { facts: base.facts(), ..known.clone() }),
+            Bound::Descriptor(descriptor) => Part::Descriptor(descriptor.known()),
+            Bound::Array(array) => Part::Array(array.known()),
         }
     }
     fn note_facts(&self, all: &mut Vec<ArgumentFacts>) {

@@ -19,11 +19,12 @@ impl Launched {
     }
     /// The numbers of a launch: integers, and the bytes of tensors.
     pub fn values(kernel: &kernels::Kernel, arguments: &[Argument<'_>], grid: [usize; 3]) -> LaunchValues {
-        let value = |path: &Vec<usize>| {
-            let [first, rest @ ..] = &path[..] else { return None };
-            arguments.get(*first)?.number(rest)
-        };
-        LaunchValues { grid, parameters: kernel.stages().parameters().iter().map(value).collect() }
+        let known = kernel.stages().parameters();
+        let mut parameters = Vec::with_capacity(known.len());
+        for path in known {
+            parameters.push(path.split_first().and_then(|(first, rest)| arguments.get(*first)?.number(rest)));
+        }
+        LaunchValues { grid, parameters }
     }
     fn text(&self, py: Python<'_>, stage: Stage) -> PyResult<String> {
         py.detach(|| self.kernel.stages().text(stage)).map_err(errors::raised)

@@ -3,7 +3,7 @@
 //! The first launch with arguments of some types compiles for its facts. Another variant of the same types is made on
 //! another thread, while launches run one whose facts theirs imply: there is one soon that knows nothing of numbers.
 //! What was made is loaded by a later launch, never while a stream is being captured.
-use super::key::Key;
+use super::{key::Key, launch_key::LaunchKey};
 use kiln::kernels::{ArgumentFacts, Kernel, Known, Literal, Options, Pending, Place, Prepared, Signature, State, Unit};
 use pyo3::{prelude::*, types::PyList};
 use rustc_hash::FxHashMap;
@@ -12,9 +12,15 @@ use std::sync::Arc;
 #[derive(Default)]
 pub struct Variants {
     /// By all facts of a launch.
-    launched: FxHashMap<Key, Arc<Kernel>>,
+    launched: FxHashMap<LaunchKey, Arc<Kernel>>,
     /// By types alone.
     families: FxHashMap<Key, Family>,
+}
+
+/// What a launch is told apart by: as variants are, and as it is looked up.
+pub struct Keys {
+    pub variant: Key,
+    pub launch: LaunchKey,
 }
 
 /// What is compiled for arguments of the same types.
@@ -47,17 +53,18 @@ pub enum Found {
 
 impl Variants {
     /// The variant for what was launched before.
-    pub fn launched(&self, key: &Key) -> Option<Arc<Kernel>> {
+    pub fn launched(&self, key: &LaunchKey) -> Option<Arc<Kernel>> {
         self.launched.get(key).cloned()
     }
     /// The variant for another launch. `signature` gives the types and facts of it, `loads` says whether code may be
     /// loaded now.
     pub fn find(
         &mut self,
-        key: &Key,
+        keys: &Keys,
         signature: impl FnOnce(&Source) -> Signature,
         loads: impl FnOnce() -> bool,
     ) -> Found {
+        let key = &keys.variant;
         let types = key.types();
         let Some(family) = self.families.get_mut(&types) else { return Found::Nothing(None) };
         let relevant = key.relevant(family.first.stages().parameters(), family.first.relevance());
@@ -66,14 +73,14 @@ impl Variants {
             family.load(&relevant.without_numbers());
         }
         if let Some(found) = family.compiled.get(&relevant) {
-            self.launched.insert(key.clone(), found.clone());
+            self.launched.insert(keys.launch.clone(), found.clone());
             return Found::Variant(found.clone());
         }
         let Some(weaker) = family.weaker(&relevant) else {
             return family.without_numbers(&relevant.without_numbers());
         };
         match family.pending.get(&relevant) {
-            Some(pending) if pending.has_failed() => _ = self.launched.insert(key.clone(), weaker.clone()),
+            Some(pending) if pending.has_failed() => _ = self.launched.insert(keys.launch.clone(), weaker.clone()),
             Some(_) => {}
             None => {
                 let signature = signature(&family.source);
@@ -83,7 +90,8 @@ impl Variants {
         Found::Variant(weaker)
     }
     /// Notes what a launch has compiled. If it knows numbers, a variant without these follows.
-    pub fn insert(&mut self, key: Key, kernel: &Arc<Kernel>, signature: Signature, source: Arc<Source>) {
+    pub fn insert(&mut self, keys: Keys, kernel: &Arc<Kernel>, signature: Signature, source: Arc<Source>) {
+        let Keys { variant: key, launch } = keys;
         let relevant = key.relevant(kernel.stages().parameters(), kernel.relevance());
         let family = self.families.entry(key.types()).or_insert_with(|| Family {
             source,
@@ -97,7 +105,7 @@ impl Variants {
         }
         family.pending.remove(&relevant);
         family.compiled.insert(relevant, kernel.clone());
-        self.launched.insert(key, kernel.clone());
+        self.launched.insert(launch, kernel.clone());
     }
 }
 
