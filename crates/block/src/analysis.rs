@@ -12,6 +12,7 @@ mod groups;
 mod loops;
 mod relevance;
 mod run;
+pub mod strided;
 pub(crate) mod unwrapped;
 mod values;
 
@@ -20,5 +21,6 @@ pub use ends::loop_ends;
 pub use groups::APART;
 pub use relevance::{Relevance, drop_irrelevant, relevance};
 pub use run::Axis;
+pub use strided::{Polynomial, Strided, StridedForms};
 pub use unwrapped::unwrapped;
 pub use values::{Analysis, Bounds, Def, analyse};
