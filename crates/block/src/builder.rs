@@ -54,7 +54,7 @@ impl Builder {
     }
     fn push_param(&mut self, name: String, ty: Type, readonly: bool, array: Option<Array>, facts: Facts) -> Value {
         let value = self.kernel.new_value(ty);
-        self.kernel.params.push(Param { name, value, align: 16, readonly, array, facts });
+        self.kernel.params.push(Param { name, value, align: 16, readonly, array, launch_array: None, facts });
         value
     }
     /// The parameters so far, to state what is known of them.

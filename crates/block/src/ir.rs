@@ -154,6 +154,9 @@ pub struct Param {
     /// The array of a descriptor; `None`: whoever launches the kernel supplies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
+    /// The array of a descriptor that the launcher makes of other parameters: no argument is passed for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_array: Option<LaunchArray>,
     #[serde(default, skip_serializing_if = "Facts::is_empty")]
     pub facts: Facts,
 }
@@ -164,6 +167,35 @@ pub struct Array {
     pub offset: usize,
     pub sizes: Vec<usize>,
     pub strides: Vec<usize>,
+}
+
+/// An array in the memory of a pointer parameter, whose sizes and strides are numbers of the launch; axes as in
+/// [`Array`]. The parameters that it names come before its own.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LaunchArray {
+    /// The position of the pointer among the parameters.
+    pub base: usize,
+    pub sizes: Vec<Extent>,
+    pub strides: Vec<Extent>,
+}
+
+/// A product of a number and of integer parameters, by their positions.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    pub factor: i64,
+    pub params: Vec<usize>,
+}
+impl Extent {
+    /// Where an axis has no end: no tile starts there.
+    pub const ENDLESS: Extent = Extent { factor: 1 << 31, params: vec![] };
+
+    pub fn constant(factor: i64) -> Extent {
+        Extent { factor, params: vec![] }
+    }
+    /// Its value, by those of parameters; `None` if one is not known, or the product overflows.
+    pub fn value(&self, number: impl Fn(usize) -> Option<i64>) -> Option<i64> {
+        self.params.iter().try_fold(self.factor, |product, n| product.checked_mul(number(*n)?))
+    }
 }
 
 /// What code generation may do to float arithmetic.

@@ -19,7 +19,9 @@ pub mod verify;
 
 pub use builder::Builder;
 pub use error::BlockError;
-pub use ir::{Arithmetic, Array, BlockProgram, Facts, Grid, Inst, InstData, Param, Region, Value, ValueData};
+pub use ir::{
+    Arithmetic, Array, BlockProgram, Extent, Facts, Grid, Inst, InstData, LaunchArray, Param, Region, Value, ValueData,
+};
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{

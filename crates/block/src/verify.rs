@@ -189,6 +189,9 @@ fn param(k: &BlockProgram, p: &Param) -> Rule {
     if let Some(array) = &p.array {
         rules::array(array, ty).map_err(about)?;
     }
+    if let Some(array) = &p.launch_array {
+        rules::launch_array(k, p, array).map_err(about)?;
+    }
     ty.map_or(Ok(()), |ty| rules::facts(&p.facts, ty).map_err(about))
 }
 

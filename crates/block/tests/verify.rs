@@ -245,3 +245,27 @@ fn lanes_along_an_axis() {
         assert!(e.contains(&format!("{wrong} lanes along an axis; a power of two to 32")), "{e}");
     }
 }
+
+/// Arrays that the launcher describes: read as they print, behind a pointer and before no argument.
+#[test]
+fn arrays_of_the_launch() {
+    let source = |params: &str| format!("kernel @k({params}) grid launch warps 4 {{\n}}\n");
+    let pointer = "%x: ptr<f16> readonly align 16, %n: i32 align 1, %s: i32 align 1 {div 8}";
+    let array = "%d: desc<f16[64,64], b128> readonly of %x [%n, 4096] strides [2 %s, 1]";
+    let good = source(&format!("{pointer}, {array}"));
+    let k = parse(&good).expect("parses");
+    assert_eq!(kiln_block::text::print(&k), good);
+    assert_eq!(verify(&k), Ok(()));
+    for (params, says) in [
+        (format!("{pointer}, {}", array.replace("[%n, 4096]", "[%n]")), "1 sizes and 2 strides"),
+        (format!("{pointer}, {}", array.replace("2 %s", "2 %n")), "multiples of 16 bytes"),
+        (format!("{pointer}, {}", array.replace(", 1]", ", 2]")), "rows must be contiguous"),
+        (format!("{pointer}, {}", array.replace("[%n,", "[%x,")), "no signed integer"),
+        (format!("{pointer}, {}", array.replace("of %x", "of %n")), "a pointer to f16"),
+        (format!("{}, {array}", pointer.replace("align 16", "align 8")), "aligned to 16 bytes"),
+        (format!("{pointer}, {array}, %m: i32 align 1"), "the last parameters"),
+    ] {
+        let e = verify(&parse(&source(&params)).expect("parses")).expect_err("is refused").to_string();
+        assert!(e.contains(says), "{params}: {e}");
+    }
+}

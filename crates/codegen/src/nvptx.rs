@@ -22,7 +22,7 @@
 //! Never panics on a verified kernel: an op without code here is [`CodegenError::Unsupported`], and the caller falls
 //! back.
 use crate::CodegenError;
-use kiln_block::{Array, BlockProgram, Elem, Grid, Param, Type};
+use kiln_block::{Array, BlockProgram, Elem, Grid, LaunchArray, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +76,19 @@ pub enum Argument {
     Scalar(Elem),
     /// A tensor map of an array in a buffer.
     Map(TensorMap),
+    /// A tensor map that the launcher makes of other arguments.
+    LaunchMap(LaunchMap),
+}
+
+/// As a [`TensorMap`], of an array whose sizes and strides are numbers of the launch.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LaunchMap {
+    pub elem: Elem,
+    pub array: LaunchArray,
+    /// Sizes of one copied tile.
+    pub tile: Vec<usize>,
+    /// Bytes within which 16-byte chunks are permuted; 0: none.
+    pub swizzle: usize,
 }
 
 /// A strided array that is copied in tiles; axes outermost first, offset and strides in elements.
@@ -160,14 +173,17 @@ fn argument(kernel: &BlockProgram, p: &Param) -> Argument {
     if let Type::Block { elem, .. } = kernel.ty(p.value) {
         return Argument::Scalar(*elem);
     }
-    let (Type::Desc { elem, shape, swizzle }, Some(array)) = (kernel.ty(p.value), &p.array) else {
-        return Argument::Address;
-    };
+    let Type::Desc { elem, shape, swizzle } = kernel.ty(p.value) else { return Argument::Address };
     let swizzle = swizzle.span();
     let mut tile = shape.clone();
     if let (Some(span), Some(row)) = (swizzle, tile.last_mut()) {
         // One panel at a time; what is beyond the array is zero.
         *row = span / elem.bytes();
     }
-    Argument::Map(TensorMap { elem: *elem, array: array.clone(), tile, swizzle: swizzle.unwrap_or(0) })
+    let (elem, swizzle) = (*elem, swizzle.unwrap_or(0));
+    match (&p.array, &p.launch_array) {
+        (Some(array), _) => Argument::Map(TensorMap { elem, array: array.clone(), tile, swizzle }),
+        (None, Some(array)) => Argument::LaunchMap(LaunchMap { elem, array: array.clone(), tile, swizzle }),
+        (None, None) => Argument::Address,
+    }
 }

@@ -6,6 +6,7 @@
 //! which records what it was made from and so cannot become stale.
 pub(crate) mod codes;
 mod devices;
+mod passed;
 mod planning;
 
 pub(crate) use codes::CodeCache;
@@ -21,8 +22,8 @@ use crate::{
 use codes::{Generated, Programs, has_failed, lower, used};
 use kiln_block::BlockProgram as Program;
 use kiln_codegen::{host, nvptx};
-use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
 pub use kiln_graph::{FallbackOp, fallback::collective::is_collective};
+use kiln_graph::{Graph, Op, Tensor, ValueId};
 use kiln_interp::graph::InterpError;
 use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
@@ -32,7 +33,7 @@ use kiln_plan::{
     exec::{BodyGraph, Steps, Work},
 };
 pub use kiln_runtime::{Callbacks, DeviceTensor, Refused};
-use kiln_runtime::{Code, Cubin, Device, Executable, InputSpec, Passed, Ptx, Session, TensorMap};
+use kiln_runtime::{Code, Cubin, Device, Executable, InputSpec, Ptx, Session};
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
@@ -391,27 +392,8 @@ pub(crate) fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
         threads: p.threads,
         shared: p.shared,
         cluster: p.cluster,
-        passed: p.args.iter().map(passed).collect(),
+        passed: passed::passed(&p.args),
     }
-}
-
-/// A kernel parameter in the runtime's form.
-fn passed(a: &nvptx::Argument) -> Passed {
-    let m = match a {
-        nvptx::Argument::Address => return Passed::Address,
-        nvptx::Argument::Scalar(elem) => return Passed::Scalar(elem.bytes()),
-        nvptx::Argument::Map(m) => m,
-    };
-    // Tensor maps describe tensors' buffers, so their element type is a tensor's.
-    let dtype = DType::ALL.into_iter().find(|d| d.name() == m.elem.name()).unwrap_or(DType::U8);
-    Passed::Map(TensorMap {
-        dtype,
-        offset: m.array.offset,
-        sizes: m.array.sizes.clone(),
-        strides: m.array.strides.clone(),
-        tile: m.tile.clone(),
-        swizzle: m.swizzle,
-    })
 }
 
 unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}

@@ -50,6 +50,34 @@ pub enum Passed {
     Scalar(usize),
     /// A tensor map (TMA descriptor) of an array in the buffer.
     Map(TensorMap),
+    /// A tensor map that each launch makes of other arguments; these are not passed.
+    LaunchMap(LaunchMap),
+}
+
+/// As a [`TensorMap`], of an array that begins at an argument of the launch and has numbers of it as sizes and strides.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LaunchMap {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The argument that is the array's address.
+    pub base: usize,
+    /// Length of each axis of the array, in elements.
+    pub sizes: Vec<Extent>,
+    /// Stride of each axis in elements; the last is 1.
+    pub strides: Vec<Extent>,
+    /// Length of each axis of a tile, in elements.
+    pub tile: Vec<usize>,
+    /// Bytes within which 16-byte chunks are permuted: 0 (none), 32, 64 or 128.
+    pub swizzle: usize,
+}
+
+/// A product of a number and of integer arguments of a launch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The number.
+    pub factor: i64,
+    /// Positions of the arguments.
+    pub arguments: Vec<usize>,
 }
 
 /// A strided array that the tensor memory accelerator (TMA) copies in tiles. Axes are outermost first.

@@ -30,7 +30,9 @@ pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks, Refused};
 pub use cuda::{CudaDevice, CudaProgram};
 pub use device::Device;
 pub use error::{Mismatch, RuntimeError};
-pub use executable::{Code, Cubin, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
+pub use executable::{
+    Code, Cubin, Executable, Extent, HostFn, InputSpec, KernelCode, LaunchMap, Passed, Ptx, TensorMap,
+};
 pub use host::{HostDevice, MAX_THREADS};
 pub use launch::Argument;
 pub use param::{CUDA_ALIGN, DeviceParam, HOST_ALIGN, Param, host_align};

@@ -5,8 +5,8 @@ mod words;
 
 use super::lexer::{Kind, Token, tokens};
 use crate::{
-    Arithmetic, Array, BlockError, BlockProgram, Elem, Facts, Grid, Inst, InstData, Layout, Op, Param, Region, Role,
-    Type, Value,
+    Arithmetic, Array, BlockError, BlockProgram, Elem, Extent, Facts, Grid, Inst, InstData, LaunchArray, Layout, Op,
+    Param, Region, Role, Type, Value,
 };
 use std::collections::HashMap;
 
@@ -176,10 +176,16 @@ impl Parser {
         let (ty, layout) = self.typed()?;
         let readonly = self.eat_word("readonly");
         let align = if self.eat_word("align") { self.integer("an alignment in bytes")? } else { 16 };
-        let array = if self.eat_word("of") { Some(self.array()?) } else { None };
+        let (mut array, mut launch_array) = (None, None);
+        if self.eat_word("of") {
+            match self.peek().kind {
+                Kind::Local => launch_array = Some(self.launch_array()?),
+                _ => array = Some(self.array()?),
+            }
+        }
         let facts = if self.eat("{") { self.facts()? } else { Facts::default() };
         let value = self.define(alias.as_ref().unwrap_or(&t), ty, layout, true)?;
-        Ok(Param { name: t.text, value, align, readonly, array, facts })
+        Ok(Param { name: t.text, value, align, readonly, array, launch_array, facts })
     }
     /// What is known about a parameter, up to and including `}`.
     fn facts(&mut self) -> Result<Facts> {
@@ -207,6 +213,29 @@ impl Parser {
         let strides = self.numbers("a stride in elements")?;
         let offset = if self.eat_word("offset") { self.integer("an offset in elements")? } else { 0 };
         Ok(Array { offset, sizes, strides })
+    }
+    fn launch_array(&mut self) -> Result<LaunchArray> {
+        let base = self.earlier_param()?;
+        let sizes = self.extents()?;
+        self.expect_word("strides")?;
+        Ok(LaunchArray { base, sizes, strides: self.extents()? })
+    }
+    /// Products such as `2 %heads %width`.
+    fn extents(&mut self) -> Result<Vec<Extent>> {
+        self.expect("[")?;
+        self.list("]", |p| {
+            let factor = if p.peek().kind == Kind::Number { p.integer("a factor")? } else { 1 };
+            let mut params = vec![];
+            while p.peek().kind == Kind::Local {
+                params.push(p.earlier_param()?);
+            }
+            Ok(Extent { factor, params })
+        })
+    }
+    /// The position of a parameter before this one.
+    fn earlier_param(&mut self) -> Result<usize> {
+        // Parameters are the first values, in their order.
+        self.operand().map(|v| v.0 as usize)
     }
     /// The kernel with values numbered as they were written, if all were written as numbers: parameters first.
     fn numbered(&mut self) -> BlockProgram {

@@ -1,8 +1,8 @@
 //! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, Atomicity, BlockProgram, CachePolicy, Const, DotPrecision, Facts, Inst, InstData, Layout, Op, Region,
-    Terms, Type, Value, layout::Basis,
+    Arithmetic, Atomicity, BlockProgram, CachePolicy, Const, DotPrecision, Extent, Facts, Inst, InstData, Layout, Op,
+    Region, Terms, Type, Value, layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
 
@@ -125,7 +125,22 @@ impl<'a> Printer<'a> {
                 _ = write!(s, " offset {}", a.offset);
             }
         }
+        if let Some(a) = &p.launch_array {
+            let [sizes, strides] = [&a.sizes, &a.strides].map(|all| self.extents(all));
+            _ = write!(s, " of {} {sizes} strides {strides}", self.param_name(a.base));
+        }
         s + &facts(&p.facts)
+    }
+    fn param_name(&self, n: usize) -> String {
+        self.k.params.get(n).map_or("?".into(), |p| self.name(p.value))
+    }
+    fn extents(&self, all: &[Extent]) -> String {
+        let one = |e: &Extent| {
+            let factor = (e.factor != 1 || e.params.is_empty()).then(|| e.factor.to_string());
+            let params = e.params.iter().map(|n| self.param_name(*n));
+            factor.into_iter().chain(params).collect::<Vec<_>>().join(" ")
+        };
+        format!("[{}]", all.iter().map(one).collect::<Vec<_>>().join(", "))
     }
     fn region(&mut self, r: &Region, depth: usize) {
         for &i in &r.insts {

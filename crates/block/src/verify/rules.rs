@@ -1,6 +1,6 @@
 //! Checks that many ops share. Each says what is wrong and what is needed.
 use super::{Facts, Rule};
-use crate::{Array, BlockProgram, Elem, InstData, Layout, Swizzle, Type};
+use crate::{Array, BlockProgram, Elem, Extent, InstData, LaunchArray, Layout, Param, Swizzle, Type};
 
 /// The op being checked.
 pub struct Checked<'a> {
@@ -84,6 +84,40 @@ pub fn array(a: &Array, ty: Option<&Type>) -> Rule {
     ensure(a.sizes.iter().all(|n| (1..1 << 32).contains(n)), || format!("sizes {:?}; from 1 to 2^32", a.sizes))?;
     ensure(rest.iter().chain([&a.offset]).all(|n| (n * elem.bytes()).is_multiple_of(16) && *n < 1 << 36), || {
         format!("strides {:?} and offset {} of {elem}; multiples of 16 bytes are needed", a.strides, a.offset)
+    })
+}
+
+/// An array that the launcher describes.
+pub fn launch_array(k: &BlockProgram, p: &Param, a: &LaunchArray) -> Rule {
+    let Some(Type::Desc { elem, shape, .. }) = k.values.get(p.value.0 as usize).map(|v| &v.ty) else {
+        return Err("only a descriptor is of an array".into());
+    };
+    ensure(p.array.is_none(), || "an array is either constant or of the launch".into())?;
+    let rank = shape.len();
+    ensure(a.sizes.len() == rank && a.strides.len() == rank, || {
+        format!("the array has {} sizes and {} strides; {rank} of each are needed", a.sizes.len(), a.strides.len())
+    })?;
+    let place = k.params.iter().position(|other| other.value == p.value).unwrap_or(0);
+    ensure(k.params[place..].iter().all(|p| p.launch_array.is_some()), || {
+        "an argument follows it; arrays that the launcher describes are the last parameters".into()
+    })?;
+    let earlier = |n: usize| k.params.get(n).filter(|_| n < place);
+    let base = earlier(a.base).ok_or("the array's pointer is no parameter before it")?;
+    ensure(*k.ty(base.value) == Type::ptr(*elem, []) && base.align.is_multiple_of(16), || {
+        format!("the array is behind {}; a pointer to {elem} that is aligned to 16 bytes is needed", base.name)
+    })?;
+    for n in a.sizes.iter().chain(&a.strides).flat_map(|e| &e.params) {
+        let scalar = earlier(*n).map(|p| k.ty(p.value));
+        ensure(
+            matches!(scalar, Some(Type::Block { elem, shape }) if elem.is_int() && elem.is_signed() && shape.is_empty()),
+            || format!("parameter {n} is no signed integer before the array; sizes and strides are products of these"),
+        )?;
+    }
+    let (row, rest) = a.strides.split_last().ok_or("an array has an axis")?;
+    ensure(*row == Extent::constant(1), || "the last stride is not 1; rows must be contiguous".into())?;
+    let divisor = |e: &Extent| e.params.iter().fold(e.factor, |d, n| d.saturating_mul(k.params[*n].facts.div));
+    ensure(rest.iter().all(|e| (divisor(e).saturating_mul(elem.bytes() as i64)) % 16 == 0), || {
+        format!("strides of {elem} that are not known to be multiples of 16 bytes (facts `div`)")
     })
 }
 

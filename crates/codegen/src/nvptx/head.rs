@@ -35,7 +35,7 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &BlockProgram, blocks: usize) -> Res<
         types.push(match k.ty(p.value) {
             Type::Ptr { shape, .. } if shape.is_empty() => e.ptr(GLOBAL).into(),
             Type::Block { elem, shape } if shape.is_empty() => memory_type(e, *elem).into(),
-            Type::Desc { .. } if p.array.is_some() => e.ptr(0).into(),
+            Type::Desc { .. } if p.array.is_some() || p.launch_array.is_some() => e.ptr(0).into(),
             other => return Err(Fail::Unsupported(format!("a parameter of type {other}"))),
         });
     }

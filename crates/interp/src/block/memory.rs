@@ -121,8 +121,10 @@ pub fn collected(elem: Elem, shape: &[usize], all: impl Iterator<Item = Scalar>)
 
 /// Checks that there is one buffer per parameter, of its element type, and large enough for the arrays of descriptors.
 pub fn check(k: &BlockProgram, buffers: &[Buffer]) -> Result<(), String> {
-    if buffers.len() != k.params.len() {
-        return Err(format!("{} buffers for {} parameters", buffers.len(), k.params.len()));
+    // Arrays that the launcher describes come last, and lie in the buffers of others.
+    let passed = k.params.iter().filter(|p| p.launch_array.is_none()).count();
+    if buffers.len() != passed {
+        return Err(format!("{} buffers for {passed} parameters", buffers.len()));
     }
     for (p, b) in k.params.iter().zip(buffers) {
         let ty = k.ty(p.value);

@@ -36,7 +36,7 @@ impl Emitter {
         while self.program.params.iter().any(|param| param.name == name) {
             name.push('_');
         }
-        self.program.params.push(Param { name, value, align, readonly: false, array: None, facts });
+        self.program.params.push(Param { name, value, align, readonly: false, array: None, launch_array: None, facts });
         Ok(Tensor { ty, value })
     }
 }

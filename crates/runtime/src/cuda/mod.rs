@@ -7,6 +7,7 @@ mod allocator;
 mod caller;
 mod host_step;
 mod launch;
+mod launch_maps;
 mod library;
 mod load;
 mod map;

@@ -1,5 +1,5 @@
 //! A program that is launched by itself, on a stream of its caller.
-use super::{CudaDevice, launch::Launch, raw::StreamHandle};
+use super::{CudaDevice, launch::Launch, launch_maps::LaunchMaps, raw::StreamHandle};
 use crate::{Argument, Passed, Ptx, RuntimeError};
 use std::ffi::c_void;
 
@@ -7,7 +7,10 @@ use std::ffi::c_void;
 pub struct CudaProgram {
     device: CudaDevice,
     launch: Launch,
-    parameters: usize,
+    /// How each argument of a launch is passed.
+    arguments: Vec<Passed>,
+    /// Maps that launches make of their arguments, passed after these.
+    maps: Vec<LaunchMaps>,
 }
 
 // SAFETY: a launch reads the handle of the loaded function, and changes nothing of the program.
@@ -17,8 +20,8 @@ impl CudaDevice {
     /// Loads a program. The driver compiles PTX on first use.
     ///
     /// # Errors
-    /// [`RuntimeError::Unsupported`] if the device lacks what it needs or it takes descriptors, otherwise what the
-    /// driver refuses.
+    /// [`RuntimeError::Unsupported`] if the device lacks what it needs or it takes descriptors of arrays that its
+    /// arguments do not describe, otherwise what the driver refuses.
     pub fn program(&self, ptx: &Ptx) -> Result<CudaProgram, RuntimeError> {
         if ptx.passed.iter().any(|p| matches!(p, Passed::Map(_))) {
             return Err(RuntimeError::Unsupported {
@@ -30,7 +33,13 @@ impl CudaDevice {
         }
         let _current = self.check(|| format!("loading kernel `{}`", ptx.entry), self.inner.context.enter())?;
         let launch = Launch::new(self, &ptx.entry, ptx, vec![])?;
-        Ok(CudaProgram { device: self.clone(), launch, parameters: ptx.passed.len() })
+        let mut arguments = ptx.passed.clone();
+        arguments.retain(|p| !matches!(p, Passed::LaunchMap(_)));
+        let maps = ptx.passed.iter().filter_map(|p| match p {
+            Passed::LaunchMap(map) => Some(LaunchMaps::new(map.clone())),
+            _ => None,
+        });
+        Ok(CudaProgram { device: self.clone(), launch, arguments, maps: maps.collect() })
     }
     /// Whether work on a stream of the caller (0: the default stream) is being captured, or the driver does not say.
     ///
@@ -66,8 +75,8 @@ impl CudaProgram {
             what,
             remedy: remedy.into(),
         };
-        if arguments.len() != self.parameters {
-            let what = format!("{} arguments for {} parameters", arguments.len(), self.parameters);
+        if arguments.len() != self.arguments.len() {
+            let what = format!("{} arguments for {} parameters", arguments.len(), self.arguments.len());
             return Err(refused(what, "pass one argument for each parameter of the program"));
         }
         let sizes = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
@@ -76,7 +85,13 @@ impl CudaProgram {
             return Err(refused(what, "launch fewer instances, each of which does more"));
         }
         let mut numbers: Vec<u64> = arguments.iter().map(|a| a.bits()).collect();
+        let mut maps = Vec::with_capacity(self.maps.len());
+        for map in &self.maps {
+            let made = map.made(&self.arguments, &numbers);
+            maps.push(self.device.check(|| "describing an array of a launch".into(), made)?);
+        }
         let mut pointers: Vec<*mut c_void> = numbers.iter_mut().map(|n| std::ptr::from_mut(n).cast()).collect();
+        pointers.extend(maps.iter().map(|map| std::ptr::from_ref(&**map).cast_mut().cast::<c_void>()));
         let mut done = || {
             let _current = self.device.inner.context.enter()?;
             // SAFETY: this function's contract; the driver copies the arguments before it returns.

@@ -189,7 +189,8 @@ impl Writer {
     fn draw(&mut self, blocks: usize, count: usize) -> [Value; 2] {
         let counter = self.k.new_value(Type::Ptr { elem: Elem::I32, shape: vec![] });
         let (name, facts) = ("counter".into(), Facts::default());
-        self.k.params.push(Param { value: counter, name, readonly: false, align: ALIGN, array: None, facts });
+        let (value, readonly, align) = (counter, false, ALIGN);
+        self.k.params.push(Param { name, value, align, readonly, array: None, launch_array: None, facts });
         let limit = self.int(count - 1);
         let drawn = self.one(Op::AtomicInc, &[counter, limit]);
         // The first tiles are those of the blocks' numbers.

@@ -5,7 +5,7 @@ use crate::block::{
     memory::*,
     value::*,
 };
-use kiln_block::{AtomicOp, Atomicity, Elem, Swizzle, Type, Value, ops::fault};
+use kiln_block::{Array, AtomicOp, Atomicity, Elem, Extent, Swizzle, Type, Value, ops::fault};
 use std::{collections::HashMap, rc::Rc};
 
 /// Marks a word that is published.
@@ -248,14 +248,31 @@ impl Machine<'_, '_> {
         }
         Ok(())
     }
-    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of
+    /// The array of a descriptor, with the buffer that it lies in.
+    fn array(&self, param: usize) -> Said<(usize, Array)> {
+        let p = &self.k.params[param];
+        let Some(array) = &p.launch_array else { return Ok((param, self.buffers[param].array(p))) };
+        let number = |n: usize| match self.buffers[n].read(0) {
+            Scalar::Int(n) => Some(n),
+            Scalar::Float(_) => None,
+        };
+        let values = |all: &[Extent]| {
+            let value = |e: &Extent| usize::try_from(e.value(number)?).ok();
+            all.iter().map(value).collect::<Option<Vec<usize>>>()
+        };
+        match (values(&array.sizes), values(&array.strides)) {
+            (Some(sizes), Some(strides)) => Ok((array.base, Array { offset: 0, sizes, strides })),
+            _ => Err(format!("the array of {} has a negative size or stride", p.name)),
+        }
+    }
+    /// Buffer of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of
     /// bounds.
     fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
         let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
             return Err(format!("{desc} is not a descriptor"));
         };
         let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
-        let array = self.buffers[param].array(&self.k.params[param]);
+        let (param, array) = self.array(param)?;
         // Leading axes of the array that the tile lacks have size 1 in the tile.
         let lead = starts.len() - shape.len();
         let place = |i: usize| {
