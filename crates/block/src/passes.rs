@@ -40,6 +40,7 @@ pub type Step = (&'static str, fn(&BlockProgram, &Machine) -> Result<BlockProgra
 pub const STEPS: &[Step] = &[
     ("split", |k, _| Ok(split::run(k))),
     ("tensor_maps", |k, _| warpgroup::maps::run(k)),
+    ("launch_maps", |k, _| warpgroup::maps::launch::run(k)),
     ("persistent", |k, m| {
         let launch = warpgroup::Launch::of(k, m.units.multiprocessors);
         warpgroup::persistent::run(k, warpgroup::Launch { cluster: 1, ..launch })
@@ -87,6 +88,36 @@ fn run_with(names: &[&str], kernel: &mut BlockProgram, machine: Option<&Machine>
     }
     *kernel = kernel.compacted();
     Ok(())
+}
+
+/// A canonical program whose sizes are numbers of the launch, toward warpgroups: with tensor maps, and in roles.
+pub struct Warpgroups {
+    pub mapped: BlockProgram,
+    pub roles: BlockProgram,
+}
+
+/// The steps `launch_maps` and `roles`, each canonical again, for a machine that has warpgroups.
+///
+/// # Errors
+/// Why the program has not the form of a matmul by warpgroups.
+pub fn to_warpgroups(kernel: &BlockProgram, machine: &Machine) -> Result<Warpgroups, warpgroup::Refusal> {
+    if !(machine.arch.has_wgmma() && machine.arch.has_tma()) {
+        return Err(warpgroup::Refusal(format!("{} has no warpgroups", machine.name)));
+    }
+    let broken = |e: BlockError| warpgroup::Refusal(e.to_string());
+    let mut mapped = warpgroup::maps::launch::run(kernel)?;
+    canonicalise(&mut mapped).map_err(broken)?;
+    let mut roles = warpgroup::roles::run(&mapped, None, machine)?;
+    verify(&roles).map_err(broken)?;
+    canonicalise(&mut roles).map_err(broken)?;
+    Ok(Warpgroups { mapped, roles })
+}
+
+/// Whether a program multiplies blocks.
+pub fn multiplies(kernel: &BlockProgram) -> bool {
+    let mut found = false;
+    kernel.walk(&mut |_, d| found |= matches!(d.op, Op::Dot { .. }));
+    found
 }
 
 /// [`CANONICAL`], on a verified kernel.

@@ -83,7 +83,8 @@ fn refusals_say_why() {
     };
     for (source, why) in [
         (POINTERS.to_string(), "= load v"),
-        (DESCRIPTORS.replace("for %k in %lo..%hi", "for %k in %lo..%m"), "not constants"),
+        (with("%hi step %step", "%hi step %m"), "not a positive constant"),
+        (with("%lo..%hi", "%hi..%lo"), "no iteration"),
         (
             with("%zero = const 0.0 : f32[128,256]", "%one = cast f32 %m : f32\n%zero = splat %one : f32[128,256]"),
             "start from",

@@ -11,4 +11,5 @@ mod scaled;
 mod sizes;
 mod statements;
 mod units;
+mod warpgroups;
 mod windows;

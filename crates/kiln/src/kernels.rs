@@ -19,7 +19,7 @@ use crate::compile::{
     open_device,
 };
 use crate::error::{Cause, Error};
-use kiln_block::Op;
+use kiln_block::{Op, passes};
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_machine::Machine;
 use kiln_runtime::{Cubin, CudaProgram, Device, HostDevice, Ptx};
@@ -173,13 +173,19 @@ pub fn stages(
 ) -> Result<Stages, Failure> {
     target.check()?;
     let Compiled { program: written, parameters, sites, .. } = checked(unit, signature, options)?;
-    let program = canonical(&written)?.0;
-    let machine = target.machine().clone();
-    let text = print(&program);
-    let source = Source { program: &program, text: &text, used: true };
+    let (program, machine) = (canonical(&written)?.0, target.machine().clone());
+    let placed = placed(&program, &machine);
+    let text = print(&placed);
+    let source = Source { program: &placed, text: &text, used: true };
     let gpu = machine.arch.is_gpu();
     let ptx = gpu.then(|| ptx_of(&source, &machine, target)).transpose()?;
-    Ok(Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx })
+    Ok(Stages { unit: unit.clone(), sites, written, program, placed, parameters, machine, ptx })
+}
+
+/// The program that code is generated from: in roles, where the machine has warpgroups and the program the form.
+fn placed(program: &BlockProgram, machine: &Machine) -> BlockProgram {
+    let made = passes::multiplies(program).then(|| passes::to_warpgroups(program, machine).ok()).flatten();
+    made.map_or_else(|| program.clone(), |made| made.roles)
 }
 
 /// The verified program of a kernel.
@@ -193,8 +199,8 @@ fn checked(unit: &Unit, signature: &Signature, options: &Options) -> Result<Comp
 /// it makes use of.
 fn canonical(written: &BlockProgram) -> Result<(BlockProgram, Vec<Relevance>), Error> {
     let mut program = written.clone();
-    let relevance = kiln_block::passes::drop_irrelevant_facts(&mut program);
-    kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
+    let relevance = passes::drop_irrelevant_facts(&mut program);
+    passes::canonicalise(&mut program).map_err(defect)?;
     Ok((program, relevance))
 }
 
@@ -245,9 +251,10 @@ pub struct Prepared {
 fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Prepared, Failure> {
     let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
     let (program, relevance) = canonical(&written)?;
-    let text = print(&program);
-    let source = Source { program: &program, text: &text, used: true };
     let machine = place.machine().clone();
+    let placed = placed(&program, &machine);
+    let text = print(&placed);
+    let source = Source { program: &placed, text: &text, used: true };
     let (code, ptx) = match &place.device {
         Device::Host(_) => {
             let module = codes::host_module(&[source], place.options.cache()).map_err(refused)?;
@@ -259,7 +266,7 @@ fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place
             (Generated::Ptx(Box::new(assembly)), Some(ptx))
         }
     };
-    let stages = Stages { unit: unit.clone(), sites, written, program, parameters, machine, ptx };
+    let stages = Stages { unit: unit.clone(), sites, written, program, placed, parameters, machine, ptx };
     Ok(Prepared { printed, relevance, stages, code })
 }
 

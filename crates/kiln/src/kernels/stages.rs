@@ -20,7 +20,10 @@ pub struct Stages {
     pub(super) sites: Vec<Site>,
     /// Before the first pass.
     pub(super) written: BlockProgram,
+    /// After the passes that every program goes through.
     pub(super) program: BlockProgram,
+    /// What code is generated from.
+    pub(super) placed: BlockProgram,
     pub(super) parameters: Vec<Vec<usize>>,
     pub(super) machine: Machine,
     /// For a GPU.
@@ -37,12 +40,34 @@ pub struct PassResult {
     pub name: &'static str,
     /// The program after it.
     pub text: String,
-    /// The lines that it changed, as a unified diff; empty if it changed nothing.
+    /// The lines that it changed, as a unified diff; empty if it changed nothing. Or why it does not apply.
     pub diff: String,
 }
 
+/// Programs after passes, in order.
+struct Shown(Vec<PassResult>);
+
+impl Shown {
+    fn of(name: &'static str, program: &BlockProgram) -> Shown {
+        Shown(vec![PassResult { name, text: print(program), diff: String::new() }])
+    }
+    fn before(&self) -> String {
+        self.0.last().map(|pass| pass.text.clone()).unwrap_or_default()
+    }
+    fn add(&mut self, name: &'static str, program: &BlockProgram) {
+        let (before, text) = (self.before(), print(program));
+        let diff = TextDiff::from_lines(&before, &text).unified_diff().context_radius(2).to_string();
+        self.0.push(PassResult { name, text, diff });
+    }
+    /// Notes a pass that does not apply.
+    fn refuse(&mut self, name: &'static str, why: &str) {
+        let diff = format!("does not apply: {why}\n");
+        self.0.push(PassResult { name, text: self.before(), diff });
+    }
+}
+
 impl Stages {
-    /// The block program that code is generated from.
+    /// The block program after the passes that every program goes through.
     pub fn program(&self) -> &BlockProgram {
         &self.program
     }
@@ -66,30 +91,39 @@ impl Stages {
     pub fn text(&self, stage: Stage) -> Result<String, Error> {
         match &self.ptx {
             Some(ptx) if stage == Stage::Asm => sass(ptx, self.machine.arch.name()),
-            ptx => program_at(&self.program, stage, &self.machine, ptx.as_ref()),
+            ptx => program_at(&self.placed, stage, &self.machine, ptx.as_ref()),
         }
     }
-    /// The program as it was written, then after each pass. The last pass, `layout`, is for GPUs.
+    /// The program as it was written, then after each pass. The last ones are for GPUs: `launch_maps` and `roles`, of
+    /// programs that multiply, with why they do not apply, and `layout`.
     ///
     /// # Errors
     /// If a pass breaks the program, which is a defect of Kiln.
     pub fn passes(&self) -> Result<Vec<PassResult>, Error> {
         let mut program = self.written.clone();
-        let mut before = print(&program);
-        let mut all = vec![PassResult { name: "written", text: before.clone(), diff: String::new() }];
-        let layout = self.machine.arch.is_gpu().then_some("layout");
-        for name in [FACTS].into_iter().chain(passes::CANONICAL.iter().copied()).chain(layout) {
+        let mut shown = Shown::of("written", &program);
+        for name in [FACTS].into_iter().chain(passes::CANONICAL.iter().copied()) {
             match name {
                 FACTS => _ = passes::drop_irrelevant_facts(&mut program),
                 _ => passes::run(&[name], &mut program, &self.machine).map_err(defect)?,
             }
-            let text = print(&program);
-            let changes = TextDiff::from_lines(&before, &text);
-            let diff = changes.unified_diff().context_radius(2).to_string();
-            all.push(PassResult { name, text: text.clone(), diff });
-            before = text;
+            shown.add(name, &program);
         }
-        Ok(all)
+        if self.machine.arch.has_wgmma() && passes::multiplies(&program) {
+            match passes::to_warpgroups(&program, &self.machine) {
+                Ok(made) => {
+                    shown.add("launch_maps", &made.mapped);
+                    shown.add("roles", &made.roles);
+                    program = made.roles;
+                }
+                Err(why) => shown.refuse("roles", &why.to_string()),
+            }
+        }
+        if self.machine.arch.is_gpu() {
+            passes::run(&["layout"], &mut program, &self.machine).map_err(defect)?;
+            shown.add("layout", &program);
+        }
+        Ok(shown.0)
     }
     /// Sentences about accesses that are out of bounds in this launch whatever memory holds: they have no mask.
     pub fn outside(&self, launch: &LaunchValues) -> Vec<String> {

@@ -83,7 +83,8 @@ pub struct Form {
     /// The loop over K, and its position in `tile`.
     pub depth: Inst,
     pub at: usize,
-    pub trips: usize,
+    /// Its iterations, at least one. `None`: a number of the launch, possibly none.
+    pub trips: Option<usize>,
     pub loads: Vec<Load>,
     pub sums: Vec<Sum>,
     /// Carried scalars, which the starts of tiles may depend on.
@@ -140,6 +141,9 @@ pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
         return refuse("the loop over tiles carries values; make tiles independent of each other");
     }
     let trips = trips(k, depth)?;
+    if trips.is_none() && tiles.is_some() {
+        return refuse("the number of iterations of the loop over K is not a constant, in a loop over tiles");
+    }
     let mut form = Form {
         engine: Engine::TensorCores,
         tiles,
@@ -158,15 +162,17 @@ pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
     Ok(form)
 }
 
-/// Iterations of a loop whose bounds must be constants, at least one.
-fn trips(k: &BlockProgram, i: Inst) -> Result<usize, Refusal> {
+/// Iterations of a loop, at least one; `None` if its bounds are not constants.
+fn trips(k: &BlockProgram, i: Inst) -> Result<Option<usize>, Refusal> {
     let facts = analysis::analyse(k);
     let number = |v: &Value| facts.affine(*v).and_then(analysis::Affine::as_constant);
     match k.inst(i).args[..3].iter().map(number).collect::<Vec<_>>()[..] {
         [Some(lo), Some(hi), Some(step)] if lo < hi && step > 0 => {
-            Ok((hi - lo) as usize / step as usize + usize::from((hi - lo) % step > 0))
+            Ok(Some((hi - lo) as usize / step as usize + usize::from((hi - lo) % step > 0)))
         }
-        _ => refuse("the bounds of the loop over K are not constants with at least one trip between them"),
+        [Some(lo), Some(hi), _] if lo >= hi => refuse("the loop over K has no iteration"),
+        [_, _, Some(step)] if step > 0 && k.ty(k.inst(i).args[0]) == &Type::scalar(Elem::I32) => Ok(None),
+        _ => refuse("the step of the loop over K is not a positive constant, or its index has not 32 bits"),
     }
 }
 

@@ -4,6 +4,9 @@
 //! The affine form of a pointer block gives the array: a contiguous axis, a row pitch, and the tile's start along both.
 //! An axis that no mask bounds ends where the program's own positions end. A parameter must have this one use; it
 //! becomes the descriptor, so the order of arguments does not change. Pointers of other forms stay pointers.
+pub mod launch;
+mod wrapped;
+
 use super::Refusal;
 use crate::analysis::{Affine, Analysis, analyse};
 use crate::passes::dce;
@@ -191,24 +194,36 @@ fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
             continue;
         };
         let starts = [0, 1].map(|n| scalar(k, &mut r.insts, &t.starts[n]));
-        let data = k.inst(i).clone();
-        if matches!(data.op, Op::Store(_)) {
-            let args = [&[t.param, data.args[1]], &starts[..]].concat();
-            *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
-            r.insts.push(i);
-            continue;
-        }
-        let args = [&[t.param], &starts[..]].concat();
-        if !t.swapped {
-            *k.inst_mut(i) = InstData { op: Op::TileLoad, args, ..data };
-            r.insts.push(i);
-            continue;
-        }
-        let ty = k.ty(data.results[0]).with_shape(t.shape);
-        let tile = emit(k, &mut r.insts, Op::TileLoad, &args, ty);
-        *k.inst_mut(i) = InstData { op: Op::Permute(vec![1, 0]), args: vec![tile], ..data };
-        r.insts.push(i);
+        replace(k, &mut r.insts, i, t.param, starts, t.swapped.then_some(t.shape));
     }
+}
+
+/// Appends an access of a tile by its descriptor in place of one by pointers. `swapped`: the tile's size in the array,
+/// where the block is its transpose.
+fn replace(
+    k: &mut BlockProgram,
+    out: &mut Vec<Inst>,
+    i: Inst,
+    param: Value,
+    starts: [Value; 2],
+    swapped: Option<[usize; 2]>,
+) {
+    let data = k.inst(i).clone();
+    if matches!(data.op, Op::Store(_)) {
+        let args = [&[param, data.args[1]], &starts[..]].concat();
+        *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
+        return out.push(i);
+    }
+    let args = [&[param], &starts[..]].concat();
+    match swapped {
+        None => *k.inst_mut(i) = InstData { op: Op::TileLoad, args, ..data },
+        Some(shape) => {
+            let ty = k.ty(data.results[0]).with_shape(shape);
+            let tile = emit(k, out, Op::TileLoad, &args, ty);
+            *k.inst_mut(i) = InstData { op: Op::Permute(vec![1, 0]), args: vec![tile], ..data };
+        }
+    }
+    out.push(i);
 }
 
 fn emit(k: &mut BlockProgram, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -> Value {

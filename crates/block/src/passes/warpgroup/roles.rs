@@ -24,7 +24,7 @@ use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{PingPong, Ring, Rings};
 use super::{Refusal, uniform};
 use crate::passes::dce;
-use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Inst, Op, Role, Swizzle, Type, Value};
 use epilogue::Epilogue;
 use kiln_machine::Machine;
 use std::collections::HashMap;
@@ -63,6 +63,9 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
     w.write(m)
 }
 
+/// A start along an axis of which no element of a tile is in the array: copies give zeros.
+const BEFORE: i64 = -(1 << 20);
+
 /// Threads of a warpgroup.
 const THREADS: usize = 128;
 
@@ -87,6 +90,16 @@ struct Shared {
     outputs: Outputs,
     /// Barriers of the buffers that the epilogue reads a tile through.
     prefetched: Option<Value>,
+    /// Iterations of the loop over K, where they are a number of the launch.
+    trips: Option<LaunchTrips>,
+}
+
+/// Iterations that the launch decides.
+struct LaunchTrips {
+    /// At least one.
+    count: Value,
+    /// Whether there is none: then a stage of zeros is multiplied.
+    is_empty: Value,
 }
 
 struct Writer<'k> {
@@ -132,6 +145,9 @@ impl<'k> Writer<'k> {
             rows * self.crew.shares() == f.m && rows > 0,
             format!("{} rows for {} consumers", f.m, self.crew.consumers),
         )?;
+        ensure(f.trips.is_some() || !self.is_left_in_registers(), {
+            "left operands in registers need a constant number of iterations over K".into()
+        })?;
         ensure(!self.crew.ping_pong || f.tiles.is_some(), "ping-pong consumers need a loop over tiles".into())?;
         ensure(room >= self.crew.stages && self.crew.stages >= 2, {
             format!(
@@ -207,10 +223,11 @@ impl<'k> Writer<'k> {
         let rings = Rings::new(&mut b, self.crew.stages, self.crew.shares(), self.k.cluster);
         let ping_pong = self.crew.ping_pong.then(|| PingPong::new(&mut b, self.crew.consumers));
         let prefetched = self.epilogue.prefetched.as_ref().map(|p| p.barriers(&mut b, self.crew.consumers));
-        let shared = Shared { rings, ping_pong, tiles, outputs, prefetched };
         let outermost = self.form.tiles.unwrap_or(self.form.depth);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
         c.scalars(&mut b, &before);
+        let trips = self.launch_trips(&mut b, &mut c);
+        let shared = Shared { rings, ping_pong, tiles, outputs, prefetched, trips };
         let together = if self.k.cluster > 1 { Op::ClusterSync } else { Op::Sync };
         b.inst(together, &[], &[], vec![]);
         let copies = self.crew.consumers;
@@ -236,6 +253,25 @@ impl<'k> Writer<'k> {
             missing.map(|v| Refusal(format!("the starts of tiles depend on {v}, which is not arithmetic on scalars")));
         failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
     }
+    /// Iterations of the loop over K, at least one.
+    fn trips(&self, b: &mut Builder, s: &Shared) -> Value {
+        match (self.form.trips, &s.trips) {
+            (None, Some(trips)) => trips.count,
+            (trips, _) => b.i32(trips.unwrap_or(1) as i64),
+        }
+    }
+    fn launch_trips(&self, b: &mut Builder, c: &mut Copier<'k>) -> Option<LaunchTrips> {
+        if self.form.trips.is_some() {
+            return None;
+        }
+        let bounds = c.all(&self.k.inst(self.form.depth).args[..3]);
+        let [lo, hi, step] = bounds[..] else { return None };
+        let (one, length) = (b.i32(1), b.binary(B::Sub, hi, lo));
+        let is_empty = b.cmp(CmpOp::Le, hi, lo);
+        let (last, length) = (b.binary(B::Sub, step, one), b.binary(B::Max, length, one));
+        let length = b.binary(B::Add, length, last);
+        Some(LaunchTrips { count: b.binary(B::Div, length, step), is_empty })
+    }
     /// Runs `body` for every tile of this block, with the ring's stage and phase carried, and so many values more that
     /// start at 0.
     fn over_tiles(
@@ -259,8 +295,10 @@ impl<'k> Writer<'k> {
     ) {
         let Some((tiles, [lo, hi, step])) = bounds_of(c, self.form.tiles) else { return };
         let (zero, one) = (b.i32(0), b.i32(1));
-        let (all, trips) = (b.i32(self.crew.consumers as i64), b.i32(self.form.trips as i64));
-        let others = b.i32(((self.crew.consumers - 1) * self.form.trips) as i64);
+        // Ping-pong is for a constant number of iterations.
+        let trips = self.form.trips.unwrap_or(1);
+        let others = b.i32(((self.crew.consumers - 1) * trips) as i64);
+        let (all, trips) = (b.i32(self.crew.consumers as i64), b.i32(trips as i64));
         let ahead = b.binary(B::Mul, consumer, step);
         let (lo, step) = (b.binary(B::Add, lo, ahead), b.binary(B::Mul, step, all));
         let ahead = b.binary(B::Mul, consumer, trips);
@@ -282,7 +320,12 @@ impl<'k> Writer<'k> {
             let data = self.k.inst(self.form.depth);
             let region = &data.regions[0];
             let bounds = c.all(&data.args[..3]);
-            let [lo, hi, step] = bounds[..] else { return now.to_vec() };
+            let [lo, mut hi, step] = bounds[..] else { return now.to_vec() };
+            if s.trips.is_some() {
+                let one = b.i32(1);
+                let first = b.binary(B::Add, lo, one);
+                hi = b.binary(B::Max, hi, first);
+            }
             let kept: Vec<Value> = self.form.kept.iter().map(|n| data.args[3 + n]).collect();
             let carried = [&ring.values()[..], &c.all(&kept)].concat();
             let out = b.for_loop([lo, hi, step], &carried, |b, index, now| {
@@ -309,7 +352,11 @@ impl<'k> Writer<'k> {
     /// Copies a load into its stage: on the left one copy per consumer, on the right one for all.
     fn copy_tile(&self, b: &mut Builder, c: &mut Copier, s: &Shared, n: usize, ring: Ring) {
         let load = &self.form.loads[n];
-        let starts = c.all(&self.k.inst(load.inst).args[1..]);
+        let mut starts = c.all(&self.k.inst(load.inst).args[1..]);
+        if let (Some(LaunchTrips { is_empty, .. }), Some(start)) = (&s.trips, starts.last_mut()) {
+            let before = b.i32(BEFORE);
+            *start = b.select(*is_empty, before, *start);
+        }
         let Some(desc) = c.get(load.desc) else { return };
         if load.side == Side::Right {
             let multicast = self.k.cluster > 1;

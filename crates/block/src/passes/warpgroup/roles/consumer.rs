@@ -140,7 +140,7 @@ impl<'k> Writer<'k> {
         let started = self.start(b, s, (copy, ring), &none);
         self.prefetch(b, s, fetch);
         let next = s.rings.next(b, ring);
-        let (one, last) = (b.i32(1), b.i32(self.form.trips as i64));
+        let (one, last) = (b.i32(1), self.trips(b, s));
         let carried = [&next.values()[..], &[ring.stage], &started].concat();
         let out = b.for_loop([one, last, one], &carried, |b, _, now| {
             let ring = Ring::of(now);
@@ -165,7 +165,7 @@ impl<'k> Writer<'k> {
         self.prefetch(b, s, fetch);
         let none = self.starts(b);
         let zeros = vec![b.constant(self.block(), Const::Float(0.0)); none.len()];
-        let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
+        let (zero, one, last) = (b.i32(0), b.i32(1), self.trips(b, s));
         let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, _, now| {
             let ring = Ring::of(now);
             let tokens = self.start(b, s, (copy, ring), &zeros);
@@ -188,11 +188,11 @@ impl<'k> Writer<'k> {
         self.prefetch(b, s, fetch);
         let block = self.block();
         let none = self.starts(b);
-        let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
+        let (zero, one, last) = (b.i32(0), b.i32(1), self.trips(b, s));
         let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, trip, now| {
             let ring = Ring::of(now);
             s.rings.wait(b, ring);
-            let there = self.there(b, trip);
+            let there = self.there(b, s, trip);
             let mut sums = vec![];
             for (sum, from) in self.form.sums.iter().zip(&now[2..]) {
                 sums.push(sum.matmuls.iter().fold(*from, |from, &matmul| {
@@ -210,11 +210,18 @@ impl<'k> Writer<'k> {
     }
 
     /// Valid elements of K in an iteration, where the last one has fewer.
-    fn there(&self, b: &mut Builder, trip: Value) -> Option<Value> {
+    fn there(&self, b: &mut Builder, s: &Shared, trip: Value) -> Option<Value> {
         let last = b.i32(self.crew.last? as i64);
         let load = self.form.loads.first()?;
         let whole = load.shape[usize::from(!load.swapped)];
-        let (whole, end) = (b.i32(whole as i64), b.i32(self.form.trips as i64 - 1));
+        let whole = b.i32(whole as i64);
+        let end = match self.form.trips {
+            Some(trips) => b.i32(trips as i64 - 1),
+            None => {
+                let (trips, one) = (self.trips(b, s), b.i32(1));
+                b.binary(B::Sub, trips, one)
+            }
+        };
         let ends = b.cmp(CmpOp::Eq, trip, end);
         Some(b.select(ends, last, whole))
     }

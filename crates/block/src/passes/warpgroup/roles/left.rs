@@ -46,19 +46,21 @@ impl Writer<'_> {
         (copy, ring): Place,
         fetch: Option<&Fetch>,
     ) -> (Vec<Value>, Ring) {
+        // Two iterations a turn: how many there are decides the code.
+        let trips = self.form.trips.unwrap_or(1);
         let none = self.starts(b);
         let lefts = self.read_lefts(b, s, (copy, ring));
         let tokens = self.start_from(b, s, ring, &lefts, &none);
         self.prefetch(b, s, fetch);
         let mut now = Flight { stage: ring.stage, lefts, tokens };
-        if self.form.trips == 1 {
+        if trips == 1 {
             self.pass(b, s, copy);
             return self.last(b, s, ring, now);
         }
         let mut ring = s.rings.next(b, ring);
         let mut next = self.read_lefts(b, s, (copy, ring));
         // Stages after which another one is read.
-        let steps = self.form.trips - 2;
+        let steps = trips - 2;
         if !steps.is_multiple_of(2) {
             (now, ring, next) = self.step(b, s, (copy, ring), now, next);
         }
