@@ -6,6 +6,13 @@
 use super::F32;
 use crate::host::text::Name;
 
+/// p * 2^k, k as float and as i32.
+struct Power {
+    p: Name,
+    kf: Name,
+    k: Name,
+}
+
 impl F32<'_, '_> {
     /// The integer nearest to x times `factor`, as float and as i32, without a conversion (|x * factor| < 2^22).
     pub(super) fn nearest(&mut self, x: &Name, factor: f32) -> (Name, Name) {
@@ -27,10 +34,8 @@ impl F32<'_, '_> {
     /// p * 2^k, k as float and as i32. By one instruction, or by two factors, so that the whole range of results is
     /// reached with one rounding.
     pub(super) fn scale(&mut self, p: &Name, kf: &Name, k: &Name) -> Name {
-        if self.n == 16 && self.e.machine.lanes == 16 {
-            let t = self.t();
-            let args = [(&*t, &**p), (&*t, &**kf), (&*t, "zeroinitializer"), ("i16", "-1"), ("i32", "4")];
-            return self.e.text.call(self.d, &t, "llvm.x86.avx512.mask.scalef.ps.512", &args);
+        if self.scales() {
+            return self.scale_where(p, kf, "-1");
         }
         let one = self.i(1);
         let k1 = self.iop("ashr", k, &one);
@@ -38,6 +43,38 @@ impl F32<'_, '_> {
         let (s1, s2) = (self.pow2(&k1), self.pow2(&k2));
         let r = self.mul(p, &s1);
         self.mul(&r, &s2)
+    }
+    /// Whether the processor multiplies these lanes by powers of two in one instruction.
+    fn scales(&self) -> bool {
+        self.n == 16 && self.e.machine.lanes == 16
+    }
+    /// p * 2^k in the lanes of a mask of 16 bits, else 0. Only where [`Self::scales`].
+    fn scale_where(&mut self, p: &Name, k: &Name, mask: &str) -> Name {
+        let t = self.t();
+        let args = [(&*t, &**p), (&*t, &**k), (&*t, "zeroinitializer"), ("i16", mask), ("i32", "4")];
+        self.e.text.call(self.d, &t, "llvm.x86.avx512.mask.scalef.ps.512", &args)
+    }
+    /// `power` of x, but 0 below `least`. There is no arithmetic on results that small: numbers below the normal range
+    /// take some processors a hundred times as long, and rows are padded with minus infinity.
+    fn power_from(&mut self, x: &Name, least: f32, power: impl FnOnce(&mut Self, &Name) -> Power) -> Name {
+        let least = self.c(least);
+        let counts = self.fcmp("uge", x, &least);
+        if self.scales() {
+            let Power { p, kf, .. } = power(self, x);
+            let mask = self.e.text.emit(self.d, format!("bitcast <16 x i1> {counts} to i16"));
+            return self.scale_where(&p, &kf, &mask);
+        }
+        let zero = self.c(0.0);
+        let x = self.select(&counts, x, &zero);
+        let Power { p, kf, k } = power(self, &x);
+        let y = self.scale(&p, &kf, &k);
+        self.select(&counts, &y, &zero)
+    }
+    /// x limited to at most `most`; NaN stays.
+    fn at_most(&mut self, x: &Name, most: f32) -> Name {
+        let most = self.c(most);
+        let above = self.fcmp("ogt", x, &most);
+        self.select(&above, &most, x)
     }
     /// e^r - 1 for |r| <= ln2/2 (Cephes).
     fn expm1_core(&mut self, r: &Name) -> Name {
@@ -63,19 +100,21 @@ impl F32<'_, '_> {
         self.horner(r, &[1.381_454e-3, 8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 4.999_999_4e-1, 1.0, 1.0])
     }
     pub(super) fn exp(&mut self, x: &Name) -> Name {
-        let x = self.clamp(x, -104.0, 89.0);
-        let (r, kf, k) = self.reduce_ln2_both(&x);
-        let p = self.exp_core(&r);
-        self.scale(&p, &kf, &k)
+        self.power_from(x, -104.0, |f, x| {
+            let x = f.at_most(x, 89.0);
+            let (r, kf, k) = f.reduce_ln2_both(&x);
+            Power { p: f.exp_core(&r), kf, k }
+        })
     }
     pub(super) fn exp2(&mut self, x: &Name) -> Name {
-        let x = self.clamp(x, -151.0, 129.0);
-        let (kf, k) = self.nearest(&x, 1.0);
-        let f = self.sub(&x, &kf);
-        let ln2 = self.c(std::f32::consts::LN_2);
-        let r = self.mul(&f, &ln2);
-        let p = self.exp_core(&r);
-        self.scale(&p, &kf, &k)
+        self.power_from(x, -151.0, |f, x| {
+            let x = f.at_most(x, 129.0);
+            let (kf, k) = f.nearest(&x, 1.0);
+            let fraction = f.sub(&x, &kf);
+            let ln2 = f.c(std::f32::consts::LN_2);
+            let r = f.mul(&fraction, &ln2);
+            Power { p: f.exp_core(&r), kf, k }
+        })
     }
     /// e^x - 1 = 2 (2^(k-1) m + 2^(k-1) - 1/2), m = e^r - 1.
     pub(super) fn expm1(&mut self, x0: &Name) -> Name {
