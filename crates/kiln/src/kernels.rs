@@ -22,7 +22,7 @@ use crate::error::{Cause, Error};
 use kiln_block::{Op, passes};
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_machine::Machine;
-use kiln_runtime::{Cubin, CudaProgram, Device, HostDevice, Ptx};
+use kiln_runtime::{Cubin, CudaProgram, Device, HostDevice, Pace, Ptx};
 use std::sync::Arc;
 
 pub use background::{Pending, State, finish, postpone};
@@ -78,7 +78,7 @@ impl Place {
 }
 
 enum Code {
-    Host { module: Arc<host::HostModule>, device: HostDevice, asserts: bool },
+    Host { module: Arc<host::HostModule>, device: HostDevice, asserts: bool, pace: Pace },
     Cuda(Box<CudaProgram>),
 }
 
@@ -144,12 +144,12 @@ impl Kernel {
     /// device, which holds what the kernel accesses until it has run, and which nobody else writes.
     pub unsafe fn launch(&self, grid: [usize; 3], arguments: &[Argument], stream: u64) -> Result<(), Error> {
         match &self.code {
-            Code::Host { module, device, asserts } => {
+            Code::Host { module, device, asserts, pace } => {
                 let function = module
                     .function(0)
                     .ok_or_else(|| Error::failed("a kernel's code has no function; please report it", ""))?;
                 // SAFETY: this function's contract.
-                unsafe { device.launch(function, grid, arguments) };
+                unsafe { device.launch(function, grid, arguments, pace) };
                 match asserts.then(host::take_failure).flatten() {
                     Some(why) => Err(Error::failed(format!("a kernel's assertion failed: {why}"), ASSERTION_HELP)),
                     None => Ok(()),
@@ -281,7 +281,7 @@ impl Prepared {
             (Generated::Host(module), Device::Host(device)) => {
                 let mut asserts = false;
                 stages.program.walk(&mut |_, data| asserts |= matches!(data.op, Op::Assert(_)));
-                Code::Host { module, device: device.clone(), asserts }
+                Code::Host { module, device: device.clone(), asserts, pace: Pace::default() }
             }
             (Generated::Ptx(code), Device::Cuda(device)) => {
                 let Assembly { loadable, cubin } = *code;

@@ -33,7 +33,7 @@ pub use error::{Mismatch, RuntimeError};
 pub use executable::{
     Code, Cubin, Executable, Extent, HostFn, InputSpec, KernelCode, LaunchMap, Passed, Ptx, TensorMap,
 };
-pub use host::{HostDevice, MAX_THREADS};
+pub use host::{HostDevice, MAX_THREADS, Pace};
 pub use launch::Argument;
 pub use param::{CUDA_ALIGN, DeviceParam, HOST_ALIGN, Param, host_align};
 pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};

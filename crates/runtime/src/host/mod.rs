@@ -13,6 +13,7 @@ mod weights;
 
 use crate::{HostFn, RuntimeError};
 use openmp::OpenMp;
+pub use program::Pace;
 use std::{
     sync::{
         Arc,
