@@ -71,6 +71,8 @@ struct Emit<'k> {
     pending: group::Group,
     /// Buffers of the values that are computed in the place of what they replace.
     homes: HashMap<Value, eval::Buffer>,
+    /// Vectors of offsets of which it is known at run time whether they are those of neighbours.
+    runs: HashMap<text::Name, scattered::Run>,
     /// Lanes of the nest being written.
     lanes: usize,
     /// Number of elements that `Form::Lanes` spans where that is not `lanes`.
@@ -149,6 +151,7 @@ fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), Codegen
             scratch: 0,
             dummy: None,
         };
+            runs: HashMap::new(),
         let text = program::function(&mut e, &format!("kiln.{n}")).map_err(|what| CodegenError::Unsupported {
             kernel: kernel.name.clone(),
             target: "the host".into(),

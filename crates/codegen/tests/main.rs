@@ -12,6 +12,7 @@ mod host_random;
 mod launch_arrays;
 mod launch_atomics;
 mod launch_control;
+mod launch_dots;
 mod launch_elements;
 mod launch_moves;
 mod launch_offsets;

@@ -129,9 +129,10 @@ impl Emit<'_> {
             match c {
                 Carried::Block { other, elem, shape, .. } => {
                     let ptr = self.text.emit(0, format!("load ptr, ptr {other}"));
-                    let buffer = Buffer { ptr, elem: *elem, shape: shape.clone(), memory: Store::Scratch };
+                    let (elem, shape) = (*elem, shape.clone());
+                    let buffer = Buffer { ptr, elem, shape, memory: Store::Scratch, neighbours: None };
                     // The yield itself is the sink, so that values that only the yield demands stay in registers.
-                    self.push(loop_inst, shape, Sink::Keep { value: n, buffer, place: false })?;
+                    self.push(loop_inst, &buffer.shape.clone(), Sink::Keep { value: n, buffer, place: false })?;
                 }
                 Carried::Replaced { buffer } => match self.place.get(&n) {
                     Some(Place::Buffer(b)) if b.ptr == buffer.ptr => {}
@@ -250,7 +251,8 @@ impl Emit<'_> {
         Ok(match c {
             Carried::Block { cur, elem, shape, pointee, .. } => {
                 let ptr = self.text.emit(0, format!("load ptr, ptr {cur}"));
-                Place::of_buffer(Buffer { ptr, elem: *elem, shape: shape.clone(), memory: Store::Scratch }, *pointee)
+                let (elem, shape) = (*elem, shape.clone());
+                Place::of_buffer(Buffer { ptr, elem, shape, memory: Store::Scratch, neighbours: None }, *pointee)
             }
             Carried::Replaced { buffer } => Place::Buffer(buffer.clone()),
             Carried::Pointer { slot, elem } => {

@@ -23,6 +23,8 @@ pub(super) struct Demand {
     /// Position in program order and the enclosing `for` instructions, outermost first.
     place: HashMap<Inst, (usize, Vec<Inst>)>,
     cost: HashMap<Value, u32>,
+    /// As `cost`, without what is computed for fewer elements and repeated.
+    dense_cost: HashMap<Value, u32>,
     /// Ops that are evaluated again wherever a value is read again; those of pointers count too.
     weight: HashMap<Value, u32>,
     /// Loops that read a value, and how.
@@ -30,6 +32,8 @@ pub(super) struct Demand {
     maps: IndexMaps,
     /// Factors of matmuls.
     pub packed: BTreeSet<Value>,
+    /// Integers that become part of addresses by sums, casts and moves alone.
+    pub offsets: BTreeSet<Value>,
     /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
@@ -130,15 +134,17 @@ impl Demand {
         d.number(k, &k.body, &[], &mut order);
         for &i in &order {
             let inst = k.inst(i);
-            let sum: u32 = inst
-                .args
-                .iter()
-                .map(|a| d.cost.get(a).copied().unwrap_or(0))
-                .fold(own_cost(&inst.op), u32::saturating_add);
+            let sum = |costs: &HashMap<Value, u32>| {
+                let costs = inst.args.iter().map(|a| costs.get(a).copied().unwrap_or(0));
+                costs.fold(own_cost(&inst.op), u32::saturating_add)
+            };
+            let (cost, dense) = (sum(&d.cost), if inst.op == Op::Broadcast { 0 } else { sum(&d.dense_cost) });
             for &r in &inst.results {
                 d.def.insert(r, i);
                 let is_block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
-                d.cost.insert(r, if is_block && !forces(&inst.op) { sum } else { 0 });
+                let lazy = is_block && !forces(&inst.op);
+                d.cost.insert(r, if lazy { cost } else { 0 });
+                d.dense_cost.insert(r, if lazy { dense } else { 0 });
             }
             d.weigh(k, inst);
             d.trace_root(k, i);
@@ -149,8 +155,19 @@ impl Demand {
         for &i in order.iter().rev() {
             d.decide(k, i, &overwritten);
             d.confine(k, i);
+            d.trace_offsets(k.inst(i));
         }
         d
+    }
+    /// Which operands of an instruction become parts of addresses; its results are known to do so or not.
+    fn trace_offsets(&mut self, inst: &InstData) {
+        let sums = matches!(inst.op, Op::Binary(BinaryOp::Add | BinaryOp::Sub) | Op::Cast(_));
+        let moves = matches!(inst.op, Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_));
+        if inst.op == Op::PtrAdd {
+            self.offsets.extend(inst.args.get(1));
+        } else if (sums || moves) && inst.results.iter().any(|r| self.offsets.contains(r)) {
+            self.offsets.extend(&inst.args);
+        }
     }
     /// Records for the operands of an instruction where it reads them.
     fn confine(&mut self, k: &BlockProgram, i: Inst) {
@@ -291,7 +308,9 @@ impl Demand {
         let deeper = readings
             .keys()
             .any(|&s| self.loops(s).len() > self.loops(i).len() || (by_hand && computes_again(&k.inst(s).op)));
-        let dear = self.cost(r) >= KEEP_COST;
+        // What is repeated along an axis is kept before it is.
+        let costs = if by_hand { &self.dense_cost } else { &self.cost };
+        let dear = costs.get(&r).is_some_and(|c| *c >= KEEP_COST);
         let must = overwritten.contains(&r) || self.packed.contains(&r);
         let repeated = readings.len() > 1 || deeper || self.spread(k, r);
         let scattered = self.weight.get(&r).is_some_and(|w| *w >= KEEP_COST)

@@ -17,6 +17,8 @@ pub(super) struct Buffer {
     pub shape: Vec<usize>,
     /// How its elements are stored.
     pub memory: Store,
+    /// For offsets: a byte for each vector, which says whether its elements are those of neighbours.
+    pub neighbours: Option<Name>,
 }
 
 /// Where a value is.
@@ -74,7 +76,9 @@ impl Emit<'_> {
             Some(Place::Reg(x)) => Ok(x),
             Some(Place::Buffer(b)) => {
                 let off = self.linear(&b.shape, at);
-                self.read(b.elem, b.memory, &b.ptr, &off, Guard::default())
+                let x = self.read(b.elem, b.memory, &b.ptr, &off, Guard::default())?;
+                self.read_run(&b, &off, &x)?;
+                Ok(x)
             }
             Some(Place::Addresses(b, elem)) => {
                 let off = self.linear(&b.shape, at);
@@ -106,8 +110,9 @@ impl Emit<'_> {
             _ => {
                 let x = self.reg(v, self.lanes);
                 let n = self.lanes;
-                let x = self.text.emit(v.depth, format!("sext <{n} x i32> {x} to <{n} x i64>"));
-                Val { elem: Elem::I64, form: Form::Vec(x), depth: v.depth }
+                let wide = self.text.emit(v.depth, format!("sext <{n} x i32> {x} to <{n} x i64>"));
+                self.same_run(&x, &wide);
+                Val { elem: Elem::I64, form: Form::Vec(wide), depth: v.depth }
             }
         }
     }

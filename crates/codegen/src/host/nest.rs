@@ -123,7 +123,7 @@ impl Emit<'_> {
         let at = self.scratch;
         self.scratch += bytes.next_multiple_of(64);
         let ptr = self.text.emit(0, format!("getelementptr i8, ptr %scratch, i64 {at}"));
-        Buffer { ptr, elem, shape: shape.to_vec(), memory }
+        Buffer { ptr, elem, shape: shape.to_vec(), memory, neighbours: None }
     }
 
     /// Writes the pending nest.
@@ -418,6 +418,7 @@ impl Emit<'_> {
                 }
                 Sink::Reduce { op, axis, operand, .. } => {
                     let v = self.eval(*operand, at)?;
+                    self.write_run(buffer, &off, &v)?;
                     self.accumulate(*op, *axis, &v, at, run, turn)?;
                 }
                 Sink::Scan { op, axis, operand, result } => {

@@ -377,7 +377,10 @@ impl Emit<'_> {
         }
         let n = self.width(&[v]);
         let x = self.reg(v, n);
-        let r = self.cast_reg(from, to, d, x, n)?;
+        let r = self.cast_reg(from, to, d, x.clone(), n)?;
+        if (from, to) == (Elem::I32, Elem::I64) {
+            self.same_run(&x, &r);
+        }
         Ok(self.wrap(to, r, n, d))
     }
     pub fn cast_reg(&mut self, from: Elem, to: Elem, d: usize, x: Name, n: usize) -> Res<Name> {

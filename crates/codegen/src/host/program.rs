@@ -1,6 +1,6 @@
 //! One kernel: its function, its instructions in order, and the program's loops and branches.
 use super::demand::{Demand, forces};
-use super::eval::Place;
+use super::eval::{Buffer, Place};
 use super::group::{Sink, block_elem};
 use super::memory::{Guard, Store};
 use super::prefetch::Prefetch;
@@ -177,7 +177,7 @@ impl Emit<'_> {
                     };
                     let buffer = match self.homes.get(&result) {
                         Some(home) => home.clone(),
-                        None => self.buffer_in(self.memory_of(result, elem), elem, &shape),
+                        None => self.kept_buffer(result, elem, &shape),
                     };
                     return self.push(i, &shape, Sink::Keep { value: result, buffer, place: true });
                 }
@@ -187,6 +187,17 @@ impl Emit<'_> {
         }
     }
     /// How a kept value is stored. Halves of hand-written kernels stay halves, except factors of matmuls, which convert
+    /// Memory for a value that is kept.
+    fn kept_buffer(&mut self, v: Value, elem: Elem, shape: &[usize]) -> Buffer {
+        let mut buffer = self.buffer_in(self.memory_of(v, elem), elem, shape);
+        let (lanes, inner) = (self.machine.lanes, shape.iter().rfind(|n| **n > 1));
+        let index = matches!(elem, Elem::I32 | Elem::I64) && self.kernel.has_launch_values();
+        if index && self.demand.offsets.contains(&v) && inner.is_some_and(|n| *n >= lanes) {
+            let vectors = shape.iter().product::<usize>() / lanes;
+            buffer.neighbours = Some(self.buffer_in(Store::Tensor, Elem::I8, &[vectors]).ptr);
+        }
+        buffer
+    }
     /// each element once, unless they multiply pairs of bf16.
     fn memory_of(&self, v: Value, elem: Elem) -> Store {
         let factor = self.demand.packed.contains(&v);

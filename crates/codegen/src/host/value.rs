@@ -160,7 +160,9 @@ impl Emit<'_> {
                     Arith::Mul => "mul",
                 };
                 let ty = vector(reg(elem), self.lanes);
-                Form::Vec(self.text.emit(depth, format!("{name} {ty} {x}, {y}")))
+                let moved = self.text.emit(depth, format!("{name} {ty} {x}, {y}"));
+                self.move_run(op, a, b, &moved);
+                Form::Vec(moved)
             }
         };
         Val { elem, form, depth }
