@@ -30,6 +30,7 @@ mod scattered;
 mod short_float;
 mod sums;
 mod text;
+mod tiles;
 mod value;
 
 use crate::CodegenError;
@@ -58,7 +59,7 @@ pub struct HostModule {
 /// State while a kernel's text is written.
 struct Emit<'k> {
     kernel: &'k BlockProgram,
-    machine: &'static jit::Machine,
+    machine: &'k jit::Machine,
     text: text::Text,
     demand: demand::Demand,
     prefetch: prefetch::Prefetch,
@@ -69,10 +70,10 @@ struct Emit<'k> {
     assumed: HashSet<Value>,
     here: Vec<value::Val>,
     pending: group::Group,
-    /// Buffers of the values that are computed in the place of what they replace.
-    homes: HashMap<Value, eval::Buffer>,
     /// Vectors of offsets of which it is known at run time whether they are those of neighbours.
     runs: HashMap<text::Name, scattered::Run>,
+    /// Buffers of the values that are computed in the place of what they replace.
+    homes: HashMap<Value, eval::Buffer>,
     /// Lanes of the nest being written.
     lanes: usize,
     /// Number of elements that `Form::Lanes` spans where that is not `lanes`.
@@ -83,6 +84,8 @@ struct Emit<'k> {
     /// Bytes of scratch memory so far.
     scratch: usize,
     dummy: Option<text::Name>,
+    /// A product is computed by the matrix unit.
+    uses_tiles: bool,
 }
 
 /// Kernels as an object file: what [`HostModule::load`] makes code of. It runs on the processor of [`processor`] alone.
@@ -111,24 +114,28 @@ pub fn compile(kernels: &[BlockProgram]) -> Result<HostModule, CodegenError> {
 /// The same, as a file.
 pub fn object(kernels: &[BlockProgram]) -> Result<Object, CodegenError> {
     let Some(first) = kernels.first() else { return Ok(Object { bytes: vec![], externs: vec![], kernels: 0 }) };
-    let (text, externs) = emit(kernels)?;
-    let bytes = jit::object(&text).map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
+    let machine = jit::machine();
+    let (text, externs) = emit(kernels, machine)?;
+    let bytes = jit::object(&text, machine).map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
     Ok(Object { bytes, externs: externs.iter().map(|s| s.to_string()).collect(), kernels: kernels.len() })
 }
 
 /// The LLVM text of kernels, before LLVM's own passes: for inspection and snapshot tests.
 pub fn llvm_text(kernels: &[BlockProgram]) -> Result<String, CodegenError> {
-    emit(kernels).map(|(text, _)| text)
+    emit(kernels, jit::machine()).map(|(text, _)| text)
 }
 
 /// The assembly of kernels for this machine's processor.
 pub fn assembly(kernels: &[BlockProgram]) -> Result<String, CodegenError> {
-    let name = || kernels.first().map_or(String::new(), |k| k.name.clone());
-    jit::assembly(&emit(kernels)?.0).map_err(|what| CodegenError::Llvm { kernel: name(), what })
+    assembly_for(kernels, jit::machine())
 }
 
-fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), CodegenError> {
-    let machine = jit::machine();
+fn assembly_for(kernels: &[BlockProgram], machine: &jit::Machine) -> Result<String, CodegenError> {
+    let name = || kernels.first().map_or(String::new(), |k| k.name.clone());
+    jit::assembly(&emit(kernels, machine)?.0, machine).map_err(|what| CodegenError::Llvm { kernel: name(), what })
+}
+
+fn emit(kernels: &[BlockProgram], machine: &jit::Machine) -> Result<(String, Vec<&'static str>), CodegenError> {
     let mut shared = text::Text::default();
     let mut functions = String::new();
     for (n, kernel) in kernels.iter().enumerate() {
@@ -143,6 +150,7 @@ fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), Codegen
             assumed: HashSet::new(),
             here: vec![],
             pending: Default::default(),
+            runs: HashMap::new(),
             homes: HashMap::new(),
             lanes: 1,
             span: None,
@@ -150,8 +158,8 @@ fn emit(kernels: &[BlockProgram]) -> Result<(String, Vec<&'static str>), Codegen
             sizes: vec![],
             scratch: 0,
             dummy: None,
+            uses_tiles: false,
         };
-            runs: HashMap::new(),
         let text = program::function(&mut e, &format!("kiln.{n}")).map_err(|what| CodegenError::Unsupported {
             kernel: kernel.name.clone(),
             target: "the host".into(),

@@ -1,4 +1,5 @@
-//! Matmuls of blocks: register tiles of rows by vectors, over operands in scratch memory.
+//! Matmuls of blocks: register tiles of rows by vectors, over operands in scratch memory. The matrix unit's tiles are
+//! in [`super::tiles`].
 //!
 //! Columns are the outer loop: a panel of the right operand stays in the first cache while all rows pass. A loop's
 //! accumulator is updated where it is. Where the processor multiplies pairs of bf16 (`avx512bf16`) that is used, for
@@ -7,6 +8,7 @@ use super::eval::{Buffer, Place};
 use super::group::block_elem;
 use super::memory::Store;
 use super::text::{Name, reg, vector};
+use super::tiles::{DEPTH, TILE};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{Elem, Value};
@@ -15,32 +17,48 @@ use kiln_block::{Elem, Value};
 const UNROLL: usize = 2;
 
 /// `left [M,K] x right [K,N] + acc [M,N]`.
-struct Matmul {
+pub(super) struct Matmul {
     m: usize,
-    n: usize,
-    k: usize,
-    left: Buffer,
+    pub n: usize,
+    pub k: usize,
+    pub left: Buffer,
     right: Buffer,
-    acc: Value,
-    to: Buffer,
+    pub acc: Value,
+    pub to: Buffer,
     /// Rows and vectors of a register tile.
-    rows: usize,
-    vectors: usize,
-    /// Pairs of bf16 are multiplied.
-    pairs: bool,
+    pub rows: usize,
+    pub vectors: usize,
+    by: Multiplier,
+}
+
+/// What multiplies.
+#[derive(Clone, Copy, PartialEq)]
+enum Multiplier {
+    Elements,
+    /// Pairs of bf16.
+    Pairs,
+    /// The matrix unit, pairs of bf16, too.
+    Unit,
+}
+
+impl Matmul {
+    /// Whether pairs of bf16 are multiplied.
+    fn pairs(&self) -> bool {
+        self.by != Multiplier::Elements
+    }
 }
 
 /// The columns of the right operand that a tile multiplies.
-struct Panel {
-    ptr: Name,
-    /// Elements from one step of the summed axis to the next.
-    stride: usize,
+pub(super) struct Panel {
+    pub ptr: Name,
+    /// Elements, or pairs, from one step of the summed axis to the next.
+    pub stride: usize,
 }
 
 /// The first row and column of a tile.
-struct Corner<'a> {
-    row: &'a Name,
-    column: &'a Name,
+pub(super) struct Corner<'a> {
+    pub row: &'a Name,
+    pub column: &'a Name,
 }
 
 impl Emit<'_> {
@@ -67,7 +85,13 @@ impl Emit<'_> {
         let most = if self.machine.lanes >= 16 && vectors == 2 { 8 } else { 8 / vectors };
         let halves = a.memory == Store::Tensor && b.memory == Store::Tensor;
         let pairs = halves && elem == Elem::F32 && self.lanes == 16 && k.is_multiple_of(2);
-        let product = Matmul { m, n, k, left: a, right: b, acc, to, rows: m.min(most), vectors, pairs };
+        let unit = pairs && self.machine.tiles && m.is_multiple_of(TILE) && k.is_multiple_of(DEPTH);
+        let (by, most) = match (pairs, unit) {
+            (_, true) => (Multiplier::Unit, 2 * TILE),
+            (true, false) => (Multiplier::Pairs, most),
+            (false, false) => (Multiplier::Elements, most),
+        };
+        let product = Matmul { m, n, k, left: a, right: b, acc, to, rows: m.min(most), vectors, by };
         self.matmul(&product)?;
         self.memo = vec![Default::default()];
         self.lanes = 1;
@@ -76,7 +100,7 @@ impl Emit<'_> {
     }
     fn matmul(&mut self, product: &Matmul) -> Res<()> {
         let (lanes, panel) = (self.lanes, product.vectors * self.lanes);
-        let packed = product.pairs.then(|| self.new_buffer(Elem::I32, &[product.k / 2, panel]));
+        let packed = product.pairs().then(|| self.new_buffer(Elem::I32, &[product.k / 2, panel]));
         let (outer, column) = self.text.open_loop();
         self.memo.push(Default::default());
         let panel_of = match &packed {
@@ -90,7 +114,11 @@ impl Emit<'_> {
         };
         let (inner, row) = self.text.open_loop();
         self.memo.push(Default::default());
-        self.tile(product, &panel_of, &Corner { row: &row, column: &column })?;
+        let corner = Corner { row: &row, column: &column };
+        match product.by {
+            Multiplier::Unit => self.unit_tile(product, &panel_of, &corner)?,
+            Multiplier::Pairs | Multiplier::Elements => self.tile(product, &panel_of, &corner)?,
+        }
         self.memo.pop();
         self.text.close_loop(&inner, &row, "0", &product.m.to_string(), product.rows as i64);
         self.memo.pop();
@@ -137,7 +165,7 @@ impl Emit<'_> {
                 sums.push(slot);
             }
         }
-        let steps = if product.pairs { product.k / 2 } else { product.k };
+        let steps = if product.pairs() { product.k / 2 } else { product.k };
         let unroll = if steps.is_multiple_of(UNROLL) { UNROLL } else { 1 };
         let (label, step) = self.text.open_loop();
         for u in 0..unroll {
@@ -159,7 +187,7 @@ impl Emit<'_> {
         Ok(())
     }
     /// Coordinates of a vector of a tile.
-    fn tile_coordinates(&mut self, corner: &Corner, row: usize, vector: usize) -> [Val; 2] {
+    pub fn tile_coordinates(&mut self, corner: &Corner, row: usize, vector: usize) -> [Val; 2] {
         let (d, lanes) = (self.text.depth(), self.lanes);
         let row = self.text.emit(d, format!("add nuw nsw i64 {}, {row}", corner.row));
         let column = self.text.emit(d, format!("add nuw nsw i64 {}, {}", corner.column, vector * lanes));
@@ -176,17 +204,17 @@ impl Emit<'_> {
         let mut columns = vec![];
         for v in 0..product.vectors {
             let at = self.text.emit(d, format!("add nuw nsw i64 {at}, {}", v * lanes));
-            columns.push(match product.pairs {
+            columns.push(match product.pairs() {
                 true => self.word_pairs(&panel.ptr, &at, lanes),
                 false => self.factor(&product.right, &panel.ptr, &at, (e, lanes))?,
             });
         }
-        let steps = if product.pairs { product.k / 2 } else { product.k };
+        let steps = if product.pairs() { product.k / 2 } else { product.k };
         for r in 0..product.rows {
             let at = self.text.emit(d, format!("add nuw nsw i64 {row}, {r}"));
             let at = self.text.emit(d, format!("mul nuw nsw i64 {at}, {steps}"));
             let at = self.text.emit(d, format!("add nuw nsw i64 {at}, {step}"));
-            let x = match product.pairs {
+            let x = match product.pairs() {
                 true => self.word_pairs(&product.left.ptr, &at, 1),
                 false => {
                     let x = self.factor(&product.left, &product.left.ptr, &at, (e, 1))?;
@@ -204,7 +232,7 @@ impl Emit<'_> {
     fn sum_of_products(&mut self, product: &Matmul, [x, y, sum]: [&Name; 3]) -> Name {
         let (d, lanes, e) = (self.text.depth(), self.lanes, product.to.elem);
         let t = vector(reg(e), lanes);
-        if product.pairs {
+        if product.pairs() {
             let pairs = "<32 x bfloat>";
             return self.text.call(d, &t, "llvm.x86.avx512bf16.dpbf16ps.512", &[(&t, sum), (pairs, x), (pairs, y)]);
         }

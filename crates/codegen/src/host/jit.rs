@@ -31,6 +31,8 @@ pub(super) struct Machine {
     pub f16c: bool,
     /// Sums of products of pairs of bf16, in vectors of 16 f32.
     pub pairs_of_bf16: bool,
+    /// The matrix unit for bf16 may be used.
+    pub tiles: bool,
 }
 
 pub(super) fn machine() -> &'static Machine {
@@ -46,7 +48,8 @@ pub(super) fn machine() -> &'static Machine {
             4
         };
         let pairs_of_bf16 = lanes == 16 && has("avx512bf16");
-        Machine { lanes, f16c: has("f16c"), pairs_of_bf16, cpu, features }
+        let tiles = pairs_of_bf16 && has("amx-tile") && has("amx-bf16");
+        Machine { lanes, f16c: has("f16c"), pairs_of_bf16, tiles, cpu, features }
     })
 }
 
@@ -56,11 +59,21 @@ fn target(level: Level, best: Level) -> (String, String) {
     match level {
         Level::Portable if best > level => ("x86-64".into(), "+sse2".into()),
         Level::Avx2 if best > level => ("x86-64-v3".into(), "+avx2,+fma,+f16c".into()),
-        // Generated code never uses the matrix unit.
-        _ => (TargetMachine::get_host_cpu_name().to_string(), TargetMachine::get_host_cpu_features().to_string()),
+        // Generated code uses the matrix unit only where the system has let this process use it.
+        _ => {
+            let mut features = without_unit(&TargetMachine::get_host_cpu_features().to_string());
+            if level == Level::Amx {
+                features.push_str(",+amx-tile,+amx-bf16");
+            }
+            (TargetMachine::get_host_cpu_name().to_string(), features)
+        }
     }
 }
 
+/// Features of a processor without its matrix unit.
+fn without_unit(features: &str) -> String {
+    features.split(',').filter(|f| !f.starts_with("+amx")).collect::<Vec<_>>().join(",")
+}
 /// Compiled code with what keeps it alive.
 pub(super) struct Code {
     jit: LLVMOrcLLJITRef,
@@ -89,12 +102,11 @@ fn initialised() -> Result<(), String> {
     INIT.get_or_init(|| Target::initialize_native(&InitializationConfig::default())).clone()
 }
 
-/// The module of `text` after the pipeline, and the machine that it is for.
-fn optimised<'c>(ctx: &'c Context, text: &str) -> Result<(Module<'c>, TargetMachine), String> {
+/// The module of `text` after the pipeline, and LLVM's description of the machine.
+fn optimised<'c>(ctx: &'c Context, text: &str, m: &Machine) -> Result<(Module<'c>, TargetMachine), String> {
     initialised()?;
     let buffer = MemoryBuffer::create_from_memory_range_copy(text.as_bytes(), "kernels");
     let module = ctx.create_module_from_ir(buffer).map_err(|e| e.to_string())?;
-    let m = machine();
     let triple = TargetMachine::get_default_triple();
     let target = Target::from_triple(&triple).map_err(|e| e.to_string())?;
     let tm = target
@@ -113,18 +125,18 @@ fn optimised<'c>(ctx: &'c Context, text: &str) -> Result<(Module<'c>, TargetMach
     Ok((module, tm))
 }
 
-/// The assembly of `text` for this processor.
-pub(super) fn assembly(text: &str) -> Result<String, String> {
+/// The assembly of `text`.
+pub(super) fn assembly(text: &str, m: &Machine) -> Result<String, String> {
     let context = Context::create();
-    let (module, machine) = optimised(&context, text)?;
+    let (module, machine) = optimised(&context, text, m)?;
     let out = machine.write_to_memory_buffer(&module, FileType::Assembly).map_err(|e| e.to_string())?;
     Ok(String::from_utf8_lossy(out.as_slice()).trim_end_matches('\0').to_string())
 }
 
-/// The object file of `text` for this processor.
-pub(super) fn object(text: &str) -> Result<Vec<u8>, String> {
+/// The object file of `text`.
+pub(super) fn object(text: &str, m: &Machine) -> Result<Vec<u8>, String> {
     let context = Context::create();
-    let (module, machine) = optimised(&context, text)?;
+    let (module, machine) = optimised(&context, text, m)?;
     let out = machine.write_to_memory_buffer(&module, FileType::Object).map_err(|e| e.to_string())?;
     Ok(out.as_slice().to_vec())
 }
@@ -202,7 +214,9 @@ mod tests {
         let has = |level, best, what: &str| target(level, best).1.split(',').any(|f| f == what);
         assert!(!has(Level::Portable, Level::Amx, "+avx2"));
         assert!(has(Level::Avx2, Level::Amx, "+avx2") && !has(Level::Avx2, Level::Amx, "+avx512f"));
-        // Without a level below the best, all features of the processor are used.
-        assert_eq!(target(Level::best(), Level::best()).1, TargetMachine::get_host_cpu_features().to_string());
+        // Without a level below the best, all features of the processor are used, and its matrix unit where it may be.
+        let all = without_unit(&TargetMachine::get_host_cpu_features().to_string());
+        assert_eq!(without_unit(&target(Level::best(), Level::best()).1), all);
+        assert_eq!(has(Level::best(), Level::best(), "+amx-bf16"), Level::best() == Level::Amx);
     }
 }

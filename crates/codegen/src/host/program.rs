@@ -48,8 +48,9 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
             format!("  %scratch = call ptr @kiln_scratch(i64 {n})\n")
         }
     };
+    let [ready, release] = e.unit_guards();
     let head = format!("define void @{name}(ptr %args, i64 %lo, i64 %hi) nounwind #0 {{\nentry:\n");
-    Ok(format!("{head}{entry}{scratch}{body}  ret void\n}}\n"))
+    Ok(format!("{head}{entry}{scratch}{ready}{body}{release}  ret void\n}}\n"))
 }
 
 fn pid(text: Name) -> Num {
@@ -186,7 +187,6 @@ impl Emit<'_> {
             (op, _) => Err(format!("{op:?}")),
         }
     }
-    /// How a kept value is stored. Halves of hand-written kernels stay halves, except factors of matmuls, which convert
     /// Memory for a value that is kept.
     fn kept_buffer(&mut self, v: Value, elem: Elem, shape: &[usize]) -> Buffer {
         let mut buffer = self.buffer_in(self.memory_of(v, elem), elem, shape);
@@ -198,6 +198,7 @@ impl Emit<'_> {
         }
         buffer
     }
+    /// How a kept value is stored. Halves of hand-written kernels stay halves, except factors of matmuls, which convert
     /// each element once, unless they multiply pairs of bf16.
     fn memory_of(&self, v: Value, elem: Elem) -> Store {
         let factor = self.demand.packed.contains(&v);

@@ -151,6 +151,10 @@ impl Text {
         self.declared.values().chain(self.helpers.values()).cloned().collect()
     }
 
+    /// Declares a function without a result.
+    pub fn declare_void(&mut self, name: &str, arguments: &str) {
+        self.declared.insert(name.into(), format!("declare void @{name}({arguments})\n"));
+    }
     pub fn declare_scratch(&mut self) {
         self.declared.insert("kiln_scratch".into(), "declare ptr @kiln_scratch(i64)\n".into());
     }
