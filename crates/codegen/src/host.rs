@@ -31,6 +31,7 @@ mod short_float;
 mod sums;
 mod text;
 mod tiles;
+mod transpose;
 mod value;
 
 use crate::CodegenError;

@@ -160,6 +160,9 @@ impl Emit<'_> {
         if group.sinks.is_empty() {
             return Ok(());
         }
+        if let Some(block) = self.transposed(group)? {
+            return self.transpose(&block);
+        }
         let shape = &group.shape;
         let axis = shape.iter().rposition(|&n| n > 1);
         let extent = axis.map_or(1, |a| shape[a]);
@@ -415,10 +418,10 @@ impl Emit<'_> {
                     let v = if let Form::Ptr(..) = v.form { self.address(&v)? } else { v };
                     let off = self.linear(&buffer.shape, at);
                     self.write(buffer.memory, &buffer.ptr, &off, &v, None)?;
+                    self.write_run(buffer, &off, &v)?;
                 }
                 Sink::Reduce { op, axis, operand, .. } => {
                     let v = self.eval(*operand, at)?;
-                    self.write_run(buffer, &off, &v)?;
                     self.accumulate(*op, *axis, &v, at, run, turn)?;
                 }
                 Sink::Scan { op, axis, operand, result } => {
