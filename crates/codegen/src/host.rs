@@ -20,6 +20,7 @@ mod math;
 mod memory;
 mod nest;
 mod ops;
+mod pads;
 mod pointers;
 mod prefetch;
 mod program;

@@ -1,5 +1,5 @@
-//! Matmuls along a loop over operands that lie as users' do: transposed, masked, at wrapped indices. On a processor with
-//! the matrix unit, those of bf16 in whole tiles are computed by it.
+//! Matmuls along a loop over operands that lie as users' do: transposed, masked, at wrapped indices. On a processor
+//! with the matrix unit, those of bf16 in whole tiles are computed by it.
 use crate::support::{launch::Launch, *};
 use kiln_block::*;
 use kiln_codegen::host;

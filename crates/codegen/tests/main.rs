@@ -16,6 +16,7 @@ mod launch_dots;
 mod launch_elements;
 mod launch_moves;
 mod launch_offsets;
+mod launch_pads;
 mod launch_random;
 mod launch_sizes;
 mod launch_values;

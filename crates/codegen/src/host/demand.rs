@@ -36,6 +36,8 @@ pub(super) struct Demand {
     pub offsets: BTreeSet<Value>,
     /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
+    /// The same for each use.
+    uses: HashMap<Value, Vec<(Inst, BTreeSet<Value>)>>,
     roots: HashMap<Value, Value>,
     /// Parameters whose memory no other pointer reaches, if that is not so of all.
     separate: Option<BTreeSet<Value>>,
@@ -183,6 +185,7 @@ impl Demand {
                 Op::Bitcast | Op::CastToZero(_) | Op::Fma => own.clone(),
                 _ => BTreeSet::new(),
             };
+            self.uses.entry(a).or_default().push((i, here.clone()));
             match self.within.get_mut(&a) {
                 Some(old) => old.retain(|m| here.contains(m)),
                 None => drop(self.within.insert(a, here)),
@@ -192,6 +195,12 @@ impl Demand {
     /// Masks outside of which no element of `v` is read.
     pub fn within(&self, v: Value) -> BTreeSet<Value> {
         self.within.get(&v).cloned().unwrap_or_default()
+    }
+    /// The same without the uses by these instructions.
+    pub fn within_of_others(&self, v: Value, except: &BTreeSet<Inst>) -> BTreeSet<Value> {
+        let uses = self.uses.get(&v).into_iter().flatten().filter(|(user, _)| !except.contains(user));
+        let common = uses.map(|(_, masks)| masks.clone()).reduce(|a, b| a.intersection(&b).copied().collect());
+        common.unwrap_or_default()
     }
     /// Masks outside of which the operand of a reduction is the reduction's identity.
     pub fn reduced(&self, k: &BlockProgram, op: ReduceOp, operand: Value) -> BTreeSet<Value> {

@@ -83,12 +83,26 @@ impl Group {
     }
     /// Masks outside of which no sink has an effect.
     pub fn common_masks(&self, e: &Emit) -> Vec<Value> {
+        self.masks_of_all(e, |s| match s {
+            Sink::Keep { value, place: true, .. } => e.demand.within(*value),
+            Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
+            _ => BTreeSet::new(),
+        })
+    }
+    /// The same, if pads do not change what is reduced here.
+    pub fn padded_masks(&self, e: &Emit) -> Vec<Value> {
+        let reductions = self.sinks.iter().filter(|(_, s)| matches!(s, Sink::Reduce { .. })).map(|(i, _)| *i).collect();
+        self.masks_of_all(e, |s| match s {
+            Sink::Keep { value, place: true, .. } => e.demand.within_of_others(*value, &reductions),
+            Sink::Reduce { operand, .. } => e.padding(*operand),
+            _ => BTreeSet::new(),
+        })
+    }
+    fn masks_of_all(&self, e: &Emit, read: impl Fn(&Sink) -> BTreeSet<Value>) -> Vec<Value> {
         let of = |s: &Sink| match s {
             Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
             Sink::Check { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
-            Sink::Keep { value, place: true, .. } => e.demand.within(*value),
-            Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
-            Sink::Keep { .. } | Sink::Scan { .. } => BTreeSet::new(),
+            Sink::Keep { .. } | Sink::Reduce { .. } | Sink::Scan { .. } => read(s),
         };
         let all = self.sinks.iter().map(|(_, s)| of(s)).reduce(|mut a, b| {
             a.retain(|m| b.contains(m));

@@ -234,13 +234,27 @@ impl Emit<'_> {
             start = stop;
         }
         if !bounds.is_empty() {
-            let common = group.common_masks(self);
-            let last = self.bounds(group, common, axis, at)?;
-            let stop = if last.is_empty() { extent_text } else { self.least(&extent_text, &last) };
+            let stop = self.last_element(group, axis, at, (&start, extent_text))?;
             self.vectors(group, axis, at, running, (&start, &stop), 1)?;
         }
         at[axis] = Val::int(Elem::I64, 0);
         self.end(group, at, running)
+    }
+    /// How many elements of the innermost axis have an effect, behind those that the main loop has done.
+    fn last_element(&mut self, group: &Group, axis: usize, at: &mut [Val], (done, extent): (&Name, Name)) -> Res<Name> {
+        let common = group.common_masks(self);
+        let last = self.bounds(group, common, axis, at)?;
+        if !last.is_empty() {
+            return Ok(self.least(&extent, &last));
+        }
+        let padded = group.padded_masks(self);
+        let last = self.bounds(group, padded, axis, at)?;
+        at[axis] = Val::int(Elem::I64, 0);
+        if last.is_empty() || !self.kernel.has_launch_values() {
+            return Ok(extent);
+        }
+        let before = self.least(&extent, &last);
+        self.before_pads(group, at, [done, &before, &extent])
     }
     /// The minimum of a limit and of bounds, at least 0.
     fn least(&mut self, limit: &Name, bounds: &[(Value, Name)]) -> Name {

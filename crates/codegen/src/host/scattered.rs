@@ -1,8 +1,8 @@
 //! Loads at offsets of which nothing is known, as a vector where they turn out to be neighbours.
 //!
-//! Hand-written kernels wrap indices (`i % n`), choose them (`where(i < n, i, 0)`) or read them from memory. Mostly they
-//! are neighbours all the same, and a gather takes ten times as long as a load. Where offsets are kept in memory, it is
-//! kept with them which vectors are those of neighbours ([`Run`]).
+//! Hand-written kernels wrap indices (`i % n`), choose them (`where(i < n, i, 0)`) or read them from memory. Mostly
+//! they are neighbours all the same, and a gather takes ten times as long as a load. Where offsets are kept in memory,
+//! it is kept with them which vectors are those of neighbours ([`Run`]).
 use super::eval::Buffer;
 use super::memory::{Guard, Store};
 use super::text::{Name, literal, reg, suffix, vector};
