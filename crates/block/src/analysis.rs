@@ -15,6 +15,7 @@ mod run;
 pub mod strided;
 pub(crate) mod unwrapped;
 mod values;
+mod writes;
 
 pub use affine::Affine;
 pub use ends::loop_ends;
@@ -24,3 +25,4 @@ pub use run::Axis;
 pub use strided::{Polynomial, Strided, StridedForms};
 pub use unwrapped::unwrapped;
 pub use values::{Analysis, Bounds, Def, analyse};
+pub use writes::Writes;
