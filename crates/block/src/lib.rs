@@ -7,6 +7,7 @@
 //! Takes: programs made by [`builder::Builder`] or [`text::parse`]. Gives: verified programs, text, analyses.
 //! Never: tensors, graphs, devices, LLVM.
 pub mod analysis;
+pub mod bind;
 pub mod builder;
 pub mod error;
 pub mod ir;

@@ -125,6 +125,11 @@ pub fn canonicalise(kernel: &mut BlockProgram) -> Result<(), BlockError> {
     run_with(CANONICAL, kernel, None)
 }
 
+/// 64 bits for offsets into large tensors, on a program with values of the launch.
+pub(crate) fn widen_offsets(kernel: &mut BlockProgram) {
+    wide_offsets::run(kernel);
+}
+
 /// Drops facts about parameters that do not matter, and says which do. On a program as a front end makes it.
 pub fn drop_irrelevant_facts(kernel: &mut BlockProgram) -> Vec<Relevance> {
     let mut live = kernel.clone();
