@@ -374,10 +374,19 @@ impl Builder {
     }
     /// A region with these parameters that holds what `body` emits and ends in a `yield` of what `body` returns.
     fn region(&mut self, params: &[Type], body: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>) -> Region {
+        let params = self.open_region(params);
+        let last = body(self, &params);
+        self.close_region(&last)
+    }
+    /// Opens a region with parameters of these types: what follows is in it.
+    pub(crate) fn open_region(&mut self, params: &[Type]) -> Vec<Value> {
         let params: Vec<Value> = params.iter().map(|t| self.kernel.new_value(t.clone())).collect();
         self.open.push(Region { params: params.clone(), insts: vec![] });
-        let last = body(self, &params);
-        self.inst(Op::Yield, &last, &[], vec![]);
+        params
+    }
+    /// Ends the innermost region with what it yields.
+    pub(crate) fn close_region(&mut self, yields: &[Value]) -> Region {
+        self.inst(Op::Yield, yields, &[], vec![]);
         self.open.pop().unwrap_or_default()
     }
     /// Runs all roles concurrently, each with its program; a program receives the number of its copy if there are

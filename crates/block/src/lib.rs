@@ -17,6 +17,7 @@ pub mod passes;
 pub mod text;
 pub mod types;
 pub mod verify;
+pub mod write;
 
 pub use builder::Builder;
 pub use error::BlockError;
@@ -30,3 +31,4 @@ pub use ops::{
     ScanOp, Scope, Terms, UnaryOp,
 };
 pub use types::{Elem, Swizzle, Type};
+pub use write::write;

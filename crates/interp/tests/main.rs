@@ -9,3 +9,4 @@ mod parts;
 mod random;
 mod seeds;
 mod warpgroups;
+mod written;
