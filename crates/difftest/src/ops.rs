@@ -347,8 +347,9 @@ const FULLY_MASKED_NAN: &str = "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8])
     %i = iota axis=0 : i64[6,6]\n %m = ne %i, 2
     %y = attention %q, %k, %v, %m scale=0.35 fully_masked=nan\n return %y\n}";
 
-/// Ops without rows: parameters are tested as inputs, and libtorch runs fallbacks and their results.
-const NO_ROWS: [&str; 3] = ["param", "fallback", "result"];
+/// Ops without rows: parameters are tested as inputs, libtorch runs fallbacks, and launches are tested with their
+/// programs.
+const NO_ROWS: [&str; 4] = ["param", "fallback", "launch", "result"];
 
 /// Ops without a row.
 pub fn missing() -> Vec<&'static str> {

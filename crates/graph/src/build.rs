@@ -24,7 +24,7 @@ impl Graph {
             return Err(format!("operand {v} does not exist"));
         }
         if let (Op::Result(i), [of]) = (op, args) {
-            return verify::fallback_result(self, *of, *i);
+            return verify::further_result(self, *of, *i);
         }
         let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
         infer::infer(op, &types)

@@ -3,6 +3,8 @@
 //! Domain any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the
 //! user. Never panics or overflows: all size arithmetic is checked. Leaves and [`Op::Result`] have no operand types to
 //! infer from; their rules are in `verify`.
+mod launch;
+
 use crate::{BinaryOp, DType, Op, ReduceOp, Scalar, ScatterMode, Type, UnaryOp, count, plural};
 
 /// The dtypes on which a function is defined.
@@ -94,7 +96,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
         Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => {
             Err("a leaf's type cannot be inferred; add it with `push`, `input`, `param` or `constant`".into())
         }
-        Op::Result(_) => Err("the type of a fallback's result is in the fallback; add it with `Graph::add`".into()),
+        Op::Result(_) => Err("the type of a further result is in its operand; add it with `Graph::add`".into()),
         Op::Unary(u) => unary(*u, &first()?),
         Op::Binary(b) => {
             let dtype = binary(*b, args)?;
@@ -204,6 +206,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
             Ok(Type { dtype: dtype.matmul(), shape })
         }
         Op::Fallback(f) => f.results.first().cloned().ok_or_else(|| format!("{} has no results", f.name)),
+        Op::Launch(launch) => launch::first_result(launch, args),
         _ => own(op, args),
     }
 }

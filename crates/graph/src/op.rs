@@ -3,7 +3,7 @@
 //! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0;
 //! reductions and scans keep their axes (a reduced axis has size 1); integer lists are compile-time constants. The
 //! properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
-use crate::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, ScoreStep, Type, UnaryOp};
+use crate::{BinaryOp, CompareOp, DType, LaunchOp, ReduceOp, Scalar, ScanOp, ScoreStep, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
 /// The reduction of a pooling window.
@@ -272,6 +272,11 @@ pub enum Op {
     // Calls into libtorch.
     /// A call that libtorch runs. Its value is the first result.
     Fallback(Box<FallbackOp>),
-    /// Result `i` (≥ 1) of its operand, a fallback node.
+    // Programs written by hand.
+    /// A launch of a block program. Operands: the tensors that it reads, in the order of its arguments. Its value is
+    /// the first result.
+    Launch(Box<LaunchOp>),
+    // Of ops with several results.
+    /// Result `i` (≥ 1) of its operand, a fallback or a launch.
     Result(u32),
 }

@@ -61,7 +61,9 @@ pub enum Class {
     Scatter,
     /// A call into libtorch.
     Fallback,
-    /// The second or a later result of a fallback.
+    /// A launch of a block program that a person wrote.
+    Launch,
+    /// The second or a later result of a fallback or a launch.
     Result,
 }
 
@@ -69,6 +71,10 @@ impl Class {
     /// The class of an op.
     pub fn of(op: &Op) -> Class {
         op.row().class
+    }
+    /// Whether it is a call of code that the compiler does not look into: a kernel of its own with its results.
+    pub fn is_opaque(self) -> bool {
+        matches!(self, Class::Fallback | Class::Launch)
     }
     /// Whether a kernel may contain at most one op of this class, whose whole result it computes once.
     pub fn is_anchor(self) -> bool {
@@ -187,7 +193,7 @@ macro_rules! rows {
     };
 }
 
-use Class::{Attention, Conv, Fallback, Generator, Leaf, Matmul, Movement, Pointwise, Pool, Scatter, View};
+use Class::{Attention, Conv, Fallback, Generator, Launch, Leaf, Matmul, Movement, Pointwise, Pool, Scatter, View};
 
 rows! {
     families {
@@ -244,6 +250,7 @@ rows! {
     } =>
         row("attention", Attention, 3).upto(usize::MAX).sums().composite(attention::infer, attention::decompose);
     Op::Fallback(_), Op::Fallback(Box::default()) => row("fallback", Fallback, 0).upto(usize::MAX).f8();
+    Op::Launch(_), Op::Launch(Box::default()) => row("launch", Launch, 0).upto(usize::MAX).f8();
     Op::Result(_), Op::Result(1) => row("result", Class::Result, 1).f8();
 }
 

@@ -14,6 +14,9 @@
 //!   type, except for `iota` and `input`. Operands are separated by commas; attributes are `key=value`, in any order.
 //! - An operand is a value, a parameter, or (not printed) a number, which becomes a constant of the other operands'
 //!   dtype.
+//! - A block program is declared in front of its launches, as text or by its file (`kernel @scale from "scale.kiln"`).
+//!   `%y = launch scale(x=%x, out=new f32[8], n=8) grid=[1]` launches it: `%x` is read, `copy %x` gives a result that
+//!   starts as a copy, `new f32[8]` gives a result that the program writes, a number is a scalar of the launch.
 //! - A parameter's data is `external` (the default), `random(seed=, scale=)`, `fill(value)` or a list `[1.0, 2.0]`.
 //!
 //! Never panics: text that does not parse, infer and verify is an error with line and column.
@@ -21,8 +24,9 @@ mod lex;
 mod ops;
 mod parse;
 mod print;
+mod programs;
 
-pub use parse::parse;
+pub use parse::{ReadFile, parse, parse_with};
 pub use print::{attributes, print};
 
 use crate::{Graph, GraphError};

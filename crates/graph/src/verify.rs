@@ -10,14 +10,18 @@
 //! - `Iota` counts along an existing axis, in an integer or float dtype;
 //! - a fallback calls an operator of the allowlist with arguments that fit its schema ([`crate::fallback`]);
 //! - a collective has the one before it among its operands ([`crate::fallback::collective`]);
-//! - `Result(i)`, with `i` ≥ 1, reads a fallback that has more than `i` results, and has that result's type;
+//! - a launch has an operand for each tensor that it reads, and equal names of programs have equal texts
+//!   ([`crate::launch`]);
+//! - `Result(i)`, with `i` ≥ 1, reads a fallback or a launch of more than `i` results, and has that result's type;
 //! - a parameter's literal data has as many elements as its type, and its random scale is finite (floats: at least 0,
 //!   integers: at least 1);
 //! - outputs are existing values; repeats and zero outputs are allowed.
+use crate::launch::ProgramText;
 use crate::{
     DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count, fallback,
     infer::{check_type, infer},
 };
+use std::collections::HashMap;
 
 impl Graph {
     /// Checks all invariants listed in [`mod@crate::verify`]; the first violation is the error.
@@ -39,6 +43,7 @@ pub fn verify(g: &Graph) -> Result<(), GraphError> {
         check_node(g, v)?;
     }
     fallback::collective::check_order(g)?;
+    check_programs(g)?;
     for (i, v) in g.inputs.iter().enumerate() {
         let found = (v.0 as usize) < g.len() && *g.op(*v) == Op::Input(i as u32);
         if !found {
@@ -94,7 +99,7 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
             }
             ty.clone()
         }
-        Op::Result(i) => fallback_result(g, args[0], *i).map_err(invalid)?,
+        Op::Result(i) => further_result(g, args[0], *i).map_err(invalid)?,
         Op::Fallback(f) if f.results.iter().any(|t| check_type(t).is_err()) => {
             return Err(invalid(format!("a result of {} is too large", f.name)));
         }
@@ -111,15 +116,17 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
     if *ty == expected { Ok(()) } else { Err(invalid(format!("has type {ty}, but {} gives {expected}", op.name()))) }
 }
 
-/// Type of result `i` (≥ 1) of the fallback `of`, or why there is none.
-pub(crate) fn fallback_result(g: &Graph, of: ValueId, i: u32) -> Result<Type, String> {
-    let Op::Fallback(f) = g.op(of) else {
-        return Err(format!("{of} is not a fallback, so it has one result; use it directly"));
+/// Type of result `i` (≥ 1) of `of`, a fallback or a launch, or why there is none.
+pub(crate) fn further_result(g: &Graph, of: ValueId, i: u32) -> Result<Type, String> {
+    let (name, results): (&str, Vec<&Type>) = match g.op(of) {
+        Op::Fallback(f) => (&f.name, f.results.iter().collect()),
+        Op::Launch(launch) => (&launch.program.name, launch.results().collect()),
+        _ => return Err(format!("{of} is neither a fallback nor a launch, so it has one result; use it directly")),
     };
-    match f.results.get(i as usize) {
-        Some(ty) if i > 0 => Ok(ty.clone()),
+    match results.get(i as usize) {
+        Some(ty) if i > 0 => Ok((*ty).clone()),
         Some(_) => Err(format!("result 0 of {of} is {of} itself; use it directly")),
-        None => Err(format!("{of} ({}) has {}, there is no result {i}", f.name, count(f.results.len(), "result"))),
+        None => Err(format!("{of} ({name}) has {}, there is no result {i}", count(results.len(), "result"))),
     }
 }
 
@@ -156,4 +163,18 @@ fn check_param(p: &ParamInfo) -> Result<(), String> {
         }
         Init::Data(data) => data.iter().try_for_each(|s| check_scalar(*s, p.ty.dtype)),
     }
+}
+
+/// Checks that launches which name the same program have the same text.
+fn check_programs(g: &Graph) -> Result<(), GraphError> {
+    let mut known: HashMap<&str, &str> = HashMap::new();
+    for value in g.values() {
+        let Op::Launch(launch) = g.op(value) else { continue };
+        let ProgramText { name, text } = &launch.program;
+        if *known.entry(name).or_insert(text) != text {
+            let what = format!("there are two programs `{name}` in one graph; rename one");
+            return Err(GraphError::Invalid { value, what });
+        }
+    }
+    Ok(())
 }

@@ -84,7 +84,7 @@ fn rejections() {
         ("%q: f32[2,4,5], %s: f32[2,1,5]", "attention %q, %q, %q, %s scale=1 sink=true", "one score of each query"),
         ("%q: f32[2,4,5], %s: f64[2,1,1]", "attention %q, %q, %q, %s scale=1 sink=true", "the sink is f64"),
         ("%q: f32[2,4,5]", "attention %q, %q, %q scale=1 sink=true", "3 operands, 4 are wanted"),
-        ("%a: f32[2]", "result %a index=1", "not a fallback"),
+        ("%a: f32[2]", "result %a index=1", "neither a fallback nor a launch"),
         ("%a: f32[2]", "fallback %a name=\"aten::x\" results=[]", "no results"),
         ("%a: f32[2]", "neg %a, %a", "takes 1 operand"),
     ] {

@@ -6,6 +6,7 @@
 //! and its source location in the model. Never reorders or fuses: runs one op at a time, in the graph's order.
 mod composite;
 mod demand;
+mod launch;
 mod matmul;
 mod movement;
 mod partial;
@@ -18,6 +19,7 @@ mod walk;
 mod window;
 
 pub use demand::Demand;
+pub use launch::run_launch;
 pub use region::{Positions, Region, part, whole};
 
 use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId, count};
@@ -144,8 +146,13 @@ fn interpret(
         let value = match g.op(v) {
             Op::Input(i) => leaf(&inputs[*i as usize]),
             Op::Param(p) => leaf(&params[p.0 as usize]),
-            Op::Fallback(f) => call(f, &operands, precision, fallback).map(|all| {
-                let first = all[0].clone();
+            op @ (Op::Fallback(_) | Op::Launch(_)) => match op {
+                Op::Launch(launch) => launch::launched(launch, &operands, precision),
+                Op::Fallback(f) => call(f, &operands, precision, fallback),
+                _ => Ok(vec![]),
+            }
+            .and_then(|all| {
+                let first = all.first().cloned().ok_or_else(|| format!("{} gave nothing", op.name()));
                 results.insert(v, all);
                 first
             }),
@@ -279,7 +286,7 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
             let (from, to) = (whole(&args[0].ty.shape), whole(&ty.shape));
             rounded(window::pool(args[0], *kind, window, &steps, &from, &to)?)
         }
-        Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_) => {
+        Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => {
             return Err(format!("{} has no value of its own", op.name()));
         }
         _ => rounded(composite::composite(op, args, &ty.shape)?),

@@ -184,7 +184,8 @@ impl Constraints {
             schedule: target.and(k.schedule.as_ref()).map(|s| s.to_string()),
             target: target.filter(|_| k.schedule.is_some()).map(|t| t.to_string()),
         };
-        let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run);
+        // A launch is a kernel of its own in every plan.
+        let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run && k.kind != KernelKind::Launch);
         Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
     }
     /// The TOML text, which [`Constraints::read`] reads.
@@ -233,7 +234,7 @@ fn schedule(text: &str) -> Result<Schedule, Error> {
 
 /// Whether a kernel has a schedule.
 pub fn takes_schedule(k: &Kernel) -> bool {
-    k.kind != KernelKind::Fallback
+    !matches!(k.kind, KernelKind::Fallback | KernelKind::Launch)
 }
 fn multiplies(k: &Kernel) -> bool {
     matches!(k.kind, KernelKind::Gemm | KernelKind::Conv | KernelKind::Attention)

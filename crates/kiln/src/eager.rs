@@ -73,6 +73,16 @@ pub fn run_model(
                 results.insert(v, all);
                 first
             }
+            Op::Launch(launch) => {
+                // libtorch has no block programs: the interpreter of these stands in.
+                let own = operands.iter().zip(&args).map(|(x, a)| to(x, g.dtype(*a)));
+                let own = own.collect::<Result<Vec<_>, String>>()?;
+                let all = kiln_interp::graph::run_launch(launch, &own)?;
+                let all = all.into_iter().map(computed).collect::<Result<Vec<_>, String>>()?;
+                let first = all.first().cloned().ok_or_else(|| format!("{} gave nothing", launch.program.name))?;
+                results.insert(v, all);
+                first
+            }
             Op::Result(i) => {
                 let of = results.get(&args[0]).and_then(|all| all.get(*i as usize));
                 of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))?
@@ -168,7 +178,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
     let c = EagerOp { torch: Eager { torch }, ty, args };
     match op {
         Op::Input(_) | Op::Param(_) => Err("an argument has no value of its own".into()),
-        Op::Fallback(_) | Op::Result(_) => Err("is libtorch's already".into()),
+        Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => Err("has several results".into()),
         Op::Const(_) | Op::Iota { .. } => source(&c, op),
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Logaddexp => pointwise(&c, op),
         Op::Reshape(_)

@@ -3,8 +3,26 @@
 //! Takes: functions as text with what their names are bound to ([`Unit`]), the types and facts of a launch's arguments
 //! ([`Signature`]). Gives: a [`Kernel`], whose launches take addresses and numbers. Code comes from the cache of
 //! programs, by the text of the block program, if another process has made it. Never: reads Python objects.
+//!
+//! Kernels in Rust ([`write()`]) are the same programs:
+//!
+//! ```
+//! use kiln::{DeviceKind, kernels::{Argument, Elem, Kernel, Place, write}};
+//! let scale = write("scale", |k| {
+//!     let (x, n) = (k.pointer("x", Elem::F32), k.scalar("n", Elem::I32));
+//!     let i = k.program_id(0) * 64 + k.arange(64);
+//!     let there = (x + i).masked(i.lt(n));
+//!     there.store(there.load() * 2.0);
+//! })?;
+//! let kernel = Kernel::of_program(&scale, &Place::open(DeviceKind::Cpu)?)?;
+//! let mut x = vec![1.5_f32; 100];
+//! let arguments = [Argument::Address(x.as_mut_ptr() as u64), Argument::from(100_i32)];
+//! // SAFETY: the address is that of 100 numbers, which nobody else uses, and the mask leaves out what is behind them.
+//! unsafe { kernel.launch([2, 1, 1], &arguments, 0) }?;
+//! assert_eq!(x, [3.0; 100]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 mod background;
-mod bounds;
 mod facts;
 pub mod file;
 pub mod interpret;
@@ -25,16 +43,18 @@ use kiln_machine::Machine;
 use kiln_runtime::{Cubin, CudaProgram, Device, HostDevice, Pace, Ptx};
 use std::sync::Arc;
 
+pub use crate::bounds::LaunchValues;
 pub use background::{Pending, State, finish, postpone};
 pub use facts::{KernelFacts, Occupancy};
-pub use kiln_block::{BlockProgram, analysis::Relevance, text::print};
+pub use kiln_block::write::{Access, Block, Fault, Operand, Range, WriteError, Writer, write};
+pub use kiln_block::{AtomicOp, BlockProgram, DotPrecision, Elem, Facts, analysis::Relevance, text::print};
 pub use kiln_kernels::{
     Argument as Known, ArgumentFacts, ArrayArgument, Binding, Compiled, DescriptorArgument, ErrorKind, Function,
-    KernelError, Literal, Number, Options, Place as SourcePlace, Signature, Unit, free_names,
+    KernelError, Literal, Number, Options, Place as SourcePlace, Signature, Site, Unit, free_names,
 };
 pub use kiln_runtime::Argument;
 pub use stages::{PassResult, Stages};
-pub use work::{LaunchValues, Prediction};
+pub use work::Prediction;
 
 /// Why a kernel does not compile.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +117,17 @@ impl Kernel {
     /// [`Failure::Source`] with the place in the source, otherwise why it has no code.
     pub fn compile(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Kernel, Failure> {
         prepared(unit, signature, options, place)?.load(place)
+    }
+    /// Compiles a program, as [`write()`] gives it.
+    ///
+    /// # Errors
+    /// Why it has no code, or what the device refuses.
+    pub fn of_program(program: &BlockProgram, place: &Place) -> Result<Kernel, Failure> {
+        kiln_block::verify::verify(program).map_err(defect)?;
+        let parameters = (0..program.params.len()).map(|n| vec![n]).collect();
+        let written =
+            Written { unit: Unit::default(), program: program.clone(), parameters, printed: vec![], sites: vec![] };
+        coded(written, place)?.load(place)
     }
     /// Compiles a kernel, and assembles it, but loads nothing: for another thread than that of the launch.
     ///
@@ -249,7 +280,21 @@ pub struct Prepared {
 }
 
 fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Prepared, Failure> {
-    let Compiled { program: written, parameters, printed, sites, .. } = checked(unit, signature, options)?;
+    let Compiled { program, parameters, printed, sites, .. } = checked(unit, signature, options)?;
+    coded(Written { unit: unit.clone(), program, parameters, printed, sites }, place)
+}
+
+/// A verified program with where it comes from.
+struct Written {
+    unit: Unit,
+    program: BlockProgram,
+    parameters: Vec<Vec<usize>>,
+    printed: Vec<String>,
+    sites: Vec<Site>,
+}
+
+fn coded(written: Written, place: &Place) -> Result<Prepared, Failure> {
+    let Written { unit, program: written, parameters, printed, sites } = written;
     let (program, relevance) = canonical(&written)?;
     let machine = place.machine().clone();
     let placed = placed(&program, &machine);
@@ -266,7 +311,7 @@ fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place
             (Generated::Ptx(Box::new(assembly)), Some(ptx))
         }
     };
-    let stages = Stages { unit: unit.clone(), sites, written, program, placed, parameters, machine, ptx };
+    let stages = Stages { unit, sites, written, program, placed, parameters, machine, ptx };
     Ok(Prepared { printed, relevance, stages, code })
 }
 

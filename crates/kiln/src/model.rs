@@ -1,5 +1,5 @@
 //! Models as they are compiled: a graph, its weights, and where they came from.
-use crate::{Error, io};
+use crate::{Error, io, launches};
 use kiln_graph::{DType, Graph, Op, Scalar, Tensor, Type, ValueId};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, path::PathBuf};
@@ -58,6 +58,7 @@ impl Model {
                 e,
             )
         })?;
+        launches::check(&graph)?;
         kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
         Ok(Model { params, ..Model::of(graph) })

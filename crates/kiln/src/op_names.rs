@@ -5,6 +5,7 @@ use kiln_graph::Op;
 pub fn op_name(op: &Op) -> String {
     match op {
         Op::Fallback(f) => f.name.clone(),
+        Op::Launch(launch) => launch.program.name.clone(),
         _ => op.name().into(),
     }
 }

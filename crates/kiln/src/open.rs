@@ -1,7 +1,7 @@
 //! Detects what a file contains, and opens models and programs: from torch.export or TorchScript, a text graph, or an
 //! artifact.
 use crate::{
-    Error, Model, artifact,
+    Error, Model, artifact, launches,
     program::{Input, InputKind, Program, Sizes},
     recognise, torch,
 };
@@ -175,9 +175,16 @@ impl Model {
     fn from_text(path: &Path) -> Result<Model, Error> {
         let text = std::fs::read_to_string(path)
             .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
-        let graph = kiln_graph::text::parse(&text).map_err(|e| {
+        let mut read = |file: &str| {
+            let path = path.parent().unwrap_or(Path::new("")).join(file);
+            let helped =
+                |e| format!("{}: {e}; give the path of a block program, from this file's folder", path.display());
+            std::fs::read_to_string(&path).map_err(helped)
+        };
+        let graph = kiln_graph::text::parse_with(&text, &mut read).map_err(|e| {
             Error::caused(format!("{}: {e}", path.display()), "correct the line that the message names", e)
         })?;
+        launches::check_text(&graph, &text).map_err(|e| e.retold(|what| format!("{}: {what}", path.display())))?;
         Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
     }
     fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {

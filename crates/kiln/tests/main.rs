@@ -8,6 +8,7 @@ mod exported;
 mod forms;
 mod host_rows;
 mod indices;
+mod launches;
 mod machine_code;
 mod opened;
 mod reference;

@@ -9,7 +9,7 @@ use crate::nest::lowering::{Lowering, ProposeSchedules};
 use crate::nest::{self, reduction, scan, scatter};
 use crate::scalar::composite;
 use crate::scalar::resolve::Body;
-use crate::{attention, steps};
+use crate::{attention, handwritten, steps};
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_machine::Machine;
@@ -28,7 +28,7 @@ pub fn visit_nests(
         KernelKind::Scan => scan::visit_nests(lowering, machine, f),
         KernelKind::Scatter => scatter::visit_nests(lowering, machine, f),
         KernelKind::Conv => conv::visit_nests(lowering, machine, f),
-        KernelKind::Fallback | KernelKind::Attention => Ok(()),
+        KernelKind::Fallback | KernelKind::Launch | KernelKind::Attention => Ok(()),
         _ => reduction::visit_nests(lowering, machine, f),
     }
 }
@@ -104,6 +104,11 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
         let call = library_call(body).ok_or_else(|| unsupported("libtorch runs it"))?;
         return Ok(Lowered::new(vec![Work::Fallback(call)]));
     }
+    if kernel.kind == KernelKind::Launch {
+        let mut steps = handwritten::lower(name, body)?;
+        contract(&mut steps.steps, kernel, machine);
+        return Ok(Lowered { steps, matmul_schedule: None, launches: vec![] });
+    }
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(Lowered::new(vec![]));
     }
@@ -128,7 +133,9 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
         KernelKind::Attention => attention::lower(&of, machine)?,
         KernelKind::Conv => conv::lower(&of, machine)?,
         KernelKind::Scatter => emit::scatter::lower(&of, machine)?,
-        KernelKind::Fallback => return Err(unsupported("a fallback kernel without a fallback op")),
+        KernelKind::Fallback | KernelKind::Launch => {
+            return Err(unsupported("a kernel of one opaque op is lowered before"));
+        }
     };
     if let (Some(asked), Some(made)) = (of.multiply, made)
         && let Some(why) = asked.differs(&made)
@@ -141,7 +148,15 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
         let all = if all.is_empty() { "none".to_string() } else { all.join(", ") };
         return Err(unsupported(&format!("`launch {name}` names no launch of the kernel; there are: {all}")));
     }
-    for step in &mut steps {
+    contract(&mut steps, kernel, machine);
+    check(name, &steps)?;
+    let copied = if kernel.kind == KernelKind::Scatter { emit::scatter::copied(body, &steps) } else { None };
+    Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, matmul_schedule: made, launches })
+}
+
+/// Has programs round as the kernel's contract says, and small ones start early.
+fn contract(steps: &mut [Work<kiln_block::BlockProgram>], kernel: &Kernel, machine: &Machine) {
+    for step in steps {
         if let Work::Block { code, .. } = step {
             if kernel.rounding == Rounding::PerOp {
                 code.arithmetic = Arithmetic::Ieee;
@@ -149,9 +164,6 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
             code.dependent = is_dependent(code, machine);
         }
     }
-    check(name, &steps)?;
-    let copied = if kernel.kind == KernelKind::Scatter { emit::scatter::copied(body, &steps) } else { None };
-    Ok(Lowered { steps: Steps { scratch, steps, otherwise: None, copied }, matmul_schedule: made, launches })
 }
 
 /// Whether a program is launched before the one ahead of it has ended: if it has few blocks.

@@ -10,6 +10,7 @@
 //! - [`schedule`]: steps of schedules, and when they fit;
 //! - [`emit`]: block programs of nests;
 //! - [`matmul`], [`attention`]: block programs of what multiplies;
+//! - [`handwritten`]: launches of programs that people wrote;
 //! - [`dispatch`]: the family of programs that computes a kernel by its schedule;
 //! - [`cost`]: prices of schedules; [`select`]: the one that a kernel gets.
 mod attention;
@@ -17,6 +18,7 @@ mod cost;
 mod dispatch;
 mod emit;
 mod error;
+mod handwritten;
 mod matmul;
 mod nest;
 mod scalar;
@@ -26,6 +28,7 @@ mod steps;
 
 pub use cost::{features as facts, price, tile_layout};
 pub use error::LowerError;
+pub use handwritten::bound;
 pub use select::candidates::{
     Chosen, PROGRAMS, Scheduled, chosen, chosen_among, fits, price_among, priced, scheduled, schedules,
 };

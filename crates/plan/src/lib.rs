@@ -81,6 +81,8 @@ pub enum KernelKind {
     Pool,
     /// A scatter, with what computes its operands element by element.
     Scatter,
+    /// A launch of a block program that a person wrote.
+    Launch,
     /// Run by libtorch.
     Fallback,
 }
@@ -96,6 +98,7 @@ impl KernelKind {
             KernelKind::Conv => "conv",
             KernelKind::Pool => "pool",
             KernelKind::Scatter => "scatter",
+            KernelKind::Launch => "launch",
             KernelKind::Fallback => "fallback",
         }
     }

@@ -43,7 +43,7 @@ impl Stage {
 }
 impl KernelKind {
     /// Every kind.
-    pub const ALL: [KernelKind; 9] = [
+    pub const ALL: [KernelKind; 10] = [
         KernelKind::Pointwise,
         KernelKind::Reduction,
         KernelKind::Scan,
@@ -52,6 +52,7 @@ impl KernelKind {
         KernelKind::Conv,
         KernelKind::Pool,
         KernelKind::Scatter,
+        KernelKind::Launch,
         KernelKind::Fallback,
     ];
 }

@@ -90,8 +90,8 @@ fn body(p: &Plan, k: &Kernel) -> Result<(), String> {
     while let Some(v) = todo.pop() {
         if seen.insert(v) {
             todo.extend(g.args(v));
-            // All results of a fallback belong to its one call.
-            if matches!(g.op(v), Op::Fallback(_)) {
+            // All results of a fallback or a launch belong to its one call.
+            if matches!(g.op(v), Op::Fallback(_) | Op::Launch(_)) {
                 seen.extend(g.users(v));
             }
         }

@@ -315,7 +315,11 @@ fn check_type(t: &Terms, op: &Op, ty: &kiln_graph::Type, args: &[usize], graph: 
         Op::Const(_) => args.is_empty() && ty.shape.is_empty(),
         Op::Iota { axis } => args.is_empty() && *axis < ty.rank(),
         Op::Result(i) => match args {
-            [of] => matches!(&t.term(*of).op, Op::Fallback(f) if f.results.get(*i as usize) == Some(ty)),
+            [of] => match &t.term(*of).op {
+                Op::Fallback(f) => f.results.get(*i as usize) == Some(ty),
+                Op::Launch(launch) => launch.results().nth(*i as usize) == Some(ty),
+                _ => false,
+            },
             _ => false,
         },
         op => {

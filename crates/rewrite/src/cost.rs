@@ -165,7 +165,7 @@ impl<'a> OpTypes<'a> {
     pub fn seconds(&self, m: &Hardware) -> f64 {
         let class = Class::of(self.op);
         let computed = if class == Class::Reduce { count(self.args[0]) } else { self.op.weight() * count(self.ty) };
-        let launches = class.is_anchor() && class != Class::Scan || matches!(class, Class::Fallback | Class::Result);
+        let launches = class.is_anchor() && class != Class::Scan || class.is_opaque() || class == Class::Result;
         let written = count(self.ty) * self.ty.dtype.bytes() as f64;
         match class {
             Class::Leaf | Class::View | Class::Generator => 0.,

@@ -292,16 +292,17 @@ fn rank(op: &Op) -> u8 {
         Class::Reduce | Class::ArgReduce => 3,
         Class::Row => 4,
         Class::Scan | Class::Matmul | Class::Attention | Class::Conv | Class::Pool | Class::Scatter => 5,
-        Class::Fallback | Class::Result => 5,
+        Class::Fallback | Class::Launch | Class::Result => 5,
     }
+}
+fn identifier(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }
 fn word(op: &Op) -> String {
     match op {
         Op::Dot | Op::Linear => "gemm".to_string(),
-        Op::Fallback(f) => {
-            let name = f.name.rsplit("::").next().unwrap_or("op");
-            name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
-        }
+        Op::Fallback(f) => identifier(f.name.rsplit("::").next().unwrap_or("op")),
+        Op::Launch(launch) => identifier(&launch.program.name),
         op => op.name().rsplit('.').next().unwrap_or("op").to_string(),
     }
 }

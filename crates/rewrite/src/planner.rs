@@ -177,16 +177,16 @@ impl<'a, 'm> Planner<'a, 'm> {
         dag.live.iter().copied().filter(|v| computes(v) && (!dag.is_free(*v) || dag.is_root(*v))).collect()
     }
     /// Views and what is computed from indices belong to the kernels that read them. Those that such a kernel cannot
-    /// follow are stored too; libtorch follows none.
+    /// follow are stored too; libtorch and programs written by hand follow none.
     fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
         let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
-        let users = self.users_of_fallbacks();
+        let users = self.users_of_opaque();
         let free = |a: &usize| dag.is_free(*a);
         while let Some(v) = todo.pop() {
-            if dag.class[v] == Class::Fallback {
+            if dag.class[v].is_opaque() {
                 todo.extend(dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)));
-                let k = self.fallback(v, users.get(&v).map_or(&[][..], Vec::as_slice));
+                let k = self.opaque(v, users.get(&v).map_or(&[][..], Vec::as_slice));
                 self.install(k);
                 continue;
             }
@@ -214,18 +214,18 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
         }
     }
-    /// The users of each fallback.
-    fn users_of_fallbacks(&self) -> FxHashMap<usize, Vec<usize>> {
+    /// The users of each fallback and launch.
+    fn users_of_opaque(&self) -> FxHashMap<usize, Vec<usize>> {
         let (dag, mut out) = (self.dag, FxHashMap::<usize, Vec<usize>>::default());
         for &u in &dag.live {
-            for &a in dag.args(u).iter().filter(|a| dag.class[**a] == Class::Fallback) {
+            for &a in dag.args(u).iter().filter(|a| dag.class[**a].is_opaque()) {
                 out.entry(a).or_default().push(u);
             }
         }
         out
     }
-    /// The kernel of a fallback and those of its results that are used; `users` read it.
-    fn fallback(&mut self, v: usize, users: &[usize]) -> Region {
+    /// The kernel of a fallback or a launch and those of its results that are used; `users` read it.
+    fn opaque(&mut self, v: usize, users: &[usize]) -> Region {
         let dag = self.dag;
         let is_result = |u: &usize| dag.class[*u] == Class::Result;
         let members = sorted(users.iter().copied().filter(is_result).chain([v]));

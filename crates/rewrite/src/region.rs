@@ -118,6 +118,7 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
         Class::Pool => KernelKind::Pool,
         Class::Scatter => KernelKind::Scatter,
         Class::Scan => KernelKind::Scan,
+        Class::Launch => KernelKind::Launch,
         Class::Fallback => KernelKind::Fallback,
         Class::Reduce | Class::ArgReduce | Class::Row => KernelKind::Reduction,
         Class::Leaf | Class::Generator | Class::View | Class::Pointwise | Class::Movement | Class::Result => {
@@ -129,8 +130,8 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
 
 /// Checks one kernel that computes `members` (ascending) and stores `outs`, and prices it.
 pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -> Result<Price, Reject> {
-    if members.iter().any(|&v| dag.class[v] == Class::Fallback) {
-        return fallback(dag, members, machine);
+    if members.iter().any(|&v| dag.class[v].is_opaque()) {
+        return opaque(dag, members, machine);
     }
     let empty = |v: &usize| dag.count(*v) == 0. || dag.args(*v).iter().any(|&a| dag.count(a) == 0.);
     if members.iter().any(empty) {
@@ -175,12 +176,13 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     Ok(r.priced(members))
 }
 
-/// A fallback shares a kernel only with its further results.
-fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
+/// A fallback or a launch shares a kernel only with its further results.
+fn opaque(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     let first = members[0];
     let ours = |&v: &usize| v == first || (dag.class[v] == Class::Result && dag.args(v) == [first]);
-    if dag.class[first] != Class::Fallback || !members.iter().all(ours) {
-        return Err(Reject::Fallback);
+    if !dag.class[first].is_opaque() || !members.iter().all(ours) {
+        let launches = members.iter().any(|&v| dag.class[v] == Class::Launch);
+        return Err(if launches { Reject::Launch } else { Reject::Fallback });
     }
     Ok(alone(dag, first, machine))
 }
@@ -204,7 +206,7 @@ impl CheckedRegion<'_> {
                 return Err(Reject::RecomputedTooOften);
             }
             let reach = match class {
-                Class::Leaf | Class::Fallback | Class::Result => return Err(Reject::Fallback),
+                Class::Leaf | Class::Fallback | Class::Launch | Class::Result => return Err(Reject::Fallback),
                 Class::Generator => vec![],
                 Class::View => vec![(self.dag.args(v)[0], self.view(v, &u.map))],
                 Class::Pointwise => self.pointwise(v, &u),

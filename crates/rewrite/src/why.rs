@@ -53,6 +53,7 @@ impl Reject {
             TooLarge => "beyond this size, compile time outweighs any saving",
             Empty => "an empty tensor has no iteration space to share",
             Fallback => "libtorch runs it as a separate call",
+            Launch => "a program written by hand is a kernel of its own, as its text says",
             KeptApart => "required by `never_fuse`",
         }
     }
@@ -97,6 +98,7 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
         TooLarge if members.len() > MAX_MEMBERS => format!("{} values; at most {MAX_MEMBERS}", members.len()),
         TooLarge => format!("more than {MAX_BUFFERS} buffers"),
         Fallback => listed(dag, &of(&|c| matches!(c, Class::Fallback | Class::Result))),
+        Launch => listed(dag, &of(&|c| matches!(c, Class::Launch | Class::Result))),
         Empty | KeptApart => String::new(),
     };
     let about = if about.is_empty() { about } else { format!(" ({about})") };

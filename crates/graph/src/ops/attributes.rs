@@ -43,11 +43,11 @@ pub trait Visitor {
 }
 
 impl Op {
-    /// Visits the attributes in the order of the text form. Leaves (other than iota) have their own syntax and no
-    /// attributes here.
+    /// Visits the attributes in the order of the text form. Leaves (other than iota) and launches have their own syntax
+    /// and no attributes here.
     pub fn visit<V: Visitor>(&mut self, v: &mut V) {
         match self {
-            Op::Input(_) | Op::Param(_) | Op::Const(_) => {}
+            Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Launch(_) => {}
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Logaddexp | Op::Dot | Op::Linear => {}
             Op::Iota { axis } | Op::Concat { axis } | Op::Gather { axis } | Op::Take { axis } => v.needed("axis", axis),
             Op::Scan { axis, .. } | Op::Softmax { axis } | Op::LogSoftmax { axis } => v.needed("axis", axis),

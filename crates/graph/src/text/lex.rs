@@ -1,5 +1,6 @@
 //! Lexer: text to tokens, each with its byte offset.
-use crate::{GraphError, Scalar, scalar::float_text};
+use super::programs::{program_at, string_end};
+use crate::{GraphError, Scalar, launch::ProgramText, scalar::float_text};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -13,6 +14,8 @@ pub(super) enum Token {
     Int(i128),
     Float(f64),
     Punct(char),
+    /// A whole block program, `kernel @name(…) … { … }`.
+    Program(ProgramText),
     End,
 }
 
@@ -26,6 +29,7 @@ impl Token {
             Token::Int(v) => format!("`{v}`"),
             Token::Float(v) => format!("`{v:?}`"),
             Token::Punct(c) => format!("`{c}`"),
+            Token::Program(program) => format!("`kernel @{}`", program.name),
             Token::End => "the end of the text".into(),
         }
     }
@@ -82,6 +86,12 @@ pub(super) fn lex(text: &str) -> Result<Vec<(Token, usize)>, GraphError> {
                 let name = word(bytes, at);
                 at += name.len();
                 match name.as_str() {
+                    "kernel" if is_program(&text[at..]) => {
+                        let (program, end) = program_at(text, start)
+                            .ok_or_else(|| error(text, start, "this kernel has no closing brace `}`"))?;
+                        at = end;
+                        Token::Program(program)
+                    }
                     "nan" => Token::Float(nan_bits(text, &mut at)),
                     "inf" => Token::Float(f64::INFINITY),
                     _ => Token::Word(name),
@@ -99,6 +109,13 @@ pub(super) fn lex(text: &str) -> Result<Vec<(Token, usize)>, GraphError> {
     Ok(tokens)
 }
 
+/// Whether what follows the word `kernel` is a program, rather than the file that it is in.
+fn is_program(rest: &str) -> bool {
+    let rest = rest.trim_start();
+    let parameters = rest.find('(').unwrap_or(usize::MAX);
+    rest.starts_with('@') && parameters < rest.find(" from ").unwrap_or(usize::MAX)
+}
+
 pub(super) fn error(text: &str, offset: usize, what: impl Into<String>) -> GraphError {
     let before = &text.as_bytes()[..offset.min(text.len())];
     let line = before.iter().filter(|b| **b == b'\n').count() + 1;
@@ -109,18 +126,6 @@ pub(super) fn error(text: &str, offset: usize, what: impl Into<String>) -> Graph
 fn word(bytes: &[u8], at: usize) -> String {
     let part = |b: &&u8| b.is_ascii_alphanumeric() || **b == b'_' || **b == b'.';
     bytes[at..].iter().take_while(part).map(|b| *b as char).collect()
-}
-
-fn string_end(bytes: &[u8], open: usize) -> Option<usize> {
-    let mut at = open + 1;
-    while at < bytes.len() {
-        match bytes[at] {
-            b'\\' => at += 2,
-            b'"' => return Some(at + 1),
-            _ => at += 1,
-        }
-    }
-    None
 }
 
 /// `12`, `-0.5`, `1e-5`, `-inf`; an integer has neither point nor exponent.

@@ -1,6 +1,8 @@
 //! Parser: text to graph.
+mod launch;
 mod words;
 
+use self::launch::Declared;
 use super::{
     lex::{Token, error, lex},
     ops::build,
@@ -10,6 +12,11 @@ use std::collections::HashMap;
 
 /// Parses one graph, infers its types and verifies it. The error has line and column.
 pub fn parse(text: &str) -> Result<Graph, GraphError> {
+    parse_with(text, &mut |file| Err(format!("{file} is not read here; write the program's text in its place")))
+}
+
+/// [`parse`], of a text that may name files with block programs. `read_file` gives the text of one, or a sentence.
+pub fn parse_with(text: &str, read_file: &mut ReadFile) -> Result<Graph, GraphError> {
     let tokens = lex(text)?;
     let mut p = Parser {
         text,
@@ -21,6 +28,8 @@ pub fn parse(text: &str) -> Result<Graph, GraphError> {
         param_nodes: HashMap::new(),
         inputs: Vec::new(),
         places: Vec::new(),
+        programs: Vec::new(),
+        read_file,
     };
     p.graph()?;
     let at = |v: ValueId| p.places.get(v.0 as usize).copied().unwrap_or(text.len());
@@ -44,7 +53,12 @@ struct Parser<'a> {
     inputs: Vec<(u32, ValueId)>,
     /// Byte offset of each node in the text.
     places: Vec<usize>,
+    programs: Vec<Declared>,
+    read_file: &'a mut ReadFile<'a>,
 }
+
+/// Gives the text of a file that a graph names.
+pub type ReadFile<'a> = dyn FnMut(&str) -> Result<String, String> + 'a;
 
 /// An operand as written.
 enum Operand {
@@ -78,6 +92,8 @@ impl Parser<'_> {
             match self.peek() {
                 Token::Param(_) => self.param()?,
                 Token::Value(_) => self.node()?,
+                Token::Program(_) => self.program()?,
+                Token::Word(word) if word == "kernel" => self.program_of_file()?,
                 _ => break,
             }
         }
@@ -96,6 +112,7 @@ impl Parser<'_> {
                 self.peek().describe()
             ));
         }
+        self.all_launched()?;
         self.inputs.sort_unstable();
         self.graph.inputs.extend(self.inputs.iter().map(|i| i.1));
         Ok(())
@@ -220,6 +237,11 @@ impl Parser<'_> {
                 self.punct(':')?;
                 let ty = self.ty()?;
                 self.push(Op::Iota { axis }, ty, &[], op_place)
+            }
+            "launch" => {
+                let v = self.launch(op_place)?;
+                self.stated_type(v, op_place)?;
+                v
             }
             _ => {
                 let v = self.computed(&op_name, op_place)?;

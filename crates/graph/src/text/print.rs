@@ -1,4 +1,6 @@
 //! Printer: graph to canonical text, one line per node, with values numbered by position.
+use super::programs::indented;
+use crate::launch::{ArgumentValue, LaunchArgument, LaunchOp, ProgramText};
 use crate::{
     Graph, Init, Op,
     ops::{Attribute, Visitor, quoted},
@@ -16,10 +18,17 @@ pub fn print(g: &Graph) -> String {
     for (i, p) in g.params.iter().enumerate() {
         let _ = writeln!(out, "  @{i} {}: {}{}", quoted(&p.name), p.ty, init(&p.init));
     }
+    for program in programs(g) {
+        out.push_str(&indented(&program.text));
+    }
     for v in g.values().skip(if leading { g.inputs.len() } else { 0 }) {
         let _ = write!(out, "  {v} = {}", g.op(v).name());
-        let args = join(&g.args(v), |a| a.to_string());
-        let attributes = attributes(g.op(v));
+        let (args, attributes) = match g.op(v) {
+            Op::Launch(launch) => {
+                (String::new(), called(launch, &g.args(v).iter().map(ToString::to_string).collect::<Vec<_>>()))
+            }
+            op => (join(&g.args(v), |a| a.to_string()), attributes(op)),
+        };
         for part in [args, attributes].into_iter().filter(|p| !p.is_empty()) {
             let _ = write!(out, " {part}");
         }
@@ -41,12 +50,43 @@ pub fn attributes(op: &Op) -> String {
         Op::Input(i) => return i.to_string(),
         Op::Param(p) => return p.to_string(),
         Op::Const(s) => return scalar::text(*s),
+        Op::Launch(launch) => return called(launch, &[]),
         _ => {}
     }
     let mut shown = Shown(vec![]);
     // `visit` takes `&mut self` for parsing; printing visits a clone.
     op.clone().visit(&mut shown);
     shown.0.join(" ")
+}
+
+/// The programs that a graph launches, each once.
+fn programs(g: &Graph) -> Vec<&ProgramText> {
+    let mut all: Vec<&ProgramText> = vec![];
+    for v in g.values() {
+        if let Op::Launch(launch) = g.op(v)
+            && !all.iter().any(|p| p.name == launch.program.name)
+        {
+            all.push(&launch.program);
+        }
+    }
+    all
+}
+
+/// `scale(x=%0, out=new f32[8], n=8) grid=[1]`; operands without a name are `_`.
+fn called(launch: &LaunchOp, operands: &[String]) -> String {
+    let mut operands = operands.iter().map(String::as_str);
+    let argument = |a: &LaunchArgument| {
+        let value = match &a.value {
+            ArgumentValue::Operand => operands.next().unwrap_or("_").to_string(),
+            ArgumentValue::Copy(_) => format!("copy {}", operands.next().unwrap_or("_")),
+            ArgumentValue::New(ty) => format!("new {ty}"),
+            ArgumentValue::Number(n) => scalar::text(*n),
+        };
+        format!("{}={value}", name(&a.parameter))
+    };
+    let arguments = launch.arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
+    let grid = if launch.grid.is_empty() { String::new() } else { format!(" grid={}", launch.grid.show()) };
+    format!("{}({arguments}){grid}", name(&launch.program.name))
 }
 
 struct Shown(Vec<String>);

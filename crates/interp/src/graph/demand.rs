@@ -143,7 +143,7 @@ fn computed(op: &Op, mut region: Region) -> Region {
             }
             rank.saturating_sub(1).max(2)..rank
         }
-        Op::Fallback(_) | Op::Result(_) => 0..rank,
+        Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => 0..rank,
         _ => 0..0,
     };
     region[axes].iter_mut().for_each(|p| *p = p.whole());
@@ -287,7 +287,7 @@ pub(super) fn needs(g: &Graph, v: ValueId, region: &Region) -> Vec<Region> {
             let of_scores = args[3..].iter().map(|x| broadcast(g.shape(*x), &scores));
             [q, k, v].into_iter().chain(of_scores).collect()
         }
-        Op::Fallback(_) | Op::Result(_) => args.iter().map(|a| whole(g.shape(*a))).collect(),
+        Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => args.iter().map(|a| whole(g.shape(*a))).collect(),
     }
 }
 

@@ -6,7 +6,7 @@ use super::{CompileOptions, not_lowered};
 use crate::{
     Error, Model,
     cache::{Key, Kind},
-    workers,
+    launches, workers,
 };
 use kiln_lower::{Chosen, LowerError};
 use kiln_machine::Machine;
@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+    launches::check(&model.graph)?;
     let kept = options.cache().and_then(|cache| Some((cache, plan_key(model, options)?)));
     let known = kept.as_ref().and_then(|(cache, key)| String::from_utf8(cache.get(key)?).ok());
     if let Some(plan) = known.and_then(|text| kiln_plan::text::parse(&text).ok())

@@ -11,6 +11,7 @@
 //! Values that follow from constants alone, as indices do, are computed. So a lookup in a table of rows is proved where
 //! each row looks up its own, and a value that is another one for another size of the batch refuses where it meets
 //! data.
+use crate::op_names::op_name;
 use kiln_graph::{Graph, Op, ParamInfo, Tensor, ValueId};
 use kiln_interp::graph as interp;
 
@@ -82,7 +83,7 @@ fn computed(graphs: [&Graph; 2], v: ValueId, all: &[Fact]) -> Option<[Tensor; 2]
     let one = |side: usize| {
         let g = graphs[side];
         let node = g.node(v);
-        if node.ty.count() > MOST || matches!(node.op, Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_)) {
+        if node.ty.count() > MOST || is_given(&node.op) {
             return None;
         }
         let operand = |o: &ValueId| all[o.0 as usize].computed.as_ref().map(|c| c[side].clone());
@@ -94,6 +95,11 @@ fn computed(graphs: [&Graph; 2], v: ValueId, all: &[Fact]) -> Option<[Tensor; 2]
         interp::run(&alone, &operands, &[], &mut interp::no_fallback).ok()?.pop()
     };
     Some([one(0)?, one(1)?])
+}
+
+/// Whether a value does not follow from its operands alone, or is one of several results.
+fn is_given(op: &Op) -> bool {
+    matches!(op, Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Launch(_) | Op::Result(_))
 }
 
 /// Whether both are the same in the rows that both have.
@@ -122,7 +128,7 @@ fn told(g: &Graph, v: ValueId, what: &str) -> String {
     let node = g.node(v);
     let place = node.source.place();
     let at = if place.is_empty() { String::new() } else { format!(" ({place})") };
-    let name = if let Op::Fallback(f) = &node.op { &f.name } else { node.op.name() };
+    let name = op_name(&node.op);
     format!("`{name}`{at} {what}")
 }
 
@@ -231,7 +237,7 @@ fn keeps(g: &Graph, v: ValueId, facts: &[&Fact], batch: Option<Rows>) -> bool {
         Op::Conv { .. } => only_first() && to.axis == 0,
         Op::Pool { window, .. } => only_first() && to.axis < rank(0) - window.len(),
         Op::Attention { .. } => to.axis + 3 < g.shape(v).len() && pointwise(),
-        Op::Fallback(_) | Op::Result(_) => false,
+        Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => false,
     }
 }
 

@@ -44,6 +44,9 @@ impl Report {
         if let Some(us) = k.invariance_us {
             t += &wrapped("batch invariance ", &format!("costs {us:.2} us (predicted)"), width);
         }
+        for op in k.ops.iter().filter(|_| k.kind == "launch") {
+            t += &wrapped("written by hand ", &format!("program `{}`, as its text says", op.op), width);
+        }
         k.ops_text(&mut t, width);
         k.buffers_text(&mut t, "reads", k.bytes_read, &k.inputs, width);
         k.buffers_text(&mut t, "writes", k.bytes_written, &k.outputs, width);

@@ -1,7 +1,7 @@
 //! A kernel at every stage, for reading: the program as it was written and after each pass, LLVM IR, PTX or assembly,
 //! facts, and one page of all of it.
-use super::bounds::{self, Outside};
 use super::{LaunchValues, Unit, defect};
+use crate::bounds::{self, Outside};
 use crate::error::Error;
 use crate::facts::cubin;
 use crate::ptxas::{find_nvdisasm, find_ptxas};

@@ -2,21 +2,13 @@
 //!
 //! Counts are of one instance in the middle of the grid, times the number of instances. Loops run as often as the
 //! launch's numbers say; where these depend on memory, a loop counts once and the result is a lower bound.
+use crate::bounds::LaunchValues;
 use kiln_block::{
     BinaryOp, BlockProgram, CmpOp, Const, DotPrecision, Elem, InstData, Op, Region, Type, UnaryOp, Value,
 };
 use kiln_machine::Machine;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-
-/// The numbers of a launch.
-#[derive(Clone, Default, Debug)]
-pub struct LaunchValues {
-    /// Instances along each axis.
-    pub grid: [usize; 3],
-    /// Of each parameter: an integer's value, a pointer's bytes; `None` where it is not known.
-    pub parameters: Vec<Option<i64>>,
-}
 
 /// What a launch takes by the machine's rates.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -254,7 +254,7 @@ impl<'a> Resolver<'a> {
             Op::Input(_) | Op::Param(_) => Err(self.unsupported("a parameter inside a kernel")),
             Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
             Op::Attention { .. } => Err(self.unsupported("attention and another matmul in one kernel")),
-            Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
+            Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => Err(self.unsupported("an opaque op inside a kernel")),
             _ => self.composite(here),
         }
     }

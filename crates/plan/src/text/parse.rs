@@ -218,7 +218,11 @@ fn origins(w: &mut Words) -> Parsed<Vec<Origin>> {
 /// Parses the graph that begins on the line just read, up to the line of its closing brace.
 fn body(lines: &mut Lines) -> Parsed<Graph> {
     let from = lines.at - 1;
-    while lines.lines.get(lines.at).ok_or("the text ends inside a body")?.trim() != "}" {
+    // Block programs in it have braces on lines of their own, which are indented further.
+    let indentation = |line: &str| line.len() - line.trim_start().len();
+    let outer = indentation(lines.lines[from]);
+    let ends = |line: &str| line.trim() == "}" && indentation(line) <= outer;
+    while !ends(lines.lines.get(lines.at).ok_or("the text ends inside a body")?) {
         lines.at += 1;
     }
     lines.at += 1;

@@ -3,6 +3,7 @@ use super::{CheckedRegion, Use};
 use crate::cost::{OpTypes, Price};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map};
+use kiln_graph::Op;
 use kiln_graph::ops::Class;
 use kiln_plan::Hardware;
 
@@ -11,7 +12,10 @@ pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
     let op = OpTypes::of(dag, v);
     let price = Price {
         read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),
-        written: dag.bytes(v),
+        written: match dag.op(v) {
+            Op::Launch(launch) => launch.results().map(|ty| ty.bytes() as f64).sum(),
+            _ => dag.bytes(v),
+        },
         matrix: op.matrix_flops(),
         matrix_seconds: op.matrix_seconds(machine),
         other: dag.op(v).weight() * dag.count(v),

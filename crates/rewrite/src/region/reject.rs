@@ -24,10 +24,11 @@ pub enum Reject {
     TooLarge,
     Empty,
     Fallback,
+    Launch,
     KeptApart,
 }
 impl Reject {
-    pub const ALL: [Reject; 22] = [
+    pub const ALL: [Reject; 23] = [
         Reject::TwoAnchors,
         Reject::RowsDiffer,
         Reject::RowReductionAfterMatmul,
@@ -49,6 +50,7 @@ impl Reject {
         Reject::TooLarge,
         Reject::Empty,
         Reject::Fallback,
+        Reject::Launch,
         Reject::KeptApart,
     ];
     pub fn name(self) -> &'static str {
@@ -75,6 +77,7 @@ impl Reject {
             TooLarge => "kernel too large",
             Empty => "empty tensor",
             Fallback => "fallback cannot be fused",
+            Launch => "launch cannot be fused",
             KeptApart => "a constraint keeps them apart",
         }
     }

@@ -64,7 +64,7 @@ fn sound(g: &Graph, inputs: &[Tensor], params: &[Tensor], upto: Numerics) -> usi
             Op::Input(i) => return Some(Ok(inputs[*i as usize].clone())),
             Op::Param(p) => return Some(Ok(params[p.0 as usize].clone())),
             // libtorch's are not interpreted here, nor is what depends on them.
-            Op::Fallback(_) | Op::Result(_) => return None,
+            Op::Fallback(_) | Op::Launch(_) | Op::Result(_) => return None,
             _ => {}
         }
         let args = t.args.iter().map(|a| values.get(&e.find(*a))).collect::<Option<Vec<&Tensor>>>()?;

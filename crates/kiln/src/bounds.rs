@@ -1,9 +1,17 @@
 //! Accesses of a launch that are out of bounds for certain: without a mask, outside of branches, at offsets that are
 //! affine in the instance's position, the element's coordinates and loops' indices, all of which take every value of
 //! their ranges.
-use super::LaunchValues;
 use kiln_block::{BinaryOp, BlockProgram, Const, Inst, InstData, Op, Region, Type, Value};
 use std::collections::{BTreeMap, HashMap};
+
+/// The numbers of a launch.
+#[derive(Clone, Default, Debug)]
+pub struct LaunchValues {
+    /// Instances along each axis.
+    pub grid: [usize; 3],
+    /// Of each parameter: an integer's value, a pointer's bytes; `None` where it is not known.
+    pub parameters: Vec<Option<i64>>,
+}
 
 /// An access that some instance of the launch makes outside of its tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
