@@ -342,3 +342,8 @@ impl Prepared {
 }
 
 const REPORT: &str = "report it with the kernel; this is a defect of Kiln";
+
+/// The Rust of the guide's chapter on block programs, run as a test of this crate's documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/block-programs.md")]
+struct GuideOfBlockPrograms;
