@@ -2,11 +2,13 @@
 //!
 //! Most functions of f32 are polynomials in f32 within 2 ulp ([`exp`], [`log`], [`single`], …). The others (remainders,
 //! sine and cosine far from 0) are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs
-//! of f64 internally ([`double`]). Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N.
-//! Juffa's published minimax polynomials; polynomials of tanh and of the inverse functions from Cephes. NaN and
-//! infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
+//! of f64 internally ([`double`]), and the remainder of f64 is a loop ([`remainder`]). Sources: exp by `ex2` with a
+//! two-part log2 e, as CUDA's `expf`; log and erf after N. Juffa's published minimax polynomials; polynomials of tanh
+//! and of the inverse functions from Cephes. NaN and infinities follow IEEE and C. The only fast-math flag is
+//! contraction of a product and a sum.
 mod double;
 mod exp_log;
+mod remainder;
 mod single;
 mod trig;
 mod wide;
@@ -85,6 +87,7 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::MinNum => e.call_float("llvm.minnum", &[x, y]),
         BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
         BinaryOp::Pow if is_double(x) => wide::pow(e, x, y),
+        BinaryOp::Rem if is_double(x) => remainder::of_double(e, x, y),
         BinaryOp::Pow if e.rounded => single::rounded_pow(e, x, y),
         BinaryOp::Pow => single::pow(e, x, y),
         BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {

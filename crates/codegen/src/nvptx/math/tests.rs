@@ -387,3 +387,21 @@ fn f8_there_and_back() {
         }
     }
 }
+
+/// Remainders are exact.
+#[test]
+fn remainders_of_doubles() {
+    let cx = Context::create();
+    let address = with(&cx, true, 2, false, |e, x| binary(e, BinaryOp::Rem, x[0], x[1]));
+    // SAFETY: compiled as a function of two f64.
+    let f: extern "C" fn(f64, f64) -> f64 = unsafe { std::mem::transmute(address) };
+    let special =
+        [0.0, -0.0, 1.0, -3.0, 0.1, 1e308, -1e-308, 5e-324, 4e-310, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let pairs = special.iter().flat_map(|x| special.iter().map(|y| (*x, *y)));
+    let far = doubles(20_000, 17).zip(doubles(20_000, 18));
+    let near = modest(20_000, 19, 1000.0).zip(modest(20_000, 20, 7.0));
+    let small = doubles(20_000, 21).zip(modest(20_000, 22, 1e-307));
+    for (x, y) in pairs.chain(far).chain(near).chain(small) {
+        assert_eq!(double_ulps(f(x, y), x % y), 0.0, "{x:e} % {y:e}: {:e} for {:e}", f(x, y), x % y);
+    }
+}
