@@ -27,8 +27,8 @@ pub use ir::{
 pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{
-    AtomicOp, Atomicity, BinaryOp, CachePolicy, CmpOp, Const, DotPrecision, LoadMode, MemoryOrder, Op, ReduceOp, Role,
-    ScanOp, Scope, Terms, UnaryOp,
+    Assembly, AtomicOp, Atomicity, BinaryOp, CachePolicy, CmpOp, Const, DotPrecision, Effects, LoadMode, MemoryOrder,
+    Op, ReduceOp, Register, Registers, Role, ScanOp, Scope, Terms, UnaryOp,
 };
 pub use types::{Elem, Swizzle, Type};
 pub use write::write;

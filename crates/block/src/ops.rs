@@ -1,6 +1,8 @@
 //! The ops. Each op's doc gives the operand order; [`crate::verify`] defines the result types.
+mod assembly;
 mod kinds;
 
+pub use assembly::{Assembly, Effects, Register, Registers};
 pub use kinds::*;
 
 use crate::types::Elem;
@@ -59,6 +61,9 @@ pub enum Op {
     CastToZero(Elem),
     /// Factor, factor, addend: floats, rounded once (f16 and bf16: to f32 first).
     Fma,
+    /// Blocks and pointers of one shape: the elements that a text of the GPU's assembly computes from each element, or
+    /// from each `pack` of them. Which elements are taken together is open; what else the text does, too.
+    Asm(Box<Assembly>),
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
     /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
@@ -72,7 +77,7 @@ pub enum Op {
         op: AtomicOp,
         how: Atomicity,
     },
-    /// Pointers, expected values, new values, of 32 or 64 bits: each element of memory that has the bits of the
+    /// Pointers, expected values, new values, of 16, 32 or 64 bits: each element of memory that has the bits of the
     /// expected value is replaced by the new one, as one access. Result: the elements before.
     CompareSwap {
         how: Atomicity,
@@ -243,6 +248,9 @@ pub enum Op {
 impl Op {
     /// Whether the result depends on the operands alone and is defined for all operands.
     pub fn is_pure(&self) -> bool {
+        if let Op::Asm(assembly) = self {
+            return assembly.effects == Effects::Pure;
+        }
         matches!(
             self,
             Op::Const(_)

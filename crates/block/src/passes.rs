@@ -10,6 +10,7 @@ mod licm;
 mod numbers;
 mod offsets;
 pub mod persistent_rows;
+pub mod portable_assembly;
 pub mod split;
 pub mod warpgroup;
 mod wide_offsets;
@@ -35,10 +36,11 @@ pub const PASSES: &[Pass] = &[
 /// A pass for a machine, which refuses programs of another form.
 pub type Step = (&'static str, fn(&BlockProgram, &Machine) -> Result<BlockProgram, warpgroup::Refusal>);
 
-/// `split` is for loops with masks. Then the passes toward warpgroups, in their order; `warpgroups` is all of them.
-/// `persistent-rows` is for row programs.
+/// `split` is for loops with masks, `portable_assembly` for programs that run on no GPU. Then the passes toward
+/// warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
 pub const STEPS: &[Step] = &[
     ("split", |k, _| Ok(split::run(k))),
+    ("portable_assembly", |k, _| Ok(portable_assembly::portable(k))),
     ("tensor_maps", |k, _| warpgroup::maps::run(k)),
     ("launch_maps", |k, _| warpgroup::maps::launch::run(k)),
     ("persistent", |k, m| {

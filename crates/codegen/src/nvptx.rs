@@ -25,6 +25,7 @@ use crate::CodegenError;
 use kiln_block::{Array, BlockProgram, Elem, Grid, LaunchArray, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 mod atomic;
 mod batched_loads;
@@ -43,6 +44,7 @@ mod r#gen;
 mod halves;
 mod head;
 mod index;
+mod inline;
 mod left_wide;
 mod math;
 mod memory;
@@ -117,14 +119,19 @@ pub struct Ptx {
     pub cluster: usize,
     /// One per parameter.
     pub args: Vec<Argument>,
+    /// Accesses of shared memory whose addresses follow from a layout, by the ways in which banks conflict: how many
+    /// times the passes that a warp's bytes need. 1: no conflict.
+    #[serde(default)]
+    pub bank_ways: BTreeMap<usize, usize>,
 }
 
 /// Runs the layout passes on a copy of the kernel and generates PTX for a machine, which is a GPU.
 pub fn compile(kernel: &BlockProgram, machine: &Machine) -> Result<Ptx, CodegenError> {
-    generated(kernel, machine, |module, blocks, shared| {
+    generated(kernel, machine, |r#gen::Generated { module, shared, bank_ways }, blocks| {
         Ok(Ptx {
             name: head::entry_name(kernel),
-            text: target::to_ptx(module, machine.arch)?,
+            bank_ways,
+            text: target::to_ptx(&module, machine.arch)?,
             grid: kernel.grid.constant().map_or(Grid::Launch, |[x, y, z]| Grid::Constant([x * blocks, y, z])),
             threads: kernel.warps / blocks * isa::WARP,
             shared,
@@ -136,15 +143,14 @@ pub fn compile(kernel: &BlockProgram, machine: &Machine) -> Result<Ptx, CodegenE
 
 /// The LLVM text of a kernel, before LLVM's own passes: for inspection.
 pub fn llvm_text(kernel: &BlockProgram, machine: &Machine) -> Result<String, CodegenError> {
-    generated(kernel, machine, |module, _, _| Ok(module.print_to_string().to_string()))
+    generated(kernel, machine, |code, _| Ok(code.module.print_to_string().to_string()))
 }
 
-/// Generates a kernel's module, and gives `take` the module, the number of blocks in its cluster and its bytes of
-/// shared memory.
+/// Generates a kernel's module, and gives `take` it with the number of blocks in its cluster.
 fn generated<T>(
     kernel: &BlockProgram,
     machine: &Machine,
-    take: impl FnOnce(&inkwell::module::Module, usize, usize) -> emit::Res<T>,
+    take: impl FnOnce(r#gen::Generated, usize) -> emit::Res<T>,
 ) -> Result<T, CodegenError> {
     let fail = |f: emit::Fail| match f {
         emit::Fail::Unsupported(what) => {
@@ -162,11 +168,12 @@ fn generated<T>(
     let blocks = if roles { 1 } else { blocks::of(kernel, machine).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
-    let (module, shared) = r#gen::generate(&context, &placed, machine, blocks).map_err(fail)?;
+    let code = r#gen::generate(&context, &placed, machine, blocks).map_err(fail)?;
+    let shared = code.shared;
     if shared > machine.limits.shared_per_block {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }
-    take(&module, blocks, shared).map_err(fail)
+    take(code, blocks).map_err(fail)
 }
 
 fn argument(kernel: &BlockProgram, p: &Param) -> Argument {

@@ -55,7 +55,8 @@ fn data(elem: Elem, n: usize, seed: u64) -> Vec<u8> {
 fn updates_give_what_was_there() {
     let types = [Elem::I32, Elem::U32, Elem::I64, Elem::U64, Elem::F32, Elem::F64, Elem::F16, Elem::Bf16];
     for (i, elem) in types.into_iter().enumerate() {
-        for (j, op) in OPS.into_iter().enumerate().filter(|(_, op)| op.takes(elem)) {
+        let on_processors = |op: AtomicOp| op.takes(elem) && !(elem.is_half() && op != AtomicOp::Add);
+        for (j, op) in OPS.into_iter().enumerate().filter(|(_, op)| on_processors(*op)) {
             let (order, lanes) = (ORDERS[(i + j) % 4], [128, 8, 64][(i + j) % 3]);
             let (k, n) = (updates(elem, op, order, lanes), 2 * lanes - 3);
             let given = Launch::new([2, 1, 1])
@@ -69,9 +70,37 @@ fn updates_give_what_was_there() {
     }
 }
 
+/// Maxima and minima of halves, which GPUs alone have: an exchange that is tried again.
+#[test]
+fn extremes_of_halves() {
+    for elem in [Elem::F16, Elem::Bf16] {
+        for (op, order) in [(AtomicOp::Max, MemoryOrder::Relaxed), (AtomicOp::Min, MemoryOrder::AcquireRelease)] {
+            let (k, n) = (updates(elem, op, order, 64), 125);
+            let given = Launch::new([2, 1, 1])
+                .buffer(elem, data(elem, n, 3))
+                .buffer(elem, data(elem, n, 4))
+                .buffer(elem, vec![0; (n + 2) * elem.bytes()])
+                .buffer(elem, data(elem, 1, 9))
+                .scalar(Elem::I32, n as f64);
+            verify::verify(&k).unwrap();
+            let want = given.interpreted(&k).unwrap();
+            for arch in [Arch::Sm90a, Arch::Sm80] {
+                let found = given.by_ptx(&k, arch).unwrap_or_else(|| panic!("{op:?} of {elem}: no PTX"));
+                for (found, want) in found.iter().zip(&want).take(4) {
+                    let (found, want) = (decode_all(elem, found), decode_all(elem, want));
+                    let same = found.iter().zip(&want).all(|(a, b)| near(elem, *a, *b, 0.0));
+                    assert!(same, "{op:?} of {elem}, {arch}: {found:?}, expected {want:?}");
+                }
+            }
+            let why = host::llvm_text(std::slice::from_ref(&k)).unwrap_err().to_string();
+            assert!(why.contains(&format!("an atomic {op:?} of {elem} on processors")), "{why}");
+        }
+    }
+}
+
 #[test]
 fn elements_as_expected_are_replaced() {
-    for elem in [Elem::I32, Elem::U64, Elem::F32, Elem::F64] {
+    for elem in [Elem::I32, Elem::U64, Elem::F32, Elem::F64, Elem::F16, Elem::Bf16, Elem::I16, Elem::U16] {
         let k = swaps(elem);
         let mut half = data(elem, 64, 5);
         half[..32 * elem.bytes()].copy_from_slice(&data(elem, 32, 6));

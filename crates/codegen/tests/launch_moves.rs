@@ -151,3 +151,18 @@ fn matmuls_of_every_type() {
         });
     }
 }
+
+/// Parts along each axis, whichever threads have them.
+#[test]
+fn parts_of_blocks() {
+    let shapes: [&[usize]; 5] = [&[128], &[16, 32], &[2, 8, 16], &[4, 4, 4], &[8, 2, 32]];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        for (axis, size) in shape.iter().enumerate() {
+            let case = Case { shape, types: &[[Elem::I32, Elem::F16][i % 2]], warps: [1, 4, 16][i % 3], below: 100 };
+            let count = size / 2;
+            case.agree(&format!("parts along axis {axis}"), |b, v| {
+                [0, count].map(|at| b.part(v[0], axis, at, count)).to_vec()
+            });
+        }
+    }
+}

@@ -10,6 +10,7 @@ mod host_offsets;
 mod host_ops;
 mod host_random;
 mod launch_arrays;
+mod launch_assembly;
 mod launch_atomics;
 mod launch_control;
 mod launch_dots;

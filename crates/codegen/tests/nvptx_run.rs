@@ -145,3 +145,25 @@ fn divisions_of_neighbours() {
         }
     }
 }
+
+/// A transposition goes through shared memory, and says how banks conflict there.
+#[test]
+fn bank_conflicts_are_predicted() {
+    let mut b = Builder::new("transpose", [1, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (rows, columns) = (b.iota(64), b.iota(64));
+    let (rows, columns) = (b.expand_dims(rows, 1), b.expand_dims(columns, 0));
+    let pitch = b.i32(64);
+    let pitch = b.broadcast_to(pitch, &[64, 1]);
+    let starts = b.binary(BinaryOp::Mul, rows, pitch);
+    let (starts, columns) = (b.broadcast_to(starts, &[64, 64]), b.broadcast_to(columns, &[64, 64]));
+    let at = b.binary(BinaryOp::Add, starts, columns);
+    let from = b.ptr_add(x, at);
+    let value = b.load(from, None, None);
+    let turned = b.permute(value, &[1, 0]);
+    let to = b.ptr_add(y, at);
+    b.store(to, turned, None);
+    let ptx = nvptx::compile(&b.finish(), Arch::Sm90a.machine()).unwrap();
+    assert!(ptx.shared > 0 && ptx.bank_ways.values().sum::<usize>() > 0, "{:?}", ptx.bank_ways);
+    assert!(ptx.bank_ways.keys().all(|ways| (1..=32).contains(ways)), "{:?}", ptx.bank_ways);
+}

@@ -82,6 +82,8 @@ pub struct Launch<'b> {
     pub buffers: &'b mut [Buffer],
     /// Of each parameter the buffer that it points to, and the byte in it.
     pub starts: &'b [(usize, usize)],
+    /// The address of each buffer's first byte, which tables of pointers in memory hold; 0 where there is none.
+    pub origins: &'b [u64],
 }
 
 /// [`run_grid`] that goes on after accesses that are wrong, which it records.
@@ -94,13 +96,18 @@ pub fn run_checked(
     checks: &mut Checks,
     observer: &mut dyn Observer,
 ) -> Result<(), InterpError> {
-    let Launch { grid, buffers, starts } = launch;
+    let Launch { grid, buffers, starts, origins } = launch;
     kiln_block::verify::verify(kernel)?;
     let wrong = |what: String| InterpError::Buffers { kernel: kernel.name.clone(), what };
     kiln_block::verify::grid(grid.into()).map_err(wrong)?;
     memory::check(kernel, buffers).map_err(wrong)?;
     for_each_instance(grid, |position| {
-        let watch = Watch { checks: Some(&mut *checks), observer: Some(&mut *observer), starts: Some(starts) };
+        let watch = Watch {
+            checks: Some(&mut *checks),
+            observer: Some(&mut *observer),
+            starts: Some(starts),
+            origins: Some(origins),
+        };
         machine::run_instance(kernel, position, buffers, watch)
     })
 }

@@ -185,7 +185,7 @@ mod checked {
         let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
         let mut buffers = [x, Buffer::scalar(Elem::I32, 65536.0)];
         let mut checks = Checks::new(&k, 2, true);
-        let launch = Launch { grid: [instances, 1, 1], buffers: &mut buffers, starts: &[(0, 0), (1, 0)] };
+        let launch = Launch { grid: [instances, 1, 1], buffers: &mut buffers, starts: &[(0, 0), (1, 0)], origins: &[] };
         run_checked(&k, launch, &mut checks, log).unwrap();
         let op = |inst| k.inst(inst).op.clone();
         checks.findings().iter().map(|f| (f.kind, format!("{:?}", op(f.inst)), f.element)).collect()

@@ -7,6 +7,7 @@ mod differences;
 mod memory;
 mod pads;
 mod parameters;
+mod promises;
 mod pure;
 mod shapes;
 
@@ -19,7 +20,7 @@ use crate::types::{Number, Scalar, TensorType, padded};
 use crate::unit::{Printed, Site};
 use crate::value::Tensor;
 use kiln_block::{BlockProgram, Const, Elem, Grid, Inst, InstData, Op, Region, Type, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Axes of a block of the IR.
 const MAX_AXES: usize = 6;
@@ -36,20 +37,31 @@ pub struct Emitter {
     sites: Vec<Site>,
     /// What prints show.
     shown: BTreeMap<Inst, Printed>,
+    /// Accesses whose mask leaves out pads alone.
+    unmasked: BTreeSet<Inst>,
 }
 
-/// A program, the site of each of its instructions, and what its prints show.
+/// A program, the site of each of its instructions, what its prints show, and its accesses without a mask of the
+/// kernel's.
 pub struct Finished {
     pub program: BlockProgram,
     pub sites: Vec<Site>,
     pub shown: BTreeMap<u32, Printed>,
+    pub unmasked: BTreeSet<u32>,
 }
 
 impl Emitter {
     pub fn new(name: &str, warps: usize) -> Emitter {
         let (name, grid) = (identifier(name.rsplit('.').next().unwrap_or(name)), Grid::Launch);
         let program = BlockProgram { name, grid, warps, blocks: 1, cluster: 1, ..BlockProgram::default() };
-        Emitter { program, open: vec![Region::default()], site: Site::default(), sites: vec![], shown: BTreeMap::new() }
+        Emitter {
+            program,
+            open: vec![Region::default()],
+            site: Site::default(),
+            sites: vec![],
+            shown: BTreeMap::new(),
+            unmasked: BTreeSet::new(),
+        }
     }
     pub fn finish(mut self) -> Finished {
         self.program.body = self.open.pop().unwrap_or_default();
@@ -61,12 +73,13 @@ impl Emitter {
         self.program.walk(&mut |inst, _| before.push(inst));
         program.walk(&mut |inst, _| after.push(inst));
         let mut sites = vec![Site::default(); program.insts.len()];
-        let mut shown = BTreeMap::new();
+        let (mut shown, mut unmasked) = (BTreeMap::new(), BTreeSet::new());
         for (before, after) in before.into_iter().zip(after) {
             shown.extend(self.shown.remove(&before).map(|printed| (after.0, printed)));
+            unmasked.extend(self.unmasked.contains(&before).then_some(after.0));
             sites[after.0 as usize] = self.sites.get(before.0 as usize).copied().unwrap_or_default();
         }
-        Finished { program, sites, shown }
+        Finished { program, sites, shown, unmasked }
     }
     /// Appends an instruction.
     fn inst(&mut self, op: Op, args: &[Value], results: Vec<Type>, regions: Vec<Region>) -> Vec<Value> {
@@ -146,9 +159,10 @@ pub fn elem(number: Number) -> Eval<Elem> {
         Number::BFloat16 => Ok(Elem::Bf16),
         Number::Float32 => Ok(Elem::F32),
         Number::Float64 => Ok(Elem::F64),
-        Number::Float8E4B15 | Number::Float8E4B8 | Number::Float8E5B16 => {
-            Err(unsupported(format!("{number} is not supported"), "use float8e4nv or float8e5"))
-        }
+        Number::Float8E4B15 | Number::Float8E4B8 | Number::Float8E5B16 => Err(unsupported(
+            format!("type {number} is not supported in this architecture"),
+            "use float8e4nv or float8e5",
+        )),
     }
 }
 
@@ -163,6 +177,6 @@ pub fn block_type(ty: &TensorType) -> Eval<Type> {
     let shape = padded(&ty.shape);
     Ok(match ty.scalar {
         Scalar::Number(number) => Type::block(elem(number)?, shape),
-        Scalar::Pointer(number) => Type::ptr(elem(number)?, shape),
+        Scalar::Pointer(number) | Scalar::ConstPointer(number) => Type::ptr(elem(number)?, shape),
     })
 }

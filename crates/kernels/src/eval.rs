@@ -85,8 +85,8 @@ pub fn evaluate(unit: &Unit, signature: &Signature, options: &Options) -> Eval<C
         printed: vec![],
     };
     let parameters = evaluator.kernel(signature)?;
-    let Finished { program, sites, shown } = evaluator.emit.finish();
-    Ok(Compiled { program, parameters, printed: evaluator.printed, sites, shown })
+    let Finished { program, sites, shown, unmasked } = evaluator.emit.finish();
+    Ok(Compiled { program, parameters, printed: evaluator.printed, sites, shown, unmasked })
 }
 
 impl<'u> Evaluator<'u> {

@@ -3,6 +3,7 @@
 //! A new primitive is a row here and its function in one of the folders' files. What can be said in the language is a
 //! function of the library instead.
 mod arguments;
+mod assembly;
 mod blocks;
 mod combine;
 mod floats;
@@ -44,7 +45,8 @@ const fn row(name: &'static str, parameters: &'static str, run: Run) -> Primitiv
     Primitive { name, parameters, run }
 }
 
-static GROUPS: [&[Primitive]; 8] = [
+static GROUPS: [&[Primitive]; 9] = [
+    assembly::TABLE,
     blocks::TABLE,
     combine::TABLE,
     floats::UNARY,

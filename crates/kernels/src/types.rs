@@ -122,6 +122,18 @@ impl Number {
             Class::Bool | Class::Signed | Class::Unsigned => None,
         }
     }
+    /// What is added to the exponent of a float in its bits.
+    pub fn exponent_bias(self) -> Option<i32> {
+        match self {
+            Number::Float8E4M3 => Some(7),
+            Number::Float8E4B8 => Some(8),
+            Number::Float8E4B15 | Number::Float8E5M2 | Number::Float16 => Some(15),
+            Number::Float8E5B16 => Some(16),
+            Number::BFloat16 | Number::Float32 => Some(127),
+            Number::Float64 => Some(1023),
+            _ => None,
+        }
+    }
     pub fn is_float(self) -> bool {
         self.mantissa().is_some()
     }
@@ -207,13 +219,22 @@ pub enum Scalar {
     Number(Number),
     /// A pointer to elements in memory.
     Pointer(Number),
+    /// A pointer that is only read through: a parameter annotated `tl.const`.
+    ConstPointer(Number),
 }
 
 impl Scalar {
     pub fn number(self) -> Option<Number> {
         match self {
             Scalar::Number(number) => Some(number),
-            Scalar::Pointer(_) => None,
+            Scalar::Pointer(_) | Scalar::ConstPointer(_) => None,
+        }
+    }
+    /// What a pointer points to.
+    pub fn pointee(self) -> Option<Number> {
+        match self {
+            Scalar::Number(_) => None,
+            Scalar::Pointer(elem) | Scalar::ConstPointer(elem) => Some(elem),
         }
     }
     pub fn is_pointer(self) -> bool {
@@ -229,6 +250,7 @@ impl fmt::Display for Scalar {
         match self {
             Scalar::Number(number) => write!(f, "{number}"),
             Scalar::Pointer(elem) => write!(f, "pointer<{elem}>"),
+            Scalar::ConstPointer(elem) => write!(f, "const_pointer<{elem}>"),
         }
     }
 }
@@ -336,7 +358,7 @@ pub fn promoted(a: Operand, b: Operand, arithmetic: Arithmetic) -> Eval<Number> 
     }
     if divides && a.number.is_signed() != b.number.is_signed() {
         return Err(type_error(
-            format!("{} and {} differ in sign, and are not divided by each other", a.number, b.number),
+            format!("Cannot use {} and {} in a division because they have different signedness", a.number, b.number),
             "cast both to one of the types with `.to(...)`",
         ));
     }

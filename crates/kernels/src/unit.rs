@@ -4,7 +4,7 @@ use crate::syntax::Span;
 use crate::types::Number;
 use kiln_block::BlockProgram;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A kernel and the helpers that it calls.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -245,6 +245,8 @@ pub struct Compiled {
     pub sites: Vec<Site>,
     /// What each `print` of a block shows, by its instruction's number.
     pub shown: BTreeMap<u32, Printed>,
+    /// Accesses whose mask leaves out pads alone: the kernel gives them none.
+    pub unmasked: BTreeSet<u32>,
 }
 
 /// A block that is printed.

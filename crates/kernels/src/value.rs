@@ -1,7 +1,7 @@
 //! What an expression evaluates to: a constant of compile time, a run-time value of the program, or something that only
 //! exists while compiling (types, functions, modules, tuples).
 use crate::error::{Eval, name_error, type_error};
-use crate::types::{Number, Scalar, TensorType};
+use crate::types::{Number, TensorType};
 use std::rc::Rc;
 
 #[derive(Clone, Debug)]
@@ -300,9 +300,6 @@ impl Tensor {
         self.ty.scalar.is_pointer()
     }
     pub fn pointee(&self) -> Option<Number> {
-        match self.ty.scalar {
-            Scalar::Pointer(elem) => Some(elem),
-            Scalar::Number(_) => None,
-        }
+        self.ty.scalar.pointee()
     }
 }

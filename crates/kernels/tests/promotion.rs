@@ -195,9 +195,9 @@ fn operators_give_these_types() {
 
 /// Expressions that are errors, the kind, and a part of the message.
 const REFUSED: &[(&str, ErrorKind, &str)] = &[
-    ("i32 // u8", ErrorKind::Type, "differ in sign"),
-    ("i32 % u8", ErrorKind::Type, "differ in sign"),
-    ("i32 / u8", ErrorKind::Type, "differ in sign"),
+    ("i32 // u8", ErrorKind::Type, "because they have different signedness"),
+    ("i32 % u8", ErrorKind::Type, "because they have different signedness"),
+    ("i32 / u8", ErrorKind::Type, "because they have different signedness"),
     ("u8 + -1", ErrorKind::Value, "negative number -1"),
     ("u8 + 300", ErrorKind::Value, "out of range for uint8"),
     ("i8 * 1000", ErrorKind::Value, "out of range for int8"),

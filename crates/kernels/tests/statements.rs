@@ -293,6 +293,7 @@ const ROWS: &[Row] = &[
     row("cdiv", "tl.store(out, tl.cdiv(n, 2) * 10 + tl.cdiv(C, 2))", &[32.0]),
     row("swizzle2d", "a, b = tl.swizzle2d(n // 3, n % 3, 4, 3, 2)\n    tl.store(out, a * 10 + b)", &[12.0]),
     row("device_assert is left out", "tl.device_assert(n > 100, 'no')\n    tl.store(out, 1)", &[1.0]),
+    row("bias of exponents", "tl.store(out, tl.float16.exponent_bias + tl.float8e4nv.exponent_bias)", &[22.0]),
     row("multiple_of is the value", "tl.store(out, tl.multiple_of(n, 5))", &[5.0]),
     row(
         "block pointers",
@@ -424,7 +425,7 @@ const REFUSED: &[(&str, ErrorKind, &str)] = &[
     (
         "if n > 1:\n        v = 1\n    else:\n        v = 1.0\n    tl.store(out, v)",
         ErrorKind::Name,
-        "`v` differs between",
+        "Mismatched type for v between",
     ),
     ("for k in range(n):\n        return", ErrorKind::Unsupported, "`return` in a loop"),
     ("for k in range(n):\n        break", ErrorKind::Unsupported, "`break` is not supported"),

@@ -203,8 +203,13 @@ pub fn stages(
     target: &CompileOptions,
 ) -> Result<Stages, Failure> {
     target.check()?;
-    let Compiled { program: written, parameters, sites, .. } = checked(unit, signature, options)?;
-    let (program, machine) = (canonical(&written)?.0, target.machine().clone());
+    let machine = target.machine().clone();
+    let mut compiled = checked(unit, signature, options)?;
+    if !machine.arch.is_gpu() {
+        without_assembly(unit, &mut compiled)?;
+    }
+    let Compiled { program: written, parameters, sites, .. } = compiled;
+    let program = canonical(&written)?.0;
     let placed = placed(&program, &machine);
     let text = print(&placed);
     let source = Source { program: &placed, text: &text, used: true };
@@ -217,6 +222,21 @@ pub fn stages(
 fn placed(program: &BlockProgram, machine: &Machine) -> BlockProgram {
     let made = passes::multiplies(program).then(|| passes::to_warpgroups(program, machine).ok()).flatten();
     made.map_or_else(|| program.clone(), |made| made.roles)
+}
+
+/// Inline assembly of a program for what is no GPU, as ops; refused if a text has no meaning there.
+fn without_assembly(unit: &Unit, compiled: &mut Compiled) -> Result<(), Failure> {
+    passes::portable_assembly::run(&mut compiled.program);
+    let Some((inst, assembly)) = passes::portable_assembly::unknown(&compiled.program) else {
+        return Ok(());
+    };
+    let text: Vec<&str> = assembly.text.split_whitespace().collect();
+    let message = format!("the inline assembly `{}` is for GPUs", text.join(" "));
+    let error = KernelError::new(ErrorKind::Unsupported, message).with_hint(
+        "on a processor plain instructions of single elements run; write the others as functions of the language",
+    );
+    let place = compiled.sites.get(inst.0 as usize).and_then(|site| unit.place(*site));
+    Err(Box::new(KernelError { place, ..*error }).into())
 }
 
 /// The verified program of a kernel.
@@ -280,7 +300,11 @@ pub struct Prepared {
 }
 
 fn prepared(unit: &Unit, signature: &Signature, options: &Options, place: &Place) -> Result<Prepared, Failure> {
-    let Compiled { program, parameters, printed, sites, .. } = checked(unit, signature, options)?;
+    let mut compiled = checked(unit, signature, options)?;
+    if matches!(place.device, Device::Host(_)) {
+        without_assembly(unit, &mut compiled)?;
+    }
+    let Compiled { program, parameters, printed, sites, .. } = compiled;
     coded(Written { unit: unit.clone(), program, parameters, printed, sites }, place)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Pointers flow through pointer arithmetic, selections, loops and branches. Values that flow into each other form a
 //! class, and what is done through one of them is done through its class.
-use crate::{BlockProgram, InstData, Op, Region, Type, Value};
+use crate::{BlockProgram, Effects, InstData, Op, Region, Type, Value};
 
 /// What a program does to memory, by pointers.
 pub struct Writes {
@@ -21,6 +21,8 @@ impl Writes {
             join_flows(program, inst, &mut classes);
             let updates = matches!(inst.op, Op::Atomic { .. } | Op::CompareSwap { .. } | Op::AtomicInc);
             let writes = updates || matches!(inst.op, Op::Store(_) | Op::Publish);
+            // Assembly may write through whatever it gets, addresses as integers too.
+            anywhere |= matches!(&inst.op, Op::Asm(assembly) if assembly.effects == Effects::Volatile);
             match inst.args.first() {
                 Some(pointer) if writes => {
                     written.push(pointer.0);

@@ -186,7 +186,9 @@ impl AtomicOp {
         match self {
             AtomicOp::Add => integer || elem.is_float() && !elem.is_f8(),
             AtomicOp::Exchange => integer || matches!(elem, Elem::F32 | Elem::F64),
-            AtomicOp::Max | AtomicOp::Min | AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => integer,
+            // Of a half and NaN the half; wider floats are ordered by their bits.
+            AtomicOp::Max | AtomicOp::Min => integer || elem.is_half(),
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => integer,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! BlockProgram to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
 use crate::{
-    Arithmetic, Atomicity, BlockProgram, CachePolicy, Const, DotPrecision, Extent, Facts, Inst, InstData, Layout, Op,
-    Region, Terms, Type, Value, layout::Basis,
+    Arithmetic, Assembly, Atomicity, BlockProgram, CachePolicy, Const, DotPrecision, Effects, Extent, Facts, Inst,
+    InstData, Layout, Op, Region, Terms, Type, Value, layout::Basis,
 };
 use std::{collections::HashMap, fmt::Write};
 
@@ -293,6 +293,7 @@ fn op_text(op: &Op) -> (String, String) {
         Op::AsyncWait { pending } => format!("async_wait {pending}"),
         Op::Print(text) => format!("print {text:?}"),
         Op::Assert(text) => format!("assert {text:?}"),
+        Op::Asm(assembly) => inline(assembly),
         Op::Check { site } => return ("check".into(), format!(" site {site}")),
         Op::Prefetch { bytes } => return ("prefetch".into(), format!(" bytes {bytes}")),
         Op::BarrierExpect { bytes } => return ("barrier_expect".into(), format!(" bytes {bytes}")),
@@ -315,6 +316,14 @@ fn op_text(op: &Op) -> (String, String) {
         plain => plain_name(plain).into(),
     };
     (before, String::new())
+}
+
+/// Inline assembly without its operands.
+fn inline(assembly: &Assembly) -> String {
+    let Assembly { text, constraints, pack, effects } = assembly;
+    let name = flag("asm", "volatile", *effects == Effects::Volatile);
+    let packed = if *pack == 1 { String::new() } else { format!(" pack {pack}") };
+    format!("{name} {text:?} {constraints:?}{packed}")
 }
 
 fn plain_name(op: &Op) -> &'static str {

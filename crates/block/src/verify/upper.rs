@@ -4,7 +4,8 @@ mod memory;
 
 use super::{Facts, Rule, rules::*};
 use crate::{
-    BinaryOp, BlockProgram, Const, DotPrecision, Elem, InstData, Op, ReduceOp, ScanOp, Terms, Type, UnaryOp, Value,
+    Assembly, BinaryOp, BlockProgram, Const, DotPrecision, Elem, InstData, Op, ReduceOp, ScanOp, Terms, Type, UnaryOp,
+    Value,
 };
 
 /// Operand and result counts, then types.
@@ -22,6 +23,7 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Pack { .. } => shapes(&op),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
         Op::Bitcast | Op::CastToZero(_) | Op::Fma => pointwise(&op),
+        Op::Asm(assembly) => inline(&op, assembly),
         Op::Load(..) | Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } => memory::pointers(&op),
         Op::AtomicInc | Op::Publish | Op::Await | Op::Check { .. } => memory::records(&op),
         Op::Print(_) | Op::Assert(_) => memory::reports(&op),
@@ -32,6 +34,26 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         Op::For | Op::While | Op::If => regions(&op),
         _ => Ok(()),
     }
+}
+
+/// Inline assembly: the constraints are those of its operands and results.
+fn inline(s: &Checked, assembly: &Assembly) -> Rule {
+    count("regions", s.data.regions.len(), 0, 0)?;
+    ensure(!s.data.results.is_empty(), || "there is no result; assembly has one at least".into())?;
+    ensure(assembly.has_valid_pack(), || {
+        format!("{} elements are packed; a power of two to 32 is needed", assembly.pack)
+    })?;
+    let shape = s.out().shape();
+    for v in s.data.args.iter().chain(&s.data.results) {
+        let ty = s.k.ty(*v);
+        held("an operand", ty)?;
+        ensure(ty.shape() == shape, || format!("{v} is {ty}, of another shape than {}", s.out()))?;
+    }
+    let registers = assembly.registers()?;
+    let types = |values: &[Value]| assembly.register_count(values.iter().map(|v| s.k.ty(*v)));
+    let (results, operands) = (types(&s.data.results), types(&s.data.args));
+    count("registers of results", registers.results.len(), results, results)?;
+    count("registers of operands", registers.operands.len(), operands, operands)
 }
 
 /// Constants, positions in the grid and its sizes, and iota.

@@ -94,6 +94,9 @@ impl Emit<'_> {
             AtomicOp::Add if elem.is_half() => return self.added_half(access, by),
             AtomicOp::Add if elem.is_float() => "fadd",
             AtomicOp::Add => "add",
+            AtomicOp::Max | AtomicOp::Min if elem.is_float() => {
+                return Err(format!("an atomic {op:?} of {elem} on processors"));
+            }
             AtomicOp::Max => {
                 if elem.is_signed() {
                     "max"
@@ -119,7 +122,16 @@ impl Emit<'_> {
     /// Where an element has the expected bits, it gets the new ones.
     fn swapped(&mut self, access: &Access, expected: &Name, new: &Name) -> Res<Name> {
         let (d, ty) = (self.text.depth(), mem(access.elem));
-        let word = if access.elem.bytes() == 8 { "i64" } else { "i32" };
+        if access.elem.is_half() {
+            let [expected, new] = [expected, new].map(|x| self.pack(d, access.elem, Store::Tensor, x.clone(), 1));
+            let old = self.exchange(access, "i16", &expected?, &new?).0;
+            return self.unpack(d, access.elem, Store::Tensor, old, 1);
+        }
+        let word = match access.elem.bytes() {
+            8 => "i64",
+            2 => "i16",
+            _ => "i32",
+        };
         let bits = |e: &mut Self, x: &Name| match ty == word {
             true => x.clone(),
             false => e.text.emit(d, format!("bitcast {ty} {x} to {word}")),

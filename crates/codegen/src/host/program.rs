@@ -184,6 +184,7 @@ impl Emit<'_> {
                 }
                 Ok(())
             }
+            (Op::Asm(assembly), _) => Err(format!("inline assembly for GPUs, `{}`", assembly.text)),
             (op, _) => Err(format!("{op:?}")),
         }
     }

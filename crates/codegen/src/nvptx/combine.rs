@@ -193,6 +193,18 @@ impl<'c> Gen<'c, '_> {
                 let (a, b) = (self.read_one(spread, 0, from)?, self.read_one(spread, 1, from)?);
                 self.e.select(second, b, a)
             }
+            Op::Part { axis, at } => {
+                let (to, from) = (k.ty(data.results[0]).shape(), k.ty(data.args[0]).shape());
+                let (to, from) = (axis_bits(to, *axis as usize), axis_bits(from, *axis as usize));
+                let low = self.e.and(element, int(self, (1 << to.start) - 1))?;
+                let high =
+                    self.e.shl(self.e.lshr(element, int(self, to.end as usize))?, int(self, from.end as usize))?;
+                let along =
+                    self.e.and(self.e.lshr(element, int(self, to.start as usize))?, int(self, (1 << to.len()) - 1))?;
+                let along = self.e.shl(self.e.add(along, int(self, *at as usize))?, int(self, from.start as usize))?;
+                let element = self.e.add(self.e.add(high, along)?, low)?;
+                self.read_one(spread, 0, element)
+            }
             Op::Split(half) => {
                 let from = self.e.add(self.e.shl(element, int(self, 1))?, int(self, *half as usize))?;
                 self.read_one(spread, 0, from)

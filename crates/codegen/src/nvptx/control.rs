@@ -6,7 +6,7 @@ use super::words::Words;
 use inkwell::IntPredicate;
 use inkwell::basic_block::BasicBlock;
 use inkwell::values::{IntValue, PhiValue};
-use kiln_block::{CmpOp, Elem, InstData, Op, Region, Value};
+use kiln_block::{CmpOp, Effects, Elem, InstData, Op, Region, Value};
 
 impl<'c> Gen<'c, '_> {
     /// A loop over a matmul's K, `step` elements at a time up to `end`, at least once: `body` adds the products of
@@ -246,7 +246,8 @@ impl<'c> Gen<'c, '_> {
     fn writes(&self, region: &Region) -> bool {
         let mut found = false;
         self.k.walk_region(region, &mut |_, d| {
-            found |= matches!(d.op, Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. })
+            found |= matches!(d.op, Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. });
+            found |= matches!(&d.op, Op::Asm(assembly) if assembly.effects == Effects::Volatile);
         });
         found
     }

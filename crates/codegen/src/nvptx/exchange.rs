@@ -74,6 +74,11 @@ impl Placement {
         let n = self.vector(flat, bytes);
         self.passes(flat, n, bytes) * flat.per_thread() / n
     }
+    /// How many times the fewest passes such an access takes.
+    pub fn ways(&self, flat: &Flat, n: usize, bytes: usize) -> usize {
+        let lanes = (128 / (n * bytes)).clamp(1, 32);
+        self.passes(flat, n, bytes).div_ceil(32 / lanes)
+    }
     /// Passes of a warp whose lanes access `n` elements from their first one on.
     pub fn passes(&self, flat: &Flat, n: usize, bytes: usize) -> usize {
         let lanes = (128 / (n * bytes)).clamp(1, 32);
@@ -342,6 +347,7 @@ impl<'c> Gen<'c, '_> {
     /// Writes a block's registers to scratch.
     pub fn scatter(&mut self, flat: &Flat, p: &Placement, start: usize, values: &[Val<'c>], elem: Elem) -> Res<()> {
         let (base, n) = (self.scratch_base(flat, p, elem)?, p.vector(flat, elem.bytes()));
+        self.note_ways(flat, p, n, elem.bytes());
         for (i, part) in values.chunks(n).enumerate() {
             let ptr = self.shared_at(base, start + p.at(flat.register(i * n)) * elem.bytes())?;
             self.shared_store(ptr, part, elem)?;
@@ -350,12 +356,17 @@ impl<'c> Gen<'c, '_> {
     }
     pub fn gather(&mut self, flat: &Flat, p: &Placement, start: usize, elem: Elem) -> Res<Vec<Val<'c>>> {
         let (base, n) = (self.scratch_base(flat, p, elem)?, p.vector(flat, elem.bytes()));
+        self.note_ways(flat, p, n, elem.bytes());
         let mut out = vec![];
         for i in (0..flat.per_thread()).step_by(n) {
             let ptr = self.shared_at(base, start + p.at(flat.register(i)) * elem.bytes())?;
             out.extend(self.shared_load(ptr, n, elem)?);
         }
         Ok(out)
+    }
+    /// Notes how often banks conflict in accesses of `n` elements.
+    fn note_ways(&mut self, flat: &Flat, p: &Placement, n: usize, bytes: usize) {
+        *self.bank_ways.entry(p.ways(flat, n, bytes)).or_default() += flat.per_thread() / n;
     }
     /// The thread's offset in bytes, which is added to the address of each of its elements.
     pub fn scratch_base(&mut self, flat: &Flat, p: &Placement, elem: Elem) -> Res<IntValue<'c>> {
@@ -426,6 +437,17 @@ mod tests {
         let p = check_memory(&from, &to, 12, 4);
         // 32 registers per thread, at best 1 pass each (4 bytes) or 4 passes for 4 (16 bytes).
         assert!(p.cost(&from, 4) + p.cost(&to, 4) <= 2 * 32 + 64, "{} + {}", p.cost(&from, 4), p.cost(&to, 4));
+    }
+
+    /// Lanes along a row of 32 words, and along a column: without and with a word between rows.
+    #[test]
+    fn ways_of_conflicts() {
+        let lanes =
+            |first: u8| Flat { registers: vec![], lanes: (first..first + 5).map(Some).collect(), warps: vec![] };
+        let order: Vec<u8> = (0..10).collect();
+        let (rows, padded) = (Placement::of(&order, 10, 0), Placement::of(&order, 5, 1));
+        assert_eq!([&rows, &padded].map(|p| p.ways(&lanes(0), 1, 4)), [1, 1]);
+        assert_eq!([&rows, &padded].map(|p| p.ways(&lanes(5), 1, 4)), [32, 1]);
     }
 
     #[test]

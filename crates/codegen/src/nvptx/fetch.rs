@@ -18,11 +18,23 @@ pub(super) enum Access {
 }
 
 impl Access {
+    /// The instruction that gives the new element from the old one, where memory has none for the update: it is
+    /// repeated until no other thread comes between.
+    fn repeated(self, elem: Elem) -> Option<&'static str> {
+        match (self, elem) {
+            (Access::Update(AtomicOp::Max), Elem::F16) => Some("max.f16"),
+            (Access::Update(AtomicOp::Min), Elem::F16) => Some("min.f16"),
+            (Access::Update(AtomicOp::Max), Elem::Bf16) => Some("max.bf16"),
+            (Access::Update(AtomicOp::Min), Elem::Bf16) => Some("min.bf16"),
+            _ => None,
+        }
+    }
     /// Name and type of the instruction.
     fn instruction(self, elem: Elem, arch: kiln_machine::Arch) -> Res<String> {
         let bits = 8 * elem.bytes();
         let sign = if elem.is_signed() { 's' } else { 'u' };
         let text = match (self, elem) {
+            _ if self.repeated(elem).is_some() => "cas.b16".into(),
             (Access::CompareSwap, _) => format!("cas.b{bits}"),
             (Access::Update(AtomicOp::Add), Elem::F16) => "add.noftz.f16".into(),
             (Access::Update(AtomicOp::Add), Elem::Bf16) if arch.has_clusters() => "add.noftz.bf16".into(),
@@ -76,7 +88,7 @@ impl<'c> Gen<'c, '_> {
             let mask = masks.as_ref().map(|m| m[i]);
             let operands: Vec<Val<'c>> =
                 expected.iter().map(|e| e[i]).chain([values[i]]).map(|v| self.bits(v, elem)).collect::<Res<_>>()?;
-            before.push(self.access(&name, *p, &operands, mask)?);
+            before.push(self.access((&name, access.repeated(elem)), *p, &operands, mask)?);
         }
         self.wrote = true;
         if how.order.acquires() {
@@ -97,8 +109,14 @@ impl<'c> Gen<'c, '_> {
             _ => self.e.bitcast(v, self.e.cx.i16_type()),
         }
     }
-    /// One access of a thread, under its mask; what was there, in an integer.
-    fn access(&self, name: &str, p: Pointer<'c>, operands: &[Val<'c>], mask: Option<IntValue<'c>>) -> Res<Val<'c>> {
+    /// One access of a thread, under its mask; what was there, in an integer. `repeated`: what gives the new element.
+    fn access(
+        &self,
+        (name, repeated): (&str, Option<&str>),
+        p: Pointer<'c>,
+        operands: &[Val<'c>],
+        mask: Option<IntValue<'c>>,
+    ) -> Res<Val<'c>> {
         let (letter, ty) = match p.elem.bytes() {
             8 => ('l', "b64"),
             4 => ('r', "b32"),
@@ -107,9 +125,20 @@ impl<'c> Gen<'c, '_> {
         let at = p.elem.bytes() as i64 * p.off;
         let list =
             |first: usize| (first..first + operands.len()).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-        let text = match mask {
-            Some(_) => format!("{{ mov.{ty} $0, 0; @$1 {name} $0, [$2 + {at}], {}; }}", list(3)),
-            None => format!("{name} $0, [$1 + {at}], {};", list(2)),
+        let text = match (mask, repeated) {
+            (_, Some(update)) => {
+                let first = if mask.is_some() { 2 } else { 1 };
+                let skip = if mask.is_some() { "mov.b16 $0, 0; @!$1 bra DONE; " } else { "" };
+                format!(
+                    "{{ .reg .b16 %new, %seen; .reg .pred %again; {skip}\
+                     ld.relaxed.sys.global.b16 $0, [${first} + {at}]; \
+                     TRY: {update} %new, $0, ${}; {name} %seen, [${first} + {at}], $0, %new; \
+                     setp.ne.u16 %again, %seen, $0; mov.b16 $0, %seen; @%again bra TRY; DONE: }}",
+                    first + 1
+                )
+            }
+            (Some(_), None) => format!("{{ mov.{ty} $0, 0; @$1 {name} $0, [$2 + {at}], {}; }}", list(3)),
+            (None, None) => format!("{name} $0, [$1 + {at}], {};", list(2)),
         };
         let guard = if mask.is_some() { "b," } else { "" };
         let inputs = vec![letter.to_string(); operands.len()].join(",");

@@ -26,7 +26,7 @@ use kiln_block::{
     Value, analysis,
 };
 use kiln_machine::Machine;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
@@ -37,6 +37,8 @@ pub(super) struct Gen<'c, 'k> {
     pub memo: Memo<'c>,
     pub shared: PointerValue<'c>,
     pub scratch: Scratch,
+    /// As [`super::Ptx::bank_ways`].
+    pub bank_ways: BTreeMap<usize, usize>,
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
     pub blocks: Blocks<'c>,
@@ -73,8 +75,17 @@ pub(super) struct Gen<'c, 'k> {
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
-/// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, blocks: usize) -> Res<(Module<'c>, usize)> {
+/// A kernel's module.
+pub(super) struct Generated<'c> {
+    pub module: Module<'c>,
+    /// Bytes of shared memory.
+    pub shared: usize,
+    /// As [`super::Ptx::bank_ways`].
+    pub bank_ways: BTreeMap<usize, usize>,
+}
+
+/// The module of a kernel whose values have layouts.
+pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, blocks: usize) -> Res<Generated<'c>> {
     let ieee = k.arithmetic == Arithmetic::Ieee;
     let rounded = rounds_all(k) && !ieee;
     let e = Emit {
@@ -111,6 +122,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         memo: Memo::default(),
         shared: shared.as_pointer_value(),
         scratch: Scratch::behind(kept, tiled),
+        bank_ways: BTreeMap::new(),
         wrote: false,
         blocks,
         above_one: above_one(k),
@@ -141,7 +153,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
     if tiles > 0 && scratch > 0 && !persistent {
         return Err(Fail::Unsupported("an exchange between threads in a program with shared tiles".into()));
     }
-    Ok((g.e.module, tiles.max(scratch)))
+    Ok(Generated { module: g.e.module, shared: tiles.max(scratch), bank_ways: g.bank_ways })
 }
 
 /// Whether all floats that are stored are of half types.
@@ -319,6 +331,7 @@ impl<'c> Gen<'c, '_> {
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
             Op::Dot { terms, .. } => self.dot(data, *terms)?,
             Op::ReduceBy { .. } | Op::ScanBy { .. } => return self.combine_by(data),
+            Op::Asm(assembly) => return self.inline(data, assembly),
             Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(data)?,
             Op::Bitcast => self.bitcast(data)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
@@ -386,6 +399,14 @@ impl<'c> Gen<'c, '_> {
         let (arg, result) = (data.args[0], data.results[0]);
         let (from, to) = (self.flat(arg)?, self.flat(result)?);
         let (old, new) = (self.k.ty(arg).shape(), self.k.ty(result).shape());
+        if let Op::Part { axis, .. } = &data.op {
+            let (axis_of_old, axis_of_new) = (axis_bits(old, *axis as usize), axis_bits(new, *axis as usize));
+            let mut choice = axis_of_old.start + axis_of_new.len() as u8..axis_of_old.end;
+            // Where threads differ in what chooses the part, some have none of it.
+            if choice.any(|bit| !from.registers.contains(&bit)) {
+                return self.moved(data);
+            }
+        }
         let regs = self.regs(arg)?;
         let source = |r: usize| {
             let element = to.register(r);

@@ -38,6 +38,7 @@ pub(super) fn is_single(k: &BlockProgram, r: &Region) -> bool {
                 | Op::Check { .. }
                 | Op::Print(_)
                 | Op::Assert(_)
+                | Op::Asm(_)
                 | Op::Sync
                 | Op::Wgmma { .. }
                 | Op::WgmmaWait { .. } => false,

@@ -1,8 +1,10 @@
 //! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and
 //! resume later.
 mod access;
+mod addresses;
 mod combine;
 mod exact;
+mod reports;
 
 use super::{Buffer, Checks, InterpError, Observer, memory::*, scalar, shape, value::*};
 use kiln_block::{BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, Value, text};
@@ -42,6 +44,8 @@ struct Machine<'a, 'b> {
     buffers: &'b mut [Buffer],
     checks: Option<&'b mut Checks>,
     observer: Option<&'b mut dyn Observer>,
+    /// The address of each buffer's first byte; 0 where there is none.
+    origins: Option<&'b [u64]>,
     /// The instruction that is executed.
     at: Inst,
     tiles: Vec<Tile>,
@@ -65,6 +69,8 @@ pub struct Watch<'b> {
     pub observer: Option<&'b mut dyn Observer>,
     /// Of each parameter the buffer and the byte in it; its own buffer's first byte where there is none.
     pub starts: Option<&'b [(usize, usize)]>,
+    /// The address of each buffer's first byte, as integers in memory have it; 0 where there is none.
+    pub origins: Option<&'b [u64]>,
 }
 
 /// Runs one instance of a verified kernel on checked buffers.
@@ -74,8 +80,9 @@ pub fn run_instance<'b>(
     buffers: &'b mut [Buffer],
     watch: Watch<'b>,
 ) -> Result<(), InterpError> {
-    let Watch { checks, observer, starts } = watch;
-    let mut m = Machine { k, instance, buffers, checks, observer, at: Inst(0), tiles: vec![], barriers: vec![] };
+    let Watch { checks, observer, starts, origins } = watch;
+    let mut m =
+        Machine { k, instance, buffers, checks, observer, origins, at: Inst(0), tiles: vec![], barriers: vec![] };
     if let Some(checks) = &mut m.checks {
         checks.enter(instance);
     }
@@ -297,7 +304,7 @@ impl<'a> Machine<'a, '_> {
             Op::Cast(to) => scalar::cast(*to, &*arg(0)?),
             Op::CastToZero(to) => scalar::cast_to_zero(*to, &*arg(0)?),
             Op::Fma => scalar::fma(&*arg(0)?, &*arg(1)?, &*arg(2)?),
-            Op::Bitcast => scalar::bitcast(&*arg(0)?, self.k.ty(data.results[0])),
+            Op::Bitcast => self.bitcast(&*arg(0)?, self.k.ty(data.results[0])),
             Op::PtrAdd => {
                 let (p, by) = (arg(0)?, arg(1)?);
                 let bytes = p.elem.bytes() as i64;
@@ -453,24 +460,10 @@ impl<'a> Machine<'a, '_> {
             | Op::TmaStoreWait { .. }
             | Op::WgmmaCommit
             | Op::ClusterSync => {}
+            Op::Asm(_) => return Err("inline assembly is for GPUs; see the pass `portable_assembly`".into()),
             other => return Err(format!("{other:?} is not executable here")),
         }
         Ok(Next::On)
-    }
-
-    fn print(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
-        let value = args.first().map(|v| Ok::<_, String>(shown(&*flow.block(*v)?))).transpose()?;
-        let (inst, instance) = (self.at, self.instance.at);
-        self.observer.as_mut().map_or(Ok(()), |o| o.print(inst, instance, text, value.as_ref()))
-    }
-    fn assert(&mut self, flow: &Flow, args: &[Value], text: &str) -> Said<()> {
-        let holds = flow.block(args[0])?;
-        let mask = args.get(1).map(|v| flow.block(*v)).transpose()?;
-        let fails = |i: &usize| holds.ints()[*i] == 0 && mask.as_ref().is_none_or(|m| m.ints()[*i] != 0);
-        match (0..holds.count()).find(fails) {
-            Some(i) => Err(format!("the assertion does not hold for element {i}: {text}")),
-            None => Ok(()),
-        }
     }
 
     /// Index of a shared tile and of one of its stages, bounds-checked.
@@ -488,12 +481,4 @@ impl<'a> Machine<'a, '_> {
         let (n, s) = (self.barriers[b].len(), flow.int(stage)?);
         usize::try_from(s).ok().and_then(|s| self.barriers[b].get_mut(s)).ok_or(format!("barrier {s} of {n}"))
     }
-}
-
-/// A block as its reader sees it: pointers as numbers.
-fn shown(block: &Block) -> Buffer {
-    let elem = if matches!(block.data, Data::Ptr(_)) { Elem::I64 } else { block.elem };
-    let mut buffer = Buffer::zeros(elem, &block.shape);
-    (0..block.count()).for_each(|i| buffer.write(i, element(block, i)));
-    buffer
 }

@@ -459,6 +459,11 @@ fn computed(op: &[&str], x: &[u64]) -> Option<u64> {
             let by = if op.contains(&"clamp") { by.min(32) } else { by % 32 };
             Some(if op[1] == "r" { low(both >> by, 32) } else { low(both << by >> 32, 32) })
         }
+        // A function of three bits, by its table: the first source has the weight 4.
+        ("lop3", [a, b, c, table]) => {
+            let row = |bit: u32| (a >> bit & 1) << 2 | (b >> bit & 1) << 1 | (c >> bit & 1);
+            Some((0..32).fold(0, |v, bit| v | (table >> row(bit) & 1) << bit))
+        }
         ("prmt", [a, b, c]) => {
             let both = b << 32 | low(*a, 32);
             let byte = |n: u64| low(both >> (8 * (n & 7)), 8);

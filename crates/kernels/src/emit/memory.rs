@@ -1,7 +1,6 @@
 //! Loads, stores and updates of memory.
 use super::Emitter;
 use crate::error::{Eval, internal, unsupported};
-use crate::types::Scalar;
 use crate::unit::{Printed, Variable};
 use crate::value::Tensor;
 use kiln_block::{AtomicOp, Atomicity, BlockProgram, CachePolicy, Inst, LoadMode, Op};
@@ -31,19 +30,28 @@ pub struct Update {
 impl Emitter {
     /// Elements outside of the mask are `other`, or 0.
     pub fn load(&mut self, pointer: &Tensor, access: &Access) -> Eval<Tensor> {
-        let Scalar::Pointer(number) = pointer.ty.scalar else {
+        let Some(number) = pointer.pointee() else {
             return Err(internal("a load of what is no pointer"));
         };
         let mask = self.masked(access.mask.as_ref(), &pointer.ty.shape)?;
         let operands = [Some(pointer), mask.as_ref(), access.other.as_ref()];
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
-        self.one(Op::Load(LoadMode::Vectors, access.cache), &args, pointer.ty.with_number(number))
+        let loaded = self.one(Op::Load(LoadMode::Vectors, access.cache), &args, pointer.ty.with_number(number));
+        self.note_pads(access.mask.as_ref(), mask.as_ref());
+        loaded
+    }
+    /// Notes the last instruction if its mask leaves out pads alone.
+    fn note_pads(&mut self, given: Option<&Tensor>, used: Option<&Tensor>) {
+        if given.is_none() && used.is_some() {
+            self.unmasked.insert(Inst(self.program.insts.len() as u32 - 1));
+        }
     }
     pub fn store(&mut self, pointer: &Tensor, value: &Tensor, access: &Access) -> Eval<()> {
         let mask = self.masked(access.mask.as_ref(), &pointer.ty.shape)?;
         let operands = [Some(pointer), Some(value), mask.as_ref()];
         let args: Vec<_> = operands.into_iter().flatten().map(|operand| operand.value).collect();
         self.inst(Op::Store(access.cache), &args, vec![], vec![]);
+        self.note_pads(access.mask.as_ref(), mask.as_ref());
         Ok(())
     }
     /// Gives the elements as they were before; 0 outside of the mask.
@@ -56,9 +64,12 @@ impl Emitter {
                 "integers of 32 and 64 bits have all; floats are added, and f32 and f64 exchanged",
             ));
         }
-        let mask = self.masked(mask, &pointer.ty.shape)?;
+        let given = mask;
+        let mask = self.masked(given, &pointer.ty.shape)?;
         let args: Vec<_> = [Some(pointer), Some(value), mask.as_ref()].into_iter().flatten().map(|x| x.value).collect();
-        self.one(Op::Atomic { op, how }, &args, value.ty.clone())
+        let before = self.one(Op::Atomic { op, how }, &args, value.ty.clone());
+        self.note_pads(given, mask.as_ref());
+        before
     }
     /// Writes the text, or each element of a block after it, to standard output.
     pub fn print(&mut self, text: &str, shown: Option<Shown>) -> Eval<()> {
@@ -84,10 +95,10 @@ impl Emitter {
     /// Where memory has the bits of `expected` it becomes `new`; gives the elements as they were before.
     pub fn compare_swap(&mut self, how: Atomicity, pointer: &Tensor, expected: &Tensor, new: &Tensor) -> Eval<Tensor> {
         let number = new.number()?;
-        if number.bits() < 32 {
+        if number.bits() < 16 {
             return Err(unsupported(
                 format!("elements of type {number} are not compared and swapped"),
-                "use elements of 32 or 64 bits",
+                "use elements of 16, 32 or 64 bits",
             ));
         }
         if pointer.ty.has_pads() {

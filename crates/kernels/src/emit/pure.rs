@@ -1,9 +1,9 @@
 //! Ops without effects: arithmetic, conversions, reductions, dots.
-use super::{Emitter, elem};
+use super::{Emitter, block_type, elem};
 use crate::error::{Eval, unsupported};
 use crate::types::{Number, Scalar, TensorType};
 use crate::value::Tensor;
-use kiln_block::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp};
+use kiln_block::{Assembly, BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, ScanOp, Terms, UnaryOp, Value};
 
 impl Emitter {
     pub fn program_id(&mut self, axis: u8) -> Eval<Tensor> {
@@ -50,6 +50,13 @@ impl Emitter {
         let nan = self.float(number, f64::NAN)?;
         let nan = self.splat(&nan, &extreme.ty.shape)?;
         self.select(&all_nan, &nan, &extreme)
+    }
+    /// Inline assembly: a value of each type.
+    pub fn assembly(&mut self, assembly: Assembly, operands: &[Tensor], results: &[TensorType]) -> Eval<Vec<Tensor>> {
+        let args: Vec<Value> = operands.iter().map(|x| x.value).collect();
+        let types = results.iter().map(block_type).collect::<Eval<Vec<_>>>()?;
+        let values = self.inst(Op::Asm(Box::new(assembly)), &args, types, vec![]);
+        Ok(results.iter().zip(values).map(|(ty, value)| Tensor { ty: ty.clone(), value }).collect())
     }
     /// `a * b + c`, rounded once.
     pub fn fma(&mut self, a: &Tensor, b: &Tensor, c: &Tensor) -> Eval<Tensor> {

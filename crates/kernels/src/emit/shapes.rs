@@ -104,7 +104,7 @@ impl Emitter {
         match x.ty.scalar {
             Scalar::Number(Number::Int1) => self.reduce(ReduceOp::Or, x, axis),
             Scalar::Number(_) => self.reduce(ReduceOp::Max, x, axis),
-            Scalar::Pointer(_) => {
+            Scalar::Pointer(_) | Scalar::ConstPointer(_) => {
                 let addresses = self.bitcast(x, Scalar::Number(Number::Int64))?;
                 let address = self.reduce(ReduceOp::Max, &addresses, axis)?;
                 self.bitcast(&address, x.ty.scalar)

@@ -101,7 +101,7 @@ fn type_attribute(ty: &TensorType, name: &str) -> Eval<Value> {
         "scalar" => Ok(Value::Type(TensorType { scalar: ty.scalar, shape: vec![] })),
         "element_ty" => match (ty.is_block(), ty.scalar) {
             (true, scalar) => Ok(Value::Type(TensorType { scalar, shape: vec![] })),
-            (false, Scalar::Pointer(elem)) => Ok(Value::number(elem)),
+            (false, Scalar::Pointer(elem) | Scalar::ConstPointer(elem)) => Ok(Value::number(elem)),
             (false, Scalar::Number(_)) => Err(no_attribute(&base, name)),
         },
         "shape" => Ok(sizes(&ty.shape)),
@@ -111,6 +111,10 @@ fn type_attribute(ty: &TensorType, name: &str) -> Eval<Value> {
         "itemsize" => Ok(Value::int(i128::from(ty.scalar.bits() / 8))),
         "fp_mantissa_width" => match number.and_then(Number::mantissa) {
             Some(width) => Ok(Value::int(i128::from(width))),
+            None => Err(no_attribute(&base, name)),
+        },
+        "exponent_bias" => match number.and_then(Number::exponent_bias) {
+            Some(bias) => Ok(Value::int(i128::from(bias))),
             None => Err(no_attribute(&base, name)),
         },
         "int_signedness" => Ok(Value::str(if number.is_some_and(Number::is_signed) { "SIGNED" } else { "UNSIGNED" })),
@@ -135,7 +139,8 @@ pub fn type_predicate(ty: &TensorType, name: &str) -> Option<bool> {
         "is_int_unsigned" => is(Number::is_unsigned),
         "is_bool" | "is_int1" => number == Some(Number::Int1),
         "is_fp8" => is(Number::is_f8),
-        "is_const" | "is_void" => false,
+        "is_const" => matches!(ty.scalar, Scalar::ConstPointer(_)),
+        "is_void" => false,
         _ => {
             let named = Number::named(name.strip_prefix("is_")?)?;
             number == Some(named)

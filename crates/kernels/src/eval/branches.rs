@@ -143,7 +143,7 @@ impl Evaluator<'_> {
         };
         alike(&then_value, &else_value).map_err(|differ| {
             let error = type_error(
-                format!("the sides of a conditional expression differ in type: {differ}"),
+                format!("Ternary expression with dynamic condition has inconsistent type: {differ}"),
                 "cast one of them with `.to(...)`, or use `where`",
             );
             self.located(error, body.span.to(otherwise.span))
@@ -174,7 +174,7 @@ fn meet(then_scope: &Scope, else_scope: &Scope) -> (Scope, Vec<String>) {
             }
         };
         if let Err(differ) = alike(&then_slot.value, &else_slot.value) {
-            let why = format!("`{name}` differs between the sides of an `if`: {differ}");
+            let why = format!("Mismatched type for {name} between the sides of an `if`: {differ}");
             merged.set_missing(name, then_slot.span, why, "give both sides one type, such as with `.to(...)`");
         } else if flatten(&then_slot.value) == flatten(&else_slot.value) {
             merged.set(name, then_slot.value.clone(), then_slot.span);

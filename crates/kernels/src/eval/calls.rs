@@ -1,6 +1,6 @@
 //! Calls: of primitives, helpers, methods and types; and the kernel itself with a launch's arguments.
 use super::scope::Scope;
-use super::statements::is_constexpr;
+use super::statements::{is_const, is_constexpr};
 use super::{Evaluator, Flow, Frame, MAX_CALLS};
 use crate::emit::Emitter;
 use crate::error::{Eval, internal, type_error, unsupported};
@@ -8,9 +8,9 @@ use crate::ops::shape::axis as axis_of;
 use crate::primitives::{self, Walk};
 use crate::syntax::tree::{CallArgument, Expr, FunctionTree, ParameterKind, Spread};
 use crate::syntax::{Parameter, Span};
-use crate::types::TensorType;
+use crate::types::{Scalar, TensorType};
 use crate::unit::{Options, Signature};
-use crate::value::{Arguments, Array, Callee, Constant, FunctionId, Tuple, Value};
+use crate::value::{Arguments, Array, Callee, Constant, FunctionId, Tensor, Tuple, Value};
 use std::rc::Rc;
 
 impl Evaluator<'_> {
@@ -179,6 +179,12 @@ impl Evaluator<'_> {
                     self.function(id).map_or_else(|_| Default::default(), |f| crate::source::place(f, parameter.span))
                 })
             })?;
+            let value = match value {
+                Value::Tensor(pointer) if parameter.annotation.as_ref().is_some_and(is_const) => {
+                    Value::Tensor(read_only(pointer))
+                }
+                other => other,
+            };
             if parameter.annotation.as_ref().is_some_and(is_constexpr) && value.tensor().is_some() {
                 return Err(type_error(
                     format!("`{}` is a constexpr parameter, and its argument is a run-time value", parameter.name),
@@ -191,6 +197,14 @@ impl Evaluator<'_> {
         self.deeper(tree.name_span, |evaluator| evaluator.walk(&tree))?;
         self.frames.pop();
         Ok(origins)
+    }
+}
+
+/// A pointer that is only read through.
+fn read_only(pointer: Tensor) -> Tensor {
+    match pointer.pointee() {
+        Some(elem) => Tensor { ty: pointer.ty.with_scalar(Scalar::ConstPointer(elem)), ..pointer },
+        None => pointer,
     }
 }
 

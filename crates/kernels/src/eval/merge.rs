@@ -154,6 +154,6 @@ pub fn leaf_types(value: &Value) -> Vec<TensorType> {
 /// Two values that are returned in different places have one type.
 pub fn check_returns(a: &Value, b: &Value) -> Eval<()> {
     alike(a, b).map_err(|differ| {
-        type_error(format!("returns differ in type: {differ}"), "give all returns of the function one type")
+        type_error(format!("Return type mismatch: {differ}"), "give all returns of the function one type")
     })
 }

@@ -202,6 +202,14 @@ pub fn is_constexpr(annotation: &Expr) -> bool {
     }
 }
 
+/// Whether an annotation says that a pointer is only read through: `tl.const`, or a signature such as `*kfp32`.
+pub fn is_const(annotation: &Expr) -> bool {
+    match &annotation.kind {
+        ExprKind::Str(text) => text.rsplit('.').next() == Some("const") || text.starts_with("*k"),
+        _ => dotted(annotation).is_some_and(|path| path.last().is_some_and(|name| name == "const")),
+    }
+}
+
 fn no_statement(name: &str) -> Box<crate::KernelError> {
     let hint = match name {
         "break" | "continue" => "put the rest of the body under an `if`, or use `while` with a condition",

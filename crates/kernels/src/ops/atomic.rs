@@ -2,7 +2,7 @@
 //! are updates of its bits.
 use super::arithmetic::{compare, logical};
 use super::convert::{bitcast, broadcast_to, cast, to_tensor};
-use super::memory::{access_shape, element_constant, mask, pointee};
+use super::memory::{access_shape, element_constant, mask, writable};
 use crate::emit::{Emitter, Update};
 use crate::error::{Eval, type_error};
 use crate::syntax::tree::CompareOp;
@@ -12,7 +12,7 @@ use kiln_block::{AtomicOp, Atomicity, BinaryOp, UnaryOp};
 
 /// Values are cast to the pointer's type; gives the old elements.
 pub fn update(emit: &mut Emitter, update: Update, pointer: &Tensor, value: &Value, mask_value: &Value) -> Eval<Tensor> {
-    let elem = pointee("an atomic update", pointer)?;
+    let elem = writable("an atomic update", pointer)?;
     if elem == Number::Int1 || elem.is_f8() {
         return Err(type_error(format!("elements of type {elem} have no atomic updates"), "use int32"));
     }
@@ -76,7 +76,7 @@ pub fn compare_swap(
     expected: &Value,
     new: &Value,
 ) -> Eval<Tensor> {
-    let elem = pointee("atomic_cas", pointer)?;
+    let elem = writable("atomic_cas", pointer)?;
     let expected = stored(emit, expected, elem)?;
     let new = stored(emit, new, elem)?;
     let shape = access_shape("atomic_cas", pointer, [Some(&expected), Some(&new)])?;

@@ -56,12 +56,12 @@ pub fn cast(emit: &mut Emitter, x: &Tensor, to: Scalar) -> Eval<Tensor> {
             emit.cast(&within, number)
         }
         (Scalar::Number(_), Scalar::Number(number)) => emit.cast(x, number),
-        (Scalar::Pointer(_), Scalar::Pointer(_)) => emit.bitcast(x, to),
-        (Scalar::Number(number), Scalar::Pointer(_)) if number.is_int() => {
+        (from, to) if from.is_pointer() && to.is_pointer() => emit.bitcast(x, to),
+        (Scalar::Number(number), to) if number.is_int() => {
             let address = emit.cast(x, Number::Int64)?;
             emit.bitcast(&address, to)
         }
-        (Scalar::Pointer(_), Scalar::Number(number @ (Number::Int1 | Number::Int64 | Number::UInt64))) => {
+        (_, Scalar::Number(number @ (Number::Int1 | Number::Int64 | Number::UInt64))) => {
             let address = emit.bitcast(x, Scalar::Number(Number::Int64))?;
             emit.cast(&address, number)
         }

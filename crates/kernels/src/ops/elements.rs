@@ -31,7 +31,7 @@ fn items(emit: &mut Emitter, block: &Tensor, index: &Value) -> Eval<Vec<Item>> {
     let named = given.iter().filter(|item| !item.is_none() && !matches!(item, Value::Ellipsis)).count();
     if named > rank {
         return Err(value_error(
-            format!("{} has {rank} axes, and the index names {named}", block.ty),
+            format!("unsupported tensor index: {} has {rank} axes, and the index names {named}", block.ty),
             "write one `:` for each axis",
         ));
     }
@@ -96,7 +96,7 @@ fn axis_item(emit: &mut Emitter, size: usize, item: &Value) -> Eval<Item> {
             emit.cast(position, Number::Int32).map(Item::At)
         }
         other => Err(unsupported(
-            format!("{} is no index of a block", other.describe()),
+            format!("unsupported tensor index: {} is no index of a block", other.describe()),
             "`None`, `:`, `...`, constant slices and integers are; use `gather` for blocks of positions",
         )),
     }

@@ -39,7 +39,7 @@ pub fn load(emit: &mut Emitter, pointer: &Tensor, operands: &LoadOperands) -> Ev
 
 /// `operands.other` is not used.
 pub fn store(emit: &mut Emitter, pointer: &Tensor, value: &Value, operands: &LoadOperands) -> Eval<()> {
-    let elem = pointee("store", pointer)?;
+    let elem = writable("store", pointer)?;
     let value = match value {
         Value::Constant(constant) if super::arithmetic::is_number(constant) => element_constant(emit, constant, elem)?,
         _ => to_tensor(emit, value)?,
@@ -86,6 +86,17 @@ pub fn pointee(name: &str, pointer: &Tensor) -> Eval<Number> {
             "add offsets to a pointer argument, such as `x_ptr + offsets`",
         )
     })
+}
+
+/// What is behind a pointer that may be written through.
+pub fn writable(name: &str, pointer: &Tensor) -> Eval<Number> {
+    match pointer.ty.scalar {
+        Scalar::ConstPointer(_) => Err(type_error(
+            format!("Cannot store to a constant pointer: {name} takes {}", pointer.ty),
+            "leave out the annotation `tl.const` of the parameter",
+        )),
+        _ => pointee(name, pointer),
+    }
 }
 
 /// The shape of an access; a scalar's operands are scalars.

@@ -174,7 +174,7 @@ pub fn element(ty: &TensorType) -> TensorType {
 
 /// Whether pointers are among them.
 pub fn any_pointer(tensors: &[Tensor]) -> bool {
-    tensors.iter().any(|tensor| matches!(tensor.ty.scalar, Scalar::Pointer(_)))
+    tensors.iter().any(Tensor::is_pointer)
 }
 
 /// A block of one value in every element.

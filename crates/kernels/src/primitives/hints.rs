@@ -1,39 +1,64 @@
-//! Promises and hints, which change no result; and what prints or checks at run time.
-use super::arguments::{known_text, tensor};
+//! Promises and hints, which change no result where they hold; and what prints or checks at run time.
+use super::arguments::{known_int, known_text, tensor};
 use super::{Primitive, Walk, row};
-use crate::error::{Eval, unsupported};
-use crate::ops::report;
+use crate::error::Eval;
+use crate::ops::{arithmetic, report};
+use crate::syntax::tree::{BinaryOp, CompareOp};
+use crate::types::Number;
 use crate::value::Value;
 
 pub const TABLE: &[Primitive] = &[
-    row("multiple_of", "input, values", unchanged),
+    row("multiple_of", "input, values", multiple_of),
     row("max_contiguous", "input, values", unchanged),
     row("max_constancy", "input, values", unchanged),
     row("expect_zero", "x, mask", unchanged),
-    row("assume", "cond", nothing),
+    row("assume", "cond", assume),
     row("debug_barrier", "", nothing),
     row("gdc_wait", "", nothing),
     row("gdc_launch_dependents", "", nothing),
     row("device_assert", "cond, msg='', mask=None", device_assert),
     row("device_print", "prefix, *args, hex=False", device_print),
-    row("inline_asm_elementwise", "asm, constraints, args, dtype, is_pure, pack", |_, _| {
-        Err(unsupported("inline assembly is not supported", "use functions of the language"))
-    }),
-    row("globaltimer", "", |_, _| Err(no_counter("globaltimer"))),
-    row("smid", "", |_, _| Err(no_counter("smid"))),
-    row("num_threads", "", |_, _| Err(no_counter("num_threads"))),
-    row("num_warps", "", |e, _| Ok(Value::int(e.options().warps as i128))),
 ];
-
-fn no_counter(name: &str) -> Box<crate::KernelError> {
-    unsupported(format!("{name} is not supported"), "results do not depend on where an instance runs")
-}
 
 fn unchanged(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     match &arguments[0] {
         Value::Constant(_) => Ok(arguments[0].clone()),
         value => tensor(walk, value).map(Value::Tensor),
     }
+}
+
+/// A promise about a scalar is taken as a fact; the interpreter looks whether it holds.
+fn multiple_of(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    let Value::Tensor(x) = &arguments[0] else { return unchanged(walk, arguments) };
+    let divisor = match &arguments[1] {
+        Value::Tuple(tuple) if tuple.values.len() == 1 => known_int("values", &tuple.values[0])?,
+        Value::Constant(_) => known_int("values", &arguments[1])?,
+        _ => return unchanged(walk, arguments),
+    };
+    let integer = x.ty.scalar.number().is_some_and(Number::is_int);
+    let (true, false, Ok(divisor)) = (integer && divisor > 1, x.ty.is_block(), i64::try_from(divisor)) else {
+        return unchanged(walk, arguments);
+    };
+    if walk.options().interpret {
+        let rest = arithmetic::binary(walk.emit(), BinaryOp::Mod, &arguments[0], &Value::int(divisor))?;
+        let holds = arithmetic::compare(walk.emit(), CompareOp::Eq, &Value::Tensor(rest), &Value::int(0))?;
+        let text = walk.with_place(&format!("multiple_of promises multiples of {divisor}"));
+        report::assert(walk.emit(), &text, &Value::Tensor(holds), &Value::NONE)?;
+        return Ok(arguments[0].clone());
+    }
+    walk.emit().known_multiple(x, divisor).map(Value::Tensor)
+}
+
+fn assume(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
+    match &arguments[0] {
+        Value::Tensor(_) if walk.options().interpret => {
+            let text = walk.with_place("assume promises this");
+            report::assert(walk.emit(), &text, &arguments[0], &Value::NONE)?;
+        }
+        Value::Tensor(condition) => walk.emit().promise(condition.value),
+        _ => {}
+    }
+    Ok(Value::NONE)
 }
 
 fn nothing(_: &mut dyn Walk, _: &[Value]) -> Eval<Value> {

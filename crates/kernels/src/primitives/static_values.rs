@@ -62,7 +62,7 @@ fn static_print(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
 fn pointer_type(_: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     match type_of(&arguments[0])?.scalar {
         Scalar::Number(elem) => Ok(Value::Type(TensorType { scalar: Scalar::Pointer(elem), shape: vec![] })),
-        Scalar::Pointer(_) => {
+        Scalar::Pointer(_) | Scalar::ConstPointer(_) => {
             Err(unsupported("pointers to pointers are not supported", "load addresses as int64, and cast them"))
         }
     }

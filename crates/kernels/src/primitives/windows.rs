@@ -8,6 +8,7 @@ use crate::ops::shape::item;
 use crate::ops::window::{AxisIndex, Padding, Window};
 use crate::types::{Number, checked_shape};
 use crate::value::{BlockPointer, Constant, Descriptor, Tensor, Value};
+use kiln_block::AtomicOp;
 use std::rc::Rc;
 
 pub const TABLE: &[Primitive] = &[
@@ -166,6 +167,13 @@ pub fn descriptor_update(
     offsets: &Value,
     value: &Value,
 ) -> Eval<Value> {
+    let wide_float = matches!(descriptor.base.pointee(), Some(Number::Float32 | Number::Float64));
+    if wide_float && matches!(update.op, AtomicOp::Max | AtomicOp::Min) {
+        return Err(unsupported(
+            "descriptors take no maxima and minima of float32 and float64",
+            "update the elements through pointers, with `atomic_max` or `atomic_min`",
+        ));
+    }
     let offsets = wide(walk, offsets)?;
     descriptor_window(descriptor, &offsets)?.update(walk.emit(), update, value).map(Value::Tensor)
 }

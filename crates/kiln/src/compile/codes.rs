@@ -167,7 +167,16 @@ impl CodeCache {
 /// In the place of a program that has no code; its kernel is interpreted.
 fn no_ptx() -> nvptx::Ptx {
     let (name, text, args) = (String::new(), String::new(), vec![]);
-    nvptx::Ptx { name, text, grid: kiln_block::Grid::default(), threads: 1, shared: 0, cluster: 1, args }
+    nvptx::Ptx {
+        name,
+        text,
+        grid: kiln_block::Grid::default(),
+        threads: 1,
+        shared: 0,
+        cluster: 1,
+        args,
+        bank_ways: Default::default(),
+    }
 }
 
 /// A block program whose code is wanted.

@@ -26,6 +26,8 @@ pub struct KernelFacts {
     pub loads: BTreeMap<usize, usize>,
     /// Stores to global memory by their bytes.
     pub stores: BTreeMap<usize, usize>,
+    /// Accesses of shared memory that follow from layouts, by the ways in which banks conflict; 1: none.
+    pub bank_conflicts: BTreeMap<usize, usize>,
     /// How matmuls are computed, such as `f32 by tf32`.
     pub dots: Vec<String>,
     /// The time of the launch, if its numbers are known.
@@ -81,6 +83,7 @@ impl Stages {
             machine: machine.name.clone(),
             loads: widths(text, "ld.global"),
             stores: widths(text, "st.global"),
+            bank_conflicts: stages.ptx.as_ref().map(|ptx| ptx.bank_ways.clone()).unwrap_or_default(),
             dots: work::dots(&stages.program),
             predicted: launch.map(|launch| work::predict(&stages.program, launch, machine)),
             kernel: name,
@@ -106,6 +109,13 @@ impl KernelFacts {
             if !counts.is_empty() {
                 row(name, counts.join(", "));
             }
+        }
+        let ways = |(ways, n): (&usize, &usize)| match ways {
+            1 => format!("{n} without"),
+            ways => format!("{n} of {ways} ways"),
+        };
+        if !self.bank_conflicts.is_empty() {
+            row("bank conflicts", self.bank_conflicts.iter().map(ways).collect::<Vec<_>>().join(", "));
         }
         self.dots.iter().for_each(|dot| row("dot", dot.clone()));
         if let Some(p) = &self.predicted {

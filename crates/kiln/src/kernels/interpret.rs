@@ -1,6 +1,6 @@
 //! Kernels run by the interpreter, on the memory of a launch, with checks: what is wrong with accesses, told by tensor,
 //! line and instance.
-use super::{Argument, Compiled, Failure, Options, Signature, Unit, checked};
+use super::{Argument, Compiled, Failure, Options, Signature, Unit, checked, without_assembly};
 use kiln_block::{BlockProgram, Elem, Inst, Type};
 use kiln_interp::block::{Buffer, Checks, Finding, FindingKind, InterpError, Launch, Observer, UNWRITTEN, run_checked};
 use kiln_kernels::Place;
@@ -66,7 +66,8 @@ impl Interpreted {
     /// As [`super::Kernel::compile`].
     pub fn new(unit: Unit, signature: &Signature, options: &Options) -> Result<Interpreted, Failure> {
         let options = Options { debug: true, interpret: true, ..options.clone() };
-        let compiled = checked(&unit, signature, &options)?;
+        let mut compiled = checked(&unit, signature, &options)?;
+        without_assembly(&unit, &mut compiled)?;
         Ok(Interpreted { unit, compiled })
     }
     /// As [`super::Stages::parameters`].
@@ -99,7 +100,13 @@ impl Interpreted {
         let before: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes.clone()).collect();
         let mut checks = Checks::new(program, buffers.len(), finds_unwritten);
         let mut watcher = Watcher { kernel: self, show, variables: vec![], stopped: None };
-        let launch = Launch { grid, buffers: &mut buffers, starts: &starts };
+        let mut origins = vec![0; buffers.len()];
+        for (operand, (buffer, at)) in operands.iter().zip(&starts) {
+            if let Argument::Address(address) = operand.argument {
+                origins[*buffer] = address - *at as u64;
+            }
+        }
+        let launch = Launch { grid, buffers: &mut buffers, starts: &starts, origins: &origins };
         let ended = run_checked(program, launch, &mut checks, &mut watcher);
         for ((operand, buffer), before) in operands.iter().zip(&buffers).zip(before) {
             if let Argument::Address(address) = operand.argument
@@ -157,17 +164,17 @@ impl Interpreted {
         }
     }
     fn words(&self, finding: &Finding, tensor: Option<&str>) -> (&'static str, String, &'static str, Option<Inst>) {
-        let name = tensor.map_or_else(|| "memory of no tensor".to_string(), |name| format!("`{name}`"));
+        let name = tensor.map_or_else(|| "memory of no tensor of the launch".to_string(), |name| format!("`{name}`"));
         let at = finding.element;
         let done = if finding.writes { "written" } else { "read" };
         match finding.kind {
-            FindingKind::OutOfBounds { masked: false } => (
+            FindingKind::OutOfBounds { masked } if !masked || self.compiled.unmasked.contains(&finding.inst.0) => (
                 "missing_mask",
                 format!("{name} is {done} at element {at}, which it does not have, and the access has no mask"),
                 "give the access a mask, such as `mask=offsets < n`",
                 None,
             ),
-            FindingKind::OutOfBounds { masked: true } => (
+            FindingKind::OutOfBounds { .. } => (
                 "out_of_bounds",
                 format!("{name} is {done} at element {at}, which it does not have, and the mask lets it through"),
                 "compare what the mask is made of with the sizes of the tensor",

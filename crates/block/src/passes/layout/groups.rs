@@ -124,6 +124,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Print(_)
             | Op::Assert(_)
             | Op::Scan { .. }
+            | Op::Asm(_)
     )
 }
 

@@ -4,7 +4,7 @@ use crate::text::{
     lexer::{Kind, Token},
     names,
 };
-use crate::{Atomicity, Const, DotPrecision, Op, Terms, Value};
+use crate::{Assembly, Atomicity, Const, DotPrecision, Effects, Op, Terms, Value};
 
 impl Parser {
     pub(super) fn choice<T: Clone>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T> {
@@ -92,6 +92,7 @@ impl Parser {
             "const" => Op::Const(self.constant()?),
             "print" => Op::Print(self.quoted()?),
             "assert" => Op::Assert(self.quoted()?),
+            "asm" => Op::Asm(Box::new(self.assembly()?)),
             "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
             "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
             "split" => Op::Split(self.integer("a half (0 or 1)")?),
@@ -138,6 +139,13 @@ impl Parser {
             Op::Store(_) => Op::Store(policy()),
             other => other,
         }
+    }
+    /// Inline assembly, up to its operands.
+    fn assembly(&mut self) -> Result<Assembly> {
+        let effects = if self.eat_word("volatile") { Effects::Volatile } else { Effects::Pure };
+        let (text, constraints) = (self.quoted()?, self.quoted()?);
+        let pack = if self.eat_word("pack") { self.integer("a number of elements")? } else { 1 };
+        Ok(Assembly { text, constraints, pack, effects })
     }
     fn quoted(&mut self) -> Result<String> {
         let token = self.next();

@@ -38,7 +38,7 @@ pub fn pointers(s: &Checked) -> Rule {
         Op::CompareSwap { .. } => {
             s.arity(3, 3, 1)?;
             let (elem, shape) = pointer("the first operand", s.ty(0))?;
-            ensure(elem.bytes() >= 4, || format!("{elem} is not exchanged; elements of 32 or 64 bits are"))?;
+            ensure(elem.bytes() >= 2, || format!("{elem} is not exchanged; elements of 16, 32 or 64 bits are"))?;
             let ty = Type::block(elem, shape);
             same("the expected value", s.ty(1), &ty)?;
             same("the new value", s.ty(2), &ty)?;

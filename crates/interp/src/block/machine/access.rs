@@ -330,6 +330,8 @@ fn updated(op: AtomicOp, elem: Elem, old: Scalar, by: Scalar) -> Said<Scalar> {
     Ok(match (old, by) {
         _ if op == AtomicOp::Exchange => by,
         (Scalar::Float(a), Scalar::Float(b)) if op == AtomicOp::Add => Scalar::Float(rounded(elem, a + b)),
+        (Scalar::Float(a), Scalar::Float(b)) if op == AtomicOp::Max => Scalar::Float(a.max(b)),
+        (Scalar::Float(a), Scalar::Float(b)) if op == AtomicOp::Min => Scalar::Float(a.min(b)),
         (Scalar::Int(a), Scalar::Int(b)) => {
             let larger = elem.ordered(b) > elem.ordered(a);
             Scalar::Int(match op {
