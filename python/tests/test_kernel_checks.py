@@ -319,3 +319,76 @@ def test_new_memory_is_filled_where_it_is_plain() -> None:
         assert torch.empty(3).shape == (3,)
     leave_new_memory()
     assert not hasattr(torch.empty, "__wrapped__") and not hasattr(torch.Tensor.new_empty, "__wrapped__")
+
+
+@kiln.kernel(interpret=True)
+def odd(x, o):
+    offs = kl.program_id(0) * 24 + kl.arange(0, 24)
+    kl.store(o + offs, kl.load(x + offs))  # 24 elements
+
+
+def test_an_access_of_an_odd_block_has_no_mask() -> None:
+    assert found(lambda: odd[(2,)](torch.ones(40), torch.empty(48)))[0].kind == "missing_mask"
+    odd[(2,)](torch.ones(48), torch.empty(48))
+
+
+@kiln.kernel(interpret=True)
+def from_table(table, n, BLOCK: kl.constexpr):
+    at = kl.load(table + kl.program_id(0)).to(kl.pointer_type(kl.float32))
+    offs = kl.arange(0, BLOCK)
+    kl.store(at + offs, kl.load(at + offs, mask=offs < n) + 1.0, mask=offs < n)
+
+
+@kiln.kernel(interpret=True)
+def from_table_of(table, a, b, same, n, BLOCK: kl.constexpr):
+    from_table(table, n, BLOCK)
+    pid = kl.program_id(0)
+    kl.store(same + pid, kl.where(pid == 0, a.to(kl.int64), b.to(kl.int64)) == kl.load(table + pid))
+
+
+def test_tables_of_pointers_are_followed() -> None:
+    a, b, same = torch.zeros(8), torch.zeros(8), torch.zeros(2, dtype=torch.bool)
+    table = torch.tensor([a.data_ptr(), b.data_ptr()])
+    from_table_of[(2,)](table, a, b, same, 8, BLOCK=8)
+    assert (a == 1).all() and (b == 1).all() and same.all()
+    finding = found(lambda: from_table_of[(1,)](table, a, b, same, 9, BLOCK=16))[0]
+    assert (finding.kind, finding.tensor) == ("out_of_bounds", "a")
+    # Memory that the launch does not have.
+    finding = found(lambda: from_table[(1,)](table, 8, BLOCK=8))[0]
+    assert finding.tensor is None and "memory of no tensor of the launch" in finding.message
+
+
+@kiln.kernel(interpret=True)
+def promising(x, n, stride):
+    kl.assume(n % 4 == 0)  # a promise
+    kl.store(x + kl.multiple_of(stride, 8), n)  # another one
+
+
+def test_promises_that_do_not_hold_are_found() -> None:
+    x = torch.zeros(32, dtype=torch.int32)
+    promising[(1,)](x, 8, 16)
+    assert x[16] == 8
+    assert "assume promises this" in found(lambda: promising[(1,)](x, 6, 16))[0].message
+    assert "multiples of 8" in found(lambda: promising[(1,)](x, 8, 12))[0].message
+
+
+@kiln.kernel
+def by_assembly(x, o, TEXT: kl.constexpr, CONSTRAINTS: kl.constexpr):
+    offs = kl.arange(0, 64)
+    y = kl.inline_asm_elementwise(TEXT, CONSTRAINTS, [kl.load(x + offs)], dtype=kl.float32, is_pure=True, pack=1)
+    kl.store(o + offs, y)
+
+
+@pytest.mark.parametrize("interpret", [False, True])
+def test_plain_assembly_runs_on_processors(interpret: bool) -> None:
+    kernel = kiln.kernels.jit(by_assembly.fn, interpret=interpret)
+    x, o = torch.linspace(-3, 3, 64), torch.empty(64)
+    for text, right in (
+        ("tanh.approx.f32 $0, $1;", torch.tanh),
+        ("{ mul.ftz.f32 $0, $1, 0f40000000; ex2.approx.ftz.f32 $0, $0; }", lambda x: torch.exp2(2 * x)),
+    ):
+        kernel[(1,)](x, o, text, "=f,f")
+        torch.testing.assert_close(o, right(x), rtol=1e-3, atol=1e-5)
+    with pytest.raises(kiln.kernels.KernelUnsupported, match="vote.sync.all.pred.*is for GPUs") as raised:
+        kernel[(1,)](x, o, "vote.sync.all.pred $0, $1, -1;", "=f,f")
+    assert "inline_asm_elementwise(TEXT" in str(raised.value)

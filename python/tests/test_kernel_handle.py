@@ -99,3 +99,15 @@ def test_ports_ask_the_machine_and_the_handle(device: str) -> None:
     assert handle.metadata.num_warps == 4 and handle.metadata.shared >= 0
     if device == "cuda":
         assert handle.n_regs > 0 and handle.n_spills == 0
+
+
+def test_what_was_compiled_ahead_is_launched() -> None:
+    x, o = torch.ones(4, 100), torch.zeros(4, 100)
+    ahead = rows.warmup(x, o, 100, 100, BLOCK=128, num_warps=8, grid=(1,))
+    ahead._init_handles()
+    assert ahead.metadata.shared == 0 and ahead.metadata.num_warps == 8
+    # With constants by place, as the warmup passed them by name, and without.
+    again = ahead[(2,)](x, o, 100, 100, 128)
+    assert again.metadata.num_warps == 8
+    ahead[(4, 1, 1)](x, o, 100, 100)
+    torch.testing.assert_close(o, x.exp())

@@ -7,7 +7,7 @@ import torch
 
 import kiln
 import kiln.language as kl
-from kiln.kernels import Config, autotune, heuristics, port
+from kiln.kernels import Autotuner, Config, autotune, heuristics, port
 
 pytestmark = pytest.mark.native
 
@@ -118,3 +118,43 @@ def test_a_kernel_is_ported_once():
     assert port(known) is port(known)
     kernel = heuristics({"ADD": lambda named: 1})(count)
     assert port(kernel) is kernel and port(count) is count
+
+
+class Measured(Autotuner):
+    """A subclass as collections write them: Triton's parameters, a run of its own, hooks that are asked for."""
+
+    def __init__(self, fn, arg_names, configs, key, reset_to_zero, restore_value, **kwargs):
+        super().__init__(fn, arg_names, configs, key, reset_to_zero, restore_value, **kwargs)
+        self.runs = []
+
+    def run(self, *args, **kwargs):
+        launched = super().run(*args, **kwargs)
+        self.runs.append(self.best_config)
+        return launched
+
+
+def test_ports_subclass_the_autotuner():
+    x, runs = tensors()
+    measured = []
+
+    def bench(call, quantiles):
+        call()
+        measured.append(quantiles)
+        return [float(len(measured))] * len(quantiles)
+
+    configs = [Config({"BLOCK": block}) for block in (16, 32, 64)]
+    tuned = Measured(
+        count, count.arg_names, configs, ["n"], ["runs"], ["x"],
+        pre_hook=None, post_hook=None, prune_configs_by=None, warmup=None, rep=None,
+        use_cuda_graph=False, do_bench=bench, cache_results=False,
+    )  # fmt: skip
+    assert not tuned.user_defined_pre_hook and not tuned.user_defined_post_hook
+    tuned[grid](x, runs, 64)
+    assert measured == [(0.5, 0.2, 0.8)] * 3
+    assert tuned.runs == [configs[0]] and list(tuned.cache.values()) == [configs[0]]
+    assert list(tuned.cache) == [(64, "torch.float32", "torch.int32")]
+    assert (x == 1).all() and runs.item() == 4
+    assert tuned.nargs is None and tuned.keys == ["n"]
+    assert isinstance(tuned.base_fn.cache_key, str)
+    with pytest.raises(ValueError, match="BLOCK of count is given by the launch and by its configurations"):
+        tuned[grid](x, runs, 63, BLOCK=16)

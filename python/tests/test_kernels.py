@@ -12,7 +12,7 @@ import torch
 
 import kiln
 import kiln.language as kl
-from kiln.kernels import KernelUnsupported, cdiv, next_power_of_2
+from kiln.kernels import KernelError, KernelUnsupported, cdiv, next_power_of_2
 from kiln.language.standard import _log2
 
 pytestmark = pytest.mark.native
@@ -389,3 +389,25 @@ def test_halves_on_processors_that_do_not_convert_them(level: str) -> None:
     environment = {**os.environ, "KILN_CPU": level, "KILN_CACHE": "off"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_element_types_have_the_members_of_triton() -> None:
+    half, small = kl.float16, kl.int8
+    assert half.is_fp16() and not half.is_fp32() and not half.is_int() and not half.is_ptr()
+    assert (half.fp_mantissa_width, half.exponent_bias, kl.bfloat16.exponent_bias) == (10, 15, 127)
+    assert (small.get_int_min_value(), small.get_int_max_value(), kl.uint16.get_int_max_value()) == (-128, 127, 65535)
+    assert half.kind() == kl.dtype.KIND.FLOATING and kl.int1.kind() == kl.dtype.KIND.BOOLEAN
+    assert small.int_signedness == kl.dtype.SIGNEDNESS.SIGNED and small.int_bitwidth == 8
+    assert kl.pointer_type(kl.float32, const=True).is_const() and kl.bfloat16.codegen_name() == "bfloat16"
+    assert not hasattr(half, "int_bitwidth") and not hasattr(small, "exponent_bias") and not hasattr(half, "is_odd")
+
+
+@kiln.kernel
+def writes_const(x: kl.const):
+    kl.store(x, 0.0)
+
+
+def test_const_pointers_are_not_written_through() -> None:
+    with pytest.raises(KernelError, match="kl.store\\(x, 0.0\\)") as raised:
+        writes_const[(1,)](torch.ones(1))
+    assert "Cannot store to a constant pointer" in raised.value.error_message

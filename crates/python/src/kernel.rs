@@ -56,6 +56,8 @@ struct Described {
 pub struct Launcher {
     kernel: Py<Kernel>,
     grid: Py<PyAny>,
+    /// What `warmup` passed by name, where the call passes nothing else.
+    earlier: Option<Py<PyDict>>,
 }
 
 #[pymethods]
@@ -68,6 +70,8 @@ impl Launcher {
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Launched> {
         let (mut warmup, mut options) = (false, None);
+        let earlier = self.with_earlier(py, args, kwargs)?;
+        let kwargs = earlier.as_ref().or(kwargs);
         if let Some(kwargs) = kwargs
             && let Some(value) = kwargs.get_item(intern!(py, "warmup"))?
         {
@@ -76,7 +80,34 @@ impl Launcher {
             without.del_item(intern!(py, "warmup"))?;
             options = Some(without);
         }
-        self.kernel.get().launch(py, self.grid.bind(py), args, options.as_ref().or(kwargs), warmup)
+        let kwargs = options.as_ref().or(kwargs);
+        let found = self.kernel.get().launch(py, self.grid.bind(py), args, kwargs, warmup)?;
+        // A launch's tensors are not kept alive by what it gives.
+        let kwargs = kwargs.filter(|_| warmup).map(|kwargs| kwargs.clone().unbind());
+        Ok(Launched::new(found, launched::Repeat { kernel: self.kernel.clone_ref(py), kwargs }))
+    }
+}
+
+impl Launcher {
+    /// What a call passes by name, and what `warmup` did that the call does not pass.
+    fn with_earlier<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(earlier) = &self.earlier else { return Ok(None) };
+        let all = PyDict::new(py);
+        for (name, value) in earlier.bind(py).iter() {
+            let place = self.kernel.get().parameters.place(name.cast::<PyString>()?.to_str()?);
+            if place.is_none_or(|place| place >= args.len()) {
+                all.set_item(name, value)?;
+            }
+        }
+        if let Some(kwargs) = kwargs {
+            all.update(kwargs.as_mapping())?;
+        }
+        Ok(Some(all))
     }
 }
 
@@ -106,7 +137,7 @@ impl Kernel {
     }
     /// The kernel with a grid: sizes, or a function of the arguments by name.
     fn at(this: Py<Kernel>, grid: Py<PyAny>) -> Launcher {
-        Launcher { kernel: this, grid }
+        Launcher { kernel: this, grid, earlier: None }
     }
 }
 
@@ -122,7 +153,7 @@ impl Kernel {
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
         warmup: bool,
-    ) -> PyResult<Launched> {
+    ) -> PyResult<launched::Launch> {
         let (values, options) = self.parameters.bind(args, kwargs)?;
         let exchange = Exchange::of(py)?;
         let mut device = None;
@@ -147,7 +178,7 @@ impl Kernel {
         if is_new && !warmup {
             warn(py, &kernel.stages().outside(&values))?;
         }
-        Ok(Launched::new(kernel, values))
+        Ok(launched::Launch { kernel, values })
     }
     /// The code for a launch: what was compiled for its facts or for some of them, otherwise it is compiled.
     fn variant(

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from kiln._native import KilnError
 
 
-class KernelUnsupported(KilnError):  # noqa: N818
+class _Refused(KilnError):  # noqa: N818
+    """A kernel that does not compile."""
+
+    @property
+    def error_message(self) -> str:
+        """What is wrong, for ports."""
+        return str(self)
+
+
+class KernelUnsupported(_Refused):
     """The source has something that Kiln's language of kernels does not have: the message names it,
     with file, line and column, and what to write instead."""
 
 
-class KernelError(KilnError):
+class KernelError(_Refused):
     """The source is wrong: types that do not fit, names without a meaning, shapes that do not
     broadcast."""
 

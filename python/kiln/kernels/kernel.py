@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -97,6 +98,11 @@ class Kernel(Generic[F]):
     def src(self) -> str:
         """The text that is compiled."""
         return self.source.text
+
+    @property
+    def cache_key(self) -> str:
+        """A digest of the text, by which ports name files of their own."""
+        return hashlib.sha256(f"{self.__module__}.{self.__name__}\n{self.source.text}".encode()).hexdigest()
 
     def _unsafe_update_src(self, text: str) -> None:
         """Compiles another text from now on."""

@@ -52,7 +52,7 @@ def _tuned(kernel: Any, inner: Kernel[Any] | Wrapped) -> Autotuner:
         "top_k": getattr(kernel, "configs_top_k", 1.0),
     }
     keys = list(getattr(kernel, "keys", None) or [])
-    return _PortedAutotuner(kernel, inner, kernel.configs, keys, **options)
+    return _PortedAutotuner(kernel, inner, inner.arg_names, kernel.configs, keys, **options)
 
 
 class _PortedAutotuner(Autotuner):

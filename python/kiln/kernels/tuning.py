@@ -44,14 +44,14 @@ class Wrapped:
     """A kernel around another one, which launches it with more arguments."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner = inner
         self.fn = inner
         self.arg_names = inner.arg_names
         self.__name__ = inner.__name__
 
     @property
     def base_fn(self) -> Any:
-        return self.inner.base_fn if isinstance(self.inner, Wrapped) else self.inner
+        """The kernel inside."""
+        return self.fn.base_fn if isinstance(self.fn, Wrapped) else self.fn
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         def launch(*args: Any, **kwargs: Any) -> Any:
@@ -79,65 +79,108 @@ class Heuristics(Wrapped):
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         for name, value in self.values.items():
             kwargs[name] = value({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        return self.inner.run(*args, grid=grid, warmup=warmup, **kwargs)
+        return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
 
 
 class Autotuner(Wrapped):
-    """A kernel with several configurations, of which the fastest is measured for each key."""
+    """A kernel with several configurations, of which the fastest is measured for each key. Parameters
+    and attributes have Triton's names, so that ports' subclasses work."""
 
-    def __init__(self, inner: Any, configs: list[Config], key: list[str], **options: Any) -> None:
-        super().__init__(inner)
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: list[str],
+        configs: list[Config] | None,
+        key: list[str],
+        reset_to_zero: list[str] | None = None,
+        restore_value: list[str] | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        post_hook: Callable[..., Any] | None = None,
+        prune_configs_by: dict[str, Any] | None = None,
+        warmup: int | None = None,
+        rep: int | None = None,
+        use_cuda_graph: bool = False,
+        do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = False,
+    ) -> None:
+        super().__init__(fn)
+        self.arg_names = arg_names
         self.configs = configs or [Config({})]
-        self.key = key
-        self.reset_to_zero = options.get("reset_to_zero") or []
-        self.restore_value = options.get("restore_value") or []
-        self.pre_hook = options.get("pre_hook")
-        self.post_hook = options.get("post_hook")
-        self.prune = options.get("prune_configs_by") or {}
+        self.keys = key
+        self.reset_to_zero = list(reset_to_zero or [])
+        self.restore_value = list(restore_value or [])
+        self.restore_copies: dict[str, Any] = {}
+        self.user_defined_pre_hook = pre_hook is not None
+        self.user_defined_post_hook = post_hook is not None
+        # A hook of the user is in place of those that reset and restore.
+        self.pre_hook = pre_hook if pre_hook is not None else self._reset_and_keep
+        self.post_hook = post_hook if post_hook is not None else self._restore
+        pruned_by = prune_configs_by or {}
+        self.early_config_prune = pruned_by.get("early_config_prune")
+        self.perf_model = pruned_by.get("perf_model")
+        self.configs_top_k = pruned_by.get("top_k", 1.0)
+        #: What measures a function instead of Kiln's clock: as `triton.testing.do_bench`.
+        self.do_bench = do_bench
+        self.cache_results = cache_results
+        #: The arguments of the launch in flight that were given by place.
+        self.nargs: dict[str, Any] | None = None
         self.cache: dict[Any, Config] = {}
         self.best_config: Config | None = None
-        self.configs_timings: dict[Config, float] = {}
+        #: Median, fifth and four fifths of the times in milliseconds, by configuration.
+        self.configs_timings: dict[Config, list[float]] = {}
+        self.bench_time = 0.0
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
         config = self.configs[0]
         if len(self.configs) > 1 and not warmup:
-            dtypes = [str(v.dtype) for v in named.values() if hasattr(v, "dtype")]
-            key = (*(named.get(name) for name in self.key), *dtypes)
-            if key not in self.cache:
-                self.cache[key] = self._fastest(args, grid, kwargs, named)
-            config = self.cache[key]
+            config = self._tuned(args, {**kwargs, "grid": grid})
         self.best_config = config
         if config.pre_hook is not None:
-            config.pre_hook({**named, **config.all_kwargs()})
-        return self.inner.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
+            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+        launched = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs, **config.all_kwargs())
+        self.nargs = None
+        return launched
 
-    def _fastest(self, args: Any, grid: Any, kwargs: Any, named: dict[str, Any]) -> Config:
-        configs = _distinct(self._pruned(kwargs, named), named)
+    def _tuned(self, args: Any, kwargs: dict[str, Any]) -> Config:
+        """The fastest configuration for the values of the key and the tensors' types."""
+        assert self.nargs is not None
+        named = {name: v for name, v in {**self.nargs, **kwargs}.items() if name in self.arg_names}
+        dtypes = [str(v.dtype) for v in named.values() if hasattr(v, "dtype")]
+        key = (*(named[name] for name in self.keys if name in named), *dtypes)
+        if key not in self.cache:
+            start = time.perf_counter()
+            self.cache[key] = self._fastest(args, kwargs, named)
+            self.bench_time = time.perf_counter() - start
+        return self.cache[key]
+
+    def _fastest(self, args: Any, kwargs: dict[str, Any], named: dict[str, Any]) -> Config:
+        launch = {name: value for name, value in kwargs.items() if name != "grid"}
+        configs = _distinct(self.prune_configs(launch), named)
         if len(configs) == 1:
             return configs[0]
-        times: dict[Config, float] = {}
+        times: dict[Config, list[float]] = {}
         failed: list[Exception] = []
         for config in configs:
             try:
-                times[config] = self._time(config, args, grid, kwargs, named)
+                times[config] = self._measured(config, args, kwargs)
             except (OutOfResources, KernelUnsupported, KernelError) as e:
                 failed.append(e)
         if not times:
             raise failed[0]
         self.configs_timings = times
         fastest = min(times, key=lambda config: times[config])
-        self._before({**named, **fastest.all_kwargs()}, reset_only=True)
+        self.pre_hook({**(self.nargs or {}), **kwargs, **fastest.all_kwargs()}, reset_only=True)
         return fastest
 
-    def _pruned(self, kwargs: dict[str, Any], named: dict[str, Any]) -> list[Config]:
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[Config]:
+        """The configurations that are worth measuring for a launch with these arguments by name."""
+        named = {**(self.nargs or {}), **kwargs}
         configs = list(self.configs)
-        early = self.prune.get("early_config_prune")
-        if early is not None:
-            configs = list(early(configs, named, **kwargs))
-        model = self.prune.get("perf_model")
-        if model is not None:
-            top = self.prune.get("top_k", 1.0)
+        if self.early_config_prune is not None:
+            configs = list(self.early_config_prune(configs, named, **kwargs))
+        if self.perf_model is not None:
+            top, model = self.configs_top_k, self.perf_model
             count = max(1, int(len(configs) * top)) if isinstance(top, float) else top
             configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
             configs = configs[:count]
@@ -148,43 +191,65 @@ class Autotuner(Wrapped):
             )
         return configs
 
-    def _before(self, meta: dict[str, Any], *, reset_only: bool = False) -> None:
+    def _reset_and_keep(self, named: dict[str, Any], reset_only: bool = False) -> None:
         """Puts tensors into the state that a measured run starts from, or the run after it."""
         for name in self.reset_to_zero:
-            if meta[name] is not None:
-                meta[name].zero_()
-        if self.pre_hook is not None:
-            self.pre_hook(meta, **({"reset_only": True} if reset_only else {}))
+            if named[name] is not None:
+                named[name].zero_()
+        if not reset_only:
+            kept = (name for name in self.restore_value if named[name] is not None)
+            self.restore_copies = {name: named[name].clone() for name in kept}
 
-    def _time(
-        self, config: Config, args: Any, grid: Any, kwargs: Any, named: dict[str, Any]
-    ) -> float:
-        meta = {**named, **config.all_kwargs()}
-        kept = {name: named[name].clone() for name in self.restore_value if named[name] is not None}
+    def _restore(self, named: dict[str, Any], exception: Exception | None) -> None:
+        for name, value in self.restore_copies.items():
+            named[name].copy_(value)
+        self.restore_copies = {}
+
+    def _bench(self, *args: Any, config: Config, **kwargs: Any) -> list[float]:
+        """Times of a configuration; infinite where it cannot run."""
+        try:
+            return self._measured(config, args, kwargs)
+        except (OutOfResources, KernelUnsupported, KernelError):
+            return [float("inf")] * 3
+
+    def _measured(self, config: Config, args: Any, kwargs: dict[str, Any]) -> list[float]:
+        twice = kwargs.keys() & config.kwargs.keys()
+        if twice:
+            raise ValueError(
+                f"{', '.join(sorted(twice))} of {self.__name__} is given by the launch and by its "
+                "configurations; leave it out of the launch"
+            )
+        current = {**kwargs, **config.all_kwargs()}
+        named = {**(self.nargs or {}), **current}
 
         def once() -> None:
             if config.pre_hook is not None:
-                config.pre_hook(meta)
-            self._before(meta)
-            self.inner.run(*args, grid=grid, **kwargs, **config.all_kwargs())
-            if self.post_hook is not None:
-                self.post_hook(meta, exception=None)
-            for name, value in kept.items():
-                named[name].copy_(value)
+                config.pre_hook(named)
+            self.pre_hook(named)
+            try:
+                self.fn.run(*args, **current)
+            except Exception as e:
+                self.post_hook(named, exception=e)
+                raise
+            self.post_hook(named, exception=None)
 
-        try:
-            once()
-            found = []
-            for _ in range(5):
-                _synchronize(named)
-                start = time.perf_counter()
-                once()
-                _synchronize(named)
-                found.append(time.perf_counter() - start)
-        finally:
-            for name, value in kept.items():
-                named[name].copy_(value)
-        return sorted(found)[len(found) // 2]
+        if self.do_bench is not None:
+            return list(self.do_bench(once, quantiles=(0.5, 0.2, 0.8)))
+        return _timed(once, named)
+
+
+def _timed(once: Callable[[], None], named: dict[str, Any]) -> list[float]:
+    """Median, fifth and four fifths of the milliseconds of some runs, after one to get ready."""
+    once()
+    found = []
+    for _ in range(5):
+        _synchronize(named)
+        start = time.perf_counter()
+        once()
+        _synchronize(named)
+        found.append(1e3 * (time.perf_counter() - start))
+    found.sort()
+    return [found[2], found[1], found[3]]
 
 
 def _distinct(configs: list[Config], named: dict[str, Any]) -> list[Config]:
@@ -214,7 +279,7 @@ def autotune(configs: list[Config], key: list[str], **options: Any) -> Callable[
     """Chooses the fastest of some configurations for each combination of values of `key`."""
 
     def decorate(kernel: Any) -> Autotuner:
-        return Autotuner(kernel, configs, key, **options)
+        return Autotuner(kernel, kernel.arg_names, configs, key, **options)
 
     return decorate
 

@@ -3,6 +3,7 @@ its functions, which only a kernel can call."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Callable
 
 
@@ -23,16 +24,17 @@ class Primitive:
         return f"<kiln.language.{self.name}>"
 
 
-_MANTISSA_BITS = {
-    "fp8e4b15": 3,
-    "fp8e4nv": 3,
-    "fp8e4b8": 3,
-    "fp8e5": 2,
-    "fp8e5b16": 2,
-    "fp16": 10,
-    "bf16": 7,
-    "fp32": 23,
-    "fp64": 52,
+#: Bits of the mantissa of floats, without the leading one, and what is added to the exponent.
+_FLOATS = {
+    "fp8e4b15": (3, 15),
+    "fp8e4nv": (3, 7),
+    "fp8e4b8": (3, 8),
+    "fp8e5": (2, 15),
+    "fp8e5b16": (2, 16),
+    "fp16": (10, 15),
+    "bf16": (7, 127),
+    "fp32": (23, 127),
+    "fp64": (52, 1023),
 }
 
 #: Element types by name.
@@ -42,26 +44,49 @@ _DTYPES: dict[str, dtype] = {}
 class dtype:  # noqa: N801
     """An element type. Kernels cast by `x.to(kl.float16)`, and take one as a constant argument."""
 
+    class SIGNEDNESS(enum.Enum):
+        """Of integers."""
+
+        SIGNED = 0
+        UNSIGNED = 1
+
+    class KIND(enum.Enum):
+        """In the order of promotion."""
+
+        BOOLEAN = 0
+        INTEGRAL = 1
+        FLOATING = 2
+
     def __init__(self, name: str, kind: str = "", bits: int = 0) -> None:
         known = _DTYPES.get(name)
         self.name = name
-        #: `float`, `int` or `uint`.
-        self.kind = kind or (known.kind if known is not None else "void")
+        # `float`, `int`, `uint`, `pointer` or `void`.
+        self._kind = kind or (known._kind if known is not None else "void")
         self.primitive_bitwidth = bits or (known.primitive_bitwidth if known is not None else 0)
         self.itemsize = max(self.primitive_bitwidth // 8, 1)
         _DTYPES.setdefault(name, self)
 
+    def __getattr__(self, name: str) -> Any:
+        # `is_fp16` and so on: whether it is the type of that name.
+        named = name.removeprefix("is_")
+        if name.startswith("is_") and named in _DTYPES:
+            return lambda: self.name == named
+        raise AttributeError(f"'dtype' object has no attribute {name!r}")
+
     def is_floating(self) -> bool:
-        return self.kind == "float"
+        return self._kind == "float"
+
+    def is_standard_floating(self) -> bool:
+        return self.name in self.STANDARD_FP_TYPES
 
     def is_int(self) -> bool:
-        return self.kind != "float"
+        return self._kind in ("int", "uint")
 
     def is_int_signed(self) -> bool:
-        return self.kind == "int"
+        return self._kind == "int"
 
     def is_int_unsigned(self) -> bool:
-        return self.kind == "uint"
+        return self._kind == "uint"
 
     def is_bool(self) -> bool:
         return self.name == "int1"
@@ -69,10 +94,77 @@ class dtype:  # noqa: N801
     def is_fp8(self) -> bool:
         return self.name.startswith("fp8")
 
+    def is_ptr(self) -> bool:
+        return self._kind == "pointer"
+
+    def is_block(self) -> bool:
+        return False
+
+    def is_const(self) -> bool:
+        return bool(getattr(self, "const", False))
+
+    def kind(self) -> KIND:
+        """Its place in the order of promotion."""
+        if self.is_bool():
+            return self.KIND.BOOLEAN
+        return self.KIND.INTEGRAL if self.is_int() else self.KIND.FLOATING
+
+    @property
+    def int_bitwidth(self) -> int:
+        """Bits of an integer."""
+        return self._of_integers(self.primitive_bitwidth, "int_bitwidth")
+
+    @property
+    def int_signedness(self) -> SIGNEDNESS:
+        """Whether an integer has a sign."""
+        signed = self.SIGNEDNESS.SIGNED if self.is_int_signed() else self.SIGNEDNESS.UNSIGNED
+        return self._of_integers(signed, "int_signedness")
+
+    def get_int_max_value(self) -> int:
+        """The largest integer."""
+        bits = self.primitive_bitwidth - int(self.is_int_signed())
+        return self._of_integers((1 << bits) - 1, "get_int_max_value")
+
+    def get_int_min_value(self) -> int:
+        """The least integer."""
+        least = -(1 << (self.primitive_bitwidth - 1)) if self.is_int_signed() else 0
+        return self._of_integers(least, "get_int_min_value")
+
+    def _of_integers(self, value: Any, name: str) -> Any:
+        if not self.is_int():
+            raise AttributeError(f"{self.name} has no {name}: it is not an integer type")
+        return value
+
+    def _of_floats(self, place: int, name: str) -> int:
+        if self.name not in _FLOATS:
+            raise AttributeError(f"{self.name} has no {name}: it is not a float type")
+        return _FLOATS[self.name][place]
+
     @property
     def fp_mantissa_width(self) -> int:
         """Bits of the mantissa of a float, without the leading one."""
-        return _MANTISSA_BITS[self.name]
+        return self._of_floats(0, "fp_mantissa_width")
+
+    @property
+    def exponent_bias(self) -> int:
+        """What is added to the exponent of a float in its bits."""
+        return self._of_floats(1, "exponent_bias")
+
+    @staticmethod
+    def is_dtype(name: str) -> bool:
+        """Whether an element type has this name."""
+        return name in _DTYPES
+
+    def codegen_name(self) -> str:
+        """The name under which the language has it: `float16` of `fp16`."""
+        for short, long in (("fp", "float"), ("bf", "bfloat")):
+            if self.name.startswith(short):
+                return long + self.name[2:]
+        return self.name
+
+    @property
+    def cache_key_part(self) -> str:
+        return self.name
 
     SINT_TYPES = ("int8", "int16", "int32", "int64")
     UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
@@ -204,6 +296,29 @@ class tensor:  # noqa: N801
 
 class tuple_type:  # noqa: N801
     """The type of a tuple in a kernel."""
+
+
+class base_value:  # noqa: N801
+    """A value in a kernel; only for annotations."""
+
+
+class base_type:  # noqa: N801
+    """The type of a value in a kernel; only for annotations."""
+
+
+class block_type:  # noqa: N801
+    """The type of a block in a kernel; only for annotations."""
+
+
+class constexpr_type:  # noqa: N801
+    """The type of a constant in a kernel; only for annotations."""
+
+
+class tensor_descriptor:  # noqa: N801
+    """A descriptor in a kernel; only for annotations and `isinstance` in kernels."""
+
+
+tensor_descriptor_base = tensor_descriptor
 
 
 class const:

@@ -1,5 +1,6 @@
 //! What a launch gives: the variant that ran, at every stage.
 use super::arguments::Bound as Argument;
+use super::{Kernel, Launcher};
 use crate::errors;
 use kiln::kernels::{self, LaunchValues};
 use kiln::stages::Stage;
@@ -7,15 +8,28 @@ use pyo3::{prelude::*, types::PyDict};
 use std::sync::Arc;
 
 /// The variant of a kernel that a launch took, and the launch's numbers.
+pub struct Launch {
+    pub kernel: Arc<kernels::Kernel>,
+    pub values: LaunchValues,
+}
+
+/// What a launch is repeated with: its kernel, and what `warmup` passed by name.
+pub struct Repeat {
+    pub kernel: Py<Kernel>,
+    pub kwargs: Option<Py<PyDict>>,
+}
+
+/// What a launch gives.
 #[pyclass(frozen)]
 pub struct Launched {
     kernel: Arc<kernels::Kernel>,
     values: LaunchValues,
+    repeat: Repeat,
 }
 
 impl Launched {
-    pub fn new(kernel: Arc<kernels::Kernel>, values: LaunchValues) -> Launched {
-        Launched { kernel, values }
+    pub fn new(launch: Launch, repeat: Repeat) -> Launched {
+        Launched { kernel: launch.kernel, values: launch.values, repeat }
     }
     /// The numbers of a launch: integers, and the bytes of tensors.
     pub fn values(kernel: &kernels::Kernel, arguments: &[Argument<'_>], grid: [usize; 3]) -> LaunchValues {
@@ -99,6 +113,12 @@ impl Launched {
         values.set_item("shared", stages.shared())?;
         values.set_item("num_warps", stages.program().warps)?;
         py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&values))
+    }
+    /// The kernel with another grid, and what `warmup` passed by name: for ports, which launch what they compiled
+    /// ahead. The variant is that of the arguments.
+    fn __getitem__(&self, py: Python<'_>, grid: Py<PyAny>) -> Launcher {
+        let earlier = self.repeat.kwargs.as_ref().map(|kwargs| kwargs.clone_ref(py));
+        Launcher { kernel: self.repeat.kernel.clone_ref(py), grid, earlier }
     }
     /// For ports: a variant is loaded when it is made.
     #[pyo3(name = "_init_handles")]

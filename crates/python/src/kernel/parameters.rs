@@ -50,6 +50,11 @@ impl Parameters {
         Ok(Parameters { all, places, kernel })
     }
 
+    /// The place of a parameter.
+    pub fn place(&self, name: &str) -> Option<usize> {
+        self.places.get(name).copied()
+    }
+
     /// The value of each parameter, and the options of the launch.
     pub fn bind<'py>(
         &self,
