@@ -26,6 +26,7 @@ mod prefetch;
 mod program;
 mod reduce;
 mod report;
+mod runs;
 mod scan;
 mod scattered;
 mod short_float;
@@ -73,7 +74,7 @@ struct Emit<'k> {
     here: Vec<value::Val>,
     pending: group::Group,
     /// Vectors of offsets of which it is known at run time whether they are those of neighbours.
-    runs: HashMap<text::Name, scattered::Run>,
+    runs: HashMap<text::Name, value::Run>,
     /// Buffers of the values that are computed in the place of what they replace.
     homes: HashMap<Value, eval::Buffer>,
     /// Lanes of the nest being written.

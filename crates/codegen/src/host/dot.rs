@@ -8,13 +8,16 @@ use super::eval::{Buffer, Place};
 use super::group::block_elem;
 use super::memory::Store;
 use super::text::{Name, reg, vector};
-use super::tiles::{DEPTH, TILE};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{Elem, Value};
 
 /// Steps along the summed axis that are written out.
 const UNROLL: usize = 2;
+/// Rows of a tile of the matrix unit, and its columns of 32 bits.
+pub(super) const TILE: usize = 16;
+/// Elements of the summed axis in a tile of the matrix unit.
+pub(super) const DEPTH: usize = 32;
 
 /// `left [M,K] x right [K,N] + acc [M,N]`.
 pub(super) struct Matmul {

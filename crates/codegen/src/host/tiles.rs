@@ -3,17 +3,13 @@
 //! Up to two by two tiles of sums stay in the unit along the summed axis. A tile of the left operand is read where the
 //! operand is; one of the right operand from a panel in which pairs of rows lie side by side, as other instructions for
 //! bf16 read it, too. Sums are of f32, and numbers below the normal range count as zero.
-use super::dot::{Corner, Matmul, Panel};
+use super::dot::{Corner, DEPTH, Matmul, Panel, TILE};
 use super::eval::Place;
 use super::memory::Store;
 use super::text::Name;
 use super::{Emit, Res};
 use kiln_block::{Const, Op};
 
-/// Rows of a tile, and its columns of 32 bits.
-pub(super) const TILE: usize = 16;
-/// Elements of the summed axis in a tile.
-pub(super) const DEPTH: usize = 32;
 /// Tiles of the unit: sums, then two of the left operand, then two of the right one.
 const LEFT: usize = 4;
 const RIGHT: usize = 6;

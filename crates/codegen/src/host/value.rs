@@ -77,6 +77,15 @@ impl Val {
     }
 }
 
+/// A vector of offsets that may be those of neighbours, as was found out when it was computed.
+#[derive(Clone)]
+pub(super) struct Run {
+    /// The first lane's.
+    pub first: Num,
+    /// Whether each lane's is one more than the last.
+    pub neighbours: Name,
+}
+
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Arith {
     Add,
