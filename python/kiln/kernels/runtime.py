@@ -65,6 +65,10 @@ class _Active:
         """From now on the CPU is the active device, as for Triton's CPU port."""
         self.active.is_cpu = True
 
+    def get_active_gpus(self) -> list[int]:
+        """The numbers of all GPUs."""
+        return list(range(torch.cuda.device_count()))
+
     def set_active_to_gpu(self) -> None:
         """From now on a GPU is the active device, if there is one."""
         self.active.is_cpu = False
