@@ -268,6 +268,7 @@ fn arrays_of_the_launch() {
         (format!("{pointer}, {}", array.replace("2 %s", "2 %n")), "multiples of 16 bytes"),
         (format!("{pointer}, {}", array.replace(", 1]", ", 2]")), "rows must be contiguous"),
         (format!("{pointer}, {}", array.replace("[%n,", "[%x,")), "no signed integer"),
+        (format!("{pointer}, %p: ptr<i32>, {}", array.replace("[%n,", "[%p,")), "no signed integer"),
         (format!("{pointer}, {}", array.replace("of %x", "of %n")), "a pointer to f16"),
         (format!("{}, {array}", pointer.replace("align 16", "align 8")), "aligned to 16 bytes"),
         (format!("{pointer}, {array}, %m: i32 align 1"), "the last parameters"),

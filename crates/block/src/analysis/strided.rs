@@ -1,8 +1,8 @@
 //! Forms of integers and pointers whose strides are numbers of the launch.
 //!
 //! [`super::Affine`] has constant factors: `row * stride` is an unknown block to it. Here the factor of a coordinate is
-//! a [`Polynomial`] over uniform scalars, so that `base + row * stride + column` has a pitch and a start along both axes
-//! as it would have with constants. As there, forms are over the integers.
+//! a [`Polynomial`] over uniform scalars, so that `base + row * stride + column` has a pitch and a start along both
+//! axes as it would have with constants. As there, forms are over the integers.
 mod polynomial;
 
 use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Type, UnaryOp, Value};

@@ -106,12 +106,14 @@ pub fn launch_array(k: &BlockProgram, p: &Param, a: &LaunchArray) -> Rule {
     ensure(*k.ty(base.value) == Type::ptr(*elem, []) && base.align.is_multiple_of(16), || {
         format!("the array is behind {}; a pointer to {elem} that is aligned to 16 bytes is needed", base.name)
     })?;
+    let is_number = |ty: &Type| match ty {
+        Type::Block { elem, shape } => elem.is_int() && elem.is_signed() && shape.is_empty(),
+        _ => false,
+    };
     for n in a.sizes.iter().chain(&a.strides).flat_map(|e| &e.params) {
-        let scalar = earlier(*n).map(|p| k.ty(p.value));
-        ensure(
-            matches!(scalar, Some(Type::Block { elem, shape }) if elem.is_int() && elem.is_signed() && shape.is_empty()),
-            || format!("parameter {n} is no signed integer before the array; sizes and strides are products of these"),
-        )?;
+        ensure(earlier(*n).is_some_and(|p| is_number(k.ty(p.value))), || {
+            format!("parameter {n} is no signed integer before the array; sizes and strides are products of these")
+        })?;
     }
     let (row, rest) = a.strides.split_last().ok_or("an array has an axis")?;
     ensure(*row == Extent::constant(1), || "the last stride is not 1; rows must be contiguous".into())?;
