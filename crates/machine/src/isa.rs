@@ -13,3 +13,5 @@ pub const REGISTERS: usize = 8;
 /// Bytes of shared memory that a block may use without opting in to more (CUDA C++ programming guide, table of compute
 /// capabilities).
 pub const SHARED_UNASKED: usize = 48 << 10;
+/// Bytes of shared memory that the system takes for each block (CUDA programming guide, compute capability 8.0 on).
+pub const SHARED_RESERVED: usize = 1 << 10;

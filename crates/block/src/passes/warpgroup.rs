@@ -21,7 +21,7 @@ pub mod slice;
 mod uniform;
 
 use crate::BlockProgram;
-use kiln_machine::Machine;
+use kiln_machine::{Machine, isa};
 pub use persistent::Launch;
 pub use roles::WarpRoles;
 
@@ -30,6 +30,10 @@ const BARRIERS: usize = 1024;
 /// Bytes of shared memory that a block has for tiles.
 pub fn memory(m: &Machine) -> usize {
     m.limits.shared_per_block.saturating_sub(BARRIERS)
+}
+/// The same, where two blocks share a multiprocessor.
+fn memory_of_two(m: &Machine) -> usize {
+    (m.limits.shared_per_multiprocessor / 2).saturating_sub(isa::SHARED_RESERVED + BARRIERS)
 }
 
 /// Why a pass does not apply to a program.

@@ -59,12 +59,18 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
     let mut k = kernel.clone();
     dce::run(&mut k);
     let form = form::recognise(&k)?;
-    let w = Writer::new(&k, form, crew, super::memory(m))?;
+    let w = Writer::new(&k, form, crew, m)?;
     w.write(m)
 }
 
 /// A start along an axis of which no element of a tile is in the array: copies give zeros.
 const BEFORE: i64 = -(1 << 20);
+
+/// Stages beyond which more copies ahead gain nothing.
+const MAX_STAGES: usize = 8;
+/// Stages with which two blocks on a multiprocessor beat one with more: each computes its epilogue while the other
+/// multiplies (`benches/results/kernels.md`).
+const STAGES_OF_TWO: usize = 4;
 
 /// Threads of a warpgroup.
 const THREADS: usize = 128;
@@ -110,7 +116,7 @@ struct Writer<'k> {
 }
 
 impl<'k> Writer<'k> {
-    fn new(k: &'k BlockProgram, form: Form, crew: Option<WarpRoles>, memory: usize) -> Result<Writer<'k>, Refusal> {
+    fn new(k: &'k BlockProgram, form: Form, crew: Option<WarpRoles>, m: &Machine) -> Result<Writer<'k>, Refusal> {
         let mut crew = crew.unwrap_or_else(|| WarpRoles {
             consumers: consumers(&form),
             stages: 0,
@@ -125,9 +131,12 @@ impl<'k> Writer<'k> {
         let size = [form.m, form.n];
         let tile = Tile { engine: form.engine, tiles: form.tiles, body: &form.tile, loops: [form.at; 2], size };
         let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?.prefetching(&tile, crew.buffers)?;
-        let room = memory.saturating_sub(epilogue.bytes()) / stage.max(1);
+        let stages_in = |memory: usize| memory.saturating_sub(epilogue.bytes()) / stage.max(1);
+        let room = stages_in(super::memory(m));
         if crew.stages == 0 {
-            crew.stages = room.min(8);
+            let shared = stages_in(super::memory_of_two(m));
+            let stages = if form.tiles.is_none() && shared >= STAGES_OF_TWO { shared } else { room };
+            crew.stages = stages.min(MAX_STAGES);
         }
         let w = Writer { k, form, crew, epilogue };
         w.check(room)?;
