@@ -53,11 +53,14 @@ impl LaunchMaps {
         let (sizes, strides) = numbers.split_at(self.map.sizes.len());
         // Nothing is read of an array without elements, but the driver wants a size.
         let sizes = sizes.iter().map(|n| (*n).clamp(1, MAX_SIZE) as usize).collect();
+        // The driver has no negative strides.
+        let strides = strides.iter().map(|n| usize::try_from(*n)).collect::<Result<_, _>>();
+        let strides = strides.map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE))?;
         let map = crate::TensorMap {
             dtype: self.map.dtype,
             offset: 0,
             sizes,
-            strides: strides.iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect(),
+            strides,
             tile: self.map.tile.clone(),
             swizzle: self.map.swizzle,
         };
