@@ -184,8 +184,8 @@ pub enum Op {
         transpose_a: bool,
         transpose_b: bool,
     },
-    /// Shared tile, stage, pointer block, then mask: `cp.async`. Outside of the mask the tile is unspecified
-    /// afterwards.
+    /// Shared tile, stage, pointer block, then mask: `cp.async`. Outside of the mask a swizzled tile is 0 afterwards,
+    /// another one unspecified.
     AsyncCopy,
     /// Closes a group of asynchronous copies.
     AsyncCommit,
@@ -233,6 +233,9 @@ pub enum Op {
         transpose_a: bool,
         transpose_b: bool,
     },
+    /// Block: a token of these sums, without a matmul in flight. A loop that carries sums from one iteration's matmul to
+    /// the next one's starts from it.
+    WgmmaToken,
     WgmmaCommit,
     /// Token: block, once at most `pending` groups are in flight. Without a token it only waits; blocks are left
     /// operands in registers, which do not change before.

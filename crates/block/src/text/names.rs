@@ -128,6 +128,7 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("atomic_inc", Op::AtomicInc),
     ("tma_store", Op::TmaStore),
     ("fence_async", Op::FenceAsync),
+    ("wgmma_token", Op::WgmmaToken),
     ("wgmma_commit", Op::WgmmaCommit),
     ("cluster_sync", Op::ClusterSync),
 ];

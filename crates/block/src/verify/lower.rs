@@ -29,7 +29,7 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &mut Facts, place: &Place
             barriers(&op, place)
         }
         Op::TmaLoad { .. } | Op::TmaStore => bulk_copies(&op),
-        Op::Wgmma { .. } | Op::SharedDot { .. } | Op::WgmmaWait { .. } => matmuls(&op),
+        Op::Wgmma { .. } | Op::SharedDot { .. } | Op::WgmmaToken | Op::WgmmaWait { .. } => matmuls(&op),
         Op::Roles(roles) => {
             warp_roles(&op, place, roles)?;
             facts.roles = true;
@@ -150,6 +150,13 @@ fn matmuls(s: &Checked) -> Rule {
             }
             shared_matmul([*transpose_a, *transpose_b], &tile_at(s, 0)?, &tile_at(s, 2)?, s.ty(4), s.out())
         }
+        Op::WgmmaToken => {
+            s.arity(1, 1, 1)?;
+            match s.out() {
+                Type::Token { elem, shape } => same("the operand", s.ty(0), &Type::block(*elem, shape.clone())),
+                other => Err(format!("the result is {other}; a token is needed")),
+            }
+        }
         Op::WgmmaWait { .. } if s.data.results.is_empty() => {
             let blocks = s.data.args.iter().all(|v| matches!(s.k.ty(*v), Type::Block { .. }));
             ensure(blocks, || "a wait without a result takes left operands in registers only".into())
@@ -261,12 +268,12 @@ fn shared_matmul(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Ty
 }
 fn matmul([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
-    let Some(e) = a.elem().filter(|e| e.is_half() || e.is_f8() || *e == Elem::F32) else {
+    let bytes = |e: Elem| matches!(e, Elem::I8 | Elem::U8);
+    let Some(e) = a.elem().filter(|e| e.is_half() || e.is_f8() || *e == Elem::F32 || bytes(*e)) else {
         return Err(format!("wgmma is not defined on {a}"));
     };
-    ensure(b.elem() == Some(e) && *elem == Elem::F32, || {
-        format!("{a} by {b} into {out}; one type into f32 is needed")
-    })?;
+    let sums = if bytes(e) { Elem::I32 } else { Elem::F32 };
+    ensure(b.elem() == Some(e) && *elem == sums, || format!("{a} by {b} into {out}; one type into {sums} is needed"))?;
     let [m, n, ka] = sizes([transpose_a, transpose_b], a, b, out, true)?;
     ensure(m.is_multiple_of(64) && n.is_multiple_of(8) && ka * e.bytes() >= 32, || {
         format!("{a} by {b}: rows must be a multiple of 64, columns of 8, a row of K at least 32 bytes")

@@ -33,6 +33,11 @@ impl Scratch {
     pub fn unknown(&mut self) {
         self.unknown = true;
     }
+    /// Nothing reads or writes tiles any more: their memory is scratch, once all threads have passed a barrier.
+    pub fn take_tiles(&mut self) {
+        self.kept -= std::mem::take(&mut self.tiles);
+        self.unknown = true;
+    }
     /// All threads have passed a barrier.
     pub fn synced(&mut self) {
         (self.busy, self.unknown) = (self.kept, false);

@@ -20,7 +20,6 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
-use kiln_block::passes::persistent_rows;
 use kiln_block::{
     Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Grid, Inst, InstData, Op, Region, Type, UnaryOp,
     Value, analysis,
@@ -99,11 +98,11 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
     };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
-    // Tiles of persistent instances lie between reserved memory and scratch.
+    // Tiles lie between reserved memory and scratch. Roles exchange nothing.
     let kept = Blocks::kept(k, blocks);
-    let persistent = persistent_rows::is_persistent(k);
-    let places = Places::of(k, if persistent { kept } else { 0 }, blocks);
-    let tiled = if persistent { places.bytes - kept } else { 0 };
+    let exchanges = roles(k).is_none();
+    let places = Places::of(k, if exchanges { kept } else { 0 }, blocks);
+    let tiled = if exchanges { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
     let function = head::declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
@@ -145,15 +144,31 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         regs: vec![None; k.values.len()],
     };
     g.params()?;
-    g.region(&k.body)?;
+    let (with_tiles, after) = k.body.insts.split_at(last_access(k));
+    g.region(&Region { params: vec![], insts: with_tiles.to_vec() })?;
+    if tiled > 0 {
+        g.scratch.take_tiles();
+    }
+    g.region(&Region { params: vec![], insts: after.to_vec() })?;
     g.blocks.cluster_wait(&g.e)?;
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
     let (tiles, scratch) = (g.places.bytes, g.scratch.bytes());
-    if tiles > 0 && scratch > 0 && !persistent {
-        return Err(Fail::Unsupported("an exchange between threads in a program with shared tiles".into()));
+    if tiles > 0 && scratch > 0 && !exchanges {
+        return Err(Fail::Unsupported("an exchange between threads in a program with roles".into()));
     }
     Ok(Generated { module: g.e.module, shared: tiles.max(scratch), bank_ways: g.bank_ways })
+}
+
+/// How many of a kernel's own instructions there are up to the last one that reads or writes a shared tile.
+fn last_access(k: &BlockProgram) -> usize {
+    let tile = |v: &Value| matches!(k.ty(*v), Type::Shared { .. });
+    let accesses = |i: &Inst| {
+        let mut found = k.inst(*i).args.iter().any(tile);
+        k.inst(*i).regions.iter().for_each(|r| k.walk_region(r, &mut |_, d| found |= d.args.iter().any(tile)));
+        found
+    };
+    k.body.insts.iter().rposition(accesses).map_or(0, |n| n + 1)
 }
 
 /// Whether all floats that are stored are of half types.
@@ -307,6 +322,7 @@ impl<'c> Gen<'c, '_> {
             Op::AsyncWait { pending } => return self.async_wait(*pending),
             Op::SharedLoad if self.k.ty(data.results[0]).is_scalar() => vec![self.shared_scalar(data)?],
             Op::SharedLoad => self.staged_load(data)?,
+            Op::WgmmaToken => self.plain(data.args[0])?.into_iter().map(Reg::Plain).collect(),
             Op::WgmmaCommit => return self.wgmma_commit(),
             Op::WgmmaWait { pending } => return self.wgmma_wait(data, *pending),
             Op::SharedDot { terms, transpose_a, transpose_b } => {

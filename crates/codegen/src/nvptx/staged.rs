@@ -4,9 +4,10 @@ use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
 use super::memory::{When, in_vectors};
+use super::tiles::Tile;
 use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::{Elem, InstData, LoadMode, Op, Value};
+use kiln_block::{Elem, InstData, LoadMode, Op, Swizzle, Type, Value};
 
 /// Bytes of one copy.
 const VECTOR: usize = 16;
@@ -14,6 +15,9 @@ const VECTOR: usize = 16;
 impl<'c> Gen<'c, '_> {
     pub fn async_copy(&mut self, data: &InstData) -> Res<()> {
         let [tile, _, ptr, ref mask @ ..] = data.args[..] else { return Err(mistyped("a copy")) };
+        if Tile::of(self.k, tile).is_ok_and(|t| t.swizzle != Swizzle::None) {
+            return self.swizzled_copy(data);
+        }
         let pointers = self.regs(ptr)?.iter().map(Reg::pointer).collect::<Res<Vec<_>>>()?;
         let masks = self.masks(mask.first().copied())?;
         let elem = self.k.ty(tile).elem().unwrap_or(Elem::F32);
@@ -101,7 +105,7 @@ impl<'c> Gen<'c, '_> {
             };
             alike &= self.flat(other).is_ok_and(|f| f == flat);
         });
-        alike && matches!(self.k.ty(tile), kiln_block::Type::Shared { stages: 1, .. })
+        alike && matches!(self.k.ty(tile), Type::Shared { stages: 1, swizzle: Swizzle::None, .. })
     }
     /// Address of the thread's `n`-th vector of a tile: those of a warp are adjacent.
     fn own_vector(&mut self, tile: Value, n: usize) -> Res<PointerValue<'c>> {

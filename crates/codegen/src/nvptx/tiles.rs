@@ -4,6 +4,7 @@
 //! the other; within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and
 //! `wgmma` have it.
 use super::emit::{Fail, Res, Val, int, mistyped};
+use super::fragments::Matrices;
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use inkwell::values::{IntValue, PointerValue};
@@ -225,6 +226,9 @@ impl<'c> Gen<'c, '_> {
         }
         if self.is_left_wide(&t, &flat) {
             return self.load_left_wide(&t, base);
+        }
+        if let Some(matrices) = Matrices::of(&t, &flat) {
+            return self.load_fragments(&t, base, &matrices);
         }
         let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
         let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();

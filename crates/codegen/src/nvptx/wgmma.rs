@@ -1,6 +1,6 @@
 //! Matmuls by warpgroups (`wgmma`): operands in shared memory addressed by matrix descriptors, accumulators in
 //! registers that stay tied to the instructions until they are waited for.
-use super::emit::{Fail, Res, Val, mistyped};
+use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
 use super::tiles::Tile;
@@ -10,6 +10,8 @@ use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 
 /// Bytes of K per instruction.
 const STEP: usize = 32;
+/// Bits of a thread's number in its warpgroup.
+const WARPGROUP: usize = 7;
 
 /// Registers of a left operand per instruction: 16 columns of 16 bits, two to a register, or 8 of 32 bits.
 const REGISTERS: usize = 4;
@@ -28,6 +30,8 @@ fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
         Elem::Bf16 => "bf16",
         Elem::F8e4m3 => "e4m3",
         Elem::F8e5m2 => "e5m2",
+        Elem::I8 => "s8",
+        Elem::U8 => "u8",
         _ => return None,
     };
     Some((name, STEP / elem.bytes()))
@@ -66,9 +70,13 @@ impl<'c> Gen<'c, '_> {
         };
         let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a matmul")) };
         let (m, n) = (*m, *n);
-        if self.threads.bits != 7 || n > 256 {
+        if self.threads.bits < WARPGROUP || n > 256 || m % (64 << (self.threads.bits - WARPGROUP)) != 0 {
             return Err(Fail::Unsupported(format!("a matmul of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
         }
+        let left = match left {
+            Left::Tile(a) => Left::Tile(self.of_warpgroup(a, m)?),
+            registers => registers,
+        };
         let b = self.operand_of(b, sb, !transposed[1])?;
         let (depth, columns) =
             if transposed[1] { (b.tile.columns, b.tile.rows) } else { (b.tile.rows, b.tile.columns) };
@@ -101,6 +109,21 @@ impl<'c> Gen<'c, '_> {
             self.read.insert(data.results[0], read);
         }
         Ok(values.into_iter().map(Reg::Plain).collect())
+    }
+    /// A left tile's rows of this thread's warpgroup, where several share the matmul.
+    fn of_warpgroup(&mut self, a: Operand<'c>, m: usize) -> Res<Operand<'c>> {
+        let groups = self.threads.bits - WARPGROUP;
+        if groups == 0 {
+            return Ok(a);
+        }
+        let weights = (0..self.threads.bits).map(|bit| if bit < WARPGROUP { 0 } else { 1 << (bit - WARPGROUP) });
+        let group = self.threads.sum(&self.e, &weights.collect::<Vec<_>>())?.value(&self.e, &mut self.memo)?;
+        // The same in all lanes of a warp, which only the shuffle tells the assembler.
+        let shuffled = [self.e.int(-1), group, self.e.int(0), self.e.int(31)].map(Val::from);
+        let group = int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &shuffled)?)?;
+        let rows = a.block(m / 64 >> groups);
+        let more = self.e.zext(self.e.mul(group, self.e.int(rows as i64))?, self.e.i64())?;
+        Ok(Operand { base: self.e.add(a.base, more)?, ..a })
     }
     /// A left operand's registers of 32 bits.
     fn words_of_left(&mut self, v: Value) -> Res<Vec<Val<'c>>> {
@@ -156,13 +179,17 @@ impl<'c> Gen<'c, '_> {
         let x = 2 * count;
         let a = if in_registers { format!("{{{}}}", list(x, left.len())) } else { format!("${x}") };
         let (y, p) = (x + left.len(), x + left.len() + 1);
+        // Floats may be negated, which is not done here; integers not.
+        let (sum, signs) = if b.tile.elem.is_int() { ("s32", "") } else { ("f32", ", 1, 1") };
+        let name = format!("wgmma.mma_async.sync.aligned.m64n{n}k{k}.{sum}.{ty}.{ty}");
         let text = format!(
-            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, {a}, ${y}, p, 1, 1{transposes}; }}",
+            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; {name} {{{}}}, {a}, ${y}, p{signs}{transposes}; }}",
             list(0, count),
         );
         let mut args: Vec<Val<'c>> = match keep {
             true => sums.to_vec(),
             // The previous contents are not read.
+            false if b.tile.elem.is_int() => vec![self.e.i32().get_poison().into(); count],
             false => vec![self.e.f32().get_poison().into(); count],
         };
         args.extend(left);
@@ -172,11 +199,13 @@ impl<'c> Gen<'c, '_> {
     }
     /// Inline assembly over accumulators that stay in their registers.
     fn tied(&self, text: &str, count: usize, more: &str, args: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
-        let mut constraints: Vec<String> = vec!["=f".into(); count];
+        let integers = args.first().is_some_and(|v| v.is_int_value());
+        let (register, sum): (_, BasicTypeEnum) =
+            if integers { ("=r", self.e.i32().into()) } else { ("=f", self.e.f32().into()) };
+        let mut constraints: Vec<String> = vec![register.into(); count];
         constraints.extend((0..count).map(|i| i.to_string()));
         constraints.extend((!more.is_empty()).then(|| more.to_string()));
-        let f32: BasicTypeEnum = self.e.f32().into();
-        let ty = self.e.cx.struct_type(&vec![f32; count], false);
+        let ty = self.e.cx.struct_type(&vec![sum; count], false);
         let v = self.e.asm(text, &constraints.join(","), Some(ty.into()), args, true, true)?;
         self.e.fields(v.ok_or_else(|| mistyped("a matmul"))?, count)
     }
@@ -224,11 +253,16 @@ impl<'c> Gen<'c, '_> {
         waited.extend(read);
         let waited = self.tied(&text, count, &more, &waited)?;
         multiplied.into_iter().zip(waited).for_each(|(r, v)| values[r] = v);
-        self.set(*result, values.into_iter().map(Reg::Plain).collect());
+        let elem = self.elem(*result)?;
+        self.set(*result, values.into_iter().map(|v| Reg::of(v, elem)).collect());
         Ok(())
     }
 }
 
 fn is_zero(v: &Val) -> bool {
-    matches!(v, BasicValueEnum::FloatValue(f) if f.is_const() && f.is_null())
+    match v {
+        BasicValueEnum::FloatValue(f) => f.is_const() && f.is_null(),
+        BasicValueEnum::IntValue(i) => i.is_const() && i.is_null(),
+        _ => false,
+    }
 }

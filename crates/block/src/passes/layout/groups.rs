@@ -1,5 +1,6 @@
 //! Which values are rematerialised where they are needed, and which of the others must share a layout.
-use crate::{BlockProgram, InstData, Op, Region, Type, Value};
+use super::anchors::roles;
+use crate::{BlockProgram, InstData, Op, Region, Swizzle, Type, Value};
 
 /// How a block value is produced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -8,18 +9,23 @@ pub(super) enum Kind {
     Pure,
     /// Moves or repeats elements of another value: passes a requested layout on to its operand.
     View,
+    /// Read from a shared tile in whatever layout a use needs.
+    Shared,
     /// Computed once, in its home layout.
     Heavy,
 }
 
 pub(super) struct Groups {
     kinds: Vec<Kind>,
+    /// Whether what is read from shared tiles may be read again.
+    rereads: bool,
     parent: Vec<u32>,
 }
 
 impl Groups {
     pub fn of(k: &BlockProgram) -> Groups {
-        let mut g = Groups { kinds: vec![Kind::Heavy; k.values.len()], parent: (0..k.values.len() as u32).collect() };
+        let (kinds, parent) = (vec![Kind::Heavy; k.values.len()], (0..k.values.len() as u32).collect());
+        let mut g = Groups { kinds, rereads: roles(k).is_none(), parent };
         k.walk(&mut |_, data| {
             let kind = g.kind_of(k, data);
             data.results.iter().for_each(|r| g.kinds[r.0 as usize] = kind);
@@ -54,6 +60,8 @@ impl Groups {
         };
         match &data.op {
             Op::Const(_) | Op::Iota | Op::Splat => Kind::Pure,
+            // Programs with roles fence their reads where they stand.
+            Op::SharedLoad if self.rereads && !is_private(k, data.args[0]) => Kind::Shared,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) if all => Kind::Pure,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) => Kind::View,
             Op::Select | Op::PtrAdd | Op::Cast(_) | Op::Bitcast if all => Kind::Pure,
@@ -70,7 +78,7 @@ impl Groups {
             // Threads exchange what they combine, element by element.
             Op::ReduceBy { .. } => self.join_all(k, data.args.iter().copied()),
             Op::ScanBy { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),
-            Op::WgmmaWait { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),
+            Op::WgmmaToken | Op::WgmmaWait { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),
             Op::For => {
                 let Some(region) = data.regions.first() else { return };
                 for (i, r) in data.results.iter().enumerate() {
@@ -99,6 +107,11 @@ impl Groups {
         let heavy: Vec<Value> = values.filter(|v| !k.ty(*v).is_scalar() && self.is_heavy(*v)).collect();
         heavy.windows(2).for_each(|w| self.union(w[0], w[1]));
     }
+}
+
+/// Whether threads read only what they copied to a tile themselves: matmuls read swizzled tiles.
+pub(super) fn is_private(k: &BlockProgram, tile: Value) -> bool {
+    k.ty(tile).shape().is_empty() || matches!(k.ty(tile), Type::Shared { swizzle: Swizzle::None, .. })
 }
 
 /// Ops whose block operands and results all have one layout.

@@ -114,6 +114,11 @@ impl Rebuild<'_> {
                 }
                 self.keep(i, args, vec![]);
             }
+            Op::WgmmaToken => {
+                let flat = self.home(data.results[0]);
+                let sums = self.demand(data.args[0], &flat);
+                self.keep(i, vec![sums], vec![]);
+            }
             Op::ReduceBy { .. } | Op::ScanBy { .. } => {
                 let flat = self.home(data.args[0]);
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
@@ -209,6 +214,7 @@ impl Rebuild<'_> {
                 });
                 (data.op.clone(), args.collect())
             }
+            (Kind::Shared, Some(i)) => (Op::SharedLoad, old.inst(i).args.clone()),
             _ => (Op::ConvertLayout, vec![v]),
         };
         let depth = args.iter().map(|a| self.depth[a.0 as usize]).max().unwrap_or(0).min(self.out.len() - 1);

@@ -1,6 +1,6 @@
 //! Propagates layouts from anchors to every value.
 use super::anchors::{access, accumulator, left_operand, staged_rows, tile};
-use super::groups::{Groups, Kind, shares};
+use super::groups::{Groups, Kind, is_private, shares};
 use crate::analysis::Analysis;
 use crate::layout::choose::heaviest;
 use crate::layout::{Flat, Tile, TileAccess, axis_bits, choose};
@@ -87,7 +87,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
 pub(super) fn staged(k: &BlockProgram) -> HashMap<Value, Value> {
     let (mut filled, mut loaded) = (HashSet::new(), HashMap::new());
     k.walk(&mut |_, d| match d.op {
-        Op::AsyncCopy => _ = filled.insert(d.args[0]),
+        Op::AsyncCopy if is_private(k, d.args[0]) => _ = filled.insert(d.args[0]),
         Op::SharedLoad => _ = loaded.insert(d.args[0], d.results[0]),
         _ => {}
     });
