@@ -10,6 +10,7 @@ mod licm;
 mod numbers;
 mod offsets;
 pub mod persistent_rows;
+mod pipeline;
 pub mod portable_assembly;
 pub mod split;
 pub mod warpgroup;
@@ -50,6 +51,7 @@ pub const STEPS: &[Step] = &[
     ("clusters", |k, m| warpgroup::persistent::run(k, warpgroup::Launch::of(k, m.units.multiprocessors))),
     ("roles", |k, m| warpgroup::roles::run(k, None, m)),
     ("warpgroups", warpgroup::run),
+    ("pipeline", pipeline::run),
     ("persistent-rows", |k, m| persistent_rows::run(k, m.limits.clusters_of(k.blocks))),
 ];
 
@@ -113,6 +115,18 @@ pub fn to_warpgroups(kernel: &BlockProgram, machine: &Machine) -> Result<Warpgro
     verify(&roles).map_err(broken)?;
     canonicalise(&mut roles).map_err(broken)?;
     Ok(Warpgroups { mapped, roles })
+}
+
+/// The step `pipeline`, canonical again.
+///
+/// # Errors
+/// Why the program has no dot for it.
+pub fn to_pipeline(kernel: &BlockProgram, machine: &Machine) -> Result<BlockProgram, warpgroup::Refusal> {
+    let broken = |e: BlockError| warpgroup::Refusal(e.to_string());
+    let mut made = pipeline::run(kernel, machine)?;
+    verify(&made).map_err(broken)?;
+    canonicalise(&mut made).map_err(broken)?;
+    Ok(made)
 }
 
 /// Whether a program multiplies blocks.

@@ -7,6 +7,7 @@ mod errors;
 mod harness;
 mod kernels;
 mod mutations;
+mod pipeline;
 mod programs;
 mod promises;
 mod promotion;

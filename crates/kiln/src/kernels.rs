@@ -210,18 +210,35 @@ pub fn stages(
     }
     let Compiled { program: written, parameters, sites, .. } = compiled;
     let program = canonical(&written)?.0;
-    let placed = placed(&program, &machine);
-    let text = print(&placed);
-    let source = Source { program: &placed, text: &text, used: true };
-    let gpu = machine.arch.is_gpu();
-    let ptx = gpu.then(|| ptx_of(&source, &machine, target)).transpose()?;
+    let (placed, ptx) = match machine.arch.is_gpu() {
+        true => coded_for_gpu(&program, &machine, target).map(|(placed, ptx)| (placed, Some(ptx)))?,
+        false => (program.clone(), None),
+    };
     Ok(Stages { unit: unit.clone(), sites, written, program, placed, parameters, machine, ptx })
 }
 
-/// The program that code is generated from: in roles, where the machine has warpgroups and the program the form.
-fn placed(program: &BlockProgram, machine: &Machine) -> BlockProgram {
-    let made = passes::multiplies(program).then(|| passes::to_warpgroups(program, machine).ok()).flatten();
-    made.map_or_else(|| program.clone(), |made| made.roles)
+/// The program that code is generated from, and its PTX: of what multiplies, in roles where the program has the form,
+/// otherwise with pipelined loops, and as it is where these need more of a multiprocessor than there is.
+fn coded_for_gpu(
+    program: &BlockProgram,
+    machine: &Machine,
+    options: &CompileOptions,
+) -> Result<(BlockProgram, nvptx::Ptx), Failure> {
+    let coded = |placed: BlockProgram| {
+        let ptx = ptx_of(&Source { program: &placed, text: &print(&placed), used: true }, machine, options)?;
+        Ok((placed, ptx))
+    };
+    if passes::multiplies(program) {
+        let roles = passes::to_warpgroups(program, machine).ok().map(|made| coded(made.roles));
+        if let Some(Ok(done)) = roles {
+            return Ok(done);
+        }
+        let pipeline = passes::to_pipeline(program, machine).ok().map(coded);
+        if let Some(Ok(done)) = pipeline {
+            return Ok(done);
+        }
+    }
+    coded(program.clone())
 }
 
 /// Inline assembly of a program for what is no GPU, as ops; refused if a text has no meaning there.
@@ -321,18 +338,17 @@ fn coded(written: Written, place: &Place) -> Result<Prepared, Failure> {
     let Written { unit, program: written, parameters, printed, sites } = written;
     let (program, relevance) = canonical(&written)?;
     let machine = place.machine().clone();
-    let placed = placed(&program, &machine);
-    let text = print(&placed);
-    let source = Source { program: &placed, text: &text, used: true };
-    let (code, ptx) = match &place.device {
+    let (placed, code, ptx) = match &place.device {
         Device::Host(_) => {
+            let text = print(&program);
+            let source = Source { program: &program, text: &text, used: true };
             let module = codes::host_module(&[source], place.options.cache()).map_err(refused)?;
-            (Generated::Host(Arc::new(module)), None)
+            (program.clone(), Generated::Host(Arc::new(module)), None)
         }
         Device::Cuda(_) => {
-            let ptx = ptx_of(&source, &machine, &place.options)?;
+            let (placed, ptx) = coded_for_gpu(&program, &machine, &place.options)?;
             let assembly = Assembly { loadable: crate::compile::loadable(&ptx, None), cubin: None };
-            (Generated::Ptx(Box::new(assembly)), Some(ptx))
+            (placed, Generated::Ptx(Box::new(assembly)), Some(ptx))
         }
     };
     let stages = Stages { unit, sites, written, program, placed, parameters, machine, ptx };

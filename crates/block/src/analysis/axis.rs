@@ -8,7 +8,7 @@ use super::{
     run::{Axis, UNKNOWN},
     values::{Analysis, Def, power_of_two_in},
 };
-use crate::{BinaryOp, BlockProgram, Elem, InstData, Op, Type, Value};
+use crate::{BinaryOp, BlockProgram, CmpOp, Elem, InstData, Op, Type, Value};
 
 impl Analysis {
     /// One entry per axis, for integers and pointers; unknown properties are 1.
@@ -62,6 +62,37 @@ impl Analysis {
                 _ => None,
             },
             _ => None,
+        }
+    }
+    /// Length of the runs along `axis` in which a condition is the same, which start at multiples of their length.
+    pub fn same_along(&self, k: &BlockProgram, condition: Value, axis: usize) -> usize {
+        let all = k.ty(condition).shape().get(axis).copied().unwrap_or(1);
+        let Some(Def::Result(i, _)) = self.def(condition) else { return 1 };
+        let data = k.inst(i);
+        let of = |n: usize, axis: usize| data.args.get(n).map_or(1, |v| self.same_along(k, *v, axis));
+        match &data.op {
+            Op::Const(_) | Op::Splat => all,
+            Op::Broadcast if k.ty(data.args[0]).shape().get(axis) == Some(&1) => all,
+            Op::Broadcast | Op::Unary(_) => of(0, axis),
+            Op::ExpandDims(at) if *at as usize == axis => 1,
+            Op::ExpandDims(at) => of(0, axis - usize::from((*at as usize) < axis)),
+            Op::Permute(perm) => perm.get(axis).map_or(1, |from| of(0, *from as usize)),
+            Op::Binary(_) => of(0, axis).min(of(1, axis)),
+            Op::Cmp(op) => {
+                let at = |n: usize| self.axes(data.args[n]).get(axis).copied().unwrap_or(UNKNOWN);
+                let (a, b) = (at(0), at(1));
+                // A run from a multiple of its length on is wholly below such a multiple, or not at all.
+                let below = |run: Axis, limit: Axis| {
+                    run.contiguous.min(run.divisor).min(limit.constant).min(limit.divisor).max(1)
+                };
+                let run = match op {
+                    CmpOp::Lt | CmpOp::Ge => below(a, b),
+                    CmpOp::Gt | CmpOp::Le => below(b, a),
+                    _ => 1,
+                };
+                run.max(a.constant.min(b.constant)).min(all as i64) as usize
+            }
+            _ => 1,
         }
     }
     fn axes_of_form(&self, f: &Affine, ty: &Type) -> Vec<Axis> {

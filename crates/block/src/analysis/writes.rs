@@ -39,6 +39,12 @@ impl Writes {
     pub fn through(&self, pointer: Value) -> bool {
         self.written.contains(&self.classes.root(pointer.0))
     }
+    /// Whether memory that a pointer leads to is not written while the program runs: it is that of read-only parameters.
+    pub fn is_readonly(&self, program: &BlockProgram, pointer: Value) -> bool {
+        let class = self.classes.root(pointer.0);
+        let mut params = program.params.iter().filter(|p| self.classes.root(p.value.0) == class).peekable();
+        params.peek().is_some() && params.all(|p| p.readonly)
+    }
     /// Whether elements are combined with what is there before.
     pub fn updates(&self, pointer: Value) -> bool {
         self.updated.contains(&self.classes.root(pointer.0))

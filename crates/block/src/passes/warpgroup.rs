@@ -32,7 +32,7 @@ pub fn memory(m: &Machine) -> usize {
     m.limits.shared_per_block.saturating_sub(BARRIERS)
 }
 /// The same, where two blocks share a multiprocessor.
-fn memory_of_two(m: &Machine) -> usize {
+pub fn memory_of_two(m: &Machine) -> usize {
     (m.limits.shared_per_multiprocessor / 2).saturating_sub(isa::SHARED_RESERVED + BARRIERS)
 }
 

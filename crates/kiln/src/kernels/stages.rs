@@ -109,14 +109,23 @@ impl Stages {
             }
             shown.add(name, &program);
         }
-        if self.machine.arch.has_wgmma() && passes::multiplies(&program) {
+        if self.machine.arch.is_gpu() && passes::multiplies(&program) {
             match passes::to_warpgroups(&program, &self.machine) {
                 Ok(made) => {
                     shown.add("launch_maps", &made.mapped);
                     shown.add("roles", &made.roles);
                     program = made.roles;
                 }
-                Err(why) => shown.refuse("roles", &why.to_string()),
+                Err(why) => {
+                    shown.refuse("roles", &why.to_string());
+                    match passes::to_pipeline(&program, &self.machine) {
+                        Ok(made) => {
+                            shown.add("pipeline", &made);
+                            program = made;
+                        }
+                        Err(why) => shown.refuse("pipeline", &why.to_string()),
+                    }
+                }
             }
         }
         if self.machine.arch.is_gpu() {

@@ -1,0 +1,390 @@
+//! Where operands of dots lie, and which loads are copied ahead.
+use super::copies::{Address, Readers};
+use crate::analysis::{Analysis, Writes, analyse};
+use crate::passes::warpgroup::{self, Refusal};
+use crate::{BlockProgram, Const, Elem, Inst, Op, Terms, Type, Value};
+use kiln_machine::Machine;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Rows of an instruction of a warpgroup, and its most columns.
+const ROWS: usize = 64;
+const COLUMNS: usize = 256;
+/// Warps of a warpgroup.
+const GROUP: usize = 4;
+/// Bytes of K of one instruction.
+const DEPTH: usize = 32;
+/// Bytes of a row of a swizzled panel.
+const PANEL: usize = 128;
+/// Threads of a warp.
+const LANES: usize = 32;
+/// Bytes of one asynchronous copy.
+const VECTOR: usize = 16;
+/// Sums of a thread beyond which more warps share a dot.
+const SUMS: usize = 128;
+/// Warps of an instance, at most.
+const MOST_WARPS: usize = 16;
+/// Stages of a loop, at most.
+const STAGES: usize = 4;
+/// Bytes of shared memory that reductions may need beside tiles.
+const SCRATCH: usize = 4 << 10;
+
+/// A value in a shared tile, as a dot takes it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Operand {
+    /// What the tile holds.
+    pub source: Value,
+    /// The dot takes the source transposed.
+    pub transposed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Left {
+    Tile(Operand),
+    Registers,
+}
+
+/// A dot by warpgroups.
+#[derive(Clone, Copy, Debug)]
+pub struct Matmul {
+    pub left: Left,
+    pub right: Operand,
+}
+
+impl Matmul {
+    fn sources(&self) -> Vec<Value> {
+        let left = if let Left::Tile(left) = self.left { Some(left.source) } else { None };
+        left.into_iter().chain([self.right.source]).collect()
+    }
+}
+
+/// A shared tile of a value.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    pub elem: Elem,
+    /// Shape in shared memory.
+    pub shape: [usize; 2],
+    /// Columns of the value are rows of the tile.
+    pub permuted: bool,
+    /// The loop that copies it ahead. `None`: it is stored where it is computed.
+    pub copied: Option<Inst>,
+}
+impl Tile {
+    /// Bytes of one stage.
+    fn bytes(&self) -> usize {
+        (self.shape[1] * self.elem.bytes()).next_multiple_of(PANEL) * self.shape[0]
+    }
+}
+
+/// A loop that copies ahead.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    pub loads: Vec<Inst>,
+    pub address: Address,
+    pub stages: usize,
+    /// Iterations between a copy and its use.
+    pub distance: usize,
+    /// Carried values that go from dot to dot, by their numbers.
+    pub in_flight: Vec<usize>,
+}
+
+#[derive(Default)]
+pub struct Plan {
+    pub warps: usize,
+    pub matmuls: HashMap<Inst, Matmul>,
+    pub tiles: BTreeMap<Value, Tile>,
+    pub pipelines: HashMap<Inst, Pipeline>,
+}
+
+/// What the plan is made from.
+struct Planner<'k> {
+    k: &'k BlockProgram,
+    facts: Analysis,
+    writes: Writes,
+    /// The instruction that gives each value, and the loop or branch that each instruction is in.
+    definitions: HashMap<Value, Inst>,
+    parents: HashMap<Inst, Inst>,
+    readers: Readers,
+    plan: Plan,
+}
+
+impl Plan {
+    pub fn of(k: &BlockProgram, m: &Machine) -> Result<Plan, Refusal> {
+        let mut dots = vec![];
+        let mut lower = false;
+        let (mut definitions, mut parents) = (HashMap::new(), HashMap::new());
+        k.walk(&mut |i, d| {
+            if matches!(d.op, Op::Dot { .. }) {
+                dots.push(i);
+            }
+            lower |= matches!(d.op, Op::AllocShared | Op::Roles(_));
+            d.results.iter().for_each(|v| _ = definitions.insert(*v, i));
+            d.regions.iter().flat_map(|r| &r.insts).for_each(|inner| _ = parents.insert(*inner, i));
+        });
+        if dots.is_empty() || lower || k.blocks != 1 || k.cluster != 1 {
+            return Err(Refusal("the program has no dot, or is of the lower level already".into()));
+        }
+        let plan = Plan { warps: k.warps.max(GROUP), ..Plan::default() };
+        let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
+        let mut p = Planner { k, facts, writes, definitions, parents, readers, plan };
+        if m.arch.has_wgmma() {
+            p.share_warps(&dots);
+            dots.iter().for_each(|i| p.add(*i));
+        }
+        if p.plan.matmuls.is_empty() {
+            p.plan.warps = k.warps;
+        }
+        dots.iter().for_each(|i| p.read_from_tiles(*i));
+        p.pipeline(m)?;
+        if p.plan.matmuls.is_empty() && p.plan.pipelines.is_empty() {
+            return Err(Refusal(
+                "no dot has the types and sizes of warpgroups, and no load can be copied ahead".into(),
+            ));
+        }
+        Ok(p.plan)
+    }
+    /// Bytes of the tiles that `of` takes, one stage each.
+    fn bytes(&self, of: impl Fn(&Tile) -> bool) -> usize {
+        self.tiles.values().filter(|t| of(t)).map(Tile::bytes).sum()
+    }
+}
+
+impl<'k> Planner<'k> {
+    fn size(&self, dot: Inst) -> [usize; 2] {
+        match self.k.ty(self.k.inst(dot).results[0]).shape() {
+            [m, n] => [*m, *n],
+            _ => [0, 0],
+        }
+    }
+    /// As many warps as rows of all dots allow, so that a thread has room for its sums.
+    fn share_warps(&mut self, dots: &[Inst]) {
+        let rows = dots.iter().map(|i| self.size(*i)[0]).filter(|m| *m >= ROWS).min().unwrap_or(ROWS);
+        let most = (rows / ROWS * GROUP).min(MOST_WARPS);
+        self.plan.warps = self.plan.warps.min(most);
+        // A sum that a loop carries is its dot's result, or one beside that.
+        let starts = |i: &Inst| !self.is_dot(self.k.inst(*i).args[2]);
+        let results = dots.iter().filter(|i| starts(i)).map(|i| self.k.ty(self.k.inst(*i).results[0]).count());
+        let loops: HashSet<Inst> = dots.iter().filter_map(|i| self.parents.get(i).copied()).collect();
+        let sums = results.sum::<usize>() + loops.into_iter().map(|i| self.carried_beside(i)).sum::<usize>();
+        let warps = &mut self.plan.warps;
+        while sums / (*warps * 32) > SUMS && *warps < most {
+            *warps *= 2;
+        }
+    }
+    fn is_dot(&self, v: Value) -> bool {
+        self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Dot { .. }))
+    }
+    /// Elements of the blocks of two axes that a loop carries and no dot of it gives.
+    fn carried_beside(&self, i: Inst) -> usize {
+        let yielded = self.k.inst(i).regions.iter().filter_map(|r| r.insts.last()).flat_map(|i| &self.k.inst(*i).args);
+        let blocks = yielded.filter(|v| matches!(self.k.ty(**v), Type::Block { shape, .. } if shape.len() == 2));
+        blocks.filter(|v| !self.is_dot(**v)).map(|v| self.k.ty(*v).count()).sum()
+    }
+    /// Whether warpgroups multiply these types and sizes.
+    fn fits(&self, dot: Inst) -> bool {
+        let data = self.k.inst(dot);
+        let (Op::Dot { terms: Terms::Products, .. }, [a, b, _]) = (&data.op, &data.args[..]) else { return false };
+        let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return false };
+        let Some(elem) = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e)) else { return false };
+        let known = elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8);
+        let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
+        let whole =
+            m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
+        let held = m * n / (self.plan.warps * 32) <= SUMS;
+        known && whole && held && depth * elem.bytes() >= DEPTH && self.k.ty(data.results[0]).elem() == Some(sums)
+    }
+    /// Plans a dot, if it is one for warpgroups.
+    fn add(&mut self, dot: Inst) {
+        if !self.fits(dot) {
+            return;
+        }
+        let [a, b, _] = self.k.inst(dot).args[..] else { return };
+        let wide = self.k.ty(a).elem().is_some_and(|e| e.bytes() == 2);
+        let (left, right) = (self.source(a), self.source(b));
+        // Operands of other than 16 bits lie K-major.
+        let tile = |s: &Self, o: Operand, k_major: bool| {
+            let order = if wide { s.permuted(o.source) } else { o.transposed != k_major };
+            s.plan.tiles.get(&o.source).is_none_or(|t| t.permuted == order).then_some((o.source, order))
+        };
+        let registers = wide && !self.is_load(left.source);
+        let places = [if registers { None } else { Some(tile(self, left, false)) }, Some(tile(self, right, true))];
+        let places: Option<Vec<(Value, bool)>> = places.into_iter().flatten().collect();
+        let Some(places) = places else { return };
+        for (source, permuted) in places {
+            self.tile(source, permuted);
+        }
+        let left = if registers { Left::Registers } else { Left::Tile(left) };
+        self.plan.matmuls.insert(dot, Matmul { left, right });
+    }
+    /// The value that an operand is, or is the transpose of.
+    fn source(&self, v: Value) -> Operand {
+        let mut o = Operand { source: v, transposed: false };
+        while let Some(data) = self.definitions.get(&o.source).map(|i| self.k.inst(*i)) {
+            match &data.op {
+                Op::Permute(perm) if perm[..] == [1, 0] => {
+                    o = Operand { source: data.args[0], transposed: !o.transposed };
+                }
+                _ => break,
+            }
+        }
+        o
+    }
+    fn is_load(&self, v: Value) -> bool {
+        self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Load(..)))
+    }
+    /// Whether neighbours in memory lie along a value's columns' axis, not its rows'.
+    fn permuted(&self, source: Value) -> bool {
+        let load = self.definitions.get(&source).map(|i| self.k.inst(*i)).filter(|d| matches!(d.op, Op::Load(..)));
+        load.is_some_and(|d| self.facts.alignment(d.args[0], 0).0 > self.facts.alignment(d.args[0], 1).0)
+    }
+    fn tile(&mut self, source: Value, permuted: bool) {
+        let Type::Block { elem, shape } = self.k.ty(source) else { return };
+        let mut shape = [shape[0], shape[1]];
+        if permuted {
+            shape.reverse();
+        }
+        self.plan.tiles.entry(source).or_insert(Tile { elem: *elem, shape, permuted, copied: None });
+    }
+
+    /// Gives tiles to what is loaded in the loop of a dot, whoever reads it: then it is copied ahead.
+    fn read_from_tiles(&mut self, dot: Inst) {
+        let Some(parent) = self.parents.get(&dot).copied().filter(|i| self.is_innermost(*i)) else { return };
+        for load in self.k.inst(parent).regions.iter().flat_map(|r| &r.insts) {
+            let data = self.k.inst(*load);
+            let (Op::Load(..), [result]) = (&data.op, &data.results[..]) else { continue };
+            let Type::Block { elem, shape } = self.k.ty(*result) else { continue };
+            let vectors = shape.iter().product::<usize>() * elem.bytes() / VECTOR;
+            if self.plan.tiles.contains_key(result) || shape.len() != 2 || vectors < self.plan.warps * LANES {
+                continue;
+            }
+            let permuted = self.permuted(*result);
+            let shape = if permuted { [shape[1], shape[0]] } else { [shape[0], shape[1]] };
+            let tile = Tile { elem: *elem, shape, permuted, copied: None };
+            if self.copied(*result, &tile).is_some() {
+                self.plan.tiles.insert(*result, tile);
+            }
+        }
+    }
+    /// Decides which loops copy ahead, and how far.
+    fn pipeline(&mut self, m: &Machine) -> Result<(), Refusal> {
+        let mut loops: BTreeMap<Inst, Vec<Inst>> = BTreeMap::new();
+        for (source, tile) in &self.plan.tiles {
+            let Some((load, parent)) = self.copied(*source, tile) else { continue };
+            loops.entry(parent).or_default().push(load);
+        }
+        for (parent, mut loads) in loops {
+            loads.retain(|load| {
+                Address::of(self.k, parent, &self.k.inst(*load).args, &|v| self.is_readonly(v)).is_some()
+            });
+            if loads.is_empty() {
+                continue;
+            }
+            let args: Vec<Value> = loads.iter().flat_map(|i| self.k.inst(*i).args.iter().take(2).copied()).collect();
+            let Some(address) = Address::of(self.k, parent, &args, &|v| self.is_readonly(v)) else { continue };
+            for load in &loads {
+                let source = self.k.inst(*load).results[0];
+                self.plan.tiles.entry(source).and_modify(|t| t.copied = Some(parent));
+            }
+            let in_flight = self.in_flight(parent);
+            let pipeline = Pipeline { loads, address, stages: 0, distance: 0, in_flight };
+            self.plan.pipelines.insert(parent, pipeline);
+        }
+        // What no dot reads from a tile is loaded as before, unless it is copied.
+        let sources: HashSet<Value> = self.plan.matmuls.values().flat_map(Matmul::sources).collect();
+        self.plan.tiles.retain(|source, t| t.copied.is_some() || sources.contains(source));
+        self.stages(m)
+    }
+    /// As many stages as memory has room for.
+    fn stages(&mut self, m: &Machine) -> Result<(), Refusal> {
+        let stored = self.plan.bytes(|t| t.copied.is_none()) + self.converted(false).max(SCRATCH);
+        let copied = self.plan.bytes(|t| t.copied.is_some());
+        let room = |memory: usize| memory.saturating_sub(stored) / copied.max(1);
+        let (one, two) = (room(warpgroup::memory(m)), room(warpgroup::memory_of_two(m)));
+        if copied > 0 && one < 2 || warpgroup::memory(m) < stored.max(self.converted(true)) {
+            return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
+        }
+        let stages = if two >= STAGES - 1 { two } else { one }.min(STAGES);
+        for p in self.plan.pipelines.values_mut() {
+            if stages < 3 {
+                p.in_flight.clear();
+            }
+            p.stages = stages;
+            p.distance = if p.in_flight.is_empty() { stages - 1 } else { stages - 2 };
+        }
+        Ok(())
+    }
+    /// Bytes of the largest block whose layout is converted through shared memory: of left operands in registers, and
+    /// of blocks that are stored while tiles are in use, or `after` that. Rows are padded by a sixteenth.
+    fn converted(&self, after: bool) -> usize {
+        let mut most = 0;
+        self.k.walk(&mut |i, d| {
+            let block = match (&d.op, self.plan.matmuls.get(&i)) {
+                (Op::Store(_), _) if after || self.parents.contains_key(&i) => d.args[1],
+                (_, Some(Matmul { left: Left::Registers, .. })) => d.args[0],
+                _ => return,
+            };
+            let ty = self.k.ty(block);
+            most = most.max(ty.count() * ty.elem().map_or(1, Elem::bytes) * 17 / 16);
+        });
+        most.next_multiple_of(1 << 10)
+    }
+    /// The load that gives a tile, and the loop that can copy it ahead.
+    fn copied(&self, source: Value, tile: &Tile) -> Option<(Inst, Inst)> {
+        let load = *self.definitions.get(&source)?;
+        let (data, parent) = (self.k.inst(load), *self.parents.get(&load)?);
+        let (Op::Load(..), [pointer, rest @ ..]) = (&data.op, &data.args[..]) else { return None };
+        if !self.is_innermost(parent) || rest.get(1).is_some_and(|other| !self.is_zero(*other)) {
+            return None;
+        }
+        let (run, align) = self.facts.alignment(*pointer, usize::from(!tile.permuted));
+        let vectors =
+            run * tile.elem.bytes() >= VECTOR && align >= VECTOR && tile.shape[1] * tile.elem.bytes() >= VECTOR;
+        (vectors && self.is_readonly(*pointer)).then_some((load, parent))
+    }
+    /// Whether an instruction is a loop over a number, without loops in it.
+    fn is_innermost(&self, i: Inst) -> bool {
+        let data = self.k.inst(i);
+        let mut nested = false;
+        data.regions.iter().for_each(|r| {
+            self.k.walk_region(r, &mut |_, d| nested |= matches!(d.op, Op::For | Op::While));
+        });
+        data.op == Op::For && !nested
+    }
+    fn is_readonly(&self, pointer: Value) -> bool {
+        self.writes.is_readonly(self.k, pointer)
+    }
+    fn is_zero(&self, v: Value) -> bool {
+        matches!(warpgroup::form::constant(self.k, v), Some(Const::Float(0.0) | Const::Int(0)))
+    }
+    /// Values that a loop carries from dot to dot: each is added to by dots alone, which read tiles copied by the loop
+    /// or stored before it.
+    fn in_flight(&self, parent: Inst) -> Vec<usize> {
+        let data = self.k.inst(parent);
+        let Some(region) = data.regions.first() else { return vec![] };
+        let next = region.insts.last().map_or(&[][..], |i| &self.k.inst(*i).args[..]);
+        let carried = region.params.iter().skip(1).zip(next).enumerate();
+        carried.filter(|(_, (from, to))| self.accumulates(parent, **from, **to)).map(|(n, _)| n).collect()
+    }
+    fn accumulates(&self, parent: Inst, mut from: Value, to: Value) -> bool {
+        let mut seen = HashSet::new();
+        while from != to {
+            let [dot] = self.readers.reading(from) else { return false };
+            let Some(matmul) = self.plan.matmuls.get(dot) else { return false };
+            let data = self.k.inst(*dot);
+            let here = self.parents.get(dot) == Some(&parent) && data.args[2] == from && data.args[..2] != [from; 2];
+            if !here || !seen.insert(*dot) || !self.stays(matmul, parent) {
+                return false;
+            }
+            from = data.results[0];
+        }
+        !seen.is_empty() && matches!(self.readers.reading(to), [last] if self.k.inst(*last).op == Op::Yield)
+    }
+    /// Whether a dot's operands are not overwritten while it is in flight at the end of an iteration.
+    fn stays(&self, matmul: &Matmul, parent: Inst) -> bool {
+        let Left::Tile(left) = matmul.left else { return false };
+        [left, matmul.right].iter().all(|o| {
+            let inside = |i: &Inst| self.parents.get(i) == Some(&parent);
+            let tile = self.plan.tiles.get(&o.source);
+            tile.is_some_and(|t| t.copied == Some(parent)) || !self.definitions.get(&o.source).is_some_and(inside)
+        })
+    }
+}
