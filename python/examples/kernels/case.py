@@ -38,3 +38,5 @@ class Case:
     products: bool = False
     #: A size for the interpreter's checks; None: the last of the small ones.
     checked: dict[str, Any] | None = None
+    #: Why the interpreter cannot check the case, if it cannot.
+    unchecked: str = ""
