@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -40,3 +41,48 @@ class Case:
     checked: dict[str, Any] | None = None
     #: Why the interpreter cannot check the case, if it cannot.
     unchecked: str = ""
+
+    def unit(self, inputs: Any, device: str) -> float:
+        """A unit in the last place of intermediates, relative to their size."""
+        working = self.working or next(tensors(inputs)).dtype
+        tf32 = self.products and device == "cuda" and working == torch.float32
+        return 2.0**-10 if tf32 else torch.finfo(working).eps
+
+    def worst_error(self, device: str, size: dict[str, Any]) -> float:
+        """The largest error of a run, as a multiple of what is allowed: more than 1 is wrong."""
+        torch.manual_seed(3)
+        inputs = self.inputs(device, **size)
+        results = list(tensors(self.run(*inputs)))
+        wanted = list(tensors(self.reference(*exact(inputs))))
+        assert results and [r.shape for r in results] == [w.shape for w in wanted], "other shapes"
+        unit = self.roundings * self.unit(inputs, device)
+        return max(_relative(result, want.double(), unit) for result, want in zip(results, wanted, strict=True))
+
+
+def exact(value: Any) -> Any:
+    """The value, with floating tensors in f64."""
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(exact(v) for v in value)
+    return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors(part)
+
+
+def _relative(result: torch.Tensor, want: torch.Tensor, unit: float) -> float:
+    if want.numel() == 0:
+        return 0.0
+    rounding = torch.finfo(result.dtype).eps / 2
+    allowed = rounding * want.abs() + unit * want.abs().max()
+    error = (result.double() - want).abs()
+    # NaN is no agreement: it compares as more than anything.
+    ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=torch.inf)
+    return ratio.max().item()

@@ -129,18 +129,21 @@ CASES = {
 
 
 @perf_report(
-    Benchmark(
-        x_names=["p", "k"],
-        x_vals=[(2, 64), (2, 512), (1, 64), (1, 512)],
-        line_arg="provider",
-        line_vals=["kiln", "torch"],
-        line_names=["Kiln", "torch.cdist"],
-        ylabel="TFLOP/s",
-        plot_name="cdist",
-        args={"rows": 4096},
-    )
+    [
+        Benchmark(
+            x_names=["k"],
+            x_vals=[64, 128, 256, 512],
+            line_arg="provider",
+            line_vals=["kiln", "torch"],
+            line_names=["Kiln", "torch.cdist"],
+            ylabel="TFLOP/s",
+            plot_name=f"cdist_p{p}",
+            args={"rows": 4096, "p": p},
+        )
+        for p in (2, 1)
+    ]
 )
-def benchmark(p, k, rows, provider, device=DEVICE, clock=do_bench):
+def benchmark(k, rows, p, provider, device=DEVICE, clock=do_bench):
     x, y, *_ = inputs(device, rows, rows, k)
     calls = {"kiln": lambda: cdist(x, y, p), "torch": lambda: torch.cdist(x, y, p=float(p))}
     milliseconds = clock(calls[provider], return_mode="median")

@@ -19,7 +19,7 @@ from .ladder import multiprocessors
 # ANCHOR: kernel
 @kiln.kernel
 def grouped_gemm_kernel(
-    addresses, sizes, groups, like,
+    addresses, sizes, groups, like, ALIGNED: kl.constexpr,
     BM: kl.constexpr, BN: kl.constexpr, BK: kl.constexpr,
 ):  # fmt: skip
     """addresses: [groups, 3] of A, B and C; sizes: [groups, 3] of M, N and K; `like` has the elements' type."""
@@ -37,6 +37,10 @@ def grouped_gemm_kernel(
             a = kl.load(addresses + g * 3).to(like.dtype)
             b = kl.load(addresses + g * 3 + 1).to(like.dtype)
             c = kl.load(addresses + g * 3 + 2).to(like.dtype)
+            if ALIGNED:
+                # Nothing is known of numbers in memory. Where the host has looked, loads may be vectors.
+                N, K = kl.multiple_of(N, 16), kl.multiple_of(K, 16)
+                a, b, c = kl.multiple_of(a, 16), kl.multiple_of(b, 16), kl.multiple_of(c, 16)
             m = (tile - first) // columns * BM + kl.arange(0, BM)
             n = (tile - first) % columns * BN + kl.arange(0, BN)
             acc = kl.zeros((BM, BN), dtype=kl.float32)
@@ -69,13 +73,16 @@ class Groups:
         sizes = [[x.shape[0], y.shape[1], x.shape[1]] for x, y, _ in triples]
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=a[0].device)
         self.sizes = torch.tensor(sizes, dtype=torch.int32, device=a[0].device)
+        self.aligned = all(n % 16 == k % 16 == 0 for _, n, k in sizes)
+        self.aligned &= all(address % 16 == 0 for three in addresses for address in three)
 
     def multiply(self) -> list[torch.Tensor]:
         grid = (multiprocessors(self.addresses.device),)
         like = self.c[0]
         grouped_gemm_kernel[grid](
-            self.addresses, self.sizes, len(self.c), like, BM=128, BN=128, BK=64, num_warps=8
-        )
+            self.addresses, self.sizes, len(self.c), like,
+            ALIGNED=self.aligned, BM=128, BN=128, BK=64, num_warps=8,
+        )  # fmt: skip
         return self.c
 
 

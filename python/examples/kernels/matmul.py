@@ -190,25 +190,27 @@ def benchmark(size, dtype, provider, device=DEVICE, clock=do_bench):
 
 @perf_report(
     Benchmark(
-        x_names=["BM", "BN", "BK", "warps"],
-        x_vals=[(c.kwargs["BM"], c.kwargs["BN"], c.kwargs["BK"], c.num_warps) for c in CONFIGURATIONS],
+        x_names=["configuration"],
+        x_vals=["128x256x64x8", "128x128x64x8", "64x256x64x4", "128x64x64x4", "64x128x64x4", "64x64x64x4"],
         line_arg="provider",
         line_vals=["kiln", "torch"],
         line_names=["Kiln", "cuBLAS"],
         ylabel="TFLOP/s",
+        xlabel="BM x BN x BK x warps",
         plot_name="matmul_configurations",
         args={"size": 4096, "dtype": torch.float16},
     )
 )
-def configurations(BM, BN, BK, warps, size, dtype, provider, device=DEVICE, clock=do_bench):  # noqa: N803
+def configurations(configuration, size, dtype, provider, device=DEVICE, clock=do_bench):
+    bm, bn, bk, warps = map(int, configuration.split("x"))
     a, b = inputs(device, size, size, size, dtype)
     c = empty_product(a, b)
-    grid = (cdiv(size, BM) * cdiv(size, BN),)
+    grid = (cdiv(size, bm) * cdiv(size, bn),)
 
     def launch() -> None:
         matmul_kernel[grid](
             a, b, c, size, size, size, *a.stride(), *b.stride(), *c.stride(),
-            EPILOGUE=None, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps,
+            EPILOGUE=None, BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps,
         )  # fmt: skip
 
     milliseconds = clock({"kiln": launch, "torch": lambda: a @ b}[provider], return_mode="median")

@@ -122,8 +122,11 @@ CASES = {
 
 @perf_report(
     Benchmark(
-        x_names=["rows", "columns"],
-        x_vals=[(583, 931), *((max(256, 2**25 // c), c) for c in (128, 512, 2048, 8192, 32768, 131072))],
+        x_names=["columns", "rows"],
+        x_vals=[
+            (128, 65536), (512, 32768), (931, 583), (2048, 16384), (8192, 4096), (32768, 1024), (131072, 256)
+        ],
+        x_log=True,
         line_arg="provider",
         line_vals=["kiln", "torch", "naive", "compiled"],
         line_names=["Kiln", "PyTorch", "PyTorch, by operators", "compiled graph"],
@@ -132,7 +135,7 @@ CASES = {
         args={},
     )
 )
-def benchmark(rows, columns, provider, device=DEVICE, clock=do_bench):
+def benchmark(columns, rows, provider, device=DEVICE, clock=do_bench):
     (x,) = inputs(device, rows, columns)
     compiled = torch.compile(naive_softmax, backend="kiln", dynamic=False)
     calls = {

@@ -102,9 +102,10 @@ CASES = {
 
 @perf_report(
     Benchmark(
-        x_names=["m", "n", "k"],
+        x_names=["shape"],
         # Numbers of tiles that fill multiprocessors badly, and a long sum for few tiles.
-        x_vals=[(1024, 1024, 8192), (1536, 1536, 4096), (4096, 4096, 4096), (512, 512, 32768)],
+        x_vals=["512x512x4096", "1024x1024x8192", "1536x1536x4096", "4096x4096x4096", "512x512x32768"],
+        xlabel="M x N x K",
         line_arg="provider",
         line_vals=["kiln", "torch"],
         line_names=["Kiln", "cuBLAS"],
@@ -113,7 +114,8 @@ CASES = {
         args={"dtype": torch.float16},
     )
 )
-def benchmark(m, n, k, dtype, provider, device=DEVICE, clock=do_bench):
+def benchmark(shape, dtype, provider, device=DEVICE, clock=do_bench):
+    m, n, k = map(int, shape.split("x"))
     a, b = inputs(device, m, n, k, dtype)
     calls = {"kiln": lambda: stream_k_matmul(a, b), "torch": lambda: a @ b}
     milliseconds = clock(calls[provider], return_mode="median")
