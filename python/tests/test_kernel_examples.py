@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,9 @@ def test_checks_find_nothing(name: str, case: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(kernel, "interpret", True)
     size = chosen.checked or chosen.small[-1]
     assert chosen.worst_error("cpu", size) <= 1
+
+
+def test_the_guide_shows_the_examples() -> None:
+    script = FOLDER.parents[2] / "benches" / "kernel_pages.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run benches/kernel_pages.py to update the pages"

@@ -243,6 +243,7 @@ CASES = {
         roundings=4,
         working=None,
         products=True,
+        arrays=True,
     ),
 }
 
@@ -257,14 +258,14 @@ CASES = {
             line_names=["Kiln, pointers", "Kiln, arrays", "PyTorch (SDPA)"],
             ylabel="TFLOP/s",
             plot_name=f"attention_{dim}{'_causal' if causal else ''}",
-            args={"dim": dim, "causal": causal, "dtype": torch.float16},
+            args={"dim": dim, "causal": causal, "tokens": 16384, "dtype": torch.float16},
         )
         for dim, causal in ((64, False), (64, True), (128, False), (128, True))
     ]
 )
-def benchmark(length, dim, causal, dtype, provider, device=DEVICE, clock=do_bench):
+def benchmark(length, dim, causal, tokens, dtype, provider, device=DEVICE, clock=do_bench):
     # As many tokens and features at all lengths.
-    batch, heads = max(1, 16384 // length), 2048 // dim
+    batch, heads = max(1, tokens // length), 2048 // dim
     q, k, v = inputs(device, length, dim, batch, heads, dtype=dtype)
     calls = {
         "kiln": lambda: attention(q, k, v, causal),

@@ -39,6 +39,8 @@ class Case:
     products: bool = False
     #: A size for the interpreter's checks; None: the last of the small ones.
     checked: dict[str, Any] | None = None
+    #: Whether its kernels take arrays (`kl.Array`), which Triton does not have.
+    arrays: bool = False
     #: Why the interpreter cannot check the case, if it cannot.
     unchecked: str = ""
 

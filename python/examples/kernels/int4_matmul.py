@@ -89,10 +89,10 @@ def reference(x, packed, scales, zeros):
     return x @ weights(packed, scales, zeros)
 
 
-def inputs(device, m, n, k, size=64, dtype=torch.float16):
+def inputs(device, m, n, k, group=64, dtype=torch.float16):
     packed = pack(torch.randint(0, 16, (k, n), device=device))
-    scales = (torch.rand(k // size, n, device=device) + 0.5).to(dtype) / 16
-    zeros = torch.randint(6, 10, (k // size, n), device=device).to(dtype)
+    scales = (torch.rand(k // group, n, device=device) + 0.5).to(dtype) / 16
+    zeros = torch.randint(6, 10, (k // group, n), device=device).to(dtype)
     return torch.randn(m, k, device=device).to(dtype), packed, scales, zeros
 
 
@@ -105,9 +105,9 @@ CASES = {
             {"m": 1, "n": 100, "k": 256},
             {"m": 70, "n": 200, "k": 128, "dtype": torch.bfloat16},
             {"m": 0, "n": 64, "k": 128},
-            {"m": 20, "n": 64, "k": 256, "size": 32},
+            {"m": 20, "n": 64, "k": 256, "group": 32},
         ],
-        full={"m": 16, "n": 11008, "k": 4096, "size": 128},
+        full={"m": 16, "n": 11008, "k": 4096, "group": 128},
         # A dequantised weight is rounded to the type of x.
         roundings=1,
         working=None,
@@ -125,11 +125,11 @@ CASES = {
         xlabel="rows of x",
         ylabel="TFLOP/s",
         plot_name="int4_matmul",
-        args={"n": 11008, "k": 4096, "size": 128, "dtype": torch.float16},
+        args={"n": 11008, "k": 4096, "group": 128, "dtype": torch.float16},
     )
 )
-def benchmark(m, n, k, size, dtype, provider, device=DEVICE, clock=do_bench):
-    x, packed, scales, zeros = inputs(device, m, n, k, size, dtype)
+def benchmark(m, n, k, group, dtype, provider, device=DEVICE, clock=do_bench):
+    x, packed, scales, zeros = inputs(device, m, n, k, group, dtype)
     w = weights(packed, scales, zeros)
     calls = {"kiln": lambda: int4_matmul(x, packed, scales, zeros), "torch": lambda: x @ w}
     milliseconds = clock(calls[provider], return_mode="median")

@@ -161,6 +161,7 @@ CASES = {
         full={"m": 4096, "n": 4096, "k": 4096},
         roundings=64,
         products=True,
+        arrays=True,
     ),
 }
 
