@@ -130,8 +130,9 @@ SHOWN = {
         ),
         Shown(
             "difference_kernel",
-            f"*f32, *f32, *f32, {numbers(8192, 8192, 512)}, SQUARED=False, BM=64, BN=64, BK=4",
+            f"*f32, *f32, *f32, {numbers(8192, 8192, 512)}, SQUARED=False, BM=64, BN=64, BK=8",
             "128,128",
+            8,
         ),
     ],
     "scaled_matmul": [

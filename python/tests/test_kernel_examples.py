@@ -6,6 +6,7 @@ from the arithmetic. With checks of the interpreter each case has no findings.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import subprocess
@@ -23,6 +24,7 @@ from kiln.kernels.tuning import Wrapped
 pytestmark = pytest.mark.native
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "kernels"
+BENCHES = FOLDER.parents[2] / "benches"
 PACKAGE = "kernel_examples"
 
 
@@ -92,7 +94,24 @@ def test_checks_find_nothing(name: str, case: str, monkeypatch: pytest.MonkeyPat
     assert chosen.worst_error("cpu", size) <= 1
 
 
+def test_copies_for_triton_name_nothing_of_kiln_but_its_clock() -> None:
+    spec = importlib.util.spec_from_file_location("kernel_benches", BENCHES / "kernels.py")
+    assert spec is not None and spec.loader is not None
+    benches = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = benches
+    spec.loader.exec_module(benches)
+    for name in EXAMPLES:
+        text = benches.for_triton((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(text)
+        imported = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        kiln = [line for line in imported if "kiln" in line and not line.startswith("from kiln.testing ")]
+        kernels = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
+        used = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        assert not kiln and "kl" not in used and "kiln" not in used, (name, kiln)
+        assert any("triton.jit" in map(ast.unparse, k.decorator_list) for k in kernels), name
+
+
 def test_the_guide_shows_the_examples() -> None:
-    script = FOLDER.parents[2] / "benches" / "kernel_pages.py"
+    script = BENCHES / "kernel_pages.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run benches/kernel_pages.py to update the pages"

@@ -128,6 +128,16 @@ def array_attention_kernel(
 
 
 # ANCHOR: launch
+CONFIGURATIONS = [
+    kiln.kernels.Config({"BM": 128, "BN": 64}, num_warps=8, num_stages=3),
+    kiln.kernels.Config({"BM": 128, "BN": 64}, num_warps=4, num_stages=3),
+    kiln.kernels.Config({"BM": 128, "BN": 128}, num_warps=8, num_stages=3),
+]
+
+# What is fastest depends on the features and the mask more than on lengths.
+tuned_attention_kernel = kiln.kernels.autotune(CONFIGURATIONS, key=["DIM", "CAUSAL"])(attention_kernel)
+
+
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     """How many heads of q share one of k and v."""
     assert q.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
@@ -144,12 +154,10 @@ def attention(q, k, v, causal=False, window=0, score=None) -> torch.Tensor:
     assert window == 0 or causal, "windows are causal"
     batch, heads, length, dim = q.shape
     out = torch.empty_like(q)
-    bm, bn = 128, 128 if dim == 64 and q.element_size() == 2 else 64
-    attention_kernel[(cdiv(length, bm), batch * heads)](
+    tuned_attention_kernel[lambda meta: (cdiv(length, meta["BM"]), batch * heads)](
         q, k, v, out, 1 / math.sqrt(dim), length, k.shape[2], heads,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        SCORE=score, CAUSAL=causal, WINDOW=window, SHARED=shared,
-        DIM=dim, BM=bm, BN=bn, num_warps=8 if dim == 128 else 4,
+        SCORE=score, CAUSAL=causal, WINDOW=window, SHARED=shared, DIM=dim,
     )  # fmt: skip
     return out
 

@@ -80,7 +80,7 @@ def cdist(x: torch.Tensor, y: torch.Tensor, p: int = 2, differences: bool = Fals
     out = torch.empty(m, n, device=x.device, dtype=torch.float32)
     if p == 1 or differences:
         difference_kernel[(cdiv(m, 64), cdiv(n, 64))](
-            x, y, out, m, n, k, SQUARED=p == 2, BM=64, BN=64, BK=4, num_warps=4
+            x, y, out, m, n, k, SQUARED=p == 2, BM=64, BN=64, BK=8, num_warps=8
         )
     else:
         product_kernel[(cdiv(m, 128), cdiv(n, 128))](

@@ -59,11 +59,11 @@ def reference(x, w, residual=None, eps=1e-6):
     return out if residual is None else (out, h)
 
 
-def inputs(device, rows, columns, dtype=torch.float32, residual=False):
+def inputs(device, rows, columns, dtype=torch.float32, residual=False, scale=1.0):
     def rand(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device).to(dtype)
 
-    return rand(rows, columns), rand(columns), rand(rows, columns) if residual else None
+    return scale * rand(rows, columns), rand(columns), rand(rows, columns) if residual else None
 
 
 CASES = {
@@ -74,6 +74,8 @@ CASES = {
         small=[
             {"rows": 5, "columns": 781},
             {"rows": 0, "columns": 64},
+            # Rows whose mean square is near eps.
+            {"rows": 4, "columns": 100, "scale": 1e-3},
             {"rows": 37, "columns": 1024, "dtype": torch.bfloat16},
         ],
         full={"rows": 8192, "columns": 4096, "dtype": torch.bfloat16},

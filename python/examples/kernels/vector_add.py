@@ -59,6 +59,7 @@ CASES = {
         ],
         full={"n": 1 << 27},
         roundings=0,
+        checked={"n": 1500},
     ),
 }
 
