@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "python/examples/kernels"
 RESULTS = ROOT / "benches/results"
 CHARTS = ROOT / "docs/src/kernels/charts"
-#: Bytes that are written between two runs on a GPU: more than its L2 cache.
-WASHED = 256 << 20
+#: Bytes that are written between two runs on a GPU: more than its L2 cache, for longer than a launch takes the host.
+WASHED = 512 << 20
 #: Samples of a time on a GPU, and milliseconds after which the least number does.
 SAMPLES, FEWEST, LIMIT_MS = 60, 5, 60.0
 #: Sizes of benchmarks' arguments for one quick repetition, on a CPU too.
@@ -119,7 +119,6 @@ class Clock:
         if self.washed is None:
             self.washed = torch.empty(WASHED // 4, dtype=torch.int32, device="cuda")
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device writes for longer than the host takes to launch.
         self.washed.zero_()
         start.record()
         call()

@@ -138,20 +138,20 @@ CONFIGURATIONS = [
 tuned_attention_kernel = kiln.kernels.autotune(CONFIGURATIONS, key=["DIM", "CAUSAL"])(attention_kernel)
 
 
-def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
+def shared_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     """How many heads of q share one of k and v."""
     assert q.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
     assert q.shape[1] % k.shape[1] == 0, "heads of q are a multiple of those of k and v"
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "features are contiguous"
-    assert q.shape[3] in (16, 32, 64, 128), "heads have 16, 32, 64 or 128 features"
     return q.shape[1] // k.shape[1]
 
 
 def attention(q, k, v, causal=False, window=0, score=None) -> torch.Tensor:
     """Attention; `window` counts columns up to the diagonal, 0 is all, and `score` is a kernel of
     (scores, rows, columns, head) that gives scores."""
-    shared = check(q, k, v)
+    shared = shared_heads(q, k, v)
     assert window == 0 or causal, "windows are causal"
+    assert q.shape[3] in (16, 32, 64, 128), "heads have 16, 32, 64 or 128 features"
     batch, heads, length, dim = q.shape
     out = torch.empty_like(q)
     tuned_attention_kernel[lambda meta: (cdiv(length, meta["BM"]), batch * heads)](
@@ -163,7 +163,8 @@ def attention(q, k, v, causal=False, window=0, score=None) -> torch.Tensor:
 
 
 def array_attention(q, k, v, causal=False) -> torch.Tensor:
-    shared = check(q, k, v)
+    """The same for heads of any number of features: blocks of arrays have any size."""
+    shared = shared_heads(q, k, v)
     batch, heads, length, dim = q.shape
     out = torch.empty_like(q)
     array_attention_kernel[(cdiv(length, 128), heads, batch)](
@@ -245,6 +246,7 @@ CASES = {
         inputs=inputs,
         small=[
             {"length": 100, "dim": 64},
+            {"length": 70, "dim": 80},
             {"length": 150, "dim": 64, "heads": 4, "kv_heads": 2, "causal": True, "dtype": torch.bfloat16},
         ],
         full={**FULL, "causal": True},

@@ -3,6 +3,8 @@
 PyTorch's operators one by one (`naive`) move a row five times. A row that fits a block is read once;
 longer rows are read twice, with the running maximum and sum of the online softmax (Milakov and
 Gimelshein, 2018, arXiv:1805.02867): when the maximum grows by d, the sum so far shrinks by exp(-d).
+
+With arrays (`kl.Array`) and blocks of any size a row is a slice: no strides, no mask, no pads.
 """
 
 from __future__ import annotations
@@ -30,6 +32,16 @@ def softmax_kernel(x, out, x_stride, out_stride, columns, BLOCK: kl.constexpr):
     exponentials = kl.exp(values - kl.max(values, axis=0))
     kl.store(out + row * out_stride + i, exponentials / kl.sum(exponentials, axis=0), mask=mask)
 # ANCHOR_END: kernel
+
+
+# ANCHOR: arrays
+@kiln.kernel
+def array_softmax_kernel(x: kl.Array, out: kl.Array, COLUMNS: kl.constexpr):
+    row = kl.program_id(0)
+    values = x[row, 0:COLUMNS].to(kl.float32)
+    exponentials = kl.exp(values - kl.max(values, axis=0))
+    out[row, 0:COLUMNS] = exponentials / kl.sum(exponentials, axis=0)
+# ANCHOR_END: arrays
 
 
 # ANCHOR: online
@@ -70,6 +82,13 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def array_softmax(x: torch.Tensor) -> torch.Tensor:
+    """The same for any strides, compiled for the number of columns."""
+    out = torch.empty_like(x)
+    array_softmax_kernel[(x.shape[0],)](x, out, COLUMNS=x.shape[1])
+    return out
+
+
 def online_softmax(x: torch.Tensor) -> torch.Tensor:
     """The same in blocks of 4096, for rows of any length."""
     rows, columns = x.shape
@@ -89,8 +108,11 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim=1)
 
 
-def inputs(device: str, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor]:
-    return (torch.randn(rows, columns, device=device).to(dtype),)
+def inputs(
+    device: str, rows: int, columns: int, dtype: torch.dtype = torch.float32, transposed: bool = False
+) -> tuple[torch.Tensor]:
+    x = torch.randn(columns, rows, device=device).t() if transposed else torch.randn(rows, columns, device=device)
+    return (x.to(dtype),)
 
 
 CASES = {
@@ -106,6 +128,18 @@ CASES = {
             {"rows": 2, "columns": 20000},
         ],
         full={"rows": 4096, "columns": 8192},
+    ),
+    "arrays": Case(
+        run=array_softmax,
+        reference=reference,
+        inputs=inputs,
+        small=[
+            {"rows": 30, "columns": 931},
+            {"rows": 17, "columns": 300, "dtype": torch.bfloat16},
+            {"rows": 5, "columns": 37, "transposed": True},
+        ],
+        full={"rows": 4096, "columns": 8192},
+        arrays=True,
     ),
     "online": Case(
         run=online_softmax,
