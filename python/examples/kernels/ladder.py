@@ -8,11 +8,12 @@ copies follow from it:
     shared tile      64 x 64 x 32, a `dot` in f32: operands lie in shared memory, products are FMAs
     tensor cores     128 x 128 x 32, a `dot` in 16 bits
     pipelined        128 x 128 x 64: rows of 128 bytes, which the tensor memory accelerator copies ahead
-    warp-specialised 128 x 256 x 64, persistent instances: a producer warp copies while consumers multiply
+    warp-specialised 128 x 256 x 64: a producer copies while two groups of warps multiply
+    persistent       the same tiles, several for each instance, in a loop that asks for specialisation
 
-On H100 and H200 the compiler gives the last two the same kind of program, since a loop that is copied ahead
-by tensor maps is also split into roles; they differ by tiles and by who walks over them. `benches/ladder.py`
-climbs the same steps in block IR.
+On H100 and H200 the compiler splits every loop that it copies ahead by tensor maps into roles, so that the
+pipelined step has them too: the next one has larger tiles. `benches/ladder.py` climbs the same steps in
+block IR.
 """
 
 from __future__ import annotations
@@ -85,7 +86,15 @@ def persistent_kernel(a, b, c, M, N, K, BM: kl.constexpr, BN: kl.constexpr, BK: 
 
 
 # ANCHOR: launch
-STEPS = ["one element", "thread tile", "shared tile", "tensor cores", "pipelined", "warp-specialised"]
+STEPS = [
+    "one element",
+    "thread tile",
+    "shared tile",
+    "tensor cores",
+    "pipelined",
+    "warp-specialised",
+    "persistent",
+]
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -102,7 +111,7 @@ def climb(step: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if step in ("one element", "thread tile"):
         bm, bn = (8, 16) if step == "one element" else (64, 64)
         outer_kernel[(cdiv(m, bm), cdiv(n, bn))](a, b, c, *sizes, BM=bm, BN=bn, num_warps=4)
-    elif step == "warp-specialised":
+    elif step == "persistent":
         bm, bn = 128, 256
         grid = (min(multiprocessors(a.device), cdiv(m, bm) * cdiv(n, bn)),)
         persistent_kernel[grid](a, b, c, *sizes, BM=bm, BN=bn, BK=64, num_warps=8)
@@ -111,6 +120,7 @@ def climb(step: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             "shared tile": (64, 64, 32),
             "tensor cores": (128, 128, 32),
             "pipelined": (128, 128, 64),
+            "warp-specialised": (128, 256, 64),
         }[step]
         exact, warps = step == "shared tile", 4 if step == "shared tile" else 8
         grid = (cdiv(m, bm) * cdiv(n, bn),)
