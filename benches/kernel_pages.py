@@ -3,10 +3,11 @@
 
     benches/kernel_pages.py [--kiln target/release/kiln] [--check]
 
-Writes docs/src/kernels/*.md, which show what the sources say of themselves and include the sources, and the list of
-pages in SUMMARY.md. With `--kiln` it writes docs/src/kernels/code/*.txt too, by `kiln kernel`, for an H200: facts about the
-code of a kernel at one size, and the loop of its PTX that does most of the work. No GPU is needed; `ptxas` is, for registers.
-Charts come from `benches/kernels.py`. With `--check` nothing is written: it says what differs.
+Writes docs/src/kernels/*.md, which show what the sources say of themselves and include the sources, and the list
+of pages in SUMMARY.md. With `--kiln` it writes docs/src/kernels/code/*.txt too, by `kiln kernel`, for an H200: facts
+about the code of a kernel at one size, and the loop of its PTX that does most of the work. No GPU is needed;
+`ptxas` is, for registers. Charts come from `benches/kernels.py`. With `--check` nothing is written: it says
+what differs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ WORK = ("wgmma.mma_async", "mma.sync", "fma.rn", "ld.global", "st.global")
 
 INDEX = """# Examples of kernels
 
-Kernels of usual computations, in the language of [Writing kernels](../writing-kernels.md): a file for each, which runs on
-GPUs and on the CPU. Each has a reference in PyTorch that tests compare with in f64, and benchmarks, which
+Kernels of usual computations, in the language of [Writing kernels](../writing-kernels.md): a file for each, which
+runs on GPUs and on the CPU. Each has a reference in PyTorch that tests compare with in f64, and benchmarks, which
 `python3 benches/kernels.py` runs beside PyTorch and, from the same source, beside Triton."""
 
 

@@ -209,10 +209,10 @@ def measure_benchmark(
 
     def value(line: int, **sizes: Any) -> tuple[float, float, float]:
         title, provider, who = lines[line]
-        measured = getattr(modules[who], function).fn
+        benched = getattr(modules[who], function).fn
         clock.low = clock.high = 1.0
         try:
-            rate = measured(**sizes, provider=provider, device=args.device, clock=clock)
+            rate = benched(**sizes, provider=provider, device=args.device, clock=clock)
         except Exception as e:  # What one of them refuses is told, and the others go on.
             problems[title] = first_line(e)
             rate = math.nan
@@ -244,26 +244,32 @@ def measure_benchmark(
     found.charts[benchmark.plot_name] = table.chart
     for row in table.rows:
         sizes = dict(zip(benchmark.x_names, row.sizes, strict=True))
-        # JSON has no NaN.
-        values = {title: v.middle if v.middle == v.middle else None for (title, *_), v in zip(lines, row.values, strict=True)}
-        timed = [(title, v) for (title, *_), v in zip(lines, row.values, strict=True) if v.middle == v.middle]
-        spread = {title: [v.low, v.high] for title, v in timed}
+        titled = zip((title for title, *_ in lines), row.values, strict=True)
+        # JSON has no NaN: what was not measured is left out.
+        measured = {title: v for title, v in titled if not math.isnan(v.middle)}
+        rates = {title: v.middle for title, v in measured.items()}
+        spread = {title: [v.low, v.high] for title, v in measured.items()}
         known = {"kernel": name, "plot": benchmark.plot_name, "unit": benchmark.ylabel, "sizes": sizes}
-        found.rows.append({**known, "rates": values, "spread": spread, "problems": dict(problems)})
+        found.rows.append({**known, "rates": rates, "spread": spread, "problems": dict(problems)})
 
 
 def side_of(title: str) -> str:
     return {"Kiln": "kiln", "Trit": "triton"}.get(title[:4], "torch")
 
 
+def first_rate(row: dict[str, Any], side: str) -> float | None:
+    """The rate of the first line of a side."""
+    return next((rate for title, rate in row["rates"].items() if side_of(title) == side), None)
+
+
 def ratios(rows: list[dict[str, Any]], other: str) -> list[float]:
     """How many times as fast Kiln's first line is as another, in each row that has both."""
     found = []
     for row in rows:
-        kiln = [rate for title, rate in row["rates"].items() if title.startswith("Kiln")]
-        peers = [rate for title, rate in row["rates"].items() if side_of(title) == other]
-        if kiln and kiln[0] and peers and peers[0]:
-            found.append(kiln[0] / peers[0])
+        kiln = first_rate(row, "kiln")
+        peer = first_rate(row, other)
+        if kiln and peer:
+            found.append(kiln / peer)
     return found
 
 
@@ -279,12 +285,12 @@ def summary(found: Found) -> str:
     ]
 
     def cells(rows: list[dict[str, Any]], other: str) -> str:
-        found = ratios(rows, other)
-        return f"{geometric_mean(found):.2f} | {min(found):.2f}" if found else "- | -"
+        faster = ratios(rows, other)
+        return f"{geometric_mean(faster):.2f} | {min(faster):.2f}" if faster else "- | -"
 
     for plot in dict.fromkeys(row["plot"] for row in found.rows):
         rows = [row for row in found.rows if row["plot"] == plot]
-        last = next(iter(rows[-1]["rates"].values())) or math.nan
+        last = first_rate(rows[-1], "kiln") or math.nan
         lines.append(f"| {plot} | {rows[0]['unit']} | {last:.4g} | {cells(rows, 'triton')} | {cells(rows, 'torch')} |")
     lines.append(f"| all | | | {cells(found.rows, 'triton')} | {cells(found.rows, 'torch')} |")
     return "\n".join(lines)
