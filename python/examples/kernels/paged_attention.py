@@ -36,8 +36,8 @@ def page_kernel(
     row = kl.arange(0, ROWS)
     head = kv_head * SHARED + row
     d = kl.arange(0, DIM)
-    q_at = (batch * heads + head[:, None]) * DIM + d[None, :]
-    queries = kl.load(q + q_at, mask=row[:, None] < SHARED, other=0.0)
+    q_offsets = (batch * heads + head[:, None]) * DIM + d[None, :]
+    queries = kl.load(q + q_offsets, mask=row[:, None] < SHARED, other=0.0)
     maximum = kl.full([ROWS], -float("inf"), dtype=kl.float32)
     total = kl.zeros([ROWS], dtype=kl.float32)
     acc = kl.zeros([ROWS, DIM], dtype=kl.float32)
@@ -45,15 +45,15 @@ def page_kernel(
         n = start + kl.arange(0, BN)
         page = kl.load(table + batch * table_stride + n // PAGE, mask=n < last, other=0)
         # Caches have more than 2^31 elements.
-        place = (page.to(kl.int64) * PAGE + n % PAGE) * kv_heads + kv_head
-        keys = kl.load(k_pages + place[None, :] * DIM + d[:, None], mask=n[None, :] < last, other=0.0)
+        cache_row = (page.to(kl.int64) * PAGE + n % PAGE) * kv_heads + kv_head
+        keys = kl.load(k_pages + cache_row[None, :] * DIM + d[:, None], mask=n[None, :] < last, other=0.0)
         scores = kl.dot(queries, keys) * (scale * 1.4426950408889634)
         scores = kl.where(n[None, :] < last, scores, -1.0e30)
         larger = kl.maximum(maximum, kl.max(scores, axis=1))
         weights = kl.exp2(scores - larger[:, None])
         shrink = kl.exp2(maximum - larger)
         total = total * shrink + kl.sum(weights, axis=1)
-        values = kl.load(v_pages + place[:, None] * DIM + d[None, :], mask=n[:, None] < last, other=0.0)
+        values = kl.load(v_pages + cache_row[:, None] * DIM + d[None, :], mask=n[:, None] < last, other=0.0)
         acc = kl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
         maximum = larger
     # A split without columns has a sum of 0, whose logarithm is -inf.
@@ -71,8 +71,8 @@ def combine_kernel(parts, part_logs, out, splits, DIM: kl.constexpr, SPLITS: kl.
     mask = split < splits
     logs = kl.load(part_logs + row * splits + split, mask=mask, other=-float("inf"))
     weights = kl.exp2(logs - kl.max(logs, axis=0))
-    part_at = (row * splits + split[:, None]) * DIM + d[None, :]
-    values = kl.load(parts + part_at, mask=mask[:, None], other=0.0)
+    part_offsets = (row * splits + split[:, None]) * DIM + d[None, :]
+    values = kl.load(parts + part_offsets, mask=mask[:, None], other=0.0)
     result = kl.sum(values * weights[:, None], axis=0) / kl.sum(weights, axis=0)
     kl.store(out + row * DIM + d, result)
 # ANCHOR_END: kernel

@@ -47,7 +47,7 @@ def sequential_kernel(
 
 # ANCHOR: blocks
 @kiln.kernel
-def then(decay1, input1, decay2, input2):
+def combine_steps(decay1, input1, decay2, input2):
     """The step that is step 1, then step 2."""
     return decay1 * decay2, decay2 * input1 + input2
 
@@ -66,20 +66,20 @@ def scan_kernel(
     for start in range(0, length, STEPS):
         t = start + kl.arange(0, STEPS)
         mask = (t[:, None] < length) & (d[None, :] < dim)
-        at = (first + t[:, None]) * dim + d[None, :]
+        offsets = (first + t[:, None]) * dim + d[None, :]
         # A step of 0 past the end: decay 1, input 0.
-        step = kl.load(dt + at, mask=mask, other=0.0).to(kl.float32)
-        value = kl.load(x + at, mask=mask, other=0.0).to(kl.float32)
-        state_at = (first + t[:, None]) * STATE + s[None, :]
-        b = kl.load(B + state_at, mask=t[:, None] < length, other=0.0).to(kl.float32)
-        c = kl.load(C + state_at, mask=t[:, None] < length, other=0.0).to(kl.float32)
+        step = kl.load(dt + offsets, mask=mask, other=0.0).to(kl.float32)
+        value = kl.load(x + offsets, mask=mask, other=0.0).to(kl.float32)
+        state_offsets = (first + t[:, None]) * STATE + s[None, :]
+        b = kl.load(B + state_offsets, mask=t[:, None] < length, other=0.0).to(kl.float32)
+        c = kl.load(C + state_offsets, mask=t[:, None] < length, other=0.0).to(kl.float32)
         # Blocks of [STEPS, CHANNELS, STATE].
         decay = kl.exp(step[:, :, None] * rate[None, :, :])
         change = (step * value)[:, :, None] * b[:, None, :]
-        decay, change = kl.associative_scan((decay, change), 0, then)
+        decay, change = kl.associative_scan((decay, change), 0, combine_steps)
         states = decay * h[None, :, :] + change
         result = kl.sum(states * c[:, None, :], axis=2) + skip[None, :] * value
-        kl.store(y + at, result, mask=mask)
+        kl.store(y + offsets, result, mask=mask)
         # The state after the block is that of its last step.
         is_last = kl.arange(0, STEPS) == STEPS - 1
         h = kl.sum(kl.where(is_last[:, None, None], states, 0.0), axis=0)
