@@ -38,6 +38,44 @@ def soft_cap(scores, m, n, head):
 
 # ANCHOR: kernel
 @kiln.kernel
+def attend(
+    queries, maximum, total, acc, k, v, stride_kn, stride_vn, scale, kv_length, m, head, start, end,
+    MASKED: kl.constexpr, SCORE: kl.constexpr, CAUSAL: kl.constexpr, WINDOW: kl.constexpr,
+    DIM: kl.constexpr, BN: kl.constexpr,
+):  # fmt: skip
+    """Visits the columns from start to end; only with MASKED some of them are not seen by all rows."""
+    d = kl.arange(0, DIM)
+    for column in range(start, end, BN):
+        n = column + kl.arange(0, BN)
+        if MASKED:
+            keys = kl.load(k + n[None, :] * stride_kn + d[:, None], mask=n[None, :] < kv_length, other=0.0)
+            values = kl.load(v + n[:, None] * stride_vn + d[None, :], mask=n[:, None] < kv_length, other=0.0)
+        else:
+            keys = kl.load(k + n[None, :] * stride_kn + d[:, None])
+            values = kl.load(v + n[:, None] * stride_vn + d[None, :])
+        scores = kl.dot(queries, keys) * scale
+        if SCORE is not None:
+            scores = SCORE(scores, m[:, None], n[None, :], head)
+        # Powers of 2 are cheaper than those of e.
+        scores = scores * 1.4426950408889634
+        if MASKED:
+            seen = n[None, :] < kv_length
+            if CAUSAL:
+                seen = seen & (n[None, :] <= m[:, None])
+            if WINDOW > 0:
+                seen = seen & (n[None, :] > m[:, None] - WINDOW)
+            # A large finite number: a row that sees nothing of its first blocks is wiped by its first column.
+            scores = kl.where(seen, scores, -1.0e30)
+        larger = kl.maximum(maximum, kl.max(scores, axis=1))
+        weights = kl.exp2(scores - larger[:, None])
+        shrink = kl.exp2(maximum - larger)
+        total = total * shrink + kl.sum(weights, axis=1)
+        acc = kl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
+        maximum = larger
+    return maximum, total, acc
+
+
+@kiln.kernel
 def attention_kernel(
     q, k, v, out, scale, length, kv_length, heads,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
@@ -59,34 +97,26 @@ def attention_kernel(
     maximum = kl.full([BM], -float("inf"), dtype=kl.float32)
     total = kl.zeros([BM], dtype=kl.float32)
     acc = kl.zeros([BM, DIM], dtype=kl.float32)
-    # Blocks of columns that no row of this instance sees are left out.
+    # Blocks of columns that no row of this instance sees are left out; those that all rows see need no masks.
     start = 0
     end = kv_length
+    seen_by_all = kv_length
     if CAUSAL:
         end = min(first + BM, kv_length)
+        seen_by_all = min(first, kv_length)
     if WINDOW > 0:
         start = max(first - WINDOW + 1, 0) // BN * BN
-    for column in range(start, end, BN):
-        n = column + kl.arange(0, BN)
-        keys = kl.load(k + n[None, :] * stride_kn + d[:, None], mask=n[None, :] < kv_length, other=0.0)
-        scores = kl.dot(queries, keys) * scale
-        if SCORE is not None:
-            scores = SCORE(scores, m[:, None], n[None, :], head)
-        seen = n[None, :] < kv_length
-        if CAUSAL:
-            seen = seen & (n[None, :] <= m[:, None])
-        if WINDOW > 0:
-            seen = seen & (n[None, :] > m[:, None] - WINDOW)
-        # Powers of 2 are cheaper than those of e. What is not seen gets a large finite number: a row that sees
-        # nothing of its first blocks is wiped when its first column comes.
-        scores = kl.where(seen, scores * 1.4426950408889634, -1.0e30)
-        larger = kl.maximum(maximum, kl.max(scores, axis=1))
-        weights = kl.exp2(scores - larger[:, None])
-        shrink = kl.exp2(maximum - larger)
-        total = total * shrink + kl.sum(weights, axis=1)
-        values = kl.load(v + n[:, None] * stride_vn + d[None, :], mask=n[:, None] < kv_length, other=0.0)
-        acc = kl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
-        maximum = larger
+    else:
+        seen_by_all = seen_by_all // BN * BN
+        maximum, total, acc = attend(
+            queries, maximum, total, acc, k, v, stride_kn, stride_vn, scale, kv_length, m, head,
+            0, seen_by_all, False, SCORE, CAUSAL, WINDOW, DIM, BN,
+        )  # fmt: skip
+        start = seen_by_all
+    maximum, total, acc = attend(
+        queries, maximum, total, acc, k, v, stride_kn, stride_vn, scale, kv_length, m, head,
+        start, end, True, SCORE, CAUSAL, WINDOW, DIM, BN,
+    )  # fmt: skip
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     kl.store(out + m[:, None] * stride_om + d[None, :], result, mask=m[:, None] < length)
 # ANCHOR_END: kernel
