@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import datetime
 import importlib
 import importlib.util
@@ -26,6 +27,7 @@ import json
 import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,8 +89,9 @@ def for_triton(text: str) -> str:
 
 
 def triton_package() -> ModuleType:
-    """A copy of the examples for Triton."""
+    """A copy of the examples for Triton, which reads the files while the process runs."""
     folder = Path(tempfile.mkdtemp(prefix="kernels_triton_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for file in EXAMPLES.glob("*.py"):
         (folder / file.name).write_text(for_triton(file.read_text(encoding="utf-8")), encoding="utf-8")
     return load("examples_triton", folder)
