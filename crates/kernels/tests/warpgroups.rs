@@ -166,6 +166,24 @@ fn roles_keep_every_bit() {
     }
 }
 
+/// The same matmuls where roles do not apply, or are not there: with copies ahead.
+#[test]
+fn pipelines_of_matmuls_keep_every_bit() {
+    for seed in 100..124 {
+        let matmul = Matmul::random(seed);
+        let mut program = compiled(&matmul.text, matmul.arguments()).unwrap_or_else(|e| panic!("{e}")).program;
+        passes::canonicalise(&mut program).unwrap();
+        let wanted = matmul.result(&program);
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            let made = passes::to_pipeline(&program, arch.machine());
+            let made = made.unwrap_or_else(|why| panic!("{matmul:?}: {why}\n{}", print(&program)));
+            assert!(matmul.result(&made) == wanted, "{matmul:?}\n{}\n{}", print(&program), print(&made));
+            let copies = count(&made, |op| *op == Op::AsyncCopy) > 0;
+            assert!(copies || arch == Arch::Sm90a, "{matmul:?}\n{}", print(&made));
+        }
+    }
+}
+
 /// What is read for rows beyond the array may only reach stores that are masked: otherwise rows are not mapped.
 #[test]
 fn rows_that_are_read_elsewhere_stay_pointers() {

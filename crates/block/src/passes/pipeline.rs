@@ -15,10 +15,13 @@
 //! The barrier also says that all warps are done with the iteration before, whose stage the copies write next. Where a
 //! loop carries sums from dot to dot, those of an iteration are in flight while the next one begins, and `D` is `S - 2`.
 //!
+//! 4. [`prefetch`] loads what is left, and small, an iteration ahead into registers.
+//!
 //! Sums are of the same products in the same order of K, in the accuracy of the instruction.
 mod carried;
 mod copies;
 mod plan;
+mod prefetch;
 mod stages;
 mod writer;
 
@@ -36,5 +39,5 @@ pub fn run(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {
     }
     let k = carried::without_pointers(k);
     let plan = plan::Plan::of(&k, m)?;
-    Ok(writer::write(&k, &plan))
+    Ok(prefetch::loads_ahead(&writer::write(&k, &plan)))
 }

@@ -1,10 +1,11 @@
 //! Reads of swizzled tiles in the layouts of tensor cores' operands, by `ldmatrix`: four matrices of 8x8 16-bit elements
 //! at a time, whose rows of 16 bytes the lanes of a warp give the addresses of.
-use super::emit::{Res, SHARED};
+use super::emit::{Res, SHARED, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
 use super::tiles::Tile;
 use inkwell::values::PointerValue;
+use kiln_block::InstData;
 use kiln_block::layout::{Flat, LANE_BITS};
 
 /// Bits of a column within a row of a matrix.
@@ -41,8 +42,21 @@ impl Matrices {
 }
 
 impl<'c> Gen<'c, '_> {
+    /// `shared_load` of a tile in a layout of matrices, and any other.
+    pub fn fragment_load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let ([tile, stage], [result]) = (&data.args[..], &data.results[..]) else {
+            return Err(mistyped("a load from shared memory"));
+        };
+        let (t, flat) = (Tile::of(self.k, *tile)?, self.flat(*result)?);
+        let Some(matrices) = Matrices::of(&t, &flat).filter(|_| !self.in_matrices(&t, &flat)) else {
+            return self.tile_load(data);
+        };
+        let at = self.staged(*stage, t.stage_bytes())?;
+        let base = self.tile_byte(self.places.at(*tile)?, Some(at))?;
+        self.load_matrices_of(&t, base, &matrices)
+    }
     /// The block from a stage that starts at `base`.
-    pub fn load_fragments(&mut self, t: &Tile, base: PointerValue<'c>, m: &Matrices) -> Res<Vec<Reg<'c>>> {
+    fn load_matrices_of(&mut self, t: &Tile, base: PointerValue<'c>, m: &Matrices) -> Res<Vec<Reg<'c>>> {
         let places = self.vector_places(t, &m.rows, base)?;
         let transposed = if m.transposed { ".trans" } else { "" };
         let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{transposed}.b16");

@@ -78,7 +78,7 @@ impl<'c> Gen<'c, '_> {
         let (tile, result) = (data.args[0], data.results[0]);
         let (elem, registers) = (self.elem(result)?, self.flat(result)?.per_thread());
         if !self.are_private(tile, result) || !(registers * elem.bytes()).is_multiple_of(VECTOR) {
-            return self.tile_load(data);
+            return self.fragment_load(data);
         }
         let w = Words::of(VECTOR, elem);
         let word = self.word(w);

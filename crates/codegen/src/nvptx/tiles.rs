@@ -4,7 +4,6 @@
 //! the other; within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and
 //! `wgmma` have it.
 use super::emit::{Fail, Res, Val, int, mistyped};
-use super::fragments::Matrices;
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use inkwell::values::{IntValue, PointerValue};
@@ -124,7 +123,7 @@ impl<'c> Gen<'c, '_> {
     }
     /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows
     /// in swizzled panels.
-    fn in_matrices(&self, t: &Tile, flat: &Flat) -> bool {
+    pub fn in_matrices(&self, t: &Tile, flat: &Flat) -> bool {
         let matrix = t.elem.bytes() == 2 && t.swizzle.span().is_some() && t.rows.is_multiple_of(64);
         matrix && t.columns.is_multiple_of(16) && *flat == warpgroup_accumulator(t.rows, t.columns, 2)
     }
@@ -226,9 +225,6 @@ impl<'c> Gen<'c, '_> {
         }
         if self.is_left_wide(&t, &flat) {
             return self.load_left_wide(&t, base);
-        }
-        if let Some(matrices) = Matrices::of(&t, &flat) {
-            return self.load_fragments(&t, base, &matrices);
         }
         let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
         let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();

@@ -121,7 +121,7 @@ impl<'c> Gen<'c, '_> {
         // The same in all lanes of a warp, which only the shuffle tells the assembler.
         let shuffled = [self.e.int(-1), group, self.e.int(0), self.e.int(31)].map(Val::from);
         let group = int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &shuffled)?)?;
-        let rows = a.block(m / 64 >> groups);
+        let rows = a.block((m / 64) >> groups);
         let more = self.e.zext(self.e.mul(group, self.e.int(rows as i64))?, self.e.i64())?;
         Ok(Operand { base: self.e.add(a.base, more)?, ..a })
     }

@@ -19,8 +19,8 @@ const PANEL: usize = 128;
 const LANES: usize = 32;
 /// Bytes of one asynchronous copy.
 const VECTOR: usize = 16;
-/// Sums of a thread beyond which more warps share a dot.
-const SUMS: usize = 128;
+/// Accumulators of a thread beyond which more warps share a dot.
+const ACCUMULATORS: usize = 128;
 /// Warps of an instance, at most.
 const MOST_WARPS: usize = 16;
 /// Stages of a loop, at most.
@@ -166,7 +166,7 @@ impl<'k> Planner<'k> {
         let loops: HashSet<Inst> = dots.iter().filter_map(|i| self.parents.get(i).copied()).collect();
         let sums = results.sum::<usize>() + loops.into_iter().map(|i| self.carried_beside(i)).sum::<usize>();
         let warps = &mut self.plan.warps;
-        while sums / (*warps * 32) > SUMS && *warps < most {
+        while sums / (*warps * 32) > ACCUMULATORS && *warps < most {
             *warps *= 2;
         }
     }
@@ -189,7 +189,7 @@ impl<'k> Planner<'k> {
         let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
         let whole =
             m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
-        let held = m * n / (self.plan.warps * 32) <= SUMS;
+        let held = m * n / (self.plan.warps * 32) <= ACCUMULATORS;
         known && whole && held && depth * elem.bytes() >= DEPTH && self.k.ty(data.results[0]).elem() == Some(sums)
     }
     /// Plans a dot, if it is one for warpgroups.
@@ -304,7 +304,8 @@ impl<'k> Planner<'k> {
         }
         let stages = if two >= STAGES - 1 { two } else { one }.min(STAGES);
         for p in self.plan.pipelines.values_mut() {
-            if stages < 3 {
+            // With fewer stages copies further ahead gain more than dots in flight.
+            if stages < STAGES {
                 p.in_flight.clear();
             }
             p.stages = stages;
