@@ -12,6 +12,7 @@ pub mod builder;
 pub mod error;
 pub mod ir;
 pub mod layout;
+pub mod memories;
 pub mod ops;
 pub mod passes;
 pub mod text;
