@@ -3,5 +3,6 @@
 mod collectives;
 mod compare;
 mod fuzz;
+mod launches;
 mod mutate;
 mod operators;

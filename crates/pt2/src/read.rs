@@ -5,6 +5,7 @@
 //! ([`fallback::parameters`]). Nodes that compute sizes give expressions; assertions about tensors are dropped, since
 //! every type is known.
 mod converted;
+mod launch;
 mod source;
 
 use crate::archive::{Archive, Stored, complex, dtype};
@@ -245,6 +246,9 @@ impl<'a> Reader<'a> {
         if node.target.starts_with("_operator.") && matches!(node.outputs[..], [Argument::Other(_)]) {
             // A comparison of sizes, which only assertions read.
             return Ok(());
+        }
+        if node.target == launch::TARGET {
+            return self.launch(node);
         }
         let unknown = || foreign(&node.target);
         let target = node.target.strip_prefix("torch.ops.aten.").ok_or_else(unknown)?;

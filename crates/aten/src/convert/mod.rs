@@ -14,6 +14,7 @@ mod conv;
 mod creation;
 mod fallback;
 mod index;
+pub mod launch;
 mod linear;
 pub(crate) mod names;
 mod norm;
@@ -42,7 +43,7 @@ use std::collections::HashMap;
 type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
 type Table = &'static [(&'static str, Handler)];
 
-const TABLES: [Table; 13] = [
+const TABLES: [Table; 14] = [
     pointwise::TABLE,
     views::TABLE,
     reduce::TABLE,
@@ -56,6 +57,7 @@ const TABLES: [Table; 13] = [
     recurrent::TABLE,
     resample::TABLE,
     collective::TABLE,
+    launch::TABLE,
 ];
 
 /// The conversions of all tables by the name of their operator.
