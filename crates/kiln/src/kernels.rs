@@ -26,6 +26,7 @@ mod background;
 mod facts;
 pub mod file;
 pub mod interpret;
+pub mod node;
 mod page;
 mod stages;
 mod work;
@@ -46,8 +47,10 @@ use std::sync::Arc;
 pub use crate::bounds::LaunchValues;
 pub use background::{Pending, State, finish, postpone};
 pub use facts::{KernelFacts, Occupancy};
+pub use kiln_block::memories::{PointerPlace, PointerStart, PointerUse};
+pub use kiln_block::text::{parse, print};
 pub use kiln_block::write::{Access, Block, Fault, Operand, Range, WriteError, Writer, write};
-pub use kiln_block::{AtomicOp, BlockProgram, DotPrecision, Elem, Facts, analysis::Relevance, text::print};
+pub use kiln_block::{AtomicOp, BlockProgram, DotPrecision, Elem, Facts, Type, analysis::Relevance};
 pub use kiln_kernels::{
     Argument as Known, ArgumentFacts, ArrayArgument, Binding, Compiled, DescriptorArgument, ErrorKind, Function,
     KernelError, Literal, Number, Options, Place as SourcePlace, Signature, Site, Unit, free_names,

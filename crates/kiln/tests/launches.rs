@@ -1,7 +1,7 @@
 //! Graphs that launch block programs: they run on the processor as the interpreter runs them, are stored in artifacts,
 //! have PTX, and what is wrong with a launch is said with its line.
 use kiln::kernels::{Elem, write};
-use kiln::launches::{ArgumentValue, LaunchArgument, LaunchOp, program_text};
+use kiln::launches::{ArgumentValue, LaunchArgument, LaunchOp, ProgramText, defined_at, program_text};
 use kiln::{
     CompileOptions, DType, Graph, Model, Report, Target, Tensor, artifact, compile, compile::CompiledCode, facts, ptxas,
 };
@@ -112,6 +112,12 @@ fn reports_name_the_program() {
     assert_eq!(kernel.ops[0].op, "scale");
     let text = report.in_depth(&kernel.name, 100).expect("there");
     assert!(text.contains("written by hand") && text.contains("program `scale`"), "{text}");
+    let program = ProgramText { name: "scale".into(), text: PROGRAM.into() };
+    let placed = defined_at(program, "/models/scaling.py:12").text;
+    let compiled = compile(&model(&source(WHOLE).replace(PROGRAM, &placed)), &CompileOptions::default());
+    let compiled = compiled.expect("compiles");
+    let text = Report::new(&compiled).in_depth(&kernel.name, 100).expect("there");
+    assert!(text.contains("program `scale` (scaling.py:12), as its text says"), "{text}");
     let plan = compiled.plan.to_string();
     assert!(plan.contains("kernel @scale("), "the plan's text holds the program:\n{plan}");
     let read: kiln::Plan = plan.parse().expect("a plan");

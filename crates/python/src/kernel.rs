@@ -8,10 +8,12 @@ mod interpret;
 mod key;
 mod launch_key;
 mod launched;
+mod node;
 mod parameters;
 mod variants;
 
 pub use launched::Launched;
+pub use node::{NodeProgram, launch_program};
 
 use crate::errors;
 use crate::exchange::{CPU, DLDevice, Exchange};
@@ -135,6 +137,16 @@ impl Kernel {
     ) -> PyResult<Bound<'py, PyList>> {
         self.run_interpreted(py, grid, args, Some(kwargs), show)
     }
+    /// The program for launches in graphs, with arguments of these types on a device (`cpu` or `cuda`).
+    fn node_program<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: &Bound<'py, PyDict>,
+        device: &str,
+    ) -> PyResult<NodeProgram> {
+        self.program_for_graphs(py, args, kwargs, device)
+    }
     /// The kernel with a grid: sizes, or a function of the arguments by name.
     fn at(this: Py<Kernel>, grid: Py<PyAny>) -> Launcher {
         Launcher { kernel: this, grid, earlier: None }
@@ -206,7 +218,7 @@ impl Kernel {
             }
         }
     }
-    /// What Python says of the kernel.
+    /// What Python says of the kernel, for a variant.
     fn source(
         &self,
         py: Python<'_>,
@@ -218,11 +230,14 @@ impl Kernel {
         for argument in arguments {
             argument.constants(&mut |object| constants.append(object))?;
         }
-        let text: String = self.describe.bind(py).call1((&constants,))?.extract()?;
-        let Described { unit, literals } = serde_json::from_str(&text).map_err(|e| {
-            errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it"))
-        })?;
+        let Described { unit, literals } = self.described(py, &constants)?;
         Ok(Source { unit, literals, options, place, _constants: constants.unbind() })
+    }
+    /// What Python says of the kernel with these constants.
+    fn described<'py>(&self, py: Python<'py>, constants: &Bound<'py, PyList>) -> PyResult<Described> {
+        let text: String = self.describe.bind(py).call1((constants,))?.extract()?;
+        serde_json::from_str(&text)
+            .map_err(|e| errors::KilnError::new_err(format!("a kernel's source cannot be read: {e}; please report it")))
     }
     fn compile(
         &self,

@@ -72,7 +72,9 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<kernel::Kernel>()?;
     m.add_class::<kernel::Launched>()?;
     m.add_class::<kernel::Launcher>()?;
+    m.add_class::<kernel::NodeProgram>()?;
     m.add_function(wrap_pyfunction!(kernel::kernel_names, m)?)?;
+    m.add_function(wrap_pyfunction!(kernel::launch_program, m)?)?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
     m.add_function(wrap_pyfunction!(refusals, m)?)?;

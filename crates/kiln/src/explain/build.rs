@@ -1,6 +1,7 @@
 //! Builds the report of a compiled model.
 use super::*;
 use crate::compile::{Compiled, ProgramId};
+use crate::launches::definition;
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_lower::price::Price;
@@ -214,6 +215,9 @@ impl<'a> Facts<'a> {
         let source = g.source(v);
         let attributes = match g.op(v) {
             Op::Fallback(_) => String::new(),
+            Op::Launch(launch) => {
+                definition(&launch.program).map_or(String::new(), |place| format!("defined at {place}"))
+            }
             op => kiln_graph::text::attributes(op),
         };
         OpReport {

@@ -45,7 +45,9 @@ impl Report {
             t += &wrapped("batch invariance ", &format!("costs {us:.2} us (predicted)"), width);
         }
         for op in k.ops.iter().filter(|_| k.kind == "launch") {
-            t += &wrapped("written by hand ", &format!("program `{}`, as its text says", op.op), width);
+            let place = op.attributes.strip_prefix("defined at ").map(|place| format!(" ({})", short(place)));
+            let text = format!("program `{}`{}, as its text says", op.op, place.unwrap_or_default());
+            t += &wrapped("written by hand ", &text, width);
         }
         k.ops_text(&mut t, width);
         k.buffers_text(&mut t, "reads", k.bytes_read, &k.inputs, width);

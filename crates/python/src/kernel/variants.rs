@@ -150,7 +150,7 @@ impl Family {
 }
 
 /// Without facts about numbers.
-fn without_numbers(mut signature: Signature) -> Signature {
+pub fn without_numbers(mut signature: Signature) -> Signature {
     fn forget(known: &mut Known) {
         match known {
             Known::Scalar { facts, .. } => facts.forget_value(),
