@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kiln.api.explain import explain
     from kiln.api.snapshot import snapshot
     from kiln.kernels.kernel import jit as kernel
+    from kiln.kernels.operator import op
     from kiln.reports.environment import doctor
     from kiln.reports.report import Report
 
@@ -49,6 +50,7 @@ __all__ = [
     "explain",
     "kernel",
     "load",
+    "op",
     "snapshot",
 ]
 
@@ -62,6 +64,7 @@ _LAZY = {
     "explain": "api.explain",
     "kernel": "kernels.kernel",
     "load": "api.artifact",
+    "op": "kernels.operator",
     "snapshot": "api.snapshot",
 }
 

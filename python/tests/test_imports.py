@@ -13,7 +13,7 @@ PACKAGE = Path(kiln.__file__).parent
 
 #: The folders, the lowest first: each may import from those before it, and from single files of the
 #: package, which import from none of them.
-FOLDERS = ("tracing", "lowering", "reports", "api", "language", "testing", "kernels")
+FOLDERS = ("language", "testing", "kernels", "tracing", "lowering", "reports", "api")
 #: The files that may import from every folder: they give users the names of the package.
 ENTRIES = ("kiln", "kiln.pytest_plugin")
 

@@ -37,7 +37,7 @@ from kiln.lowering import scalars, without_aot
 from kiln.lowering.lower_graph import Lowering
 from kiln.lowering.runner import Versions
 from kiln.pieces import Boxed, boxed
-from kiln.tracing import aot, dynamo_hooks, flex_attention, sources, transforms
+from kiln.tracing import aot, dynamo_hooks, flex_attention, sources, transforms, triton_launches
 
 dynamo_hooks.install()
 
@@ -83,6 +83,7 @@ def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
     settings = known_options.check(options, backend=True)
+    gm = triton_launches.replaced(gm)
     piece = _piece(gm)
     # A piece lives as long as what runs it.
     gm.meta["kiln_piece"] = piece

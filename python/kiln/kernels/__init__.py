@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kiln.kernels import launch_op  # noqa: F401
 from kiln.kernels.descriptor import TensorDescriptor
 from kiln.kernels.errors import (
     CheckFailed,

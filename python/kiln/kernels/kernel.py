@@ -8,7 +8,11 @@ import json
 import os
 from typing import Any, Callable, Generic, TypeVar
 
+import torch
+from torch.compiler import is_dynamo_compiling
+
 from kiln import _native
+from kiln.kernels import in_dynamo
 from kiln.kernels.errors import KernelUnsupported
 from kiln.kernels.source import Collector, ConstexprFunction, Source
 from kiln.language.core import Array, dtype, pointer_type
@@ -19,6 +23,9 @@ def interpret_asked() -> bool:
     """Whether the environment asks that every kernel is interpreted."""
     return os.environ.get("KILN_INTERPRET", "0") not in ("", "0")
 
+
+#: How many modes of torch trace operators.
+_count_of_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,6 +97,9 @@ class Kernel(Generic[F]):
         parameters = inspect.signature(fn).parameters.values()
         self.params = [Parameter(i, p, unspecialised) for i, p in enumerate(parameters)]
         self.arg_names = [p.name for p in self.params]
+        self.defaults = {p.name: p.default for p in self.params if p.has_default}
+        #: By which a graph of dynamo names it.
+        self.number = in_dynamo.register(self)
         self._native: Any = None
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(fn, name, None))
@@ -111,6 +121,12 @@ class Kernel(Generic[F]):
             self._native.clear()
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        if is_dynamo_compiling():
+            return in_dynamo.launcher(self, grid)
+        if _count_of_modes():
+            from kiln.kernels import traced
+
+            return traced.launcher(self, grid)
         if self.interpret:
             from kiln.kernels.interpret import launcher
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from kiln.kernels import in_dynamo
 from kiln.kernels.errors import KernelError, KernelUnsupported, OutOfResources
 
 
@@ -46,7 +50,10 @@ class Wrapped:
     def __init__(self, inner: Any) -> None:
         self.fn = inner
         self.arg_names = inner.arg_names
+        self.defaults = inner.defaults
         self.__name__ = inner.__name__
+        #: By which a graph of dynamo names it.
+        self.number = in_dynamo.register(self)
 
     @property
     def base_fn(self) -> Any:
@@ -54,6 +61,13 @@ class Wrapped:
         return self.fn.base_fn if isinstance(self.fn, Wrapped) else self.fn
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        if is_dynamo_compiling():
+            return in_dynamo.launcher(self, grid)
+        if torch._C._len_torch_dispatch_stack():
+            from kiln.kernels import traced
+
+            return traced.launcher(self, grid)
+
         def launch(*args: Any, **kwargs: Any) -> Any:
             return self.run(*args, grid=grid, **kwargs)
 
@@ -172,6 +186,25 @@ class Autotuner(Wrapped):
         fastest = min(times, key=lambda config: times[config])
         self.pre_hook({**(self.nargs or {}), **kwargs, **fastest.all_kwargs()}, reset_only=True)
         return fastest
+
+    def measured(self, named: dict[str, Any]) -> Config | None:
+        """The configuration that was measured for a launch with these arguments, if one was."""
+        dtypes = [str(v.dtype) for name, v in named.items() if name in self.arg_names and hasattr(v, "dtype")]
+        values = [named[name] for name in self.keys if name in named]
+        if not all(isinstance(v, (int, float, str, bool, type(None))) for v in values):
+            return None
+        return self.cache.get((*values, *dtypes))
+
+    def kept(self, named: dict[str, Any]) -> list[Config]:
+        """The configurations that pruning leaves for a launch that is traced, in its order."""
+        if self.early_config_prune is None and self.perf_model is None:
+            return list(self.configs)
+        before = self.nargs
+        self.nargs = {name: value for name, value in named.items() if name in self.arg_names}
+        try:
+            return self.prune_configs({})
+        finally:
+            self.nargs = before
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[Config]:
         """The configurations that are worth measuring for a launch with these arguments by name."""

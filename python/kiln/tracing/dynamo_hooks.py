@@ -21,6 +21,8 @@ import torch._dynamo.callback
 from torch._dynamo.exc import Unsupported
 
 from kiln import pieces, versions
+from kiln.kernels import in_dynamo
+from kiln.tracing import triton_launches
 
 #: Functions whose results' sizes depend on data.
 _POSITIONS = frozenset({"where", "nonzero", "argwhere", "masked_select"})
@@ -37,6 +39,8 @@ _settings: list[Any] = []
 
 def install() -> None:
     """Registers the hooks, until `torch._dynamo.reset`. May be called any number of times."""
+    in_dynamo.install()
+    triton_launches.believe(_traces_for_us)
     handler = torch._dynamo.callback.callback_handler
     if _started not in handler.start_callbacks:
         handler.register_start_callback(_started)
@@ -59,6 +63,11 @@ def _ended(_: Any = None) -> None:
     traced = versions.traced_code()
     if isinstance(error, Unsupported) and traced is not None and _is_ours(traced.backend):
         _leave_out(traced.code, error)
+
+
+def _traces_for_us() -> bool:
+    traced = versions.traced_code()
+    return traced is not None and _is_ours(traced.backend)
 
 
 def _is_ours(backend: Any) -> bool:

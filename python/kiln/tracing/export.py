@@ -27,7 +27,8 @@ from torch.utils import _pytree as pytree
 
 from kiln import versions
 from kiln._native import InputError, UnsupportedError, UsageError
-from kiln.tracing import composites, export_errors, op_kinds
+from kiln.kernels import in_dynamo
+from kiln.tracing import composites, export_errors, op_kinds, triton_launches
 from kiln.tracing.sources import warn
 
 #: What `dynamic` may be: static shapes, every dimension dynamic, or as torch.export takes it.
@@ -93,7 +94,10 @@ def _traced(
     *,
     strict: bool,
 ) -> ExportedProgram:
-    with torch.no_grad(), _hooks_restored(), export_errors.quiet(), versions.shapes_of_states():
+    if strict:
+        in_dynamo.install()
+    states, ported = versions.shapes_of_states(), triton_launches.ported()
+    with torch.no_grad(), _hooks_restored(), export_errors.quiet(), states, ported:
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from kiln import versions
-from kiln.tracing import layouts, op_kinds, shapes, sources
+from kiln.tracing import layouts, op_kinds, shapes, sources, triton_launches
 from kiln.tracing.record_modes import FunctionGuard, OperatorMode, without_collection
 from kiln.tracing.shadow import Memory, NotTraced, Shadow, shadow_of
 
@@ -163,6 +163,7 @@ class Recorder:
                 without_collection(),
                 torch.no_grad(),
                 versions.exporting(),
+                triton_launches.ported(),
                 self.modules(),
                 FunctionGuard(self),
                 OperatorMode(self),

@@ -23,6 +23,8 @@ class Memory:
     view_or_copy: bool = False
     #: Whether the device decides in which order it has the dimensions.
     order_by_device: bool = False
+    #: The tensor that all others are views of.
+    root: Shadow | None = None
 
 
 class Shadow(torch.Tensor):
@@ -36,6 +38,12 @@ class Shadow(torch.Tensor):
     memory: Memory
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def _base(self) -> Shadow | None:  # type: ignore[override]
+        """What it is a view of, as autograd would tell."""
+        root = self.memory.root
+        return None if root is self else root
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -58,4 +66,6 @@ def shadow_of(meta: torch.Tensor, device: torch.device, node: fx.Node, memory: M
         device=device,
     )
     shadow.meta, shadow.node, shadow.memory = meta, node, memory
+    if memory.root is None:
+        memory.root = shadow
     return shadow
