@@ -14,19 +14,19 @@ pub fn program_text(program: &BlockProgram) -> ProgramText {
 }
 
 /// How the line of a program begins that says where its kernel is defined.
-const DEFINED: &str = "  # defined at ";
+const DEFINED: &str = "# defined at ";
 
 /// The program with a line that says where its kernel is defined, as `file.py:12`.
 pub fn defined_at(program: ProgramText, place: &str) -> ProgramText {
     match program.text.split_once('\n') {
-        Some((head, body)) => ProgramText { text: format!("{head}\n{DEFINED}{place}\n{body}"), name: program.name },
+        Some((head, body)) => ProgramText { text: format!("{head}\n  {DEFINED}{place}\n{body}"), name: program.name },
         None => program,
     }
 }
 
 /// Where a program says that its kernel is defined.
 pub fn definition(program: &ProgramText) -> Option<&str> {
-    program.text.lines().nth(1)?.strip_prefix(DEFINED)
+    program.text.lines().nth(1)?.trim_start().strip_prefix(DEFINED)
 }
 
 /// What is wrong with a launch.

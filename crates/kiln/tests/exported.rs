@@ -46,6 +46,11 @@ fn write(path: &Path) {
         "guards_code": [],
         "range_constraints": {"s0": {"min_val": 1, "max_val": 100}},
     });
+    zipped(path, &program);
+}
+
+/// Writes an archive of a program and a weight.
+fn zipped(path: &Path, program: &Value) {
     let meta = vector(json!({"as_int": 1}));
     let weight = json!({"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta});
     let mut zip = ZipWriter::new(File::create(path).expect("a file"));
@@ -62,6 +67,82 @@ fn write(path: &Path) {
         zip.write_all(&bytes).expect("room");
     }
     zip.finish().expect("room");
+}
+
+/// Doubles `n` elements, 4 in an instance.
+const DOUBLE: &str = "kernel @double(%x: ptr<f32>, %out: ptr<f32>, %n: i32) grid launch warps 1 {
+  %p = program_id 0 : i32
+  %four = const 4 : i32
+  %start = mul %p, %four : i32
+  %starts = splat %start : i32[4]
+  %lane = iota : i32[4]
+  %i = add %starts, %lane : i32[4]
+  %all = splat %n : i32[4]
+  %inside = cmp lt %i, %all : bool[4]
+  %from = splat %x : ptr<f32>[4]
+  %from_i = ptr_add %from, %i : ptr<f32>[4]
+  %v = load %from_i, %inside : f32[4]
+  %sum = add %v, %v : f32[4]
+  %to = splat %out : ptr<f32>[4]
+  %to_i = ptr_add %to, %i : ptr<f32>[4]
+  store %to_i, %sum, %inside
+}";
+
+/// Writes the program that launches it on vectors of s0 elements, as torch.export does.
+fn write_launch(path: &Path) {
+    let size = json!({"as_expr": {"expr_str": "Symbol('s0')", "hint": {"as_int": 4}}});
+    let (tensor, text) = (|name: &str| json!({"name": name}), |text: &str| json!({"as_string": text}));
+    let named = |name: &str, arg: Value| json!({"name": name, "arg": arg});
+    let count = json!({"as_name": "n"});
+    let one = json!({"as_int": 1});
+    let inputs = json!([
+        named("name", text("double")),
+        named("program", text(DOUBLE)),
+        named("parameters", text("x,out,n")),
+        named("tensors", json!({"as_tensors": [tensor("x"), tensor("empty")]})),
+        named("written", json!({"as_ints": [1]})),
+        named("updated", json!({"as_ints": []})),
+        named("integers", json!({"as_sym_ints": [count]})),
+        named("floats", json!({"as_floats": []})),
+        named("grid", json!({"as_sym_ints": [count, one, one]})),
+    ]);
+    let empty = json!([named("self", json!({"as_tensor": tensor("x")}))]);
+    let outputs = json!([{"as_tensor": tensor("empty")}]);
+    let results = json!([{"as_tensors": [tensor("doubled")]}]);
+    let input = json!([named("a", json!({"as_tensor": tensor("x")})), named("dim", json!({"as_int": 0}))]);
+    let nodes = json!([
+        {"target": "torch.ops.aten.sym_size.int", "inputs": input, "outputs": [{"as_sym_int": {"as_name": "n"}}]},
+        {"target": "torch.ops.aten.empty_like.default", "inputs": empty, "outputs": outputs},
+        {"target": "torch.ops.kiln.launch.default", "inputs": inputs, "outputs": results},
+    ]);
+    let all = ["x", "empty", "doubled"].map(|name| (name.to_string(), vector(size.clone())));
+    let graph = json!({
+        "nodes": nodes, "tensor_values": serde_json::Map::from_iter(all), "sym_int_values": {"n": size},
+    });
+    let specs = json!([{"user_input": {"arg": {"as_tensor": tensor("x")}}}]);
+    let gives = json!([{"user_output": {"arg": {"as_tensor": tensor("doubled")}}}]);
+    let signature = json!({"input_specs": specs, "output_specs": gives});
+    zipped(
+        path,
+        &json!({
+            "graph_module": {"graph": graph, "signature": signature}, "schema_version": {"major": 8, "minor": 17},
+            "guards_code": [], "range_constraints": {"s0": {"min_val": 1, "max_val": 100}},
+        }),
+    );
+}
+
+#[test]
+fn a_kernel_written_by_hand_is_in_the_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("m.pt2");
+    write_launch(&path);
+    let engine = Engine::open(&path, &Settings::default()).expect("opens");
+    for count in [3, 9] {
+        let values: Vec<f64> = (0..count).map(f64::from).collect();
+        let x = Tensor::from_f64(Type::new(DType::F32, [values.len()]), values.iter().copied());
+        let want: Vec<f64> = values.iter().map(|v| 2.0 * v).collect();
+        assert_eq!(engine.run(&[x]).expect("runs")[0].to_f64_vec(), want);
+    }
 }
 
 #[test]
