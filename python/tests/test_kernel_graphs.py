@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import kiln
 import kiln.language as kl
-from kiln.kernels import Config, KernelError, autotune, cdiv, heuristics
+from kiln.kernels import Config, KernelError, TensorDescriptor, autotune, cdiv, heuristics
 
 pytestmark = pytest.mark.native
 
@@ -149,7 +149,91 @@ class Views(nn.Module):
         return y.t() + self.bias, y[:, 2:5].clone(), y.chunk(2, 1)[1].clone()
 
 
+@kiln.kernel
+def where_kernel(mask, x, out, n, BLOCK: kl.constexpr):
+    at = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
+    value = kl.where(kl.load(mask + at, at < n), kl.load(x + at, at < n), 0.0)
+    kl.store(out + at, value, at < n)
+
+
+class Where(nn.Module):
+    """A mask of booleans, and halves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, n = x.half() * 2, x.numel()
+        out = torch.empty_like(y)
+        where_kernel[(cdiv(n, 32),)](y > 0, y, out, n, BLOCK=32)
+        return out.float()
+
+    def reference(self, x: Tensor) -> Tensor:
+        y = x.half() * 2
+        return torch.where(y > 0, y, 0).float()
+
+
+@kiln.kernel
+def bins_kernel(x, counts, n, BLOCK: kl.constexpr):
+    at = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
+    kl.atomic_add(counts + kl.load(x + at, at < n), 1, at < n)
+
+
+class Bins(nn.Module):
+    """Atomics into memory that is zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = (x * 3).to(torch.int32).abs() % 5
+        counts, n = torch.zeros(5, dtype=torch.int32), x.numel()
+        bins_kernel[(cdiv(n, 32),)](places, counts, n, BLOCK=32)
+        return counts + 1
+
+    def reference(self, x: Tensor) -> Tensor:
+        places = (x * 3).to(torch.int32).abs() % 5
+        return torch.bincount(places.flatten(), minlength=5).int() + 1
+
+
+@kiln.kernel
+def tiles_kernel(source, target, M: kl.constexpr):
+    row = kl.program_id(0) * M
+    target.store([row, 0], source.load([row, 0]) * 2)
+
+
+class Tiles(nn.Module):
+    """Descriptors of tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + 1
+        out = torch.empty_like(y)
+        described = [TensorDescriptor.from_tensor(t, [4, 16]) for t in (y, out)]
+        tiles_kernel[(cdiv(y.shape[0], 4),)](*described, M=4)
+        return out * 2
+
+    def reference(self, x: Tensor) -> Tensor:
+        return (x + 1) * 4
+
+
+@kiln.kernel
+def array_kernel(x: kl.Array, out: kl.Array, BLOCK: kl.constexpr):
+    row = kl.program_id(0)
+    out[row, 0:BLOCK] = x[row, 0:BLOCK] + 1
+
+
+class Arrays(nn.Module):
+    """Tensors with their sizes and strides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * 2).t()
+        out = torch.empty(y.shape)
+        array_kernel[(y.shape[0],)](y, out, BLOCK=16)
+        return out
+
+    def reference(self, x: Tensor) -> Tensor:
+        return (x * 2).t() + 1
+
+
 MODELS = [
+    (Where, (8, 16)),
+    (Bins, (8, 16)),
+    (Tiles, (10, 16)),
+    (Arrays, (8, 16)),
     (Add, (4, 8)),
     (InPlace, (3, 16)),
     (Split, (5, 7)),
@@ -209,6 +293,14 @@ def test_exported_program(model, shape, tmp_path):
         torch.testing.assert_close(loaded(x), plain.reference(x))
     # PyTorch runs the program too.
     torch.testing.assert_close(program.module()(x), case(model, shape)[1].reference(x))
+
+
+@pytest.mark.parametrize(("model", "shape"), MODELS, ids=NAMES)
+@torch.no_grad()
+def test_exported_by_bytecode(model, shape):
+    module, plain, x = case(model, shape)
+    program = torch.export.export(module, (x,), strict=True)
+    torch.testing.assert_close(program.module()(x), plain.reference(x))
 
 
 @pytest.mark.parametrize(("model", "shape"), MODELS, ids=NAMES)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from kiln._native import KilnError
+
 _NUMBERS = itertools.count()
 
 #: Kernels by their numbers.
@@ -128,14 +130,17 @@ def launch_by_number(
         only = grids[0] if len(grids) == 1 else None
         kernel[tuple(only) if only is not None else functools.partial(_grid_of, extras, position)](**named)
         return
-    if traced.is_unrecorded(named):
-        return
     found = []
     for extra, choice in zip(extras, choices(kernel, named), strict=True):
         added = {name: _decoded(value) for name, value in extra.items()}
         found.append(Choice(choice.kernel, {**named, **added}, choice.configs))
     places = {id(choice): grid for choice, grid in zip(found, grids, strict=True)}
-    traced.launch_one(kernel, named, found, lambda choice: places[id(choice)])
+    try:
+        traced.launch_one(kernel, named, found, lambda choice: places[id(choice)])
+    except KilnError:
+        # Dynamo would wrap the error, and takes no result of a launch. AOT autograd meets it again.
+        if not traced.is_run_for_types():
+            raise
 
 
 def refused(number: int, given: dict[str, Any]) -> str:

@@ -27,13 +27,13 @@ def is_tracing() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def is_unrecorded(named: dict[str, Any]) -> bool:
-    """Whether a launch is run for the types of its results alone, of which it has none: dynamo does
-    that before AOT autograd traces its graph."""
+def is_run_for_types() -> bool:
+    """Whether operators are called for the types of their results alone, and nobody records them."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    tensors = [t for t in torch.utils._pytree.tree_leaves(named) if isinstance(t, torch.Tensor)]
-    return get_proxy_mode() is None and all(type(t).__name__ == "FakeTensor" for t in tensors)
+    kinds = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+    return kinds == {"FakeTensorMode"} and get_proxy_mode() is None
 
 
 def compiles(kernel: Any, named: dict[str, Any]) -> str:
