@@ -4,10 +4,12 @@
 //! from which code generation derives strides, uniform base addresses and tail masks; [`axis`] gives contiguity and
 //! divisibility along each axis, which hold through gathers and remainders and decide the width of memory accesses;
 //! [`groups`] finds pointers that are contiguous across two axes. Never changes a kernel, and knows nothing of threads.
+mod accesses;
 pub mod affine;
 pub mod axis;
 pub(crate) mod bounds;
 mod ends;
+pub mod footprint;
 mod groups;
 mod loops;
 mod relevance;
@@ -17,8 +19,10 @@ pub(crate) mod unwrapped;
 mod values;
 mod writes;
 
+pub use accesses::Accesses;
 pub use affine::Affine;
 pub use ends::loop_ends;
+pub use footprint::{Coverage, Footprints, Unfollowed};
 pub use groups::APART;
 pub use relevance::{Relevance, drop_irrelevant, relevance};
 pub use run::Axis;

@@ -3,8 +3,8 @@ mod atomic;
 mod combine;
 
 use crate::{
-    Arithmetic, Array, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid, InstData,
-    LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid, Inst,
+    InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -30,6 +30,25 @@ impl Builder {
             fault: None,
             narrow: HashMap::new(),
         }
+    }
+    /// Adds to an existing program: what is built goes where [`Builder::place_before`] says.
+    pub fn of(program: BlockProgram) -> Builder {
+        Builder { kernel: program, open: vec![Region::default()], fault: None, narrow: HashMap::new() }
+    }
+    /// Places what was built since the last call before an instruction of the program.
+    pub fn place_before(&mut self, inst: Inst) {
+        let built = self.open.last_mut().map(|region| std::mem::take(&mut region.insts)).unwrap_or_default();
+        if !self.kernel.insert_before(inst, built) {
+            self.broken("an instruction is placed before one that the program does not have");
+        }
+    }
+    /// The program that was added to.
+    pub fn into_program(self) -> BlockProgram {
+        self.kernel
+    }
+    /// The program as it is so far, to replace and remove instructions.
+    pub fn program_mut(&mut self) -> &mut BlockProgram {
+        &mut self.kernel
     }
     /// Marks the program as invalid, with the reason; the caller checks [`Builder::fault`] before it uses the program.
     /// Returns a dummy value, so that building can go on until the program is thrown away.

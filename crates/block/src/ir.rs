@@ -269,6 +269,31 @@ impl BlockProgram {
         self.insts.push(data);
         Inst(self.insts.len() as u32 - 1)
     }
+    /// Puts instructions before `inst`, in its region; false if no region has it.
+    pub fn insert_before(&mut self, inst: Inst, new: Vec<Inst>) -> bool {
+        self.edit_around(inst, |insts, at| _ = insts.splice(at..at, new))
+    }
+    /// Takes an instruction out of its region; false if no region has it.
+    pub fn remove(&mut self, inst: Inst) -> bool {
+        self.edit_around(inst, |insts, at| _ = insts.remove(at))
+    }
+    /// Calls `edit` with the instructions of the region that has `inst`, and its place there.
+    fn edit_around(&mut self, inst: Inst, edit: impl FnOnce(&mut Vec<Inst>, usize)) -> bool {
+        let nested = self.insts.iter_mut().flat_map(|data| &mut data.regions);
+        for region in std::iter::once(&mut self.body).chain(nested) {
+            if let Some(at) = region.insts.iter().position(|i| *i == inst) {
+                edit(&mut region.insts, at);
+                return true;
+            }
+        }
+        false
+    }
+    /// Has all instructions that take `old` take `new`.
+    pub fn replace(&mut self, old: Value, new: Value) {
+        for arg in self.insts.iter_mut().flat_map(|data| &mut data.args).filter(|arg| **arg == old) {
+            *arg = new;
+        }
+    }
     /// Number of program instances, if it is a constant.
     pub fn instances(&self) -> Option<usize> {
         self.grid.constant().map(|sizes| sizes.iter().product())

@@ -45,6 +45,10 @@ impl Writes {
         let mut params = program.params.iter().filter(|p| self.classes.root(p.value.0) == class).peekable();
         params.peek().is_some() && params.all(|p| p.readonly)
     }
+    /// Whether two pointers may lead to memory of one parameter, as far as pointers are followed.
+    pub fn share_memory(&self, a: Value, b: Value) -> bool {
+        self.classes.root(a.0) == self.classes.root(b.0)
+    }
     /// Whether elements are combined with what is there before.
     pub fn updates(&self, pointer: Value) -> bool {
         self.updated.contains(&self.classes.root(pointer.0))
