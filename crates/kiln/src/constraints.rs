@@ -22,7 +22,7 @@
 //! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the
 //! constraints.
 use crate::{Error, select::select};
-use kiln_graph::Graph;
+use kiln_graph::{Graph, Op};
 use kiln_machine::Arch;
 use kiln_plan::{BufferId, Kernel, KernelKind, Plan, Schedule, Stage};
 use kiln_rewrite::{FormOf, Group, Pinned};
@@ -184,8 +184,8 @@ impl Constraints {
             schedule: target.and(k.schedule.as_ref()).map(|s| s.to_string()),
             target: target.filter(|_| k.schedule.is_some()).map(|t| t.to_string()),
         };
-        // A launch is a kernel of its own in every plan.
-        let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run && k.kind != KernelKind::Launch);
+        // A launch without neighbours is a kernel of its own wherever these have kernels.
+        let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run && !is_only_launch(k));
         Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
     }
     /// The TOML text, which [`Constraints::read`] reads.
@@ -217,6 +217,12 @@ impl Constraints {
         }
         t
     }
+}
+
+/// Whether a kernel has nothing but a launch.
+fn is_only_launch(k: &Kernel) -> bool {
+    let is_part = |op: &Op| matches!(op, Op::Input(_) | Op::Launch(_) | Op::Result(_));
+    k.kind == KernelKind::Launch && k.body.values().all(|v| is_part(k.body.op(v)))
 }
 
 fn form_of(f: &FormText, graph: &Graph) -> Result<FormOf, Error> {

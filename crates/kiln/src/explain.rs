@@ -110,6 +110,9 @@ pub struct KernelReport {
     pub terms: Terms,
     /// The ops in order, with where they come from.
     pub ops: Vec<OpReport>,
+    /// The program written by hand that it launches, with the other ops in its loads and stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// What it reads.
     pub inputs: Vec<BufferReport>,
     /// What it writes.

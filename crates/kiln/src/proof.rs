@@ -40,7 +40,7 @@ pub fn ask(model: &Model, options: &CompileOptions, kernel: &str) -> Result<Proo
     let constraints = options.constraints.resolve(&model.graph)?;
     let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
     let schedules = compile::Schedules::new(options.machine());
-    let mut proofs = kiln_rewrite::proofs(&model.graph, options.machine(), &search, &constraints, Some(&schedules))
+    let mut proofs = kiln_rewrite::proofs(&model.graph, options.machine(), &search, &constraints, schedules.target())
         .map_err(|e| compile::not_planned(model, e))?;
     let Some(steps) = proofs.remove(kernel) else {
         let all: Vec<&str> = proofs.keys().map(String::as_str).collect();
@@ -67,7 +67,7 @@ pub fn certificate(model: &Model, options: &CompileOptions) -> Result<Certificat
     let constraints = options.constraints.resolve(&model.graph)?;
     let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
     let schedules = compile::Schedules::new(options.machine());
-    let found = kiln_rewrite::certified(&model.graph, options.machine(), &search, &constraints, Some(&schedules))
+    let found = kiln_rewrite::certified(&model.graph, options.machine(), &search, &constraints, schedules.target())
         .map_err(|e| compile::not_planned(model, e))?;
     // Of each rule, the number of its step.
     let is_rule = |e: &Entry| matches!(e, Entry::Rule { .. });

@@ -6,6 +6,7 @@ mod decisions;
 mod engine;
 mod exported;
 mod forms;
+mod fused_launches;
 mod host_rows;
 mod indices;
 mod launches;

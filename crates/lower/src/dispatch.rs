@@ -105,7 +105,7 @@ pub fn lower_scheduled(kernel: &Kernel, machine: &Hardware, propose: ProposeSche
         return Ok(Lowered::new(vec![Work::Fallback(call)]));
     }
     if kernel.kind == KernelKind::Launch {
-        let mut steps = handwritten::lower(name, body)?;
+        let mut steps = handwritten::lower(kernel, machine)?;
         contract(&mut steps.steps, kernel, machine);
         return Ok(Lowered { steps, matmul_schedule: None, launches: vec![] });
     }

@@ -1,13 +1,23 @@
-//! Launches of block programs that people wrote: the program as it is, with the numbers and tensors of the launch.
+//! Launches of block programs that people wrote: the program as it is, with the numbers and tensors of the launch, and
+//! with the elementwise ops of the kernel in its loads and stores ([`neighbours`]).
 //!
-//! Takes: a kernel whose body is one launch. Gives: a copy for each result that starts as a copy of an operand, then
-//! the program. Never: another order, tile or layout than the program says; what is wrong with a launch is a sentence.
+//! Takes: a kernel with one launch. Gives: a copy for each result that starts as a copy of an operand, then the
+//! program. Never: another order or tile than the program says; what is wrong with a launch is a sentence.
+mod access;
+mod neighbours;
+mod point;
+mod warpgroups;
+
+pub use access::launch_access;
+
 use crate::error::LowerError;
 use crate::scalar::types::stored;
 use kiln_block::bind::{BoundArgument, BoundProgram, BoundTensor, BoundValue, TensorAccess, bind_text};
-use kiln_block::{BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Type as BlockType};
+use kiln_block::{BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Type as BlockType, passes};
 use kiln_graph::launch::{ArgumentValue, LaunchOp};
 use kiln_graph::{Graph, Op, Scalar, Type, ValueId};
+use kiln_machine::Machine;
+use kiln_plan::Kernel;
 use kiln_plan::exec::{Slot, Steps, Work};
 
 /// Elements that an instance of a copy moves, and its warps.
@@ -59,8 +69,9 @@ fn number(n: Scalar) -> Const {
     }
 }
 
-/// The steps of a kernel whose body is a launch.
-pub fn lower(name: &str, body: &Graph) -> Result<Steps<BlockProgram>, LowerError> {
+/// The steps of a kernel with a launch.
+pub fn lower(kernel: &Kernel, machine: &Machine) -> Result<Steps<BlockProgram>, LowerError> {
+    let (name, body) = (kernel.name.as_str(), &kernel.body);
     let refuse = |why: String| LowerError::Unsupported { kernel: name.to_string(), why };
     let found = body.values().find_map(|v| match body.op(v) {
         Op::Launch(launch) => Some((v, &**launch)),
@@ -69,76 +80,108 @@ pub fn lower(name: &str, body: &Graph) -> Result<Steps<BlockProgram>, LowerError
     let (node, launch) = found.ok_or_else(|| refuse("a launch kernel without a launch".into()))?;
     let operands = body.args(node);
     let types: Vec<&Type> = operands.iter().map(|v| body.ty(*v)).collect();
-    let bound = bound(launch, &types, |a, b| operands[a] == operands[b])
+    let BoundProgram { mut program, arguments } = bound(launch, &types, |a, b| operands[a] == operands[b])
         .map_err(|why| refuse(format!("program `{}`: {why}", launch.program.name)))?;
-    let slots =
-        Slots::of(body, node, launch).ok_or_else(|| refuse("it reads what is no input of the kernel".into()))?;
+    passes::canonicalise(&mut program)
+        .map_err(|e| LowerError::Invariant { kernel: name.into(), what: e.to_string() })?;
+    let places =
+        Places::of(body, node, launch).ok_or_else(|| refuse("it reads what is no input of the kernel".into()))?;
     let mut steps = vec![];
-    for (from, to, ty) in &slots.copies {
+    for (from, to, ty) in &places.copies {
         steps.extend(copy(name, ty).map(|code| Work::Block { code, args: vec![*from, *to] }));
     }
-    let copied = match &slots.copies[..] {
-        [(Slot::Input(from), Slot::Output(0), _)] if !steps.is_empty() && slots.reads_once(*from) => Some(*from),
+    if program.instances() != Some(0) {
+        let of_parameters = arguments.iter().map(|n| places.tensors[*n]).collect::<Option<Vec<Place>>>();
+        let of_parameters = of_parameters.ok_or_else(|| refuse("a pointer without a tensor".into()))?;
+        let kernel = neighbours::Kernel { name, body, rounding: kernel.rounding };
+        let fused = warpgroups::placed(neighbours::fused(&kernel, program, &of_parameters)?, body, machine);
+        let code = BlockProgram { name: format!("{name}_{}", fused.program.name), ..fused.program };
+        steps.push(Work::Block { code, args: fused.args });
+    }
+    // The copy may take the operand's memory if nothing reads the operand after it.
+    let reads =
+        |slot: &Slot| steps.iter().skip(1).any(|step| matches!(step, Work::Block { args, .. } if args.contains(slot)));
+    let copied = match &places.copies[..] {
+        [(from @ Slot::Input(input), Slot::Output(0), ty)] if ty.count() > 0 && !reads(from) => Some(*input),
         _ => None,
     };
-    if bound.program.instances() != Some(0) {
-        let args = bound.arguments.iter().map(|n| slots.tensors[*n]).collect::<Option<Vec<Slot>>>();
-        let args = args.ok_or_else(|| refuse("a pointer without a tensor".into()))?;
-        let code = BlockProgram { name: format!("{name}_{}", bound.program.name), ..bound.program };
-        steps.push(Work::Block { code, args });
+    Ok(Steps { scratch: places.scratch, steps, otherwise: None, copied })
+}
+
+/// Where a tensor of a launch is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Slot(Slot),
+    /// An operand that the kernel computes where it is loaded.
+    Computed(ValueId),
+    /// A result from which the kernel computes another one; it is stored itself only if it has a slot.
+    Result {
+        value: ValueId,
+        slot: Option<Slot>,
+    },
+}
+
+impl Place {
+    /// Where it is in memory, if it is.
+    pub fn slot(&self) -> Option<Slot> {
+        match self {
+            Place::Slot(slot) => Some(*slot),
+            Place::Computed(_) => None,
+            Place::Result { slot, .. } => *slot,
+        }
     }
-    Ok(Steps { scratch: slots.scratch, steps, otherwise: None, copied })
 }
 
 /// Where the tensors of a launch are.
-struct Slots {
+struct Places {
     /// Of each argument; none for numbers.
-    tensors: Vec<Option<Slot>>,
+    tensors: Vec<Option<Place>>,
     /// Results that nothing reads.
     scratch: Vec<Type>,
     /// What is copied into results before the program runs.
     copies: Vec<(Slot, Slot, Type)>,
 }
 
-impl Slots {
-    fn of(body: &Graph, node: ValueId, launch: &LaunchOp) -> Option<Slots> {
-        let mut slots = Slots { tensors: vec![], scratch: vec![], copies: vec![] };
+impl Places {
+    fn of(body: &Graph, node: ValueId, launch: &LaunchOp) -> Option<Places> {
+        let mut places = Places { tensors: vec![], scratch: vec![], copies: vec![] };
         let (operands, mut next, mut result) = (body.args(node), 0, 0);
+        let input = |v: ValueId| body.inputs.iter().position(|i| *i == v).map(|n| Slot::Input(n as u32));
         for a in &launch.arguments {
-            let mut operand = None;
-            if a.value.takes_operand() {
-                operand = Some(Slot::Input(body.inputs.iter().position(|v| *v == operands[next])? as u32));
-                next += 1;
-            }
+            let operand = a.value.takes_operand().then(|| operands[next]);
+            next += usize::from(operand.is_some());
             let Some(ty) = a.value.result() else {
-                slots.tensors.push(operand);
+                let place = operand.map(|v| input(v).map_or(Place::Computed(v), Place::Slot));
+                places.tensors.push(place);
                 continue;
             };
-            let place = slots.result(body, node, result, ty);
+            let place = places.result(body, node, result, ty);
             result += 1;
-            slots.copies.extend(operand.map(|from| (from, place, ty.clone())));
-            slots.tensors.push(Some(place));
+            if let Some(from) = operand {
+                places.copies.push((input(from)?, place.slot()?, ty.clone()));
+            }
+            places.tensors.push(Some(place));
         }
-        Some(slots)
+        Some(places)
     }
     /// Where result `number` of a launch goes.
-    fn result(&mut self, body: &Graph, node: ValueId, number: u32, ty: &Type) -> Slot {
+    fn result(&mut self, body: &Graph, node: ValueId, number: u32, ty: &Type) -> Place {
         let is_it = |v: &ValueId| match body.op(*v) {
             _ if *v == node => number == 0,
             Op::Result(i) => *i == number,
             _ => false,
         };
-        match body.outputs.iter().position(is_it) {
-            Some(output) => Slot::Output(output as u32),
-            None => {
+        let value = body.values().find(is_it);
+        let slot = body.outputs.iter().position(is_it).map(|output| Slot::Output(output as u32));
+        let is_after = |user: &ValueId| !matches!(body.op(*user), Op::Result(_));
+        match (value, slot) {
+            (Some(value), slot) if body.users(value).iter().any(is_after) => Place::Result { value, slot },
+            (_, Some(slot)) => Place::Slot(slot),
+            (_, None) => {
                 self.scratch.push(ty.clone());
-                Slot::Scratch(self.scratch.len() as u32 - 1)
+                Place::Slot(Slot::Scratch(self.scratch.len() as u32 - 1))
             }
         }
-    }
-    /// Whether the program itself does not read an input that is copied.
-    fn reads_once(&self, input: u32) -> bool {
-        !self.tensors.contains(&Some(Slot::Input(input)))
     }
 }
 

@@ -10,7 +10,7 @@
 //! - [`schedule`]: steps of schedules, and when they fit;
 //! - [`emit`]: block programs of nests;
 //! - [`matmul`], [`attention`]: block programs of what multiplies;
-//! - [`handwritten`]: launches of programs that people wrote;
+//! - [`handwritten`]: launches of programs that people wrote, with elementwise ops around them;
 //! - [`dispatch`]: the family of programs that computes a kernel by its schedule;
 //! - [`cost`]: prices of schedules; [`select`]: the one that a kernel gets.
 mod attention;
@@ -28,7 +28,7 @@ mod steps;
 
 pub use cost::{features as facts, price, tile_layout};
 pub use error::LowerError;
-pub use handwritten::bound;
+pub use handwritten::{bound, launch_access};
 pub use select::candidates::{
     Chosen, PROGRAMS, Scheduled, chosen, chosen_among, fits, price_among, priced, scheduled, schedules,
 };

@@ -5,6 +5,7 @@ mod common;
 mod computed_operands;
 mod conv;
 mod epilogue;
+mod handwritten;
 mod indices;
 mod key_blocks;
 mod large;

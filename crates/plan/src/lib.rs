@@ -3,7 +3,8 @@
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan
 //! can be interpreted, printed and compared with the graph crate alone. Also holds what several later stages must agree
 //! on: steps of a kernel ([`exec`]), the tiling of attention, which the planner prices before lowering applies it
-//! ([`attention`]), how far prices err ([`price_error`]), records of out-of-range indices ([`index`]). Never: block programs, launches, measurements.
+//! ([`attention`]), what is known of launches ([`launch`]), how far prices err ([`price_error`]), records of
+//! out-of-range indices ([`index`]). Never: block programs, launches, measurements.
 #![warn(missing_docs)]
 
 pub mod attention;
@@ -12,6 +13,7 @@ pub mod exec;
 pub mod form;
 mod hardware;
 pub mod index;
+pub mod launch;
 pub mod matmul_schedule;
 mod numerics;
 pub mod price_error;
@@ -22,6 +24,7 @@ pub mod verify;
 pub use error::PlanError;
 pub use form::{Form, FormNeeds};
 pub use hardware::Hardware;
+pub use launch::{LaunchAccess, TensorAccess, Unfusable};
 pub use numerics::{Contract, Numerics, Precision, Rounding};
 pub use schedule::{Axis, Engine, Operand, Schedule, Step};
 
@@ -81,7 +84,7 @@ pub enum KernelKind {
     Pool,
     /// A scatter, with what computes its operands element by element.
     Scatter,
-    /// A launch of a block program that a person wrote.
+    /// A launch of a block program that a person wrote, with elementwise ops before its loads and after its stores.
     Launch,
     /// Run by libtorch.
     Fallback,

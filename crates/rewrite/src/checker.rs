@@ -4,15 +4,17 @@ use crate::Work;
 use crate::body::{forms, kernel};
 use crate::cost::Price;
 use crate::dag::Dag;
-use crate::prices::{Candidate, Priced, Prices};
-use crate::region::{MAX_MEMBERS, Reject, check};
+use crate::prices::{Candidate, Launches, Priced, Prices, TargetInfo};
+use crate::region::{self, MAX_MEMBERS, Reject, check};
 use crate::regions::Region;
+use kiln_graph::launch::LaunchOp;
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
-use kiln_plan::{Form, Hardware, Stage};
+use kiln_plan::{Form, Hardware, LaunchAccess, Stage};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
+use std::rc::Rc;
 
 /// Most words of a key that is stored unhashed.
 const LONG: usize = 256;
@@ -23,6 +25,9 @@ type Kind = (Option<Op>, Type, Class, Vec<Form>);
 pub struct Checker<'a> {
     pub machine: &'a Hardware<'a>,
     prices: Option<&'a dyn Prices>,
+    launches: Option<&'a dyn Launches>,
+    /// Of launches with their types of operands.
+    accesses: FxHashMap<(LaunchOp, Vec<Type>), Rc<LaunchAccess>>,
     /// By the key of a region.
     priced: FxHashMap<Vec<u32>, Option<Priced>>,
     kinds: FxHashMap<Kind, u32>,
@@ -44,11 +49,29 @@ fn candidate(dag: &Dag, region: &Region, machine: &Hardware) -> Candidate {
 impl<'a> Checker<'a> {
     pub fn new(machine: &'a Hardware<'a>) -> Checker<'a> {
         let (kinds, known, priced) = (FxHashMap::default(), FxHashMap::default(), FxHashMap::default());
-        Checker { machine, prices: None, priced, kinds, known, work: Work::default(), key: vec![], met: vec![] }
+        let (accesses, work) = (FxHashMap::default(), Work::default());
+        let (prices, launches) = (None, None);
+        Checker { machine, prices, launches, accesses, priced, kinds, known, work, key: vec![], met: vec![] }
     }
-    /// The same, which asks for prices.
-    pub fn with_prices(self, prices: Option<&'a dyn Prices>) -> Checker<'a> {
-        Checker { prices, ..self }
+    /// The same, which asks for prices and accesses.
+    pub fn with_target(self, target: TargetInfo<'a>) -> Checker<'a> {
+        Checker { prices: target.prices, launches: target.launches, ..self }
+    }
+    /// What is known of the launch among these values, if there is one.
+    fn access(&mut self, dag: &Dag, members: &[usize]) -> Option<Rc<LaunchAccess>> {
+        let launches = self.launches?;
+        members.iter().find_map(|v| {
+            let Op::Launch(launch) = dag.op(*v) else { return None };
+            let types: Vec<Type> = dag.args(*v).iter().map(|a| dag.ty(*a).clone()).collect();
+            let found = self.accesses.entry((LaunchOp::clone(launch), types.clone()));
+            let operands: Vec<&Type> = types.iter().collect();
+            Some(found.or_insert_with(|| Rc::new(launches.access(launch, &operands))).clone())
+        })
+    }
+    /// Price of one op that reads its operands and writes its result.
+    pub fn alone(&mut self, dag: &Dag, v: usize) -> Price {
+        let access = if dag.class[v] == Class::Launch { self.access(dag, &[v]) } else { None };
+        region::alone(dag, v, self.machine, access.as_deref())
     }
     /// Whether it can ask for prices.
     pub fn has_prices(&self) -> bool {
@@ -100,7 +123,7 @@ impl<'a> Checker<'a> {
         self.work.regions += 1;
         if members.len() > MAX_MEMBERS {
             // Refused at once: not worth a key.
-            return check(dag, members, outs, self.machine);
+            return check(dag, members, outs, self.machine, None);
         }
         self.write_key(dag, kinds, members, outs);
         self.work.values += self.key.len();
@@ -108,7 +131,9 @@ impl<'a> Checker<'a> {
         if let Some(r) = self.known.get(&self.key[..]) {
             return *r;
         }
-        let r = check(dag, members, outs, self.machine);
+        let has_launch = members.iter().any(|v| dag.class[*v] == Class::Launch);
+        let access = if has_launch { self.access(dag, members) } else { None };
+        let r = check(dag, members, outs, self.machine, access.as_deref());
         self.known.insert(self.key.clone(), r);
         r
     }

@@ -7,7 +7,6 @@ use crate::dag::{Dag, Program};
 use crate::impossible::Impossible;
 use crate::names::Names;
 use crate::planner::{self, Apart, Limits, Region, Regions, best_cut, boundaries};
-use crate::region::alone;
 use crate::why::label;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
@@ -218,7 +217,7 @@ fn rules(dag: &Dag, k: &Region) -> Vec<String> {
 /// The next best way to compute the same outputs: the kernel cut in two at the cheapest place, or one kernel per op.
 fn alternative(dag: &Dag, kinds: &[u32], k: &Region, check: &mut Checker) -> Option<Alternative> {
     let ops: Vec<usize> = k.members.iter().copied().filter(|&m| !dag.class[m].is_free()).collect();
-    let seconds: f64 = ops.iter().map(|&v| alone(dag, v, check.machine).seconds).sum();
+    let seconds: f64 = ops.iter().map(|&v| check.alone(dag, v).seconds).sum();
     let cut = best_cut(dag, kinds, k, check).filter(|c| ops.len() == 2 || c.0 <= seconds);
     let (what, seconds) = match cut {
         Some((cut, v)) => (format!("cut after {} (2 kernels)", label(dag, v)), cut),

@@ -57,7 +57,7 @@ use impossible::Impossible;
 use kiln_graph::{Graph, Op, decompose::decompose_all};
 use kiln_machine::Machine;
 use kiln_plan::{Contract, Hardware, Plan, Search};
-pub use prices::{Candidate, Priced, Prices};
+pub use prices::{Candidate, Launches, Priced, Prices, TargetInfo};
 use proof::Prover;
 pub use proof::{Proofs, Step};
 use std::collections::BTreeMap;
@@ -113,10 +113,10 @@ pub fn plan_priced(
     machine: &Machine,
     options: &Options,
     constraints: &Constraints,
-    prices: Option<&dyn Prices>,
+    target: TargetInfo,
 ) -> Result<Plan, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), false)?.0)
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_target(target), false)?.0)
 }
 
 /// The work of planning: counts, not times.
@@ -150,10 +150,10 @@ pub fn proofs(
     machine: &Machine,
     options: &Options,
     constraints: &Constraints,
-    prices: Option<&dyn Prices>,
+    target: TargetInfo,
 ) -> Result<Proofs, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), true)?.1.steps)
+    Ok(search(g, options, constraints, &mut Checker::new(&hardware).with_target(target), true)?.1.steps)
 }
 
 /// A plan, and all that shows that it computes the graph.
@@ -171,10 +171,10 @@ pub fn certified(
     machine: &Machine,
     options: &Options,
     constraints: &Constraints,
-    prices: Option<&dyn Prices>,
+    target: TargetInfo,
 ) -> Result<Certified, RewriteError> {
     let hardware = Hardware { machine, contract: options.contract };
-    let (plan, proofs) = search(g, options, constraints, &mut Checker::new(&hardware).with_prices(prices), true)?;
+    let (plan, proofs) = search(g, options, constraints, &mut Checker::new(&hardware).with_target(target), true)?;
     let Found { entries, applications, .. } = proofs;
     Ok(Certified { plan, entries, applications })
 }

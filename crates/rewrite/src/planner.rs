@@ -8,7 +8,7 @@
 use crate::checker::Checker;
 use crate::compare;
 use crate::dag::Dag;
-use crate::region::{Reject, alone, kind};
+use crate::region::{Reject, kind};
 use crate::regions::sorted;
 pub use crate::regions::{Region, Regions, inputs};
 pub use boundaries::{Apart, best_cut, boundaries};
@@ -204,7 +204,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                         dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)).collect();
                     if views.is_empty() {
                         // A single op on stored operands is always legal.
-                        let price = alone(dag, v, self.check.machine);
+                        let price = self.check.alone(dag, v);
                         self.install(Region::new(dag, vec![v], vec![v], price));
                         continue;
                     }
@@ -231,7 +231,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let members = sorted(users.iter().copied().filter(is_result).chain([v]));
         let own = dag.is_root(v) || users.iter().any(|u| !is_result(u));
         let outs = members.iter().copied().filter(|&m| m != v || own).collect();
-        Region::new(dag, members, outs, alone(dag, v, self.check.machine))
+        Region::new(dag, members, outs, self.check.alone(dag, v))
     }
 
     fn followers(&self, id: usize) -> Set {
@@ -348,6 +348,10 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         let Some(k) = self.home[v].and_then(|h| self.plan.by_id.get(&h)).cloned() else { return false };
         let again = self.cone(&k.members, &[v]);
+        // A program runs once.
+        if again.iter().any(|m| self.dag.class[*m].is_opaque()) {
+            return false;
+        }
         let outs: Vec<usize> = k.outs.iter().copied().filter(|&o| o != v).collect();
         let readers: Vec<usize> = self.readers[v].iter().copied().collect();
         let mut regions: Vec<(Vec<usize>, Vec<usize>)> = vec![];

@@ -4,8 +4,10 @@
 //! The roofline ([`crate::cost`]) takes constant time and needs no schedule, so it orders the hundreds of regions that
 //! are merged. A price needs a kernel's body and the schedules of each of its forms. What answers is lowering, which
 //! takes the schedule of that price: there is one price, and the form is chosen by it once.
+use kiln_graph::Type;
+use kiln_graph::launch::LaunchOp;
 use kiln_plan::form::ProgramFamily;
-use kiln_plan::{Form, Kernel};
+use kiln_plan::{Form, Kernel, LaunchAccess};
 
 /// A kernel and the forms that rules give it.
 pub struct Candidate {
@@ -37,4 +39,19 @@ pub trait Prices {
     fn price(&self, candidates: &[Candidate]) -> Vec<Option<Priced>>;
     /// The form of that schedule, of those that fit; `None` where none fits, or the kernel does not multiply.
     fn choose(&self, candidates: &[Candidate]) -> Vec<Option<Form>>;
+}
+
+/// What knows the accesses of launches.
+pub trait Launches {
+    /// Accesses of a launch to operands of these types.
+    fn access(&self, launch: &LaunchOp, operands: &[&Type]) -> LaunchAccess;
+}
+
+/// What later stages say of kernels, for a target.
+#[derive(Clone, Copy, Default)]
+pub struct TargetInfo<'a> {
+    /// None where the model has no prices.
+    pub prices: Option<&'a dyn Prices>,
+    /// Without it nothing is fused with a launch.
+    pub launches: Option<&'a dyn Launches>,
 }

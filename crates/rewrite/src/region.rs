@@ -11,11 +11,12 @@ use crate::space::{Atom, AxisMap, Map, Space, align};
 use kiln_graph::Op;
 use kiln_graph::ops::Class;
 use kiln_plan::form::FormNeeds;
-use kiln_plan::{Hardware, KernelKind};
+use kiln_plan::{Hardware, KernelKind, LaunchAccess};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
 mod key_end;
+mod launch;
 mod log_sum_exp;
 mod mask;
 mod operands;
@@ -129,13 +130,24 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
 }
 
 /// Checks one kernel that computes `members` (ascending) and stores `outs`, and prices it.
-pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -> Result<Price, Reject> {
+///
+/// `access`: what is known of its launch, if it has one.
+pub fn check(
+    dag: &Dag,
+    members: &[usize],
+    outs: &[usize],
+    machine: &Hardware,
+    access: Option<&LaunchAccess>,
+) -> Result<Price, Reject> {
+    if members.iter().any(|&v| dag.class[v] == Class::Launch) {
+        return launch::check(dag, members, outs, machine, access);
+    }
     if members.iter().any(|&v| dag.class[v].is_opaque()) {
-        return opaque(dag, members, machine);
+        return fallback(dag, members, machine);
     }
     let empty = |v: &usize| dag.count(*v) == 0. || dag.args(*v).iter().any(|&a| dag.count(a) == 0.);
     if members.iter().any(empty) {
-        return if members.len() == 1 { Ok(alone(dag, members[0], machine)) } else { Err(Reject::Empty) };
+        return if members.len() == 1 { Ok(alone(dag, members[0], machine, None)) } else { Err(Reject::Empty) };
     }
     if members.len() > MAX_MEMBERS {
         return Err(Reject::TooLarge);
@@ -176,15 +188,14 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     Ok(r.priced(members))
 }
 
-/// A fallback or a launch shares a kernel only with its further results.
-fn opaque(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
+/// A fallback shares a kernel only with its further results.
+fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     let first = members[0];
     let ours = |&v: &usize| v == first || (dag.class[v] == Class::Result && dag.args(v) == [first]);
     if !dag.class[first].is_opaque() || !members.iter().all(ours) {
-        let launches = members.iter().any(|&v| dag.class[v] == Class::Launch);
-        return Err(if launches { Reject::Launch } else { Reject::Fallback });
+        return Err(Reject::Fallback);
     }
-    Ok(alone(dag, first, machine))
+    Ok(alone(dag, first, machine, None))
 }
 
 impl CheckedRegion<'_> {

@@ -23,8 +23,8 @@ impl Reject {
                  tile"
             }
             ArithmeticBeforeMatmul => {
-                "attention and convolutions read their operands from memory, and so do matmuls on hosts, in \
-                 batch-invariant plans, and of which both rows and columns are more than 16"
+                "attention, convolutions and dots of launches read their operands from memory, and so do matmuls on \
+                 hosts, in batch-invariant plans, and of which both rows and columns are more than 16"
             }
             ArithmeticAroundAttention => "the attention kernel reads its operands and writes its result unchanged",
             OperandNotStrided => "rows and columns of an operand must have constant strides in memory",
@@ -53,7 +53,24 @@ impl Reject {
             TooLarge => "beyond this size, compile time outweighs any saving",
             Empty => "an empty tensor has no iteration space to share",
             Fallback => "libtorch runs it as a separate call",
-            Launch => "a program written by hand is a kernel of its own, as its text says",
+            Launch => {
+                "a program written by hand fuses elementwise ops that take the place of its loads, or follow the \
+                 stores of one of its results; each is computed where an element is loaded or stored"
+            }
+            LaunchUpdates => {
+                "atomics, and stores to a copy of an operand, need the elements in memory; only what is written as \
+                 new memory, or read, is computed in place"
+            }
+            LaunchReadsBack => "what the program stores and loads again must be what it stored",
+            LaunchOffsets => {
+                "offsets and masks of a load or store that is fused must be sums of program ids, loop indices and \
+                 block positions with constant factors; these are computed from what the program loads, or by \
+                 quotients and remainders"
+            }
+            LaunchStoresPart => {
+                "what its stores leave out is unspecified, and the op after it would not be computed there"
+            }
+            LaunchTooLarge => "whether every element is stored was not followed through so many instances",
             KeptApart => "required by `never_fuse`",
         }
     }
@@ -98,7 +115,13 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
         TooLarge if members.len() > MAX_MEMBERS => format!("{} values; at most {MAX_MEMBERS}", members.len()),
         TooLarge => format!("more than {MAX_BUFFERS} buffers"),
         Fallback => listed(dag, &of(&|c| matches!(c, Class::Fallback | Class::Result))),
-        Launch => listed(dag, &of(&|c| matches!(c, Class::Launch | Class::Result))),
+        Launch => {
+            let other = |c| !matches!(c, Class::Result | Class::Pointwise | Class::View | Class::Generator);
+            listed(dag, &of(&other))
+        }
+        LaunchUpdates | LaunchReadsBack | LaunchOffsets | LaunchStoresPart | LaunchTooLarge => {
+            listed(dag, &of(&|c| c == Class::Launch))
+        }
         Empty | KeptApart => String::new(),
     };
     let about = if about.is_empty() { about } else { format!(" ({about})") };

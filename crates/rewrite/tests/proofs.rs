@@ -1,10 +1,10 @@
 //! Steps from a graph as it was written to the bodies of its kernels.
 use crate::common::{fused, graph, h200};
-use kiln_rewrite::{Constraints, Options, Proofs, proofs};
+use kiln_rewrite::{Constraints, Options, Proofs, TargetInfo, proofs};
 use std::collections::BTreeSet;
 
 fn steps(text: &str) -> Proofs {
-    proofs(&graph(text), &h200(), &Options::default(), &Constraints::default(), None).expect("a plan")
+    proofs(&graph(text), &h200(), &Options::default(), &Constraints::default(), TargetInfo::default()).expect("a plan")
 }
 
 #[test]

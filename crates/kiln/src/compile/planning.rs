@@ -8,10 +8,12 @@ use crate::{
     cache::{Key, Kind},
     launches, workers,
 };
+use kiln_graph::Type;
+use kiln_graph::launch::LaunchOp;
 use kiln_lower::{Chosen, LowerError};
 use kiln_machine::Machine;
-use kiln_plan::{Form, Plan, Schedule};
-use kiln_rewrite::{Candidate, Priced, Prices, RewriteError};
+use kiln_plan::{Form, LaunchAccess, Plan, Schedule};
+use kiln_rewrite::{Candidate, Launches, Priced, Prices, RewriteError, TargetInfo};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -87,6 +89,10 @@ impl<'a> Schedules<'a> {
     pub(crate) fn new(machine: &'a Machine) -> Schedules<'a> {
         Schedules { machine, known: RefCell::default() }
     }
+    /// What the planner may ask.
+    pub(crate) fn target(&self) -> TargetInfo<'_> {
+        TargetInfo { prices: Some(self), launches: Some(self) }
+    }
     /// Schedules those of these kernels that are not known yet, on all cores. `forms`: what each may be computed by.
     fn find(&self, kernels: &[(&kiln_plan::Kernel, Option<&[Form]>)]) -> Vec<String> {
         let keys: Vec<String> = kernels.iter().map(|(k, _)| key(k)).collect();
@@ -108,7 +114,8 @@ impl<'a> Schedules<'a> {
         }
         keys
     }
-    /// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to take.
+    /// Records the schedule of every kernel that multiplies or has one nest, and what every kernel is predicted to
+    /// take.
     pub(crate) fn assign(&self, plan: &mut Plan) -> Result<(), Error> {
         let kernels: Vec<_> = plan.kernels.iter().map(|k| (k, None)).collect();
         let keys = self.find(&kernels);
@@ -122,6 +129,12 @@ impl<'a> Schedules<'a> {
             }
         }
         Ok(())
+    }
+}
+
+impl Launches for Schedules<'_> {
+    fn access(&self, launch: &LaunchOp, operands: &[&Type]) -> LaunchAccess {
+        kiln_lower::launch_access(launch, operands)
     }
 }
 
@@ -196,7 +209,8 @@ pub(crate) fn plan_under(
     let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
     // The model has no prices of the host's programs.
     let prices = options.machine().arch.is_gpu().then_some(schedules as &dyn Prices);
-    kiln_rewrite::plan_priced(&model.graph, options.machine(), &search, constraints, prices)
+    let target = TargetInfo { prices, ..schedules.target() };
+    kiln_rewrite::plan_priced(&model.graph, options.machine(), &search, constraints, target)
 }
 pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
     let help = match e {

@@ -3,7 +3,7 @@ use super::*;
 use crate::compile::{Compiled, ProgramId};
 use crate::launches::definition;
 use kiln_graph::ops::Class;
-use kiln_graph::{DType, Graph, Op, ValueId};
+use kiln_graph::{DType, Graph, Op, Type, ValueId};
 use kiln_lower::price::Price;
 use kiln_plan::{
     BufferId, BufferKind, Form, FormNeeds, Kernel, Numerics, Plan, Precision, Stage,
@@ -131,6 +131,7 @@ impl<'a> Facts<'a> {
             all.into_iter().collect::<Vec<_>>()
         };
         let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
+        let launch = k.body.values().find(|v| matches!(k.body.op(*v), Op::Launch(_)));
         let operand = anchor.and_then(|v| k.body.args(v).first().copied());
         let dtype = operand.map_or(DType::F32, |v| k.body.dtype(v));
         let terms = kiln_machine::machine(&self.plan.machine).map(|m| {
@@ -139,7 +140,11 @@ impl<'a> Facts<'a> {
                 Precision::Tf32x3 => m.rates.tf32x3,
                 Precision::Tf32 => m.rates.tf32,
             };
-            let rate = match anchor.map(|v| (v, k.body.op(v))) {
+            let rate = match anchor.or(launch).map(|v| (v, k.body.op(v))) {
+                Some((v, Op::Launch(launch))) => {
+                    let types: Vec<&Type> = k.body.args(v).iter().map(|a| k.body.ty(*a)).collect();
+                    m.matrix_rate(kiln_lower::launch_access(launch, &types).dot_type)
+                }
                 Some((v, Op::Attention { causal, .. })) if m.arch.is_gpu() => attention_rate(k, v, *causal, m),
                 _ => rate.unwrap_or(m.matrix_rate(dtype.name())),
             };
@@ -158,6 +163,7 @@ impl<'a> Facts<'a> {
             reason: reason(k),
             terms: terms.unwrap_or_default(),
             ops: ops(&k.body).map(|v| self.op(k, v)).collect(),
+            program: launch.map(|v| op_name(k.body.op(v))),
             inputs: k.inputs.iter().map(|b| self.buffer(*b)).collect(),
             outputs: k.outputs.iter().map(|b| self.buffer(*b)).collect(),
             numerics: class(k).name().into(),

@@ -44,9 +44,13 @@ impl Report {
         if let Some(us) = k.invariance_us {
             t += &wrapped("batch invariance ", &format!("costs {us:.2} us (predicted)"), width);
         }
-        for op in k.ops.iter().filter(|_| k.kind == "launch") {
-            let place = op.attributes.strip_prefix("defined at ").map(|place| format!(" ({})", short(place)));
-            let text = format!("program `{}`{}, as its text says", op.op, place.unwrap_or_default());
+        if let Some(program) = &k.program {
+            let others = k.nodes.iter().filter(|op| *op != program && *op != "result").count();
+            let with = if others > 0 { "; the other ops are in its loads and stores" } else { "" };
+            let launch = k.ops.iter().find(|op| op.op == *program);
+            let place = launch.and_then(|op| op.attributes.strip_prefix("defined at "));
+            let place = place.map_or(String::new(), |place| format!(" ({})", short(place)));
+            let text = format!("program `{program}`{place}, as its text says{with}");
             t += &wrapped("written by hand ", &text, width);
         }
         k.ops_text(&mut t, width);

@@ -48,9 +48,9 @@ pub(super) fn check(
         return Err(Reject::TwoAnchors);
     }
     let of = |part: &[usize]| outs.iter().copied().filter(|o| part.contains(o)).collect::<Vec<usize>>();
-    let price = super::check(dag, &values, &of(&values), machine)?;
+    let price = super::check(dag, &values, &of(&values), machine, None)?;
     let rows = of(&sums);
-    super::check(dag, &sums, &rows, machine)?;
+    super::check(dag, &sums, &rows, machine, None)?;
     let written: f64 = rows.iter().map(|&o| dag.bytes(o)).sum();
     Ok(Price { written: price.written + written, seconds: price.seconds + written / machine.rates.bandwidth, ..price })
 }

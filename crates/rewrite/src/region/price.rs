@@ -1,21 +1,20 @@
 //! The roofline price of a region: what it reads, once all its accesses are known.
-use super::{CheckedRegion, Use};
+use super::{CheckedRegion, Use, launch};
 use crate::cost::{OpTypes, Price};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map};
-use kiln_graph::Op;
 use kiln_graph::ops::Class;
-use kiln_plan::Hardware;
+use kiln_plan::{Hardware, LaunchAccess};
 
-/// Price of one op that reads its operands and writes its result.
-pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
+/// Price of one op that reads its operands and writes its result. `access`: what is known of it, if it is a launch.
+pub fn alone(dag: &Dag, v: usize, machine: &Hardware, access: Option<&LaunchAccess>) -> Price {
+    if dag.class[v] == Class::Launch {
+        return launch::alone(dag, v, machine, access);
+    }
     let op = OpTypes::of(dag, v);
     let price = Price {
         read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),
-        written: match dag.op(v) {
-            Op::Launch(launch) => launch.results().map(|ty| ty.bytes() as f64).sum(),
-            _ => dag.bytes(v),
-        },
+        written: dag.bytes(v),
         matrix: op.matrix_flops(),
         matrix_seconds: op.matrix_seconds(machine),
         other: dag.op(v).weight() * dag.count(v),

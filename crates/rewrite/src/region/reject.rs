@@ -25,10 +25,15 @@ pub enum Reject {
     Empty,
     Fallback,
     Launch,
+    LaunchUpdates,
+    LaunchReadsBack,
+    LaunchOffsets,
+    LaunchStoresPart,
+    LaunchTooLarge,
     KeptApart,
 }
 impl Reject {
-    pub const ALL: [Reject; 23] = [
+    pub const ALL: [Reject; 28] = [
         Reject::TwoAnchors,
         Reject::RowsDiffer,
         Reject::RowReductionAfterMatmul,
@@ -51,6 +56,11 @@ impl Reject {
         Reject::Empty,
         Reject::Fallback,
         Reject::Launch,
+        Reject::LaunchUpdates,
+        Reject::LaunchReadsBack,
+        Reject::LaunchOffsets,
+        Reject::LaunchStoresPart,
+        Reject::LaunchTooLarge,
         Reject::KeptApart,
     ];
     pub fn name(self) -> &'static str {
@@ -77,7 +87,12 @@ impl Reject {
             TooLarge => "kernel too large",
             Empty => "empty tensor",
             Fallback => "fallback cannot be fused",
-            Launch => "launch cannot be fused",
+            Launch => "more than elementwise ops around a launch",
+            LaunchUpdates => "launch updates the tensor",
+            LaunchReadsBack => "launch loads its result",
+            LaunchOffsets => "offsets of a launch are not affine",
+            LaunchStoresPart => "launch does not store every element",
+            LaunchTooLarge => "launch has too many accesses",
             KeptApart => "a constraint keeps them apart",
         }
     }
