@@ -77,14 +77,17 @@ pub fn findings() -> Vec<Finding> {
 
 /// The processor's name, its instruction sets that Kiln has code for, and which of them Kiln uses.
 fn processor() -> Result<String, String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(':'));
     let level = Level::chosen().map_err(|e| e.to_string())?;
     let all: Vec<&str> = Level::here().iter().map(|l| l.name()).collect();
     let why = if level == Level::best() { String::new() } else { format!(" ({VARIABLE})") };
-    let cores = crate::cores::cores();
-    let name = name.map_or("unknown", |n| n.1.trim());
-    Ok(format!("{cores} threads, {name}; instruction sets {}; uses {level}{why}", all.join(", ")))
+    Ok(format!("{}; instruction sets {}; uses {level}{why}", processor_name(), all.join(", ")))
+}
+
+/// The processor's name, and how many threads of it there are.
+pub(crate) fn processor_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(':'));
+    format!("{} threads, {}", crate::cores::cores(), name.map_or("unknown", |n| n.1.trim()))
 }
 
 fn ptxas() -> Result<String, String> {

@@ -25,9 +25,12 @@
 mod background;
 mod facts;
 pub mod file;
+mod footprint;
 pub mod interpret;
 pub mod node;
 mod page;
+mod price;
+mod quote;
 mod stages;
 mod work;
 
@@ -49,6 +52,7 @@ pub use background::{Pending, State, finish, postpone};
 pub use facts::{KernelFacts, Occupancy};
 pub use kiln_block::memories::{PointerPlace, PointerStart, PointerUse};
 pub use kiln_block::text::{parse, print};
+pub use footprint::Footprint;
 pub use kiln_block::write::{Access, Block, Fault, Operand, Range, WriteError, Writer, write};
 pub use kiln_block::{AtomicOp, BlockProgram, DotPrecision, Elem, Facts, Type, analysis::Relevance};
 pub use kiln_kernels::{
@@ -56,6 +60,8 @@ pub use kiln_kernels::{
     KernelError, Literal, Number, Options, Place as SourcePlace, Signature, Site, Unit, free_names,
 };
 pub use kiln_runtime::Argument;
+pub use price::LaunchPrice;
+pub use quote::{Front, Quote};
 pub use stages::{PassResult, Stages};
 pub use work::Prediction;
 

@@ -12,6 +12,7 @@ mod indices;
 mod launches;
 mod machine_code;
 mod opened;
+mod prices;
 mod reference;
 mod state;
 mod targets;

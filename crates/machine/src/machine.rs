@@ -1,5 +1,5 @@
 //! The description of a machine: its fields, reading it from JSON, and the check that a plan can be made for it.
-use crate::{Arch, Attention, Gemm, Library, MachineError, Nests, Rows, Warpgroups};
+use crate::{Arch, Attention, Gemm, Handwritten, Library, MachineError, Nests, Rows, Warpgroups};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -49,6 +49,9 @@ pub struct Machine {
     /// Cost model of cuBLASLt matmuls.
     #[serde(default)]
     pub library: Library,
+    /// Cost model of kernels written by hand.
+    #[serde(default)]
+    pub handwritten: Handwritten,
 }
 
 /// Half of what 32 bits hold: positions rounded up to whole tiles still fit.

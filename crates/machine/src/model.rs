@@ -285,6 +285,43 @@ pub struct WarpgroupAttention {
     pub beside: Beside,
 }
 
+/// Kernels written by hand: what their price has beside the figures of nests and matmuls. Fields that a description
+/// omits have the values of an H200.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Handwritten {
+    /// Cycles that an instance waits for loads from memory that nothing else hides.
+    pub load: f64,
+    /// Cycles of an instance's start and end.
+    pub instance: f64,
+    /// Cycles of a reduction or a scan across the warps of an instance.
+    pub exchange: f64,
+    /// Share of the shared memory's rate that tiles reach whose operands pass through it to registers.
+    pub staged: f64,
+    /// How much several bounds of a launch overlap: the exponent of their sum.
+    pub overlap: f64,
+    /// Seconds of the start of an instance on a thread of a host.
+    pub host_instance: f64,
+    /// Elements of a block beyond which a thread of a host computes at its full rate; smaller blocks take longer by
+    /// their loops' starts and ends.
+    pub host_block: f64,
+}
+
+impl Default for Handwritten {
+    /// Orders of magnitude: latencies of an H200's memory and barriers, and of a host's loop over instances.
+    fn default() -> Handwritten {
+        Handwritten {
+            load: 900.0,
+            instance: 600.0,
+            exchange: 60.0,
+            staged: 0.5,
+            overlap: 2.0,
+            host_instance: 60e-9,
+            host_block: 64.0,
+        }
+    }
+}
+
 /// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the
 /// values of an H200.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

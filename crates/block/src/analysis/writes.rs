@@ -1,4 +1,4 @@
-//! Which parameters a program writes through.
+//! Which parameters a program writes and reads through.
 //!
 //! Pointers flow through pointer arithmetic, selections, loops and branches. Values that flow into each other form a
 //! class, and what is done through one of them is done through its class.
@@ -9,6 +9,7 @@ pub struct Writes {
     classes: Classes,
     written: Vec<u32>,
     updated: Vec<u32>,
+    read: Vec<u32>,
     anywhere: bool,
 }
 
@@ -16,14 +17,16 @@ impl Writes {
     /// Follows the pointers of a program.
     pub fn of(program: &BlockProgram) -> Writes {
         let mut classes = Classes((0..program.values.len() as u32).collect());
-        let (mut written, mut updated, mut anywhere) = (vec![], vec![], false);
+        let (mut written, mut updated, mut read, mut anywhere) = (vec![], vec![], vec![], false);
         program.walk(&mut |_, inst| {
             join_flows(program, inst, &mut classes);
             let updates = matches!(inst.op, Op::Atomic { .. } | Op::CompareSwap { .. } | Op::AtomicInc);
             let writes = updates || matches!(inst.op, Op::Store(_) | Op::Publish);
             // Assembly may write through whatever it gets, addresses as integers too.
             anywhere |= matches!(&inst.op, Op::Asm(assembly) if assembly.effects == Effects::Volatile);
+            let reads = matches!(inst.op, Op::Load(..) | Op::Await);
             match inst.args.first() {
+                Some(pointer) if reads => read.push(pointer.0),
                 Some(pointer) if writes => {
                     written.push(pointer.0);
                     updated.extend(updates.then_some(pointer.0));
@@ -31,9 +34,9 @@ impl Writes {
                 _ => anywhere |= makes_pointers(program, inst),
             }
         });
-        let roots = |all: Vec<u32>| all.into_iter().map(|v| classes.root(v)).collect();
-        let (written, updated) = (roots(written), roots(updated));
-        Writes { classes, written, updated, anywhere }
+        let roots = |all: Vec<u32>| -> Vec<u32> { all.into_iter().map(|v| classes.root(v)).collect() };
+        let [written, updated, read] = [written, updated, read].map(roots);
+        Writes { classes, written, updated, read, anywhere }
     }
     /// Whether a store or an update goes through this pointer, as far as pointers are followed.
     pub fn through(&self, pointer: Value) -> bool {
@@ -48,6 +51,10 @@ impl Writes {
     /// Whether two pointers may lead to memory of one parameter, as far as pointers are followed.
     pub fn share_memory(&self, a: Value, b: Value) -> bool {
         self.classes.root(a.0) == self.classes.root(b.0)
+    }
+    /// Whether a load goes through this pointer, as far as pointers are followed.
+    pub fn reads(&self, pointer: Value) -> bool {
+        self.read.contains(&self.classes.root(pointer.0))
     }
     /// Whether elements are combined with what is there before.
     pub fn updates(&self, pointer: Value) -> bool {

@@ -15,7 +15,7 @@ pub fn show(a: &KernelArgs) -> Result<(), Error> {
         Failure::NoCode(why) => Error::failed(why, ""),
     })?;
     if let Some(path) = &a.html {
-        render::to(path, &stages.html(launch.as_ref())?)?;
+        render::to(path, &stages.html(launch.as_ref(), None)?)?;
     }
     match &a.json {
         Some(path) if path == Path::new("-") => return render::out(&json(&stages.facts(launch.as_ref())?)?),

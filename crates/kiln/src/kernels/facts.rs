@@ -1,6 +1,6 @@
 //! What is to be known of a kernel's code: resources, widths of its accesses, how matmuls are computed, and the time of
 //! a launch by the machine's rates.
-use super::{LaunchValues, Prediction};
+use super::{LaunchPrice, LaunchValues, Prediction};
 use super::{Stages, work};
 use crate::error::Error;
 use crate::facts::{Assembled, widths};
@@ -16,6 +16,9 @@ use std::fmt::Write as _;
 pub struct KernelFacts {
     /// Its name.
     pub kernel: String,
+    /// Which configuration of a tuned kernel ran, and whether the price or a measurement chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<String>,
     /// The machine whose description it was compiled for.
     pub machine: String,
     /// Counts of instructions, registers and shared memory, for a GPU.
@@ -32,6 +35,8 @@ pub struct KernelFacts {
     pub dots: Vec<String>,
     /// The time of the launch, if its numbers are known.
     pub predicted: Option<Prediction>,
+    /// The price of the launch, by which configurations are compared: with what a roofline lacks.
+    pub price: Option<LaunchPrice>,
 }
 
 /// Resident warps of a multiprocessor.
@@ -80,12 +85,14 @@ impl Stages {
         });
         let text = stages.ptx().unwrap_or_default();
         Ok(KernelFacts {
+            configuration: None,
             machine: machine.name.clone(),
             loads: widths(text, "ld.global"),
             stores: widths(text, "st.global"),
             bank_conflicts: stages.ptx.as_ref().map(|ptx| ptx.bank_ways.clone()).unwrap_or_default(),
             dots: work::dots(&stages.program),
             predicted: launch.map(|launch| work::predict(&stages.program, launch, machine)),
+            price: launch.map(|launch| stages.price(launch)),
             kernel: name,
             code,
             occupancy,
@@ -101,6 +108,9 @@ impl KernelFacts {
             let _ = writeln!(t, "  {name:18} {text}");
         };
         row("machine", self.machine.clone());
+        if let Some(configuration) = &self.configuration {
+            row("configuration", configuration.clone());
+        }
         if let Some(o) = &self.occupancy {
             row("occupancy", format!("{} of {} warps, limited by {}", o.warps, o.most, o.limit));
         }

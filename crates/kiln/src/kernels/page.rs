@@ -1,5 +1,5 @@
 //! A kernel as one HTML page that loads nothing.
-use super::{LaunchValues, Stages};
+use super::{KernelFacts, LaunchValues, Stages};
 use crate::error::Error;
 use crate::html::escape;
 use crate::stages::Stage;
@@ -7,17 +7,20 @@ use std::fmt::Write as _;
 
 impl Stages {
     /// One HTML page that loads nothing: facts, the program after each pass with what changed, and code.
+    /// `configuration`: which of a tuned kernel's ran, and why.
     ///
     /// # Errors
     /// As [`Stages::facts`] and [`Stages::passes`].
-    pub fn html(&self, launch: Option<&LaunchValues>) -> Result<String, Error> {
+    pub fn html(&self, launch: Option<&LaunchValues>, configuration: Option<&str>) -> Result<String, Error> {
         let stages = self;
         let mut body = String::new();
         let mut part = |title: &str, text: &str, open: bool| {
             let open = if open { " open" } else { "" };
             let _ = writeln!(body, "<details{open}><summary>{}</summary><pre>{text}</pre></details>", escape(title));
         };
-        part("Facts", &escape(&stages.facts(launch)?.text()), true);
+        let configuration = configuration.map(String::from);
+        let facts = KernelFacts { configuration, ..stages.facts(launch)? };
+        part("Facts", &escape(&facts.text()), true);
         for pass in stages.passes()? {
             match &pass.diff[..] {
                 "" if pass.name == "written" => part("The program as written", &escape(&pass.text), false),

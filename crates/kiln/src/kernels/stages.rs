@@ -1,5 +1,7 @@
 //! A kernel at every stage, for reading: the program as it was written and after each pass, LLVM IR, PTX or assembly,
 //! facts, and one page of all of it.
+use super::footprint::Code;
+use super::price::{LaunchPrice, price};
 use super::{LaunchValues, Unit, defect};
 use crate::bounds::{self, Outside};
 use crate::error::Error;
@@ -133,6 +135,11 @@ impl Stages {
             shown.add("layout", &program);
         }
         Ok(shown.0)
+    }
+    /// The predicted time of a launch with these numbers, before the code is assembled.
+    pub fn price(&self, launch: &LaunchValues) -> LaunchPrice {
+        let code = Code { program: &self.program, placed: &self.placed, assembled: None };
+        price(&code, launch, &self.machine)
     }
     /// Sentences about accesses that are out of bounds in this launch whatever memory holds: they have no mask.
     pub fn outside(&self, launch: &LaunchValues) -> Vec<String> {

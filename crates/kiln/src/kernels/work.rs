@@ -3,10 +3,12 @@
 //! Counts are of one instance in the middle of the grid, times the number of instances. Loops run as often as the
 //! launch's numbers say; where these depend on memory, a loop counts once and the result is a lower bound.
 use crate::bounds::LaunchValues;
+use kiln_block::analysis::{Analysis, analyse};
+use kiln_block::passes::layout::anchors::tensor_matmul;
 use kiln_block::{
     BinaryOp, BlockProgram, CmpOp, Const, DotPrecision, Elem, InstData, Op, Region, Type, UnaryOp, Value,
 };
-use kiln_machine::Machine;
+use kiln_machine::{Machine, isa};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,32 +33,91 @@ pub struct Prediction {
 
 /// Flops that an elementary function counts as.
 const FUNCTION_FLOPS: f64 = 8.0;
+/// Instructions of an access: the address, the predicate, and itself.
+const ACCESS_INSTRUCTIONS: f64 = 3.0;
+/// Instructions of an operation on indices, masks or types: code generation computes many of them once.
+const INDEX_SHARE: f64 = 0.3;
+/// Bytes of the smallest part of a cache line that is read or written.
+const SECTOR: f64 = 32.0;
+/// Bytes of a thread's widest access.
+const VECTOR_BYTES: usize = 16;
 
+/// How the elements of a pointer block lie in memory: different ones, neighbours in a row, and how many a thread
+/// accesses at once.
+struct Run {
+    elements: f64,
+    length: f64,
+    vector: f64,
+}
+
+/// What an instance in the middle of the grid does.
 #[derive(Default)]
-struct Work {
+pub(super) struct Work {
     /// Bytes by the pointer parameter they are reached by, if that is known.
-    accessed: HashMap<Option<usize>, f64>,
-    flops: f64,
-    /// Flops of matmuls by the name of the rate.
-    matmuls: BTreeMap<&'static str, f64>,
-    is_lower_bound: bool,
+    pub accessed: HashMap<Option<usize>, f64>,
+    pub flops: f64,
+    pub dots: Vec<DotWork>,
+    pub is_lower_bound: bool,
+    /// Bytes of the sectors that accesses touch.
+    pub sectors: f64,
+    /// Instructions of all threads.
+    pub instructions: f64,
+    /// Times that loads are waited for, one after the other.
+    pub waits: f64,
+    /// Reductions and scans.
+    pub exchanges: f64,
+}
+
+/// A matmul of blocks, and how often an instance computes it.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DotWork {
+    /// The name of its rate, such as `tf32`.
+    pub rate: &'static str,
+    /// Rows, columns and depth.
+    pub shape: [usize; 3],
+    /// Bytes of an operand's element.
+    pub bytes: usize,
+    /// By instructions of tensor cores; otherwise by FMAs.
+    pub by_tensor_cores: bool,
+    pub times: f64,
+}
+
+impl DotWork {
+    /// Flops of one of it.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.shape.iter().product::<usize>() as f64
+    }
+}
+
+/// Counts what an instance does.
+pub(super) fn count(program: &BlockProgram, launch: &LaunchValues) -> Work {
+    let mut counter = Counter::new(program, launch);
+    counter.region(&program.body, 1.0);
+    counter.work
+}
+
+impl Work {
+    /// Bytes of tensors that all instances read or write, each once.
+    pub fn bytes(&self, launch: &LaunchValues) -> f64 {
+        let instances = launch.grid.iter().product::<usize>() as f64;
+        let moved = self.accessed.iter().map(|(parameter, bytes)| {
+            let tensor = parameter.and_then(|n| launch.parameters.get(n).copied().flatten());
+            tensor.map_or(bytes * instances, |tensor| (bytes * instances).min(tensor as f64))
+        });
+        moved.sum()
+    }
+    /// Bytes of all accesses of an instance.
+    pub fn all_accessed(&self) -> f64 {
+        self.accessed.values().sum()
+    }
 }
 
 /// The time of a launch, if its numbers are known.
 pub fn predict(program: &BlockProgram, launch: &LaunchValues, machine: &Machine) -> Prediction {
-    let mut counter = Counter::new(program, launch);
-    counter.region(&program.body, 1.0);
+    let work = count(program, launch);
     let instances = launch.grid.iter().product::<usize>() as f64;
-    let work = counter.work;
-    let accessed: f64 = work.accessed.values().sum::<f64>() * instances;
-    let bytes: f64 = work
-        .accessed
-        .iter()
-        .map(|(parameter, bytes)| {
-            let tensor = parameter.and_then(|n| launch.parameters.get(n).copied().flatten());
-            tensor.map_or(bytes * instances, |tensor| (bytes * instances).min(tensor as f64))
-        })
-        .sum();
+    let accessed = work.all_accessed() * instances;
+    let bytes = work.bytes(launch);
     let is_gpu = machine.arch.is_gpu();
     let mut terms = BTreeMap::from([
         ("memory".to_string(), 1e6 * bytes / machine.rates.bandwidth),
@@ -65,18 +126,18 @@ pub fn predict(program: &BlockProgram, launch: &LaunchValues, machine: &Machine)
     if is_gpu && machine.nests.cache > 0.0 {
         terms.insert("cache".into(), 1e6 * accessed / (machine.rates.bandwidth * machine.nests.cache));
     }
-    let matmul: f64 = work.matmuls.iter().map(|(name, flops)| flops / matrix_rate(machine, name)).sum();
+    let matmul: f64 = work.dots.iter().map(|dot| dot.times * dot.flops() / matrix_rate(machine, dot.rate)).sum();
     if matmul > 0.0 {
         terms.insert("matmul".into(), 1e6 * matmul * instances);
     }
     let most = terms.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(name, us)| (name.clone(), *us));
     let (bound, us) = most.unwrap_or_default();
-    let flops = (work.flops + work.matmuls.values().sum::<f64>()) * instances;
+    let flops = (work.flops + work.dots.iter().map(|dot| dot.times * dot.flops()).sum::<f64>()) * instances;
     let launch_us = if is_gpu { 1e6 * machine.rates.launch } else { 0.0 };
     Prediction { us: us + launch_us, bound, terms, bytes, accessed, flops, is_lower_bound: work.is_lower_bound }
 }
 
-fn matrix_rate(machine: &Machine, name: &str) -> f64 {
+pub(super) fn matrix_rate(machine: &Machine, name: &str) -> f64 {
     match name {
         "tf32" => machine.rates.tf32.unwrap_or_else(|| machine.matrix_rate("f32")),
         "tf32x3" => machine.rates.tf32x3.unwrap_or_else(|| machine.matrix_rate("f32")),
@@ -120,17 +181,27 @@ struct Counter<'a> {
     known: HashMap<Value, i64>,
     /// The parameter that a pointer was made from.
     bases: HashMap<Value, usize>,
+    analysis: Analysis,
+    /// Threads of an instance.
+    threads: f64,
     work: Work,
 }
 
 impl<'a> Counter<'a> {
     fn new(program: &'a BlockProgram, launch: &'a LaunchValues) -> Counter<'a> {
-        let mut counter =
-            Counter { program, launch, known: HashMap::new(), bases: HashMap::new(), work: Work::default() };
+        let mut counter = Counter {
+            program,
+            launch,
+            known: HashMap::new(),
+            bases: HashMap::new(),
+            analysis: analyse(program),
+            threads: (program.warps * isa::WARP) as f64,
+            work: Work::default(),
+        };
         for (n, p) in program.params.iter().enumerate() {
             match program.ty(p.value) {
-                Type::Ptr { .. } => {
-                    counter.bases.insert(p.value, n);
+                Type::Ptr { .. } | Type::Desc { .. } => {
+                    counter.bases.insert(p.value, p.launch_array.as_ref().map_or(n, |array| array.base));
                 }
                 _ => {
                     let number = launch.parameters.get(n).copied().flatten().or(p.facts.equals);
@@ -144,9 +215,14 @@ impl<'a> Counter<'a> {
         self.known.get(&v).copied()
     }
     fn region(&mut self, region: &Region, times: f64) {
+        let mut loads = false;
         for inst in &region.insts {
-            self.inst(self.program.inst(*inst), times);
+            let data = self.program.inst(*inst);
+            loads |= matches!(data.op, Op::Load(..) | Op::TileLoad | Op::Gather { .. });
+            self.inst(data, times);
         }
+        // Loads of a region are in flight together.
+        self.work.waits += if loads { times } else { 0.0 };
     }
     fn inst(&mut self, data: &InstData, times: f64) {
         match &data.op {
@@ -163,6 +239,7 @@ impl<'a> Counter<'a> {
             }
             Op::ReduceBy { .. } | Op::ScanBy { .. } => {
                 let elements = self.elements(data.args.first());
+                self.work.exchanges += times;
                 self.region(&data.regions[0], times * elements);
             }
             _ => self.count(data, times),
@@ -204,33 +281,86 @@ impl<'a> Counter<'a> {
     fn elements(&self, value: Option<&Value>) -> f64 {
         value.map_or(1.0, |v| self.program.ty(*v).count() as f64)
     }
+    /// Instructions of all threads for so many elements: each thread executes those of replicas, too.
+    fn execute(&mut self, elements: f64, instructions: f64, times: f64) {
+        self.work.instructions += times * instructions * elements.max(self.threads);
+    }
     fn count(&mut self, data: &InstData, times: f64) {
-        let bytes = |elem: Elem| elem.bytes() as f64;
-        let work = match &data.op {
+        let first = self.elements(data.args.first());
+        let weight = match &data.op {
             Op::Load(..) | Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } => {
-                let pointer = data.args[0];
-                let elem = self.program.ty(pointer).elem().map_or(0.0, bytes);
-                let both = if matches!(data.op, Op::Load(..) | Op::Store(_)) { 1.0 } else { 2.0 };
-                let base = self.bases.get(&pointer).copied();
-                let moved = times * both * elem * self.elements(Some(&pointer));
-                *self.work.accessed.entry(base).or_default() += moved;
-                return;
+                return self.access(data, times);
             }
-            Op::Dot { .. } => {
-                let depth = self.program.ty(data.args[0]).shape().last().copied().unwrap_or(1) as f64;
-                let flops = 2.0 * depth * self.elements(data.results.first()) * times;
-                let elem = self.program.ty(data.args[0]).elem().unwrap_or(Elem::F32);
-                *self.work.matmuls.entry(rate_name(data, elem)).or_default() += flops;
-                return;
+            Op::TileLoad | Op::TileStore => return self.tile(data, times),
+            Op::Dot { .. } => return self.dot(data, times),
+            Op::Reduce { .. } | Op::Scan { .. } => {
+                self.work.exchanges += times;
+                1.0
             }
             Op::Unary(op) if is_elementary(*op) => FUNCTION_FLOPS,
-            Op::Unary(_) | Op::Binary(_) | Op::Fma | Op::Reduce { .. } | Op::Scan { .. } => 1.0,
+            Op::Unary(_) | Op::Binary(_) | Op::Fma => 1.0,
+            Op::Cmp(_) | Op::Select | Op::Cast(_) => return self.execute(first, INDEX_SHARE, times),
             _ => return,
         };
         let is_float = data.args.first().and_then(|v| self.program.ty(*v).elem()).is_some_and(Elem::is_float);
         if is_float {
-            self.work.flops += times * work * self.elements(data.args.first());
+            self.work.flops += times * weight * first;
         }
+        self.execute(first, if is_float { weight } else { INDEX_SHARE }, times);
+    }
+    /// An access by pointers.
+    fn access(&mut self, data: &InstData, times: f64) {
+        let pointer = data.args[0];
+        let ty = self.program.ty(pointer);
+        let bytes = ty.elem().map_or(0.0, |elem| elem.bytes() as f64);
+        let both = if matches!(data.op, Op::Load(..) | Op::Store(_)) { 1.0 } else { 2.0 };
+        let base = self.bases.get(&pointer).copied();
+        *self.work.accessed.entry(base).or_default() += times * both * bytes * ty.count() as f64;
+        let Run { elements, length, vector } = self.run(pointer);
+        let sectors = (length * bytes / SECTOR).ceil() * SECTOR;
+        self.work.sectors += times * both * elements / length * sectors;
+        self.execute(elements / vector, ACCESS_INSTRUCTIONS, times);
+    }
+    /// An access of a tile of a descriptor.
+    fn tile(&mut self, data: &InstData, times: f64) {
+        let block = data.results.first().or(data.args.get(1));
+        let bytes = block.and_then(|v| self.program.ty(*v).elem()).map_or(0.0, |elem| elem.bytes() as f64);
+        let moved = times * bytes * self.elements(block);
+        let base = self.bases.get(&data.args[0]).copied();
+        *self.work.accessed.entry(base).or_default() += moved;
+        self.work.sectors += moved;
+    }
+    /// How the elements of a pointer block lie in memory.
+    fn run(&self, pointer: Value) -> Run {
+        let (program, analysis) = (self.program, &self.analysis);
+        let ty = program.ty(pointer);
+        let bytes = ty.elem().map_or(1, Elem::bytes);
+        let mut run = Run { elements: ty.count() as f64, length: 1.0, vector: 1.0 };
+        for (axis, (known, size)) in analysis.axes(pointer).iter().zip(ty.shape()).enumerate() {
+            // Elements with one address are accessed once.
+            run.elements /= (known.constant.max(1) as f64).min(*size as f64);
+            // Neighbours are neighbours in memory too, but where a remainder wraps.
+            let adjoining = analysis.step(program, pointer, axis, VECTOR_BYTES as i64) == Some(1);
+            let length = if adjoining { *size } else { known.contiguous.max(1) as usize };
+            let (contiguous, align) = analysis.alignment(pointer, axis);
+            let vector = (contiguous * bytes).min(align).clamp(bytes, VECTOR_BYTES.max(bytes)) / bytes;
+            if length as f64 > run.length {
+                run.length = length as f64;
+                run.vector = vector as f64;
+            }
+        }
+        run.elements = run.elements.max(1.0);
+        run.length = run.length.min(run.elements);
+        run
+    }
+    fn dot(&mut self, data: &InstData, times: f64) {
+        let [left, right] = [0, 1].map(|n| self.program.ty(data.args[n]));
+        let (Some(elem), [.., m, k], Some(n)) = (left.elem(), left.shape(), right.shape().last()) else { return };
+        let batches: usize = left.shape().iter().rev().skip(2).product();
+        let rate = rate_name(data, elem);
+        let by_tensor_cores = matches!(rate, "f8e4m3" | "i8" | "u8") || tensor_matmul(self.program, data).is_some();
+        let times = times * batches as f64;
+        self.work.dots.push(DotWork { rate, shape: [*m, *n, *k], bytes: elem.bytes(), by_tensor_cores, times });
     }
     /// The value of an integer scalar.
     fn evaluate(&self, data: &InstData) -> Option<i64> {

@@ -5,7 +5,7 @@ use crate::errors;
 use kiln::kernels::{self, LaunchValues};
 use kiln::stages::Stage;
 use pyo3::{prelude::*, types::PyDict};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The variant of a kernel that a launch took, and the launch's numbers.
 pub struct Launch {
@@ -25,11 +25,13 @@ pub struct Launched {
     kernel: Arc<kernels::Kernel>,
     values: LaunchValues,
     repeat: Repeat,
+    /// Which configuration of a tuned kernel it was, and why.
+    configuration: OnceLock<String>,
 }
 
 impl Launched {
     pub fn new(launch: Launch, repeat: Repeat) -> Launched {
-        Launched { kernel: launch.kernel, values: launch.values, repeat }
+        Launched { kernel: launch.kernel, values: launch.values, repeat, configuration: OnceLock::new() }
     }
     /// The numbers of a launch: integers, and the bytes of tensors.
     pub fn values(kernel: &kernels::Kernel, arguments: &[Argument<'_>], grid: [usize; 3]) -> LaunchValues {
@@ -120,18 +122,25 @@ impl Launched {
         let earlier = self.repeat.kwargs.as_ref().map(|kwargs| kwargs.clone_ref(py));
         Launcher { kernel: self.repeat.kernel.clone_ref(py), grid, earlier }
     }
+    /// Notes which configuration of a tuned kernel it was; the first note stays.
+    #[pyo3(name = "_note_configuration")]
+    fn note_configuration(&self, text: String) {
+        let _ = self.configuration.set(text);
+    }
     /// For ports: a variant is loaded when it is made.
     #[pyo3(name = "_init_handles")]
     fn init_handles(&self) {}
     /// All of this as one HTML page that loads nothing.
     fn html(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.kernel.stages().html(self.known())).map_err(errors::raised)
+        let configuration = self.configuration.get().map(String::as_str);
+        py.detach(|| self.kernel.stages().html(self.known(), configuration)).map_err(errors::raised)
     }
 }
 
 impl Launched {
     fn facts_of(&self, py: Python<'_>) -> PyResult<kernels::KernelFacts> {
-        py.detach(|| self.kernel.stages().facts(self.known())).map_err(errors::raised)
+        let facts = py.detach(|| self.kernel.stages().facts(self.known())).map_err(errors::raised)?;
+        Ok(kernels::KernelFacts { configuration: self.configuration.get().cloned(), ..facts })
     }
 }
 
