@@ -1,5 +1,8 @@
 //! The command line's grammar (clap), on which scripts rely. Doc comments of commands and options are the `--help`
 //! texts and man pages.
+mod tunings;
+pub use tunings::TuningsCommand;
+
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -44,6 +47,9 @@ pub enum Command {
     Bench(Bench),
     /// Find the fastest schedule of each kernel by measuring on this GPU, and save it in a store.
     Tune(Tune),
+    /// Show, move and pin times of kernels written by hand, which autotuning has measured.
+    #[command(subcommand)]
+    Tunings(TuningsCommand),
     /// Write a plan's kernels as a constraints file.
     #[command(subcommand)]
     Plan(PlanCommand),

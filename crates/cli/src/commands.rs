@@ -7,6 +7,7 @@ mod plans;
 mod stage;
 mod steps;
 mod tune;
+mod tunings;
 
 use crate::{
     args::{self, Command, ConstraintArgs, ContractArgs, DeviceArgs, ModelArgs, Numerics},
@@ -35,6 +36,7 @@ fn work(command: Command) -> Result<(), Error> {
         Command::Explain(a) => explain(&a),
         Command::Bench(a) => measure::bench(&a),
         Command::Tune(a) => tune::tune(&a),
+        Command::Tunings(a) => tunings::run(&a),
         Command::Print(a) => stage::print(&a),
         Command::Ptx(a) => stage::ptx(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),

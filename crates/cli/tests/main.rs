@@ -10,3 +10,4 @@ mod measure;
 mod page;
 mod steps;
 mod trust;
+mod tunings;

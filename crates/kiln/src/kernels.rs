@@ -32,6 +32,7 @@ mod page;
 mod price;
 mod quote;
 mod stages;
+pub mod tunings;
 mod work;
 
 use crate::assembler::Assembler;

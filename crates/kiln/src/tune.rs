@@ -45,7 +45,7 @@ pub fn write(path: &Path, store: &Store) -> Result<(), Error> {
 }
 
 /// Versions of Kiln and of its programs.
-fn compiler() -> String {
+pub(crate) fn compiler() -> String {
     format!("{}/{}", env!("CARGO_PKG_VERSION"), kiln_lower::PROGRAMS)
 }
 

@@ -1,20 +1,15 @@
 //! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and
-//! compiler version.
+//! compiler version, and one for each kernel written by hand ([`crate::kernels`]).
 //!
 //! Entries are not trusted: whoever uses one lowers the kernel by its schedule, and ignores the entry if lowering
 //! refuses.
+use crate::kernels::KernelEntry;
+use crate::machine::Machine;
 use kiln_plan::Schedule;
 use serde::{Deserialize, Serialize};
 
 /// Version of the text format. Other versions are refused.
 pub const VERSION: u32 = 1;
-
-/// A machine: the device name that its driver reports, and the target of its code.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct Machine {
-    pub device: String,
-    pub target: String,
-}
 
 /// What a measurement is valid for.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -64,12 +59,22 @@ pub enum StoreError {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Store {
     entries: Vec<Entry>,
+    kernels: Vec<KernelEntry>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct File<T> {
+#[derive(Serialize)]
+struct WrittenFile<'a> {
     kiln_measurements: u64,
-    entries: T,
+    entries: &'a [Entry],
+    #[serde(skip_serializing_if = "<[KernelEntry]>::is_empty")]
+    kernels: &'a [KernelEntry],
+}
+
+#[derive(Deserialize)]
+struct ReadFile {
+    entries: Vec<Entry>,
+    #[serde(default)]
+    kernels: Vec<KernelEntry>,
 }
 
 impl Store {
@@ -83,15 +88,17 @@ impl Store {
             n if n == u64::from(VERSION) => {}
             n => return Err(StoreError::Version(n)),
         }
-        let file: File<Vec<Entry>> = serde_json::from_str(text).map_err(damaged)?;
+        let file: ReadFile = serde_json::from_str(text).map_err(damaged)?;
         let mut store = Store::default();
         file.entries.into_iter().for_each(|e| store.put(e));
+        file.kernels.into_iter().for_each(|e| store.put_kernel(e));
         Ok(store)
     }
     /// The text form, which [`Store::parse`] reads. The same entries give the same text, in whatever order they were
     /// added.
     pub fn text(&self) -> String {
-        let file = File { kiln_measurements: u64::from(VERSION), entries: &self.entries };
+        let (entries, kernels) = (&self.entries[..], &self.kernels[..]);
+        let file = WrittenFile { kiln_measurements: u64::from(VERSION), entries, kernels };
         // Invariant: only strings and finite numbers, which JSON can represent.
         serde_json::to_string_pretty(&file).map(|t| t + "\n").unwrap_or_default()
     }
@@ -103,6 +110,21 @@ impl Store {
         match self.entries.binary_search_by(|e| e.key.cmp(&entry.key)) {
             Ok(i) => self.entries[i] = entry,
             Err(i) => self.entries.insert(i, entry),
+        }
+    }
+    /// Kernels written by hand, in the order of their keys.
+    pub fn kernels(&self) -> &[KernelEntry] {
+        &self.kernels
+    }
+    /// The same, to pin configurations.
+    pub fn kernels_mut(&mut self) -> impl Iterator<Item = &mut KernelEntry> {
+        self.kernels.iter_mut()
+    }
+    /// Adds the configurations of a kernel to those of the same key.
+    pub fn put_kernel(&mut self, entry: KernelEntry) {
+        match self.kernels.binary_search_by(|e| e.key.cmp(&entry.key)) {
+            Ok(i) => self.kernels[i].merge(entry),
+            Err(i) => self.kernels.insert(i, KernelEntry::new(entry.key.clone()).merged(entry)),
         }
     }
     /// The entry of exactly this key. An entry that differs only in the compiler version is reported as useless.
