@@ -10,10 +10,12 @@ mod launch_key;
 mod launched;
 mod node;
 mod parameters;
+mod tuning;
 mod variants;
 
 pub use launched::Launched;
 pub use node::{NodeProgram, launch_program};
+pub use tuning::{add_kernel_times, find_kernel_times};
 
 use crate::errors;
 use crate::exchange::{CPU, DLDevice, Exchange};
@@ -146,6 +148,16 @@ impl Kernel {
         device: &str,
     ) -> PyResult<NodeProgram> {
         self.program_for_graphs(py, args, kwargs, device)
+    }
+    /// What tuning asks of a launch before anything is generated for the device, as JSON.
+    fn quote<'py>(
+        &self,
+        py: Python<'py>,
+        grid: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: &Bound<'py, PyDict>,
+    ) -> PyResult<String> {
+        self.quoted(py, grid, args, kwargs)
     }
     /// The kernel with a grid: sizes, or a function of the arguments by name.
     fn at(this: Py<Kernel>, grid: Py<PyAny>) -> Launcher {

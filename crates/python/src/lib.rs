@@ -75,6 +75,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<kernel::NodeProgram>()?;
     m.add_function(wrap_pyfunction!(kernel::kernel_names, m)?)?;
     m.add_function(wrap_pyfunction!(kernel::launch_program, m)?)?;
+    m.add_function(wrap_pyfunction!(kernel::find_kernel_times, m)?)?;
+    m.add_function(wrap_pyfunction!(kernel::add_kernel_times, m)?)?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
     m.add_function(wrap_pyfunction!(refusals, m)?)?;

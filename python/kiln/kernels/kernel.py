@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from kiln import _native
 from kiln.kernels import in_dynamo
 from kiln.kernels.errors import KernelUnsupported
+from kiln.kernels.quote import Quote
 from kiln.kernels.source import Collector, ConstexprFunction, Source
 from kiln.language.core import Array, dtype, pointer_type
 
@@ -142,6 +143,18 @@ class Kernel(Generic[F]):
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launches the kernel; only compiles it with `warmup`."""
         return self[grid](*args, warmup=warmup, **kwargs)
+
+    def quote(self, *args: Any, grid: Any, **kwargs: Any) -> Quote:
+        """The price of a launch, its program, and what it writes, without code for the device."""
+        return Quote.parse(self._compiler().quote(grid, args, kwargs))
+
+    def text_digest(self) -> str:
+        """A digest of the text of this kernel and of all that it calls, wherever it stands."""
+        functions = json.loads(self._describe([]))["unit"]["functions"]
+        for function in functions:
+            for place in ("file", "first_line", "column_shift"):
+                function.pop(place, None)
+        return hashlib.sha256(json.dumps(functions, sort_keys=True).encode()).hexdigest()
 
     def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
         """Compiles the kernel for these arguments; a dtype stands for a tensor of it."""

@@ -99,14 +99,18 @@ def timed(
     before: Callable[[], None] | None = None,
     device: Device | None = None,
 ) -> list[float]:
-    """Milliseconds of each run of a function, in order. `before` runs before each, and is not counted.
-    `device` is where the function works: by default a GPU if there is one."""
+    """Milliseconds of each run of a function, in order, for about `rep` milliseconds after `warmup`.
+    `before` runs before each, and is not counted. `device` is where the function works: by default a
+    GPU if there is one."""
     on_gpu = _has_gpu() if device is None else device == "cuda"
     clock = _Events() if on_gpu else _Clock()
     prepare = before if before is not None else _nothing
-    first = clock.times(fn, prepare, 1)[0]
-    # The first run may compile, and the second meets cold caches of the host.
-    pace = max(min(first, *clock.times(fn, prepare, 2)), 1e-4)
+    # The first run may compile.
+    clock.times(fn, prepare, 1)
+    # What a run takes with all that is not counted, so that `rep` bounds the time of measuring.
+    start = time.perf_counter()
+    clock.times(fn, prepare, _FEWEST_RUNS)
+    pace = max((time.perf_counter() - start) * 1e3 / _FEWEST_RUNS, 1e-4)
     clock.times(fn, prepare, max(1, int(warmup / pace)))
     return clock.times(fn, prepare, max(_FEWEST_RUNS, int(rep / pace)))
 
