@@ -390,6 +390,14 @@ def test_a_further_configuration_is_measured_alone(tmp_path):
     assert sorted(measured) == [16, 32] and total == -64
 
 
+def test_stored_times_are_those_of_the_launchs_constants():
+    x, runs = tensors()
+    tuned = autotune(BLOCKS, ["n"])(count)
+    keys = [tuned._stored_key({"x": x, "runs": runs, "n": 64, **constants}, "64") for constants in ({}, {"ADD": 2})]
+    assert [key.arguments for key in keys] == ["64", "64, ADD=2"]
+    assert not keys[0].on_gpu and keys[0].digest == keys[1].digest == count.text_digest()
+
+
 def test_what_is_pinned_runs(tmp_path):
     run_stored(tmp_path, [16, 32])
     [file] = (tmp_path / "cache" / "tunings").glob("*.json")

@@ -198,8 +198,12 @@ class Autotuner(Wrapped):
     def _stored_key(self, named: dict[str, Any], arguments: str) -> StoredKey | None:
         if not self.cache_results or self.do_bench is not None:
             return None
+        # Constants of the launch make other programs, though the key may not have them.
+        constants = {p.name: named[p.name] for p in self.base_fn.params if p.is_constexpr and p.name in named}
+        plain = (f"{n}={v!r}" for n, v in constants.items() if isinstance(v, (int, float, str, type(None))))
+        text = ", ".join([arguments, *plain]) if arguments else ", ".join(plain)
         device = device_of(named)
-        return StoredKey(self.__name__, self._digest, arguments, device is not None, device or 0)
+        return StoredKey(self.__name__, self._digest, text, device is not None, device or 0)
 
     @cached_property
     def _digest(self) -> str:
