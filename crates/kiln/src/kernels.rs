@@ -51,9 +51,9 @@ use std::sync::Arc;
 pub use crate::bounds::LaunchValues;
 pub use background::{Pending, State, finish, postpone};
 pub use facts::{KernelFacts, Occupancy};
+pub use footprint::Footprint;
 pub use kiln_block::memories::{PointerPlace, PointerStart, PointerUse};
 pub use kiln_block::text::{parse, print};
-pub use footprint::Footprint;
 pub use kiln_block::write::{Access, Block, Fault, Operand, Range, WriteError, Writer, write};
 pub use kiln_block::{AtomicOp, BlockProgram, DotPrecision, Elem, Facts, Type, analysis::Relevance};
 pub use kiln_kernels::{
