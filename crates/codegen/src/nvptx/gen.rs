@@ -21,8 +21,8 @@ use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::{
-    Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Grid, Inst, InstData, Op, Region, Type, UnaryOp,
-    Value, analysis,
+    Arithmetic, BinaryOp, BlockProgram, CachePolicy, Const, Elem, Grid, Inst, InstData, Op, Region, Swizzle, Type,
+    UnaryOp, Value, analysis,
 };
 use kiln_machine::Machine;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -139,7 +139,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         left_in_registers: has_left_in_registers(k),
         read: HashMap::new(),
         reads: Reads::of(k),
-        facts: k.has_launch_values().then(|| analysis::analyse(k)),
+        facts: (k.has_launch_values() || copies_to_tiles(k)).then(|| analysis::analyse(k)),
         unwrapped: if k.has_launch_values() { analysis::unwrapped(k) } else { HashSet::new() },
         regs: vec![None; k.values.len()],
     };
@@ -158,6 +158,14 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &BlockProgram, m: &Machine, block
         return Err(Fail::Unsupported("an exchange between threads in a program with roles".into()));
     }
     Ok(Generated { module: g.e.module, shared: tiles.max(scratch), bank_ways: g.bank_ways })
+}
+
+/// Whether pointers are copied from into tiles that matmuls read: their alignment is known by analysis alone.
+fn copies_to_tiles(k: &BlockProgram) -> bool {
+    let swizzled = |v: &Value| matches!(k.ty(*v), Type::Shared { swizzle, .. } if *swizzle != Swizzle::None);
+    let mut found = false;
+    k.walk(&mut |_, d| found |= d.op == Op::AsyncCopy && d.args.first().is_some_and(swizzled));
+    found
 }
 
 /// How many of a kernel's own instructions there are up to the last one that reads or writes a shared tile.

@@ -1,18 +1,25 @@
 //! Programs that multiply, toward warpgroups: with tensor maps and in roles, where the machine has them and the program
-//! the form. Sizes of a launch in a graph are constants, and so are the arrays of its maps.
+//! the form, otherwise with pipelined loops. Sizes of a launch in a graph are constants, and so are the arrays of its
+//! maps.
 use super::neighbours::Fused;
 use kiln_block::{Array, BlockProgram, Extent, LaunchArray, passes};
 use kiln_graph::{Graph, Type};
 use kiln_machine::Machine;
 use kiln_plan::exec::Slot;
 
-/// The same program by warpgroups; as it is where it has not their form.
+/// The same program in roles or with pipelined loops; as it is where neither applies.
 pub fn placed(fused: Fused, body: &Graph, machine: &Machine) -> Fused {
-    if !passes::multiplies(&fused.program) {
+    if !machine.arch.is_gpu() || !passes::multiplies(&fused.program) {
         return fused;
     }
-    let made = passes::to_warpgroups(&fused.program, machine).ok();
-    made.and_then(|made| with_constant_arrays(made.roles, &fused.args, body)).unwrap_or(fused)
+    let roles = passes::to_warpgroups(&fused.program, machine).ok();
+    if let Some(roles) = roles.and_then(|made| with_constant_arrays(made.roles, &fused.args, body)) {
+        return roles;
+    }
+    match passes::to_pipeline(&fused.program, machine) {
+        Ok(program) => Fused { program, ..fused },
+        Err(_) => fused,
+    }
 }
 
 /// The program with constant arrays in place of those that a launcher would describe; `None` if one is not constant.
