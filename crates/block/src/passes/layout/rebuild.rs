@@ -274,9 +274,11 @@ impl Rebuild<'_> {
     }
     /// Copies from pointers in the layout in which the tile is read.
     fn async_copy(&mut self, i: Inst, data: &InstData) {
+        let ptr = data.args[2];
         let flat = match staged(self.old).get(&data.args[0]) {
             Some(read) => self.home(*read),
-            None => self.preferred(data.args[2]),
+            None if self.groups.is_heavy(ptr) => self.access_layout(ptr, self.home(ptr), true),
+            None => self.preferred(ptr),
         };
         let mut args = data.args.clone();
         args[2..].iter_mut().for_each(|v| *v = self.demand(*v, &flat));

@@ -65,6 +65,8 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
         }
         let (value, pointers) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
+            // Addresses that are computed from what is loaded lie as they are copied from.
+            (Op::AsyncCopy, [_, _, ptr, ..]) => (*ptr, Some(*ptr)),
             (Op::Load(..) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::Publish, [ptr, value, ..]) => {
                 (*value, Some(*ptr))

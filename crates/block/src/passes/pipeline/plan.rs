@@ -21,6 +21,8 @@ const LANES: usize = 32;
 const VECTOR: usize = 16;
 /// Accumulators of a thread beyond which more warps share a dot.
 const ACCUMULATORS: usize = 128;
+/// Registers of a thread that addresses and arithmetic need beside accumulators.
+const ARITHMETIC: usize = 80;
 /// Warps of an instance, at most.
 const MOST_WARPS: usize = 16;
 /// Stages of a loop, at most.
@@ -104,6 +106,8 @@ struct Planner<'k> {
     definitions: HashMap<Value, Inst>,
     parents: HashMap<Inst, Inst>,
     readers: Readers,
+    /// Accumulators of a thread.
+    held: usize,
     plan: Plan,
 }
 
@@ -125,7 +129,7 @@ impl Plan {
         }
         let plan = Plan { warps: k.warps.max(GROUP), ..Plan::default() };
         let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
-        let mut p = Planner { k, facts, writes, definitions, parents, readers, plan };
+        let mut p = Planner { k, facts, writes, definitions, parents, readers, held: 0, plan };
         if m.arch.has_wgmma() {
             p.share_warps(&dots);
             dots.iter().for_each(|i| p.add(*i));
@@ -165,10 +169,10 @@ impl<'k> Planner<'k> {
         let results = dots.iter().filter(|i| starts(i)).map(|i| self.k.ty(self.k.inst(*i).results[0]).count());
         let loops: HashSet<Inst> = dots.iter().filter_map(|i| self.parents.get(i).copied()).collect();
         let sums = results.sum::<usize>() + loops.into_iter().map(|i| self.carried_beside(i)).sum::<usize>();
-        let warps = &mut self.plan.warps;
-        while sums / (*warps * 32) > ACCUMULATORS && *warps < most {
-            *warps *= 2;
+        while sums / (self.plan.warps * LANES) > ACCUMULATORS && self.plan.warps < most {
+            self.plan.warps *= 2;
         }
+        self.held = sums / (self.plan.warps * LANES);
     }
     fn is_dot(&self, v: Value) -> bool {
         self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Dot { .. }))
@@ -302,7 +306,10 @@ impl<'k> Planner<'k> {
         if copied > 0 && one < 2 || warpgroup::memory(m) < stored.max(self.converted(true)) {
             return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
         }
-        let stages = if two >= STAGES - 1 { two } else { one }.min(STAGES);
+        // Registers of a thread, where two blocks share a multiprocessor.
+        let registers = m.limits.registers_per_multiprocessor / (2 * self.plan.warps * LANES);
+        let fits_twice = two >= STAGES - 1 && registers >= self.held + ARITHMETIC;
+        let stages = if fits_twice { two } else { one }.min(STAGES);
         for p in self.plan.pipelines.values_mut() {
             // With fewer stages copies further ahead gain more than dots in flight.
             if stages < STAGES {

@@ -5,8 +5,8 @@ use crate::analysis::Writes;
 use crate::{BinaryOp, BlockProgram, CmpOp, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
-/// Bytes of a thread's part of a load, at most: it needs as many registers as before once more.
-const MOST: usize = 16;
+/// Bytes of a load, at most: threads hold parts of it several times, and now those of two iterations.
+const MOST: usize = 256;
 
 /// The same program with loads ahead in its innermost loops.
 pub fn loads_ahead(k: &BlockProgram) -> BlockProgram {
@@ -67,10 +67,9 @@ impl Prefetch<'_> {
         });
         all.collect()
     }
-    /// Bytes of a thread's part of a block.
     fn bytes(&self, v: Value) -> usize {
         let ty = self.k.ty(v);
-        (ty.count() * ty.elem().map_or(1, Elem::bytes)).div_ceil(self.k.warps * 32)
+        ty.count() * ty.elem().map_or(1, Elem::bytes)
     }
     fn ahead(&mut self, i: Inst, loads: &[(Inst, Address)]) {
         let data = self.k.inst(i);
