@@ -81,9 +81,9 @@ def philox(seed: int, counters: torch.Tensor) -> torch.Tensor:
 
 def reference(x: torch.Tensor, p: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     words = philox(seed, torch.arange(x.numel(), device=x.device))
-    # 32 bits as a signed integer, its absolute value (of -1 - w where negative) by 2^-31.
+    # 32 bits as a signed integer, its absolute value (of -1 - w where negative) by 2^-31, in f32 as the kernel has it.
     signed = torch.where(words >= 2**31, 2**32 - 1 - words, words)
-    uniform = signed.double() * 4.6566127342e-10
+    uniform = signed.float() * 4.6566127342e-10
     scale = torch.where(uniform > p, 1 / (1 - p), 0.0).reshape(x.shape).to(x.dtype)
     return x * scale, 2 * x * scale * scale
 
