@@ -46,8 +46,9 @@ def op(
     gives its outputs: one tensor, or a tuple in the order of `outputs`. What it takes stays as it
     is: a kernel that writes to another parameter is refused.
 
+    >>> import kiln
     >>> import kiln.language as kl
-    >>> @jit
+    >>> @kiln.kernel
     ... def twice_kernel(x, out, n, BLOCK: kl.constexpr):
     ...     at = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)
     ...     kl.store(out + at, kl.load(x + at, at < n) * 2, at < n)
