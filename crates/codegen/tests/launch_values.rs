@@ -29,8 +29,8 @@ fn vector_add(facts: Facts, wide: bool) -> BlockProgram {
 /// Where 16 divides the size, an access is a vector under one predicate, as if the size were a constant.
 #[test]
 fn vectors_survive_a_size_of_the_launch() {
-    for wide in [false, true] {
-        let k = vector_add(Facts { div: 16, least: Some(0), ..KNOWN }, wide);
+    for (wide, least) in [(false, Some(0)), (true, Some(0)), (false, None), (true, None)] {
+        let k = vector_add(Facts { div: 16, least, ..KNOWN }, wide);
         verify::verify(&k).unwrap();
         verify::offsets(&k).unwrap();
         let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();

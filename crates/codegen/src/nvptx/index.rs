@@ -375,8 +375,7 @@ impl<'c> Index<'c> {
         let above = o.less(self, e, memo)?;
         memo.int((Key::Not, Some(above), None, 0), || e.not(above))
     }
-    /// a < b; where nothing wraps as base_a < base_b + t, with t rounded up to a multiple of what divides both bases,
-    /// so that neighbouring registers share one comparison.
+    /// a < b, so that neighbouring registers share one comparison.
     fn less(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
         if let Some((number, limit)) = self.times_divisor(o.as_constant()) {
             return number.less(limit, e, memo);
@@ -392,15 +391,22 @@ impl<'c> Index<'c> {
             if least_a >= most_b {
                 return Ok(e.bool(false));
             }
-            let div = self.div.min(o.div) as i64;
-            let t = o.off.checked_sub(self.off).and_then(|t| Some(t.checked_add(div - 1)?.div_euclid(div) * div));
-            if let Some(right) = t.map(|t| Index { off: t, ..o }).filter(Index::fits) {
-                let (a, b) = (self.base.unwrap_or(e.int_of(self.ty(e), 0)), right.value(e, memo)?);
+            if let Some((left, right)) = self.rounded(o) {
+                let (a, b) = (left.value(e, memo)?, right.value(e, memo)?);
                 return memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b));
             }
         }
         let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
         memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b))
+    }
+    /// What to compare in place of a < b: base_a < base_b + t with t rounded up to a multiple of what divides both bases,
+    /// or base_a - t < base_b where a limit of any size would wrap. `None` if both sums may wrap.
+    fn rounded(self, o: Index<'c>) -> Option<(Index<'c>, Index<'c>)> {
+        let div = self.div.min(o.div) as i64;
+        let t = o.off.checked_sub(self.off)?.checked_add(div - 1)?.div_euclid(div) * div;
+        let sides =
+            [(Index { off: 0, ..self }, Index { off: t, ..o }), (Index { off: -t, ..self }, Index { off: 0, ..o })];
+        sides.into_iter().find(|(left, right)| left.fits() && right.fits())
     }
     /// A number and a limit: the number is below it where this quotient is below `than`.
     fn times_divisor(self, than: Option<i64>) -> Option<(Index<'c>, Index<'c>)> {
