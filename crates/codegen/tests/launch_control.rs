@@ -364,4 +364,30 @@ fn barriers_between_accesses() {
     assert_eq!(of("", &format!("  store %p, %v\n{branch}\n  %w = load %q : f32[512]\n  store %q, %w")), 2);
     let walk = "  for %t in %zero..%n step %one {\n    %u = load %q : f32[512]\n    store %q, %u\n    yield\n  }";
     assert_eq!(of("", &format!("  store %p, %v\n{walk}\n  %w = load %q : f32[512]\n  store %q, %w")), 2);
+    // What an iteration loads is what another stores, unless they are known to differ; by a pointer that moves, too.
+    let copy = |x: &str, y: &str, from: &str| {
+        let text = format!(
+            "kernel @k(%x: ptr<f32>{x}, %y: ptr<f32>{y}, %n: i32) grid launch warps 4 {{
+  %i = iota : i32[512]
+  %px = splat %x : ptr<f32>[512]
+  %p = ptr_add %px, %i : ptr<f32>[512]
+  %py = splat %y : ptr<f32>[512]
+  %q = ptr_add %py, %i : ptr<f32>[512]
+  %one = const 1 : i32
+  %zero = const 0 : i32
+  %e = for %t in %zero..%n step %one with (%m = {from} : ptr<f32>[512]) {{
+    %v = load %m : f32[512]
+    %l = ptr_add %m, %i : ptr<f32>[512]
+    store %p, %v
+    yield %l
+  }}
+}}"
+        );
+        let k = text::parse(&text).unwrap();
+        let ptx = kiln_codegen::nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
+        ptx.text.lines().filter(|l| l.contains("bar.sync")).count()
+    };
+    assert_eq!(copy("", " readonly", "%q"), 0);
+    assert_eq!(copy("", "", "%q"), 2);
+    assert_eq!(copy(facts, facts, "%p"), 2);
 }

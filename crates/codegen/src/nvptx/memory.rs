@@ -52,7 +52,8 @@ impl<'c> Gen<'c, '_> {
         let Op::Load(mode, cache) = data.op else { return Err(mistyped("a load")) };
         let pointers: Vec<_> = self.pointers(data)?.into_iter().map(|p| Pointer { cache, ..p }).collect();
         let masks = self.masks(data.args.get(1).copied())?;
-        if self.wrote && !pointers.iter().all(|p| p.readonly) {
+        let unwritten = pointers.iter().all(|p| p.readonly) || self.reads.is_unwritten(self.k, data.args[0]);
+        if self.wrote && !unwritten {
             self.sync()?;
             self.scratch.synced();
             self.wrote = false;

@@ -4,53 +4,79 @@
 //! another has loaded what the store overwrites. Lowering gives each parameter memory of its own; a caller may pass one
 //! tensor twice.
 use super::r#gen::Gen;
+use kiln_block::analysis::Writes;
 use kiln_block::layout::Flat;
-use kiln_block::{BlockProgram, Inst, InstData, Op, Region, Type, Value};
-use std::collections::{HashMap, HashSet};
+use kiln_block::{BlockProgram, Op, Region, Value};
+use std::collections::HashSet;
+use std::rc::Rc;
 
 /// Loads since the last barrier.
 #[derive(Clone)]
 pub(super) struct Reads {
     /// `None`: no store overwrites what another thread has yet to load.
-    roots: Option<HashMap<Value, Value>>,
-    /// Parameters whose memory no other pointer reaches.
-    separate: HashSet<Value>,
+    memories: Option<Rc<Memories>>,
     /// Pointers, and how their elements lie.
     loaded: Vec<(Value, Flat)>,
-    /// Loads of another iteration may be among them.
-    any: bool,
+    /// Pointers of earlier iterations, whose addresses are not those of this one.
+    earlier: HashSet<Value>,
+}
+
+/// Which pointers may lead to one place.
+struct Memories {
+    writes: Writes,
+    /// Parameters, and whether no other pointer reaches their memory.
+    parameters: Vec<(Value, bool)>,
+}
+
+impl Memories {
+    fn of(k: &BlockProgram) -> Memories {
+        let parameters = k.params.iter().map(|p| (p.value, p.readonly || p.facts.noalias)).collect();
+        Memories { writes: Writes::of(k), parameters }
+    }
+    /// Whether all parameters that a pointer may start from are separate; `None` for a pointer that is made of a number.
+    fn is_separate(&self, v: Value) -> Option<bool> {
+        let mut all = self.parameters.iter().filter(|(p, _)| self.writes.share_memory(*p, v)).peekable();
+        all.peek().is_some().then(|| all.all(|(_, separate)| *separate))
+    }
+    fn differ(&self, a: Value, b: Value) -> bool {
+        let separate = self.is_separate(a).zip(self.is_separate(b));
+        !self.writes.share_memory(a, b) && separate.is_some_and(|(a, b)| a || b)
+    }
 }
 
 impl Reads {
     pub fn of(k: &BlockProgram) -> Reads {
-        let separate = k.params.iter().filter(|p| p.readonly || p.facts.noalias).map(|p| p.value).collect();
-        Reads { roots: k.has_launch_values().then(|| roots(k)), separate, loaded: vec![], any: false }
+        let memories = k.has_launch_values().then(|| Rc::new(Memories::of(k)));
+        Reads { memories, loaded: vec![], earlier: HashSet::new() }
     }
     pub fn load(&mut self, pointer: Value, flat: Flat) {
-        if self.roots.is_some() {
+        if self.memories.is_some() {
             self.loaded.push((pointer, flat));
         }
     }
     /// At the start of a loop's body: loads of the iteration before.
     pub fn enter(&mut self, k: &BlockProgram, region: &Region) {
-        let mut loads = false;
-        k.walk_region(region, &mut |_, d| loads |= matches!(d.op, Op::Load(..)));
-        self.any |= loads && self.roots.is_some();
+        if self.memories.is_some() {
+            k.walk_region(region, &mut |_, d| {
+                self.earlier.extend(d.args.first().filter(|_| matches!(d.op, Op::Load(..))));
+            });
+        }
     }
     /// Whether a barrier must come before a store: another thread may not have loaded yet what it overwrites. A thread
     /// itself loads before it stores.
     pub fn waits(&self, pointer: Value, flat: &Flat) -> bool {
-        let Some(roots) = &self.roots else { return false };
-        let root = |v: Value| roots.get(&v).copied().unwrap_or(v);
-        let apart = |v: Value| {
-            let (a, b) = (root(v), root(pointer));
-            a != b && (self.separate.contains(&a) || self.separate.contains(&b))
-        };
-        self.any || self.loaded.iter().any(|(v, f)| !(*v == pointer && f == flat || apart(*v)))
+        let Some(memories) = &self.memories else { return false };
+        let same = |(v, f): &&(Value, Flat)| *v == pointer && f == flat;
+        let loaded = self.loaded.iter().filter(|load| !same(load)).map(|(v, _)| v);
+        loaded.chain(&self.earlier).any(|v| !memories.differ(*v, pointer))
+    }
+    /// Whether a pointer, however it moved, leads to memory that the program does not write.
+    pub fn is_unwritten(&self, k: &BlockProgram, pointer: Value) -> bool {
+        self.memories.as_ref().is_some_and(|m| m.writes.is_readonly(k, pointer))
     }
     /// After paths that join: what any of them leaves.
     pub fn join(&mut self, other: &Reads) {
-        self.any |= other.any;
+        self.earlier.extend(&other.earlier);
         for load in &other.loaded {
             if !self.loaded.contains(load) {
                 self.loaded.push(load.clone());
@@ -59,11 +85,11 @@ impl Reads {
     }
     /// Whether parameters may be one tensor.
     pub fn is_kept(&self) -> bool {
-        self.roots.is_some()
+        self.memories.is_some()
     }
     pub fn clear(&mut self) {
         self.loaded.clear();
-        self.any = false;
+        self.earlier.clear();
     }
 }
 
@@ -91,28 +117,4 @@ impl Gen<'_, '_> {
             self.reads.join(&other.reads);
         }
     }
-}
-
-/// The parameters that pointers start from, where they only move.
-fn roots(k: &BlockProgram) -> HashMap<Value, Value> {
-    let mut roots: HashMap<Value, Value> = HashMap::new();
-    k.walk(&mut |_: Inst, d: &InstData| {
-        let moves = matches!(
-            d.op,
-            Op::PtrAdd
-                | Op::Splat
-                | Op::Broadcast
-                | Op::ExpandDims(_)
-                | Op::Reshape
-                | Op::Permute(_)
-                | Op::ConvertLayout
-        );
-        if let ([v], [from, ..], true) = (&d.results[..], &d.args[..], moves)
-            && matches!(k.ty(*v), Type::Ptr { .. })
-        {
-            let root = roots.get(from).copied().unwrap_or(*from);
-            roots.insert(*v, root);
-        }
-    });
-    roots
 }
