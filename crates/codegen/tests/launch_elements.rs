@@ -123,6 +123,23 @@ fn numbers_before_nan_and_named_roundings() {
             if elem == Elem::F64 {
                 all.push(b.cast_to_zero(x, Elem::F32));
             }
+            let nan = b.constant(Type::scalar(elem), Const::Float(f64::NAN));
+            let nothing = b.splat(nan, &[64]);
+            for op in [ReduceOp::MaxNum, ReduceOp::MinNum] {
+                for of in [x, y, nothing] {
+                    let picked = b.reduce(op, of, 0);
+                    all.push(b.splat(picked, &[64]));
+                }
+                // Halves that are compared as f32, two at once, in columns of a thread.
+                if matches!(elem, Elem::F16 | Elem::Bf16) {
+                    let wide = b.cast(x, Elem::F32);
+                    let rows = b.reshape(wide, &[2, 32]);
+                    let picked = b.reduce(op, rows, 1);
+                    let both = b.expand_dims(picked, 1);
+                    let both = b.broadcast_to(both, &[2, 32]);
+                    all.push(b.reshape(both, &[64]));
+                }
+            }
             all
         };
         agree(elem, [data(), data()], make, elem.name());

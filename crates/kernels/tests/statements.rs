@@ -53,6 +53,13 @@ const ROWS: &[Row] = &[
         &[6.0, 0.0],
     ),
     row(
+        "max and min of NaN alone are NaN",
+        "v = tl.where(i < n, float('nan'), tl.load(x + i))\n    a = tl.max(tl.where(i < 8, float('nan'), v), 0)\n    \
+         b = tl.min(tl.where(i < 8, float('nan'), v), 0)\n    tl.store(out, (a != a).to(tl.int32))\n    \
+         tl.store(out + 1, (b != b).to(tl.int32))\n    tl.store(out + 2, tl.min(v, 0))",
+        &[1.0, 1.0, 5.0],
+    ),
+    row(
         "maximum propagates NaN if asked",
         "v = tl.maximum(float('nan'), 3.0, propagate_nan=tl.PropagateNan.ALL)\n    \
          tl.store(out, (v != v).to(tl.int32))",

@@ -121,6 +121,9 @@ pub enum ReduceOp {
     /// NaN if any is NaN.
     Max,
     Min,
+    /// The largest number of floats; NaN only if all are NaN.
+    MaxNum,
+    MinNum,
     /// Bool and integers.
     And,
     Or,

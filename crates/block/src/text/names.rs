@@ -65,6 +65,8 @@ pub const REDUCE: &[(&str, ReduceOp)] = &[
     ("prod", ReduceOp::Prod),
     ("max", ReduceOp::Max),
     ("min", ReduceOp::Min),
+    ("max_num", ReduceOp::MaxNum),
+    ("min_num", ReduceOp::MinNum),
     ("and", ReduceOp::And),
     ("or", ReduceOp::Or),
     ("argmax", ReduceOp::ArgMax),

@@ -253,6 +253,7 @@ fn folds(s: &Checked) -> Rule {
             ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", s.ty(0)))?;
             let fits = match op {
                 ReduceOp::And | ReduceOp::Or => elem == Elem::Bool || elem.is_int(),
+                ReduceOp::MaxNum | ReduceOp::MinNum => is_arithmetic_float(elem),
                 _ => is_number(elem),
             };
             ensure(fits, || format!("the reduction is not defined on {elem}; cast first"))?;

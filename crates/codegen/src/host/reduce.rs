@@ -23,6 +23,8 @@ pub(super) fn combiner(op: ReduceOp, e: Elem) -> BinaryOp {
         (ReduceOp::Prod, _) => BinaryOp::Mul,
         (ReduceOp::Min | ReduceOp::ArgMin, _) => BinaryOp::Min,
         (ReduceOp::Max | ReduceOp::ArgMax, _) => BinaryOp::Max,
+        (ReduceOp::MaxNum, _) => BinaryOp::MaxNum,
+        (ReduceOp::MinNum, _) => BinaryOp::MinNum,
     }
 }
 pub(super) fn scan_reduce(op: ScanOp) -> ReduceOp {
@@ -50,6 +52,7 @@ pub(super) fn identity(op: ReduceOp, e: Elem) -> String {
         ReduceOp::And => if e == Elem::Bool { "true" } else { "-1" }.into(),
         ReduceOp::Max | ReduceOp::ArgMax => largest(false),
         ReduceOp::Min | ReduceOp::ArgMin => largest(true),
+        ReduceOp::MaxNum | ReduceOp::MinNum => float(reg(e), f64::NAN),
     }
 }
 fn without(at: &[Val], axis: usize) -> Vec<Val> {

@@ -50,6 +50,17 @@ pub(super) fn of(k: &BlockProgram) -> HashMap<Value, Half> {
     halves
 }
 
+/// The instruction of two elements that a reduction consists of, if it is a maximum or a minimum.
+fn pick_name(op: ReduceOp) -> Option<&'static str> {
+    Some(match op {
+        ReduceOp::Max => "max.NaN",
+        ReduceOp::Min => "min.NaN",
+        ReduceOp::MaxNum => "max",
+        ReduceOp::MinNum => "min",
+        _ => return None,
+    })
+}
+
 impl<'c> Gen<'c, '_> {
     /// Combines a thread's registers of `arg` that differ in axis bits, in pairs of half types; `None` if the block or
     /// the reduction is not of this kind.
@@ -60,7 +71,7 @@ impl<'c> Gen<'c, '_> {
         flat: &Flat,
         on_axis: impl Fn(u8) -> bool,
     ) -> Res<Option<Vec<Part<'c>>>> {
-        let (ReduceOp::Max | ReduceOp::Min) = op else { return Ok(None) };
+        let Some(picks) = pick_name(op) else { return Ok(None) };
         let Some(half) = self.halves.get(&arg).copied() else { return Ok(None) };
         if flat.per_thread() < LEAST || self.flat(half.of)? != *flat {
             return Ok(None);
@@ -69,7 +80,7 @@ impl<'c> Gen<'c, '_> {
         let Some(mut words) = self.words_there(half, elem)? else { return Ok(None) };
         for i in (1..flat.registers.len()).rev().filter(|i| on_axis(flat.registers[*i])) {
             let low = (0..words.len()).filter(|r| r >> (i - 1) & 1 == 0);
-            words = low.map(|r| self.picked(op, elem, words[r], words[r | 1 << (i - 1)])).collect::<Res<_>>()?;
+            words = low.map(|r| self.picked(picks, elem, words[r], words[r | 1 << (i - 1)])).collect::<Res<_>>()?;
         }
         let words: Vec<_> = words.into_iter().map(Into::into).collect();
         let mut parts: Vec<Part<'c>> = vec![];
@@ -96,10 +107,9 @@ impl<'c> Gen<'c, '_> {
         let there = words.iter().zip(masks.chunks(2)).map(|(w, m)| self.e.iselect(m[0], *w, outside));
         Ok(Some(there.collect::<Res<_>>()?))
     }
-    /// The larger or smaller of each of two pairs; NaN if either is.
-    fn picked(&self, op: ReduceOp, elem: Elem, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
-        let name = if op == ReduceOp::Max { "max" } else { "min" };
-        let text = format!("{name}.NaN.{elem}x2 $0, $1, $2;");
+    /// The larger or smaller of each of two pairs.
+    fn picked(&self, picks: &str, elem: Elem, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
+        let text = format!("{picks}.{elem}x2 $0, $1, $2;");
         let v = self.e.asm(&text, "=r,r,r", Some(self.e.i32().into()), &[a.into(), b.into()], false, false)?;
         int(v.ok_or_else(|| mistyped("a maximum"))?)
     }

@@ -230,6 +230,8 @@ impl<'c> Gen<'c, '_> {
             ReduceOp::Prod => BinaryOp::Mul,
             ReduceOp::Max => BinaryOp::Max,
             ReduceOp::Min => BinaryOp::Min,
+            ReduceOp::MaxNum => BinaryOp::MaxNum,
+            ReduceOp::MinNum => BinaryOp::MinNum,
             ReduceOp::And => BinaryOp::And,
             ReduceOp::Or => BinaryOp::Or,
         };

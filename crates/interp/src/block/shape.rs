@@ -63,6 +63,8 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
             ReduceOp::Prod => x.product(),
             ReduceOp::Max => x.fold(f64::NEG_INFINITY, float_max),
             ReduceOp::Min => -x.map(|x| -x).fold(f64::NEG_INFINITY, float_max),
+            ReduceOp::MaxNum => x.fold(f64::NAN, f64::max),
+            ReduceOp::MinNum => x.fold(f64::NAN, f64::min),
             ReduceOp::And | ReduceOp::Or | ReduceOp::ArgMax | ReduceOp::ArgMin => {
                 return Err(undefined(op, "floats"));
             }
@@ -78,6 +80,7 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
             ReduceOp::Min => x.min_by_key(|x| a.elem.ordered(*x)).unwrap_or_default(),
             ReduceOp::And => x.fold(-1, |a, b| a & b),
             ReduceOp::Or => x.fold(0, |a, b| a | b),
+            ReduceOp::MaxNum | ReduceOp::MinNum => return Err(undefined(op, "integers")),
             ReduceOp::ArgMax | ReduceOp::ArgMin => return Err(undefined(op, "values of a reduction")),
         };
         Ok(a.elem.wrapped(all))

@@ -135,6 +135,7 @@ fn identity(op: ReduceOp, number: Number) -> Const {
         (ReduceOp::Sum | ReduceOp::Or, true) => Const::Float(0.0),
         (ReduceOp::Prod, false) => Const::Int(1),
         (ReduceOp::Prod, true) => Const::Float(1.0),
+        (ReduceOp::MaxNum | ReduceOp::MinNum, _) => Const::Float(f64::NAN),
         (ReduceOp::Max | ReduceOp::ArgMax, true) => Const::Float(f64::NEG_INFINITY),
         (ReduceOp::Min | ReduceOp::ArgMin | ReduceOp::And, true) => Const::Float(f64::INFINITY),
         (ReduceOp::Max | ReduceOp::ArgMax, false) => of_range(|(least, _)| least),

@@ -32,25 +32,6 @@ impl Emitter {
     pub fn select(&mut self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Eval<Tensor> {
         self.one(Op::Select, &[condition.value, a.value, b.value], a.ty.clone())
     }
-    /// The largest number; NaN only if all are.
-    pub fn reduce_max_number(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
-        self.reduce_extreme_number(ReduceOp::Max, f64::NEG_INFINITY, x, axis)
-    }
-    pub fn reduce_min_number(&mut self, x: &Tensor, axis: usize) -> Eval<Tensor> {
-        self.reduce_extreme_number(ReduceOp::Min, f64::INFINITY, x, axis)
-    }
-    fn reduce_extreme_number(&mut self, op: ReduceOp, least: f64, x: &Tensor, axis: usize) -> Eval<Tensor> {
-        let number = x.number()?;
-        let is_nan = self.unary(UnaryOp::IsNan, x)?;
-        let least = self.float(number, least)?;
-        let least = self.splat(&least, &x.ty.shape)?;
-        let numbers = self.select(&is_nan, &least, x)?;
-        let extreme = self.reduce(op, &numbers, axis)?;
-        let all_nan = self.reduce(ReduceOp::And, &is_nan, axis)?;
-        let nan = self.float(number, f64::NAN)?;
-        let nan = self.splat(&nan, &extreme.ty.shape)?;
-        self.select(&all_nan, &nan, &extreme)
-    }
     /// Inline assembly: a value of each type.
     pub fn assembly(&mut self, assembly: Assembly, operands: &[Tensor], results: &[TensorType]) -> Eval<Vec<Tensor>> {
         let args: Vec<Value> = operands.iter().map(|x| x.value).collect();

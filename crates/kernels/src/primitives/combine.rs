@@ -185,8 +185,8 @@ fn reduced_by_op(walk: &mut dyn Walk, x: &Tensor, axis: usize, op: BinaryOp) -> 
         BinaryOp::Min => ReduceOp::Min,
         BinaryOp::And => ReduceOp::And,
         BinaryOp::Or => ReduceOp::Or,
-        BinaryOp::MaxNum => return emit.reduce_max_number(x, axis).map(Some),
-        BinaryOp::MinNum => return emit.reduce_min_number(x, axis).map(Some),
+        BinaryOp::MaxNum => ReduceOp::MaxNum,
+        BinaryOp::MinNum => ReduceOp::MinNum,
         _ => return Ok(None),
     };
     if is_bool && !matches!(op, ReduceOp::And | ReduceOp::Or) {

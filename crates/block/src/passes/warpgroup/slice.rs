@@ -236,6 +236,8 @@ fn combiner(op: ReduceOp, elem: Option<Elem>) -> Option<BinaryOp> {
         (ReduceOp::Prod, _) => BinaryOp::Mul,
         (ReduceOp::Max, _) => BinaryOp::Max,
         (ReduceOp::Min, _) => BinaryOp::Min,
+        (ReduceOp::MaxNum, _) => BinaryOp::MaxNum,
+        (ReduceOp::MinNum, _) => BinaryOp::MinNum,
         (ReduceOp::And, _) => BinaryOp::And,
         (ReduceOp::Or, _) => BinaryOp::Or,
         (ReduceOp::ArgMax | ReduceOp::ArgMin, _) => return None,
