@@ -192,6 +192,7 @@ impl Reader<'_, '_> {
                 "language" | "testing" | "kernels" | "extra" | "libdevice" | "math" => {
                     Binding::Module(format!("{from}.{name}"))
                 }
+                _ if from.ends_with(".libdevice") => Binding::Primitive(format!("libdevice.{name}")),
                 _ => Binding::Primitive(name.into()),
             });
         }

@@ -355,3 +355,30 @@ def kernel(out, x):
         }
     }
 }
+
+/// The language's exponentials of float32 are one instruction; those of `libdevice`, and of float64, are exact.
+#[test]
+fn exponentials_of_two_accuracies() {
+    let text = "
+def kernel(out, x, wide):
+    i = tl.arange(0, 4)
+    v = tl.load(x + i)
+    tl.store(out + i, tl.exp(v) + tl.exp2(v) + v.exp())
+    tl.store(out + 4 + i, libdevice.exp(v) + libdevice.exp2(v))
+    tl.store(wide + i, tl.exp(v.to(tl.float64)))
+";
+    let arguments = vec![pointer(Number::Float32), pointer(Number::Float32), pointer(Number::Float64)];
+    let program = kiln_block::text::print(&compiled(text, arguments.clone()).unwrap().program);
+    let count = |name: &str| program.lines().filter(|line| line.contains(&format!("= {name} "))).count();
+    assert_eq!([count("exp2_approx"), count("exp"), count("exp2")], [3, 2, 1], "{program}");
+    let x = [-3.5, 0.0, 1.25, f64::NEG_INFINITY];
+    let buffers = vec![zeros(Elem::F32, 8), buffer(Elem::F32, x), zeros(Elem::F64, 4)];
+    let out = executed(text, arguments, [1, 1, 1], buffers);
+    let (narrow, wide) = (out[0].to_f64(), out[2].to_f64());
+    for (at, x) in x.into_iter().enumerate() {
+        let close = |got: f64, want: f64| assert!((got - want).abs() <= 1e-6 * want, "{x}: {got}, not {want}");
+        close(narrow[at], 2.0 * x.exp() + x.exp2());
+        close(narrow[4 + at], x.exp() + x.exp2());
+        close(wide[at], x.exp());
+    }
+}

@@ -236,7 +236,8 @@ def _of_triton(value: Any) -> dict[str, Any] | None:
         name = value.fn.__name__
         return {"primitive": name} if name in _TRITON_FUNCTIONS else None
     if isinstance(module, str) and module.startswith(_TRITON):
-        return {"primitive": getattr(value, "__name__", "")}
+        name = getattr(value, "__name__", "")
+        return {"primitive": f"libdevice.{name}" if module.endswith(".libdevice") else name}
     return None
 
 

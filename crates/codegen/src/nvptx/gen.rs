@@ -204,7 +204,7 @@ fn above_one(k: &BlockProgram) -> HashSet<Value> {
         let known = |set: &HashSet<Value>, n: usize| d.args.get(n).is_some_and(|a| set.contains(a));
         let found = match d.op {
             Op::Const(Const::Float(1.0)) => &mut ones,
-            Op::Unary(UnaryOp::Exp) => &mut powers,
+            Op::Unary(UnaryOp::Exp | UnaryOp::Exp2 | UnaryOp::Exp2Approx) => &mut powers,
             Op::Binary(BinaryOp::Add) if known(&powers, 0) && known(&ones, 1) => &mut sums,
             _ => return,
         };

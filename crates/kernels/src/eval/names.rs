@@ -99,10 +99,7 @@ impl Evaluator<'_> {
 
     fn bound(&self, name: &str, binding: &Binding) -> Eval<Value> {
         match binding {
-            Binding::Primitive(primitive) => {
-                let last = primitive.rsplit('.').next().unwrap_or(primitive);
-                self.language(primitive).or_else(|| self.language(last)).ok_or_else(|| no_primitive(primitive))
-            }
+            Binding::Primitive(path) => self.of_module(path),
             Binding::Dtype(number) => Ok(Value::number(*number)),
             Binding::Function(index) => Ok(Value::Callee(Callee::Function(FunctionId::User(*index)))),
             Binding::Constant(literal) => self.literal_value(literal),
@@ -116,6 +113,12 @@ impl Evaluator<'_> {
                 "pass it as an argument, or wrap it once, as in `NAME = tl.constexpr(value)`",
             )),
         }
+    }
+
+    /// What a module has under a name of its own, or else what the language has.
+    fn of_module(&self, path: &str) -> Eval<Value> {
+        let last = path.rsplit('.').next().unwrap_or(path);
+        self.language(path).or_else(|| self.language(last)).ok_or_else(|| no_primitive(path))
     }
 
     /// A name of the language itself.
@@ -145,7 +148,7 @@ impl Evaluator<'_> {
             Literal::Str(text) => Value::str(&text[..]),
             Literal::Dtype(number) => Value::number(*number),
             Literal::Pointer(elem) => Value::Type(TensorType { scalar: Scalar::Pointer(*elem), shape: vec![] }),
-            Literal::Primitive(name) => self.language(name).ok_or_else(|| no_primitive(name))?,
+            Literal::Primitive(path) => self.of_module(path)?,
             Literal::Function(index) => Value::Callee(Callee::Function(FunctionId::User(*index))),
             Literal::Tuple(values) => Value::tuple(all(values)?),
             Literal::Record { fields, values } => {
@@ -165,7 +168,11 @@ impl Evaluator<'_> {
             ("math" | "numpy" | "torch", "nan") => math(f64::NAN),
             ("math" | "numpy" | "torch", "pi") => math(std::f64::consts::PI),
             ("math" | "numpy" | "torch", "e") => math(std::f64::consts::E),
-            _ => self.language(name).ok_or_else(|| no_primitive(&format!("{path}.{name}"))),
+            _ => {
+                let module = path.rsplit('.').next().unwrap_or(path);
+                let whole = self.language(&format!("{module}.{name}"));
+                whole.or_else(|| self.language(name)).ok_or_else(|| no_primitive(&format!("{path}.{name}")))
+            }
         }
     }
 }

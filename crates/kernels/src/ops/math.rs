@@ -20,6 +20,21 @@ pub fn unary(emit: &mut Emitter, name: &str, op: UnaryOp, x: &Value) -> Eval<Ten
     emit.unary(op, &x)
 }
 
+/// e^x or 2^x. Of f32 it is one instruction of a GPU, as kernels that were written for others expect: e^x errs by up to
+/// |x| 2^-24 of itself, which is the rounding of x log2 e, and 2^-22 more.
+pub fn exponential(emit: &mut Emitter, name: &str, op: UnaryOp, x: &Value) -> Eval<Tensor> {
+    let x = to_tensor(emit, x)?;
+    if x.number()? != Number::Float32 {
+        return unary(emit, name, op, &Value::Tensor(x));
+    }
+    let unit = emit.float(Number::Float32, std::f64::consts::LOG2_E)?;
+    let power = match op {
+        UnaryOp::Exp => binary(emit, name, BinaryOp::Mul, &Value::Tensor(x), &Value::Tensor(unit))?,
+        _ => x,
+    };
+    emit.unary(UnaryOp::Exp2Approx, &power)
+}
+
 /// Of integers and floats.
 pub fn abs(emit: &mut Emitter, x: &Value) -> Eval<Tensor> {
     let x = to_tensor(emit, x)?;

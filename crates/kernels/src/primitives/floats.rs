@@ -14,8 +14,8 @@ macro_rules! unary_rows {
 }
 
 pub const UNARY: &[Primitive] = &unary_rows![
-    "exp" Exp,
-    "exp2" Exp2,
+    "libdevice.exp" Exp,
+    "libdevice.exp2" Exp2,
     "expm1" Expm1,
     "log" Log,
     "log2" Log2,
@@ -44,8 +44,6 @@ pub const UNARY: &[Primitive] = &unary_rows![
     "isinf" IsInf,
     "isnanf" IsNan,
     "isinff" IsInf,
-    "fast_expf" Exp,
-    "fast_exp2f" Exp2,
     "fast_logf" Log,
     "fast_log2f" Log2,
     "fast_log10f" Log10,
@@ -59,6 +57,10 @@ pub const UNARY: &[Primitive] = &unary_rows![
 ];
 
 pub const OTHERS: &[Primitive] = &[
+    row("exp", "x", |e, a| math::exponential(e.emit(), "exp", UnaryOp::Exp, &a[0]).map(Value::Tensor)),
+    row("exp2", "x", |e, a| math::exponential(e.emit(), "exp2", UnaryOp::Exp2, &a[0]).map(Value::Tensor)),
+    row("fast_expf", "x", |e, a| math::exponential(e.emit(), "exp", UnaryOp::Exp, &a[0]).map(Value::Tensor)),
+    row("fast_exp2f", "x", |e, a| math::exponential(e.emit(), "exp2", UnaryOp::Exp2, &a[0]).map(Value::Tensor)),
     row("abs", "x", |e, a| math::abs(e.emit(), &a[0]).map(Value::Tensor)),
     row("fabs", "x", |e, a| math::abs(e.emit(), &a[0]).map(Value::Tensor)),
     row("fdiv", "x, y, ieee_rounding=False", divide),

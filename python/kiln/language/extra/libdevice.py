@@ -11,5 +11,5 @@ __all__ = [*LIBDEVICE]
 
 def __getattr__(name: str) -> Any:
     if name in LIBDEVICE:
-        return globals().setdefault(name, Primitive(name))
+        return globals().setdefault(name, Primitive(f"libdevice.{name}"))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
