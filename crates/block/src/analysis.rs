@@ -12,6 +12,7 @@ mod ends;
 pub mod footprint;
 mod groups;
 mod loops;
+mod multiples;
 mod relevance;
 mod run;
 pub mod strided;

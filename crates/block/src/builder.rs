@@ -254,6 +254,11 @@ impl Builder {
         let shape = self.shape(v);
         self.one(Op::Bitcast, &[v], to.with_shape(shape))
     }
+    /// The same integers or pointers, known to be multiples along each axis.
+    pub fn multiple_of(&mut self, v: Value, divisors: &[u32]) -> Value {
+        let ty = self.ty(v).clone();
+        self.one(Op::MultipleOf(divisors.to_vec()), &[v], ty)
+    }
     /// Pointer and offset are broadcast to each other.
     pub fn ptr_add(&mut self, p: Value, offset: Value) -> Value {
         let (p, offset) = self.together(p, offset);

@@ -46,6 +46,10 @@ pub enum Op {
     Pack {
         row: u32,
     },
+    /// The operand, integers or pointers, of which it is known from here on that along each axis (a scalar: one number)
+    /// the first element of a run of neighbours is a multiple: of pointers, its address in bytes. Runs start at multiples
+    /// of their length.
+    MultipleOf(Vec<u32>),
     Unary(UnaryOp),
     Binary(BinaryOp),
     /// Result bool.
@@ -268,6 +272,7 @@ impl Op {
                 | Op::Part { .. }
                 | Op::Unpack { .. }
                 | Op::Pack { .. }
+                | Op::MultipleOf(_)
                 | Op::Unary(_)
                 | Op::Binary(_)
                 | Op::Cmp(_)

@@ -50,6 +50,7 @@ mod inline;
 mod left_wide;
 mod math;
 mod memory;
+mod multiples;
 mod places;
 mod pointwise;
 mod reads;

@@ -259,6 +259,43 @@ fn bits_and_addresses() {
     }
 }
 
+/// Multiples: of a number and an address in memory, and of rows of pointers; loads and stores are vectors then.
+#[test]
+fn known_multiples() {
+    let text = "kernel @rows(%x: ptr<i32>, %at: ptr<i32>, %y: ptr<i32>) grid launch warps 1 {
+  %some = load %at : i32
+  %row = multiple_of %some [4] : i32
+  %from = multiple_of %x [16] : ptr<i32>
+  %lanes = iota : i32[32]
+  %rows = expand_dims %lanes axis 1 : i32[32,1]
+  %columns = expand_dims %lanes axis 0 : i32[1,32]
+  %sizes = splat %row : i32[32,1]
+  %starts = mul %rows, %sizes : i32[32,1]
+  %all_starts = broadcast %starts : i32[32,32]
+  %all_columns = broadcast %columns : i32[32,32]
+  %places = add %all_starts, %all_columns : i32[32,32]
+  %base = splat %from : ptr<i32>[32,32]
+  %p = ptr_add %base, %places : ptr<i32>[32,32]
+  %v = load %p : i32[32,32]
+  %out = splat %y : ptr<i32>[32,32]
+  %to = ptr_add %out, %places : ptr<i32>[32,32]
+  %known = multiple_of %to [16,16] : ptr<i32>[32,32]
+  store %known, %v
+}";
+    for row in [32, 36] {
+        let given = Launch::new([1, 1, 1])
+            .buffer(Elem::I32, numbers(Elem::I32, 36 * 32))
+            .buffer(Elem::I32, encode_all(Elem::I32, &[Num::I(row)]))
+            .buffer(Elem::I32, vec![0; 4 * 36 * 32]);
+        agree(text, &given, &format!("rows of {row}"));
+    }
+    let mut program = text::parse(text).unwrap();
+    passes::canonicalise(&mut program).unwrap();
+    passes::run(&["layout"], &mut program, Arch::Sm90a.machine()).unwrap();
+    let ptx = kiln_codegen::nvptx::compile(&program, Arch::Sm90a.machine()).unwrap().text;
+    assert!(ptx.contains("ld.global") && ptx.contains(".v4.b32") && ptx.contains("st.global.v4.b32"), "{ptx}");
+}
+
 /// One tensor behind two parameters: a load after a store, and a store after a load, in the order of the program.
 #[test]
 fn a_tensor_twice() {

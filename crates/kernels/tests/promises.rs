@@ -32,12 +32,25 @@ fn promises_are_facts_about_parameters() {
     }
 }
 
-/// What is read from memory has no fact; it is computed as a multiple.
+/// What is no parameter, or stands in a loop, is known to be a multiple from there on.
 #[test]
-fn numbers_of_memory_become_multiples() {
-    let text = program("n = tl.multiple_of(tl.load(p), 32)");
-    assert!(text.contains("shr ") && text.contains("const 32"), "{text}");
-    assert!(!program("n = tl.multiple_of(n + m, 32)").contains("shr "));
+fn values_become_multiples_where_that_is_said() {
+    for body in [
+        "n = tl.multiple_of(tl.load(p), 32)",
+        "n = tl.multiple_of(n + m, 32)",
+        "for i in range(m):\n        tl.store(p, tl.multiple_of(n, 32))",
+        "q = p + n\n    tl.multiple_of(q, 32)\n    tl.store(q, 1)",
+        "p = tl.multiple_of(p, 32)",
+        "q = p + tl.arange(0, 8)\n    q = tl.multiple_of(q, [32])\n    tl.store(q, 1)",
+    ] {
+        let text = program(body);
+        assert!(text.contains("multiple_of v") || text.contains("multiple_of %"), "{body}\n{text}");
+        assert!(text.contains(" [32]"), "{body}\n{text}");
+    }
+    let text = program("q = p + n\n    tl.multiple_of(q, 32)\n    tl.store(q, 1)");
+    let known = text.lines().find(|line| line.contains("multiple_of")).and_then(|line| line.trim().split(' ').next());
+    let store = text.lines().find(|line| line.contains("store ")).unwrap_or_default();
+    assert!(known.is_some_and(|v| store.contains(v)), "{text}");
 }
 
 #[test]

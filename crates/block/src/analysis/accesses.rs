@@ -33,6 +33,7 @@ impl Accesses {
                 | Op::Reshape
                 | Op::Permute(_)
                 | Op::Part { .. }
+                | Op::MultipleOf(_)
                 | Op::PtrAdd
                 | Op::Select
                 | Op::For

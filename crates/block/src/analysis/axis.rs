@@ -170,9 +170,9 @@ impl Analysis {
             _ => None,
         }
     }
-    /// Axes of a carried block that grows by a uniform constant per iteration.
-    pub(super) fn carried_axes(&self, init: Value, by: i64) -> Vec<Axis> {
-        let by = self.types.get(&init).map_or(1, unit).saturating_mul(power_of_two_in(by)).min(1 << 40);
+    /// Axes of a carried block all of whose elements grow alike per iteration, by a multiple.
+    pub(super) fn carried_axes(&self, init: Value, multiple: i64) -> Vec<Axis> {
+        let by = self.types.get(&init).map_or(1, unit).saturating_mul(multiple).min(1 << 40);
         self.axes(init).into_iter().map(|a| Axis { divisor: a.divisor.min(by), ..a }).collect()
     }
 }

@@ -102,6 +102,7 @@ impl TypedBounds {
             | Op::Part { .. }
             | Op::Split(_)
             | Op::Cast(_)
+            | Op::MultipleOf(_)
             | Op::ConvertLayout => arg(0),
             Op::Unary(UnaryOp::Neg) => arg(0).map(|a| (-a.1, -a.0)),
             Op::Unary(UnaryOp::Abs) => arg(0).map(|a| (a.0.max(-a.1).max(0), a.1.max(-a.0))),

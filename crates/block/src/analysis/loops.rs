@@ -2,7 +2,7 @@
 //! iteration.
 use super::{
     affine::Affine,
-    values::{Analysis, Def},
+    values::{Analysis, Def, power_of_two_in},
 };
 use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Value};
 use std::collections::HashMap;
@@ -39,15 +39,16 @@ impl Analysis {
         for (n, v) in carried.iter().enumerate() {
             let form = init.get(n).and_then(|v| self.forms.get(v)).cloned();
             let per_trip = next.get(n).and_then(|x| self.increment(k, &defs, *x, *v));
-            if let (Some(init), Some(d)) = (init.get(n), per_trip) {
-                let axes = self.carried_axes(*init, d);
+            let divisor = per_trip.map(power_of_two_in);
+            let divisor = divisor.or_else(|| next.get(n).and_then(|x| self.moves_by(k, &defs, *x, *v)));
+            if let (Some(init), Some(divisor)) = (init.get(n), divisor) {
+                let axes = self.carried_axes(*init, divisor);
                 self.axes.insert(*v, axes.clone());
                 data.results.get(n).map(|r| self.axes.insert(*r, axes));
             }
             let (Some(form), Some(d)) = (form, per_trip) else {
                 self.opaque(*v, k.ty(*v));
-                if let (Some(init), Some(by)) = (init.get(n), next.get(n).and_then(|x| self.moves_by(k, &defs, *x, *v)))
-                {
+                if let (Some(init), Some(by)) = (init.get(n), divisor) {
                     let divisor = self.divisor(*init).min(by);
                     self.divisors.insert(*v, divisor);
                     data.results.get(n).map(|r| self.divisors.insert(*r, divisor));
@@ -76,20 +77,33 @@ impl Analysis {
         }
         self.region(k, region);
     }
-    /// The divisor of what an integer grows by per iteration, where that is known before the loop.
+    /// The divisor of what all elements of a value grow by per iteration: 1 if that is computed in the loop.
     fn moves_by(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, next: Value, carried: Value) -> Option<i64> {
         let data = k.inst(*defs.get(&next)?);
-        let by = match (&data.op, &data.args[..]) {
-            (Op::Binary(BinaryOp::Add), [a, by]) if *a == carried => *by,
-            (Op::Binary(BinaryOp::Add), [by, a]) if *a == carried => *by,
+        let is_carried = |v: &Value| without_hint(k, defs, *v) == carried;
+        let mut by = match (&data.op, &data.args[..]) {
+            (Op::PtrAdd | Op::Binary(BinaryOp::Add), [from, by]) if is_carried(from) => *by,
+            (Op::Binary(BinaryOp::Add), [by, from]) if is_carried(from) => *by,
             _ => return None,
         };
-        (k.ty(by).is_scalar() && !defs.contains_key(&by)).then(|| self.divisor(by))
+        while let Some(data) = defs.get(&by).map(|i| k.inst(*i)) {
+            match (&data.op, &data.args[..]) {
+                (Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Cast(Elem::I64), [of]) => by = *of,
+                _ if k.ty(by).is_scalar() => return Some(1),
+                _ => return None,
+            }
+        }
+        let uniform = self.forms.get(&by).is_some_and(Affine::is_uniform);
+        match k.ty(by).is_scalar() {
+            true => Some(self.divisor(by)),
+            false => uniform.then(|| self.forms.get(&by).map_or(1, |form| self.form_divisor(form))),
+        }
     }
     /// `d` where `next` is `carried + d`: a chain of additions of uniform constants.
     fn increment(&self, k: &BlockProgram, defs: &HashMap<Value, Inst>, mut next: Value, carried: Value) -> Option<i64> {
         let mut d: i64 = 0;
         for _ in 0..16 {
+            next = without_hint(k, defs, next);
             if next == carried {
                 return Some(d);
             }
@@ -124,6 +138,14 @@ impl Analysis {
         }
         None
     }
+}
+
+/// The value of which a region's own `multiple_of` says something.
+fn without_hint(k: &BlockProgram, defs: &HashMap<Value, Inst>, mut v: Value) -> Value {
+    while let Some(data) = defs.get(&v).map(|i| k.inst(*i)).filter(|d| matches!(d.op, Op::MultipleOf(_))) {
+        v = data.args[0];
+    }
+    v
 }
 
 /// The instructions of a region's own list, by result.

@@ -118,6 +118,7 @@ fn value_matters(k: &BlockProgram, param: Value) -> bool {
     }
     let copies = |d: &InstData| match d.op {
         Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Select => true,
+        Op::MultipleOf(_) => true,
         Op::Cast(to) => to.is_int(),
         _ => false,
     };

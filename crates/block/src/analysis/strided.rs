@@ -198,6 +198,8 @@ impl<'a> StridedForms<'a> {
             (Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Permute(_) | Op::ConvertLayout, [a]) => {
                 self.form(*a)?.moved(&data.op, shape)
             }
+            // Of a number, the divisor belongs to the result alone.
+            (Op::MultipleOf(_), [a]) if !shape.is_empty() || matches!(self.k.ty(*a), Type::Ptr { .. }) => self.form(*a),
             (Op::Cast(to), [a]) if to.is_signed() && is_no_wider(self.k.ty(*a), *to) => self.form(*a),
             (Op::Unary(UnaryOp::Neg), [a]) => self.form(*a)?.times(&Polynomial::constant(-1)),
             (Op::PtrAdd | Op::Binary(BinaryOp::Add), [a, b]) => self.form(*a)?.add_scaled(&self.form(*b)?, 1),
@@ -255,6 +257,10 @@ impl<'a> StridedForms<'a> {
             }
             let Some(Origin::Result(made)) = self.made.get(&next).copied() else { return None };
             let data = self.k.inst(made);
+            if let (Op::MultipleOf(_), [from]) = (&data.op, &data.args[..]) {
+                next = *from;
+                continue;
+            }
             let [a, b] = data.args[..] else { return None };
             let mut by = |v: Value| {
                 let form = self.form(v).filter(|f| f.is_uniform() && f.root.is_none() && f.wraps.is_empty())?;

@@ -128,6 +128,7 @@ fn passes_on(k: &BlockProgram, d: &InstData) -> bool {
         | Op::Join
         | Op::Split(_)
         | Op::Cat { .. }
+        | Op::MultipleOf(_)
         | Op::ConvertLayout => true,
         Op::Cast(to) => {
             let from = k.ty(d.args[0]).elem();

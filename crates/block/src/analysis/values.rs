@@ -177,6 +177,9 @@ impl Analysis {
     /// An instruction with one result and without regions.
     fn simple(&mut self, k: &BlockProgram, data: &InstData, v: Value) {
         let ty = k.ty(v);
+        if let Op::MultipleOf(divisors) = &data.op {
+            return self.multiple_of(data, v, divisors);
+        }
         if let Type::Block { elem: Elem::Bool, .. } = ty {
             if let Some(b) = self.mask(k, data, ty) {
                 self.bounds.insert(v, b);
@@ -197,6 +200,13 @@ impl Analysis {
             if let Some(range) = self.opaque_range(k, data) {
                 self.ranges.insert(v, range);
             }
+        } else if let (Op::Bitcast, Type::Ptr { elem, shape }) = (&data.op, ty)
+            && shape.is_empty()
+        {
+            // An address in bytes, or a pointer to elements of another type.
+            let align = self.scalar_divisor(data.args[0]).max(elem.bytes() as i64);
+            self.aligns.insert(v, align as usize);
+            self.forms.insert(v, Affine { root: Some(v), ..Affine::default() });
         } else if let Some(axes) = self.derive_axes(k, data, v) {
             self.axes.insert(v, axes);
         }

@@ -169,6 +169,10 @@ impl Folder<'_> {
                 Some(c) => cast(c, ty(arg(0)).elem()?, *to).map(To::Const),
                 None => None,
             },
+            Op::MultipleOf(divisors) => match constant(0) {
+                Some(c) => Some(To::Const(c)),
+                None => divisors.iter().all(|d| *d == 1).then(|| To::Value(arg(0))),
+            },
             Op::Bitcast => (ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0))),
             Op::Unary(op) => match (constant(0)?, op) {
                 (Const::Int(x), _) => Some(To::Const(Const::Int(numbers::unary(*op, ty(arg(0)).elem()?, x)?))),

@@ -268,6 +268,10 @@ fn op_text(op: &Op) -> (String, String) {
             let list: Vec<String> = perm.iter().map(u8::to_string).collect();
             return ("permute".into(), format!(" [{}]", list.join(",")));
         }
+        Op::MultipleOf(divisors) => {
+            let list: Vec<String> = divisors.iter().map(u32::to_string).collect();
+            return ("multiple_of".into(), format!(" [{}]", list.join(",")));
+        }
         Op::Part { axis, at } => return ("part".into(), format!(" axis {axis} at {at}")),
         Op::Unpack { row } => return ("unpack".into(), format!(" row {row}")),
         Op::Pack { row } => return ("pack".into(), format!(" row {row}")),

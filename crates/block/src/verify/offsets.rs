@@ -166,6 +166,7 @@ impl Offsets<'_> {
             | Op::Reshape
             | Op::Permute(_)
             | Op::Part { .. }
+            | Op::MultipleOf(_)
             | Op::ConvertLayout => arg(0),
             Op::Cast(_) if self.k.ty(*data.args.first()?).elem()?.is_int() => arg(0),
             Op::Unary(UnaryOp::Neg) => arg(0).map(|a| (-a.1, -a.0)),

@@ -20,7 +20,8 @@ pub fn check(k: &BlockProgram, data: &InstData, facts: &Facts) -> Rule {
         | Op::Permute(_)
         | Op::Part { .. }
         | Op::Unpack { .. }
-        | Op::Pack { .. } => shapes(&op),
+        | Op::Pack { .. }
+        | Op::MultipleOf(_) => shapes(&op),
         Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&op),
         Op::Bitcast | Op::CastToZero(_) | Op::Fma => pointwise(&op),
         Op::Asm(assembly) => inline(&op, assembly),
@@ -114,6 +115,14 @@ fn shapes(s: &Checked) -> Rule {
                 format!("{} and {} have different numbers of elements", s.ty(0), s.out())
             })?;
             same("the result", s.out(), &s.ty(0).with_shape(s.out().shape()))
+        }
+        Op::MultipleOf(divisors) => {
+            s.arity(1, 1, 1)?;
+            let integers = matches!(s.ty(0), Type::Ptr { .. }) || s.ty(0).elem().is_some_and(Elem::is_int);
+            ensure(integers, || format!("the operand is {}; integers or pointers are needed", s.ty(0)))?;
+            count("divisors", divisors.len(), s.ty(0).shape().len().max(1), s.ty(0).shape().len().max(1))?;
+            ensure(divisors.iter().all(|d| *d > 0), || "a divisor is 0; use 1 where nothing is known".into())?;
+            same("the result", s.out(), s.ty(0))
         }
         Op::Permute(perm) => {
             s.arity(1, 1, 1)?;

@@ -163,7 +163,7 @@ impl Demand {
     }
     /// Which operands of an instruction become parts of addresses; its results are known to do so or not.
     fn trace_offsets(&mut self, inst: &InstData) {
-        let sums = matches!(inst.op, Op::Binary(BinaryOp::Add | BinaryOp::Sub) | Op::Cast(_));
+        let sums = matches!(inst.op, Op::Binary(BinaryOp::Add | BinaryOp::Sub) | Op::Cast(_) | Op::MultipleOf(_));
         let moves = matches!(inst.op, Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_));
         if inst.op == Op::PtrAdd {
             self.offsets.extend(inst.args.get(1));
@@ -182,7 +182,7 @@ impl Demand {
                 Op::Reduce { op, .. } => self.reduced(k, *op, a),
                 Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
                 Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => own.clone(),
-                Op::Bitcast | Op::CastToZero(_) | Op::Fma => own.clone(),
+                Op::Bitcast | Op::CastToZero(_) | Op::Fma | Op::MultipleOf(_) => own.clone(),
                 _ => BTreeSet::new(),
             };
             self.uses.entry(a).or_default().push((i, here.clone()));
@@ -257,7 +257,7 @@ impl Demand {
             return;
         }
         let moves = matches!(inst.op, Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape);
-        if self.separate.is_some() && !moves && !matches!(inst.op, Op::Permute(_)) {
+        if self.separate.is_some() && !moves && !matches!(inst.op, Op::Permute(_) | Op::MultipleOf(_)) {
             return;
         }
         if let (Some(&r), Some(&a)) = (inst.results.first(), inst.args.first())

@@ -251,6 +251,7 @@ impl Emit<'_> {
                 self.fma(&x, &y, &z)
             }
             Op::Part { .. } | Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(i, at),
+            Op::MultipleOf(_) => self.eval(arg(0)?, at),
             Op::Bitcast => {
                 let x = self.eval(arg(0)?, at)?;
                 self.bitcast(&x, kernel.ty(result))

@@ -95,6 +95,7 @@ impl Emit<'_> {
                         | Op::Select
                         | Op::Cast(_)
                         | Op::Bitcast
+                        | Op::MultipleOf(_)
                         | Op::CastToZero(_)
                         | Op::Fma
                         | Op::PtrAdd
@@ -397,6 +398,7 @@ impl Emit<'_> {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::MultipleOf(_)
             | Op::CastToZero(_)
             | Op::Fma => {
                 for a in &inst.args {

@@ -30,6 +30,7 @@ fn of_elements(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::MultipleOf(_)
             | Op::CastToZero(_)
             | Op::Fma
     )

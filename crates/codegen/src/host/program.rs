@@ -257,6 +257,7 @@ fn upper(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::MultipleOf(_)
             | Op::CastToZero(_)
             | Op::Fma
             | Op::Join

@@ -358,6 +358,7 @@ impl<'c> Gen<'c, '_> {
             Op::Asm(assembly) => return self.inline(data, assembly),
             Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(data)?,
             Op::Bitcast => self.bitcast(data)?,
+            Op::MultipleOf(divisors) => self.multiple_of(data, divisors)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
                 self.pointwise(data)?
             }

@@ -88,7 +88,8 @@ impl<'c> Gen<'c, '_> {
                 (_, Type::Ptr { elem, .. }) => {
                     let address = int(x.plain(e, &mut self.memo)?)?;
                     let base = e.b.build_int_to_ptr(address, e.ptr(GLOBAL), "")?;
-                    let align = elem.bytes() as u64;
+                    let known = if let Reg::Int(n) = x { n.div.min(two(n.off)) } else { 1 };
+                    let align = known.max(elem.bytes() as u64);
                     Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: false, cache: CachePolicy::Normal })
                 }
                 (_, Type::Block { elem, .. }) => {

@@ -290,9 +290,12 @@ impl<'a> Machine<'a, '_> {
             Op::Splat => shape::splat(&*arg(0)?, &to),
             Op::Broadcast => shape::broadcast(&*arg(0)?, &to),
             Op::WgmmaWait { .. } if data.results.is_empty() => return Ok(Next::On),
-            Op::ExpandDims(_) | Op::Reshape | Op::ConvertLayout | Op::WgmmaToken | Op::WgmmaWait { .. } => {
-                Block { shape: to, ..(*arg(0)?).clone() }
-            }
+            Op::ExpandDims(_)
+            | Op::Reshape
+            | Op::MultipleOf(_)
+            | Op::ConvertLayout
+            | Op::WgmmaToken
+            | Op::WgmmaWait { .. } => Block { shape: to, ..(*arg(0)?).clone() },
             Op::Part { axis, at } => shape::part(&*arg(0)?, *axis as usize, *at as usize, &to),
             Op::Unpack { row } => shape::unpack(&*arg(0)?, *row as usize, &to),
             Op::Pack { row } => shape::pack(&*arg(0)?, *row as usize, &to),

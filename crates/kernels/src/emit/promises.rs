@@ -1,11 +1,10 @@
 //! What a kernel promises of its values (`multiple_of`, `assume`), as facts about parameters, which analyses read.
 //!
-//! A promise counts where it stands in no branch and no loop: a fact holds for the whole program. A number that is read
-//! from memory is made a multiple, so that what follows from it needs no fact. Promises that contradict what is known
-//! are left out.
+//! A promise about a parameter counts where it stands in no branch and no loop: a fact holds for the whole program. Any
+//! other value is known to be a multiple where that is said, and in what follows (`multiple_of` of the block IR).
+//! Promises that contradict what is known are left out.
 use super::Emitter;
 use crate::error::Eval;
-use crate::types::Number;
 use crate::value::Tensor;
 use kiln_block::{BinaryOp, CmpOp, Const, Facts, InstData, Op, Param, Value};
 
@@ -17,22 +16,16 @@ struct Bound {
 }
 
 impl Emitter {
-    /// The scalar, known to be a multiple.
-    pub fn known_multiple(&mut self, x: &Tensor, divisor: i64) -> Eval<Tensor> {
-        let number = x.number()?;
-        let holds = divisor > 1 && number.is_int() && number != Number::Int1;
-        if !holds || x.ty.is_block() || self.promise_divisor(x.value, divisor) {
-            return Ok(x.clone());
-        }
-        let is_loaded = self.defining(x.value).is_some_and(|inst| matches!(inst.op, Op::Load(..)));
-        if !is_loaded || !(divisor as u64).is_power_of_two() || i128::from(divisor) > number.range().map_or(0, |r| r.1)
+    /// The integers or pointers, known to be multiples from here on: a fact about a parameter where it stands in no
+    /// branch and no loop, else about the value.
+    pub fn known_multiples(&mut self, x: &Tensor, divisors: &[u32]) -> Eval<Tensor> {
+        let always = self.open.len() == 1;
+        if let ([divisor], true) = (divisors, always && !x.ty.scalar.is_pointer())
+            && self.promise_divisor(x.value, i64::from(*divisor))
         {
             return Ok(x.clone());
         }
-        let bits = self.int_like(x, i128::from(divisor.trailing_zeros()))?;
-        let factor = self.int_like(x, i128::from(divisor))?;
-        let quotient = self.binary(BinaryOp::Shr, x, &bits)?;
-        self.binary(BinaryOp::Mul, &quotient, &factor)
+        self.one(Op::MultipleOf(divisors.to_vec()), &[x.value], x.ty.clone())
     }
     /// Takes what a condition says of parameters as known.
     pub fn promise(&mut self, condition: Value) {

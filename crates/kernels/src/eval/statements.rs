@@ -4,7 +4,7 @@ use crate::error::{Eval, type_error, unsupported};
 use crate::names::{dotted, first_return};
 use crate::ops::report;
 use crate::syntax::tree::{BinaryOp, Expr, ExprKind, Stmt, StmtKind, WithItem};
-use crate::value::Value;
+use crate::value::{Callee, Value};
 
 /// Statements that come after those that are walked, innermost first.
 pub struct Rest<'t> {
@@ -30,7 +30,8 @@ impl Evaluator<'_> {
         match &stmt.kind {
             StmtKind::Pass => {}
             StmtKind::Expr(expr) => {
-                self.expr(expr)?;
+                let value = self.expr(expr)?;
+                self.keep_hint(expr, value)?;
             }
             StmtKind::Assign { targets, value } => self.assign(targets, value)?,
             StmtKind::Augmented { target, op, value } => self.augment(target, *op, value)?,
@@ -62,6 +63,17 @@ impl Evaluator<'_> {
             StmtKind::Unsupported(name) => return Err(no_statement(name)),
         }
         Ok(Flow::Next)
+    }
+
+    /// `multiple_of(x, …)` as a statement says it of `x`.
+    fn keep_hint(&mut self, expr: &Expr, value: Value) -> Eval<()> {
+        let ExprKind::Call { function, arguments } = &expr.kind else { return Ok(()) };
+        let Some(ExprKind::Name(name)) = arguments.first().map(|argument| &argument.value.kind) else { return Ok(()) };
+        let is_variable = self.frame()?.scope.get(name).is_some();
+        if is_variable && matches!(self.expr(function)?, Value::Callee(Callee::Primitive("multiple_of"))) {
+            self.frame_mut()?.scope.set(name, value, expr.span);
+        }
+        Ok(())
     }
 
     fn refuse_else(&self, has_else: bool) -> Eval<()> {

@@ -2,10 +2,11 @@
 use super::arguments::{known_int, known_text, tensor};
 use super::{Primitive, Walk, row};
 use crate::error::Eval;
+use crate::ops::convert::bitcast;
 use crate::ops::{arithmetic, report};
 use crate::syntax::tree::{BinaryOp, CompareOp};
-use crate::types::Number;
-use crate::value::Value;
+use crate::types::{Number, Scalar};
+use crate::value::{Tensor, Value};
 
 pub const TABLE: &[Primitive] = &[
     row("multiple_of", "input, values", multiple_of),
@@ -27,26 +28,39 @@ fn unchanged(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     }
 }
 
-/// A promise about a scalar is taken as a fact; the interpreter looks whether it holds.
+/// What is promised is known from there on. The interpreter looks whether a promise about a scalar holds.
 fn multiple_of(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
     let Value::Tensor(x) = &arguments[0] else { return unchanged(walk, arguments) };
-    let divisor = match &arguments[1] {
-        Value::Tuple(tuple) if tuple.values.len() == 1 => known_int("values", &tuple.values[0])?,
-        Value::Constant(_) => known_int("values", &arguments[1])?,
-        _ => return unchanged(walk, arguments),
+    let divisors = match &arguments[1] {
+        Value::Tuple(tuple) => tuple.values.iter().map(|v| known_int("values", v)).collect::<Eval<Vec<_>>>()?,
+        _ => vec![known_int("values", &arguments[1])?],
     };
-    let integer = x.ty.scalar.number().is_some_and(Number::is_int);
-    let (true, false, Ok(divisor)) = (integer && divisor > 1, x.ty.is_block(), i64::try_from(divisor)) else {
+    let known = x.ty.scalar.is_pointer()
+        || x.ty.scalar.number().is_some_and(|number| number.is_int() && number != Number::Int1);
+    let divisors: Option<Vec<u32>> = divisors.iter().map(|d| u32::try_from(*d).ok().filter(|d| *d > 0)).collect();
+    let Some(divisors) = divisors.filter(|d| known && d.len() == x.ty.shape.len().max(1)) else {
         return unchanged(walk, arguments);
     };
-    if walk.options().interpret {
-        let rest = arithmetic::binary(walk.emit(), BinaryOp::Mod, &arguments[0], &Value::int(divisor))?;
-        let holds = arithmetic::compare(walk.emit(), CompareOp::Eq, &Value::Tensor(rest), &Value::int(0))?;
-        let text = walk.with_place(&format!("multiple_of promises multiples of {divisor}"));
-        report::assert(walk.emit(), &text, &Value::Tensor(holds), &Value::NONE)?;
-        return Ok(arguments[0].clone());
+    if !walk.options().interpret {
+        return walk.emit().known_multiples(x, &divisors).map(Value::Tensor);
     }
-    walk.emit().known_multiple(x, divisor).map(Value::Tensor)
+    if let ([divisor], false) = (&divisors[..], x.ty.is_block()) {
+        check_multiple(walk, x, *divisor)?;
+    }
+    Ok(arguments[0].clone())
+}
+
+fn check_multiple(walk: &mut dyn Walk, x: &Tensor, divisor: u32) -> Eval<()> {
+    let number = match x.ty.scalar.is_pointer() {
+        true => bitcast(walk.emit(), x, Scalar::Number(Number::Int64))?,
+        false => x.clone(),
+    };
+    let divisor = i128::from(divisor);
+    let rest = arithmetic::binary(walk.emit(), BinaryOp::Mod, &Value::Tensor(number), &Value::int(divisor))?;
+    let holds = arithmetic::compare(walk.emit(), CompareOp::Eq, &Value::Tensor(rest), &Value::int(0))?;
+    let text = walk.with_place(&format!("multiple_of promises multiples of {divisor}"));
+    report::assert(walk.emit(), &text, &Value::Tensor(holds), &Value::NONE)?;
+    Ok(())
 }
 
 fn assume(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {

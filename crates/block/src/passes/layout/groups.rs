@@ -64,7 +64,7 @@ impl Groups {
             Op::SharedLoad if self.rereads && !is_private(k, data.args[0]) => Kind::Shared,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) if all => Kind::Pure,
             Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) => Kind::View,
-            Op::Select | Op::PtrAdd | Op::Cast(_) | Op::Bitcast if all => Kind::Pure,
+            Op::Select | Op::PtrAdd | Op::Cast(_) | Op::Bitcast | Op::MultipleOf(_) if all => Kind::Pure,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) if all && data.args.iter().all(light) => Kind::Pure,
             _ => Kind::Heavy,
         }
@@ -124,6 +124,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::Select
             | Op::Cast(_)
             | Op::Bitcast
+            | Op::MultipleOf(_)
             | Op::CastToZero(_)
             | Op::Fma
             | Op::PtrAdd

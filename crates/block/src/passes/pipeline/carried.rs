@@ -112,11 +112,21 @@ impl Carried<'_> {
             carried.filter(|(_, (p, _))| matches!(self.k.ty(**p), Type::Ptr { .. }) && !self.k.ty(**p).is_scalar());
         blocks.filter_map(|(number, (p, next))| Some(Moved { number, by: self.step(*p, *next)? })).collect()
     }
+    /// The pointer of which `multiple_of` says something.
+    fn without_hint(&self, mut pointer: Value) -> Value {
+        while let Some(data) = self.definitions.get(&pointer).map(|i| self.k.inst(*i)) {
+            match data.op {
+                Op::MultipleOf(_) => pointer = data.args[0],
+                _ => break,
+            }
+        }
+        pointer
+    }
     /// By how much `next` is past a pointer, if that is one number for all elements.
     fn step(&self, pointer: Value, next: Value) -> Option<Step> {
         let data = self.k.inst(*self.definitions.get(&next)?);
         let by = match (&data.op, &data.args[..]) {
-            (Op::PtrAdd, [from, by]) if *from == pointer => *by,
+            (Op::PtrAdd, [from, by]) if self.without_hint(*from) == pointer => *by,
             _ => return None,
         };
         let mut at = by;

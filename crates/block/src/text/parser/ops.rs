@@ -25,7 +25,7 @@ impl Parser {
     pub(super) fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
         match name {
             "expand_dims" | "permute" | "part" | "unpack" | "pack" | "check" | "barrier_expect" | "prefetch"
-            | "cat" | "gather" => {
+            | "cat" | "gather" | "multiple_of" => {
                 let args = self.operands()?;
                 Ok((self.attributes_behind(name)?, args))
             }
@@ -64,6 +64,7 @@ impl Parser {
             "expand_dims" => Op::ExpandDims(self.axis()?),
             "cat" => Op::Cat { axis: self.axis()? },
             "gather" => Op::Gather { axis: self.axis()? },
+            "multiple_of" => Op::MultipleOf(self.numbers("a divisor")?),
             "permute" => Op::Permute(self.numbers("an axis")?),
             "part" => {
                 let axis = self.axis()?;

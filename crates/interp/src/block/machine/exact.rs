@@ -64,6 +64,7 @@ impl Machine<'_, '_> {
         let is_int = |v: &Value| self.k.ty(*v).elem().is_some_and(|e| !e.is_float() && e != Elem::Bool);
         let args = match &data.op {
             Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => &data.args[..],
+            Op::MultipleOf(_) => &data.args[..],
             Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) if data.args.iter().all(is_int) => &data.args[..],
             Op::Cast(to) if is_int(&data.args[0]) && to.bytes() >= self.k.ty(data.args[0]).elem()?.bytes() => {
                 &data.args[..]
