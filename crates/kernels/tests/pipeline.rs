@@ -109,6 +109,36 @@ const SCALED: &str = "def scaled(a, b, s, c, n, stride, BM: tl.constexpr, BN: tl
     tl.store(c + rm[:, None] * BN + rn[None, :], acc)
 ";
 
+/// Products of sizes that lie in memory, from and to parts of one array, which each loop over K leaves alone.
+const GROUPED: &str = "def grouped(data, starts, sizes, groups, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    for g in range(groups):
+        M = tl.load(sizes + g * 3)
+        N = tl.multiple_of(tl.load(sizes + g * 3 + 1), 16)
+        K = tl.multiple_of(tl.load(sizes + g * 3 + 2), 16)
+        a = data + tl.multiple_of(tl.load(starts + g * 3), 16)
+        b = data + tl.load(starts + g * 3 + 1)
+        c = data + tl.load(starts + g * 3 + 2)
+        for tile in range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), tl.num_programs(0)):
+            m = tile // tl.cdiv(N, BN) * BM + tl.arange(0, BM)
+            n = tile % tl.cdiv(N, BN) * BN + tl.arange(0, BN)
+            k = tl.arange(0, BK)
+            pa = a + m[:, None] * K + k[None, :]
+            pb = b + k[:, None] * N + n[None, :]
+            acc = tl.zeros((BM, BN), dtype=tl.float32)
+            for start in range(0, K, BK):
+                tl.multiple_of(pb, [16, 16])
+                x = tl.load(pa, mask=(m[:, None] < M) & (start + k[None, :] < K), other=0.0)
+                y = tl.load(pb, mask=(start + k[:, None] < K) & (n[None, :] < N), other=0.0)
+                acc = tl.dot(x, y, acc)
+                pa += BK
+                pb += BK * N
+            inside = (m[:, None] < M) & (n[None, :] < N)
+            tl.store(c + m[:, None] * N + n[None, :], acc.to(tl.float16), mask=inside)
+";
+/// Sizes of its products, and elements between their matrices.
+const GROUPED_SIZES: [i64; 9] = [100, 64, 80, 30, 48, 0, 65, 80, 208];
+const GROUPED_APART: i64 = 1 << 14;
+
 fn cases() -> Vec<Case> {
     let [f16, bf16, f32, i32, i8] = [Number::Float16, Number::BFloat16, Number::Float32, Number::Int32, Number::Int8];
     let sizes = |all: &[i128]| all.iter().map(|n| int(*n)).collect::<Vec<_>>();
@@ -138,6 +168,10 @@ fn cases() -> Vec<Case> {
         let values = [n * 64, n * 64, n * 64, n * 64, n];
         all.push(case(STATE, &[bf16; 4], vec![PITCH], sizes(&[64, 64]), &values, [1; 3]));
     }
+    for instances in [1, 3] {
+        let values = [9 * GROUPED_APART, 9, 9, 3];
+        all.push(case(GROUPED, &[f16, i32, i32], vec![scalar(i32)], sizes(&[64, 64, 64]), &values, [instances, 1, 1]));
+    }
     for n in [1, 4] {
         let values = [128 * n * 128, 64 * n * 128, n * 64, 128 * 64, n, n * 128];
         all.push(case(
@@ -159,13 +193,15 @@ impl Case {
         let made = params.map(|(p, n)| match (p.name.as_str(), program.ty(p.value)) {
             (name, kiln_block::Type::Ptr { elem, .. }) => {
                 let count = *n as usize;
-                let of = |r: &mut Random| match name {
+                let of = |r: &mut Random, at: usize| match name {
+                    "sizes" => GROUPED_SIZES[at] as f64,
+                    "starts" => (at as i64 * GROUPED_APART) as f64,
                     "rows" => r.next_below(200) as f64,
                     "pages" => r.next_below(count) as f64,
                     _ if elem.is_int() => r.next_below(17) as f64 - 8.0,
                     _ => r.next_below(17) as f64 / 8.0 - 1.0,
                 };
-                let values = (0..count).map(|_| of(&mut r)).collect::<Vec<f64>>();
+                let values = (0..count).map(|at| of(&mut r, at)).collect::<Vec<f64>>();
                 Buffer::from_f64(*elem, &[count], values)
             }
             _ => Buffer::from_f64(Elem::I32, &[1], vec![*n as f64]),

@@ -48,6 +48,16 @@ impl Writes {
         let mut params = program.params.iter().filter(|p| self.classes.root(p.value.0) == class).peekable();
         params.peek().is_some() && params.all(|p| p.readonly)
     }
+    /// Whether memory that a pointer leads to is not written while a region of the program runs: it is read-only, or the
+    /// region writes to no memory and waits for nobody who might.
+    pub fn is_unwritten_in(&self, program: &BlockProgram, region: &Region, pointer: Value) -> bool {
+        let mut writes = false;
+        program.walk_region(region, &mut |_, inst| {
+            let reads = matches!(inst.op, Op::Load(..) | Op::For | Op::While | Op::If | Op::Yield);
+            writes |= !reads && !inst.op.is_pure();
+        });
+        !writes || self.is_readonly(program, pointer)
+    }
     /// Whether two pointers may lead to memory of one parameter, as far as pointers are followed.
     pub fn share_memory(&self, a: Value, b: Value) -> bool {
         self.classes.root(a.0) == self.classes.root(b.0)

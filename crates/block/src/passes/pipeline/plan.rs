@@ -81,6 +81,8 @@ impl Tile {
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     pub loads: Vec<Inst>,
+    /// The program never writes what they read.
+    pub readonly: bool,
     pub address: Address,
     pub stages: usize,
     /// Iterations between a copy and its use.
@@ -276,20 +278,20 @@ impl<'k> Planner<'k> {
             loops.entry(parent).or_default().push(load);
         }
         for (parent, mut loads) in loops {
-            loads.retain(|load| {
-                Address::of(self.k, parent, &self.k.inst(*load).args, &|v| self.is_readonly(v)).is_some()
-            });
+            let unwritten = |v: Value| self.is_unwritten(parent, v);
+            loads.retain(|load| Address::of(self.k, parent, &self.k.inst(*load).args, &unwritten).is_some());
             if loads.is_empty() {
                 continue;
             }
             let args: Vec<Value> = loads.iter().flat_map(|i| self.k.inst(*i).args.iter().take(2).copied()).collect();
-            let Some(address) = Address::of(self.k, parent, &args, &|v| self.is_readonly(v)) else { continue };
+            let Some(address) = Address::of(self.k, parent, &args, &unwritten) else { continue };
             for load in &loads {
                 let source = self.k.inst(*load).results[0];
                 self.plan.tiles.entry(source).and_modify(|t| t.copied = Some(parent));
             }
             let in_flight = self.in_flight(parent);
-            let pipeline = Pipeline { loads, address, stages: 0, distance: 0, in_flight };
+            let readonly = loads.iter().all(|i| self.writes.is_readonly(self.k, self.k.inst(*i).args[0]));
+            let pipeline = Pipeline { loads, readonly, address, stages: 0, distance: 0, in_flight };
             self.plan.pipelines.insert(parent, pipeline);
         }
         // What no dot reads from a tile is loaded as before, unless it is copied.
@@ -346,7 +348,7 @@ impl<'k> Planner<'k> {
         let (run, align) = self.facts.alignment(*pointer, usize::from(!tile.permuted));
         let vectors =
             run * tile.elem.bytes() >= VECTOR && align >= VECTOR && tile.shape[1] * tile.elem.bytes() >= VECTOR;
-        (vectors && self.is_readonly(*pointer)).then_some((load, parent))
+        (vectors && self.is_unwritten(parent, *pointer)).then_some((load, parent))
     }
     /// Whether an instruction is a loop over a number, without loops in it.
     fn is_innermost(&self, i: Inst) -> bool {
@@ -357,8 +359,10 @@ impl<'k> Planner<'k> {
         });
         data.op == Op::For && !nested
     }
-    fn is_readonly(&self, pointer: Value) -> bool {
-        self.writes.is_readonly(self.k, pointer)
+    /// Whether memory that a pointer leads to is not written by a loop.
+    fn is_unwritten(&self, parent: Inst, pointer: Value) -> bool {
+        let region = self.k.inst(parent).regions.first();
+        region.is_some_and(|region| self.writes.is_unwritten_in(self.k, region, pointer))
     }
     fn is_zero(&self, v: Value) -> bool {
         matches!(warpgroup::form::constant(self.k, v), Some(Const::Float(0.0) | Const::Int(0)))

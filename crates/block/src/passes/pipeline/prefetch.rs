@@ -59,7 +59,7 @@ impl Prefetch<'_> {
         let all = region.insts.iter().filter(|_| !nested).filter_map(|load| {
             let d = self.k.inst(*load);
             let small = matches!(d.op, Op::Load(..)) && self.bytes(d.results[0]) <= MOST;
-            if !small || !self.writes.is_readonly(self.k, d.args[0]) {
+            if !small || !self.writes.is_unwritten_in(self.k, region, d.args[0]) {
                 return None;
             }
             // Without loads in what computes the address, none of these waits for memory.

@@ -34,8 +34,8 @@ impl<'k> Writer<'k> {
         let data = self.k.inst(i);
         let index = self.k.ty(data.args[0]).elem().unwrap_or(Elem::I32);
         let l = Loop { data, region: &data.regions[0], plan, index };
-        if self.loops > 0 {
-            // Other warps may still read what the first copies overwrite.
+        if self.loops > 0 || !plan.readonly {
+            // Other warps may still read what the first copies overwrite, or may have written what they read.
             self.effect(Op::Sync, &[]);
         }
         let ahead = self.first_copies(&l);
