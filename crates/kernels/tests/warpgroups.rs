@@ -34,6 +34,37 @@ const ONE: Argument = Argument::Scalar {
     facts: ArgumentFacts { div: None, equals: Some(1), least: None, most: None, span32: false, noalias: false },
 };
 
+const HEADER: &str = "def matmul(a, b, bias, c, M, N, K, sam, sak, sbk, sbn, scm, BM: tl.constexpr, BN: \
+                      tl.constexpr, BK: tl.constexpr):
+";
+const LOOP: &str = "    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), tl.num_programs(0)):
+";
+
+/// The same by descriptors that the kernel makes: these, and what is done for a tile.
+fn described(order: &str, epilogue: &str, transposed: bool) -> (String, String) {
+    let (right, load) = match transposed {
+        true => ("[N, K], [sbn, 1], [BN, BK]", "load([n * BN, i]).T"),
+        false => ("[K, N], [sbk, 1], [BK, BN]", "load([i, n * BN])"),
+    };
+    let descriptors = format!(
+        "    left = tl.make_tensor_descriptor(a, [M, K], [sam, 1], [BM, BK])
+    right = tl.make_tensor_descriptor(b, {right})
+    out = tl.make_tensor_descriptor(c, [M, N], [scm, 1], [BM, BN])
+"
+    );
+    let body = format!(
+        "    {order}
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for i in range(0, K, BK):
+        acc = tl.dot(left.load([m * BM, i]), right.{load}, acc)
+    cn = n * BN + tl.arange(0, BN)
+    {epilogue}
+    out.store([m * BM, n * BN], acc.to(c.dtype.element_ty))
+"
+    );
+    (descriptors, body)
+}
+
 impl Matmul {
     fn random(seed: u64) -> Matmul {
         let mut r = Random::new(seed);
@@ -70,10 +101,10 @@ impl Matmul {
             "acc = tl.where(acc > 0, acc, 0.25 * acc)",
             "acc += tl.load(bias + cn, mask=cn < N, other=0.0)[None, :]",
         ]);
-        let text = format!(
-            "def matmul(a, b, bias, c, M, N, K, sam, sak, sbk, sbn, scm, BM: tl.constexpr, BN: tl.constexpr, BK: \
-             tl.constexpr):
-    {order}
+        // Instances with several tiles: in order of their number.
+        let persistent = grid[1] == 1 && r.choose(&[true, false]);
+        let body = format!(
+            "    {order}
     am = (m * BM + tl.arange(0, BM)){wrap_m}
     bn = (n * BN + tl.arange(0, BN)){wrap_n}
     k = tl.arange(0, BK)
@@ -92,7 +123,20 @@ impl Matmul {
     tl.store(c + cm[:, None] * scm + cn[None, :], acc.to(c.dtype.element_ty), mask=inside)
 "
         );
-        Matmul { text, rows, size, transposed: r.choose(&[true, false]), grid, seed }
+        let transposed = r.choose(&[true, false]);
+        let (descriptors, body) = match r.next_below(4) {
+            0 => described(order, epilogue, transposed),
+            _ => (String::new(), body),
+        };
+        let text = match persistent {
+            true => {
+                let body = body.replace("tl.program_id(0)", "tile").replace("    ", "        ");
+                format!("{HEADER}{descriptors}{LOOP}{body}")
+            }
+            false => format!("{HEADER}{descriptors}{body}"),
+        };
+        let grid = if persistent { [1 + r.next_below(3), 1, 1] } else { grid };
+        Matmul { text, rows, size, transposed, grid, seed }
     }
     /// Elements from row to row.
     fn pitches(&self) -> [usize; 3] {

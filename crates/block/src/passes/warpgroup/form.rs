@@ -83,7 +83,7 @@ pub struct Form {
     /// The loop over K, and its position in `tile`.
     pub depth: Inst,
     pub at: usize,
-    /// Its iterations, at least one. `None`: a number of the launch, possibly none.
+    /// Its iterations, at least one. `None`: a number of the launch or of the tile, possibly none.
     pub trips: Option<usize>,
     pub loads: Vec<Load>,
     pub sums: Vec<Sum>,
@@ -141,9 +141,6 @@ pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
         return refuse("the loop over tiles carries values; make tiles independent of each other");
     }
     let trips = trips(k, depth)?;
-    if trips.is_none() && tiles.is_some() {
-        return refuse("the number of iterations of the loop over K is not a constant, in a loop over tiles");
-    }
     let mut form = Form {
         engine: Engine::TensorCores,
         tiles,

@@ -27,6 +27,7 @@ pub fn release_read(b: &mut Builder, stages: &[(&Rings, Value)]) {
     stages.iter().for_each(|(rings, stage)| rings.release(b, *stage));
 }
 
+#[derive(Clone)]
 pub struct Rings {
     full: Value,
     empty: Value,
@@ -126,6 +127,7 @@ impl Numbers {
 /// The order of ping-pong consumers: each waits for the one before it to have started its matmuls. The ring's barriers
 /// alone would not do, as a parity distinguishes a phase only from the next one: a consumer may wait for a stage only
 /// once those before it have been through theirs.
+#[derive(Clone)]
 pub struct PingPong {
     ready: Value,
     consumers: usize,

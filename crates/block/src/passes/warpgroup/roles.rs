@@ -18,17 +18,19 @@ pub mod epilogue;
 mod left;
 mod prefetched;
 mod tile;
+mod tile_loop;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{PingPong, Ring, Rings};
 use super::{Refusal, uniform};
 use crate::passes::dce;
-use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Inst, Op, Role, Swizzle, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Swizzle, Type, Value};
 use epilogue::Epilogue;
 use kiln_machine::Machine;
 use std::collections::HashMap;
 use tile::{Outputs, Tile, alloc};
+use tile_loop::{TileTrips, at_tile, bounds_of, over_tiles};
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +90,7 @@ fn registers(m: &Machine, consumers: usize, few: usize) -> [usize; 2] {
 }
 
 /// What both roles use.
+#[derive(Clone)]
 struct Shared {
     rings: Rings,
     ping_pong: Option<PingPong>,
@@ -96,16 +99,8 @@ struct Shared {
     outputs: Outputs,
     /// Barriers of the buffers that the epilogue reads a tile through.
     prefetched: Option<Value>,
-    /// Iterations of the loop over K, where they are a number of the launch.
-    trips: Option<LaunchTrips>,
-}
-
-/// Iterations that the launch decides.
-struct LaunchTrips {
-    /// At least one.
-    count: Value,
-    /// Whether there is none: then a stage of zeros is multiplied.
-    is_empty: Value,
+    /// Iterations of the loop over K at the tile, where they are no constant.
+    trips: Option<TileTrips>,
 }
 
 struct Writer<'k> {
@@ -157,7 +152,9 @@ impl<'k> Writer<'k> {
         ensure(f.trips.is_some() || !self.is_left_in_registers(), {
             "left operands in registers need a constant number of iterations over K".into()
         })?;
-        ensure(!self.crew.ping_pong || f.tiles.is_some(), "ping-pong consumers need a loop over tiles".into())?;
+        ensure(!self.crew.ping_pong || f.tiles.is_some() && f.trips.is_some(), {
+            "ping-pong consumers need a loop over tiles, and a constant number of iterations over K".into()
+        })?;
         ensure(room >= self.crew.stages && self.crew.stages >= 2, {
             format!(
                 "{} stages of these tiles do not fit shared memory, and two are needed; make tiles smaller",
@@ -235,8 +232,7 @@ impl<'k> Writer<'k> {
         let outermost = self.form.tiles.unwrap_or(self.form.depth);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
         c.scalars(&mut b, &before);
-        let trips = self.launch_trips(&mut b, &mut c);
-        let shared = Shared { rings, ping_pong, tiles, outputs, prefetched, trips };
+        let shared = Shared { rings, ping_pong, tiles, outputs, prefetched, trips: None };
         let together = if self.k.cluster > 1 { Op::ClusterSync } else { Op::Sync };
         b.inst(together, &[], &[], vec![]);
         let copies = self.crew.consumers;
@@ -269,17 +265,13 @@ impl<'k> Writer<'k> {
             (trips, _) => b.i32(trips.unwrap_or(1) as i64),
         }
     }
-    fn launch_trips(&self, b: &mut Builder, c: &mut Copier<'k>) -> Option<LaunchTrips> {
-        if self.form.trips.is_some() {
-            return None;
-        }
-        let bounds = c.all(&self.k.inst(self.form.depth).args[..3]);
-        let [lo, hi, step] = bounds[..] else { return None };
-        let (one, length) = (b.i32(1), b.binary(B::Sub, hi, lo));
-        let is_empty = b.cmp(CmpOp::Le, hi, lo);
-        let (last, length) = (b.binary(B::Sub, step, one), b.binary(B::Max, length, one));
-        let length = b.binary(B::Add, length, last);
-        Some(LaunchTrips { count: b.binary(B::Div, length, step), is_empty })
+    /// What both roles use at the tile where the copier is.
+    fn at_tile(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) -> Shared {
+        let trips = match self.form.trips {
+            Some(_) => None,
+            None => TileTrips::of(b, c, self.form.depth),
+        };
+        Shared { trips, ..s.clone() }
     }
     /// Runs `body` for every tile of this block, with the ring's stage and phase carried, and so many values more that
     /// start at 0.
@@ -325,6 +317,7 @@ impl<'k> Writer<'k> {
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
         let bytes = self.copied();
         self.over_tiles(b, c, 0, |b, c, now| {
+            let s = &self.at_tile(b, c, s);
             let ring = Ring::of(now);
             let data = self.k.inst(self.form.depth);
             let region = &data.regions[0];
@@ -362,7 +355,7 @@ impl<'k> Writer<'k> {
     fn copy_tile(&self, b: &mut Builder, c: &mut Copier, s: &Shared, n: usize, ring: Ring) {
         let load = &self.form.loads[n];
         let mut starts = c.all(&self.k.inst(load.inst).args[1..]);
-        if let (Some(LaunchTrips { is_empty, .. }), Some(start)) = (&s.trips, starts.last_mut()) {
+        if let (Some(TileTrips { is_empty, .. }), Some(start)) = (&s.trips, starts.last_mut()) {
             let before = b.i32(BEFORE);
             *start = b.select(*is_empty, before, *start);
         }
@@ -457,43 +450,4 @@ fn params(k: &BlockProgram, types: &HashMap<Value, Type>, b: &mut Builder, c: &m
         let new = b.param_like(p, ty);
         c.set(p.value, new);
     }
-}
-
-/// The loop over tiles, and its bounds.
-fn bounds_of(c: &mut Copier, tiles: Option<Inst>) -> Option<(Inst, [Value; 3])> {
-    let tiles = tiles?;
-    let bounds = c.all(&c.k.inst(tiles).args);
-    Some((tiles, bounds.try_into().ok()?))
-}
-
-/// Runs `body` for every tile of this block, with carried scalars. `before`: the instructions of a tile that its starts
-/// depend on.
-fn over_tiles<'k>(
-    b: &mut Builder,
-    c: &mut Copier<'k>,
-    (tiles, before): (Option<Inst>, &[Inst]),
-    start: &[Value],
-    body: impl FnOnce(&mut Builder, &mut Copier<'k>, &[Value]) -> Vec<Value>,
-) {
-    let Some((tiles, bounds)) = bounds_of(c, tiles) else {
-        body(b, c, start);
-        return;
-    };
-    b.for_loop(bounds, start, |b, t, now| at_tile(b, c, (tiles, t), before, |b, c| body(b, c, now)));
-}
-
-/// Runs `body` for tile `t` of the loop over tiles.
-fn at_tile<'k, T>(
-    b: &mut Builder,
-    c: &mut Copier<'k>,
-    (tiles, t): (Inst, Value),
-    before: &[Inst],
-    body: impl FnOnce(&mut Builder, &mut Copier<'k>) -> T,
-) -> T {
-    c.enter();
-    c.set(c.k.inst(tiles).regions[0].params[0], t);
-    c.scalars(b, before);
-    let done = body(b, c);
-    c.leave();
-    done
 }

@@ -122,7 +122,7 @@ impl Finder<'_> {
         let shape = if swapped { [block[1], block[0]] } else { [block[0], block[1]] };
         Some(Tile { base, elem, pitch: pitch_extent, sizes, shape, swapped, starts })
     }
-    /// Where the axes end, by masks and remainders; all of them must be understood.
+    /// Where the axes end, by masks and remainders; all of them must be understood. They start where the array does.
     fn sizes(
         &self,
         form: &Strided,
@@ -143,7 +143,14 @@ impl Finder<'_> {
         for (bound, op) in bounds {
             let axis = (0..2).find(|a| !bound.strides[*a].is_zero())?;
             let along = bound.strides[axis].as_constant() == Some(1) && bound.strides[1 - axis].is_zero();
-            if *op != CmpOp::Lt || !along || !bound.wraps.is_empty() || bound.root.is_some() {
+            if !along || !bound.wraps.is_empty() || bound.root.is_some() {
+                return None;
+            }
+            // Copies give zeros for what is before the array, too.
+            if *op == CmpOp::Ge && bound.base == starts[of_array(axis)] {
+                continue;
+            }
+            if *op != CmpOp::Lt {
                 return None;
             }
             end(axis, starts[of_array(axis)].add_scaled(&bound.base, -1)?)?;

@@ -14,6 +14,7 @@ impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
         let mut tile = |b: &mut Builder, c: &mut Copier<'k>, now: &[Value]| {
+            let s = &self.at_tile(b, c, s);
             let fetch = self.fetch(b, c, s, copy, now.get(2).copied()).unwrap_or_else(|why| {
                 failed = Some(why);
                 None
