@@ -44,6 +44,25 @@ fn a_mask_that_always_holds_goes() {
 }
 
 #[test]
+fn small_whole_floats_fold() {
+    check(
+        passes::CANONICAL,
+        "%a = const 3.0 : f32\n%i = cast i32 %a : i32\n%p = ptr_add %y, %i : ptr<f32>\n%h = const 0.0 : f16
+        %f = cast f32 %h : f32\nstore %p, %f\n%b = const 2.5 : f32\n%j = cast i32 %b : i32\n%q = ptr_add %y, %j : ptr<f32>
+        store %q, %b",
+        "
+  v2 = const 3 : i32
+  v3 = ptr_add %y, v2 : ptr<f32>
+  v4 = const 0.0 : f32
+  store v3, v4
+  v5 = const 2.5 : f32
+  v6 = cast i32 v5 : i32
+  v7 = ptr_add %y, v6 : ptr<f32>
+  store v7, v5",
+    );
+}
+
+#[test]
 fn integers_fold() {
     check(
         passes::CANONICAL,

@@ -295,7 +295,8 @@ fn cast(c: Const, from: Elem, to: Elem) -> Option<Const> {
     let x = match c {
         Const::Int(x) => x,
         Const::Bool(x) => i64::from(x),
-        // Rounding depends on the target.
+        // Small integers are numbers of every type. Other floats round, which depends on the target.
+        Const::Float(x) if x.fract() == 0.0 && x.abs() <= 8.0 && (x > 0.0 || x.is_sign_positive()) => x as i64,
         Const::Float(_) => return None,
     };
     match to {
