@@ -6,9 +6,13 @@
 //! that differ in these alone are one.
 //!
 //! The answer depends on types and not on facts: a launcher asks once for each combination of types.
+use crate::analysis::analyse;
 use crate::analysis::unwrapped::yielded;
-use crate::{BinaryOp, BlockProgram, Elem, Facts, InstData, Op, Type, Value};
+use crate::{BinaryOp, BlockProgram, Elem, Facts, InstData, Op, Param, Type, Value};
 use std::collections::HashSet;
+
+/// What launchers know to divide a parameter.
+const MULTIPLE: i64 = 16;
 
 /// Which facts about a parameter matter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,7 +25,25 @@ pub struct Relevance {
 
 /// For each parameter of a program as a front end makes it.
 pub fn relevance(k: &BlockProgram) -> Vec<Relevance> {
-    k.params.iter().map(|p| Relevance { div: divisor_matters(k, p.value), equals: value_matters(k, p.value) }).collect()
+    let exact = exact_quotients(k);
+    let one = |p: &Param| Relevance { div: divisor_matters(k, p.value, &exact), equals: value_matters(k, p.value) };
+    k.params.iter().map(one).collect()
+}
+
+/// Quotients of scalars by constants that leave no remainder where all parameters are multiples of [`MULTIPLE`].
+fn exact_quotients(k: &BlockProgram) -> HashSet<Value> {
+    let mut multiples = k.clone();
+    multiples.params.iter_mut().for_each(|p| p.facts = Facts { div: MULTIPLE, ..Facts::default() });
+    let facts = analyse(&multiples);
+    let mut exact = HashSet::new();
+    k.walk(&mut |_, d| {
+        if matches!(&d.args[..], [a, b] if k.ty(*a).is_scalar() && k.ty(*b).is_scalar())
+            && facts.exact_divisor(d).is_some()
+        {
+            exact.extend(&d.results);
+        }
+    });
+    exact
 }
 
 /// Forgets facts that do not matter.
@@ -82,11 +104,13 @@ fn is_number(k: &BlockProgram, v: Value) -> bool {
 }
 
 /// Whether vectors or masks depend on what divides a parameter.
-fn divisor_matters(k: &BlockProgram, param: Value) -> bool {
+fn divisor_matters(k: &BlockProgram, param: Value, exact: &HashSet<Value>) -> bool {
     let keeps_divisor = |d: &InstData| {
         let forgets = match d.op {
-            // A quotient of single numbers has any divisor.
-            Op::Binary(BinaryOp::Div | BinaryOp::Shr) => d.args.iter().all(|v| k.ty(*v).is_scalar()),
+            // A quotient of single numbers has any divisor, where there may be a remainder.
+            Op::Binary(BinaryOp::Div | BinaryOp::Shr) => {
+                d.args.iter().all(|v| k.ty(*v).is_scalar()) && d.results.iter().all(|v| !exact.contains(v))
+            }
             Op::Load(..) | Op::Cmp(_) | Op::Reduce { .. } | Op::Scan { .. } | Op::Gather { .. } | Op::Dot { .. } => {
                 true
             }
@@ -181,6 +205,29 @@ mod tests {
         assert_eq!(n, (true, false));
         assert_eq!(rows, (false, true));
         assert_eq!([count, unused], [(false, false); 2]);
+    }
+
+    /// A half that is an offset is a multiple of 8 where the whole is one of 16; a number of tiles has any divisor.
+    #[test]
+    fn exact_quotients_keep_divisors() {
+        let mut b = Builder::new("k", Grid::Launch, 4);
+        let x = b.param("x", Elem::F16, false);
+        let [depth, rows] =
+            ["depth", "rows"].map(|name| b.scalar(name, Elem::I32, Facts { div: 16, ..Facts::default() }));
+        let [two, last, tile] = [2, 63, 64].map(|n| b.i32(n));
+        let half = b.binary(BinaryOp::Div, depth, two);
+        let padded = b.binary(BinaryOp::Add, rows, last);
+        let tiles = b.binary(BinaryOp::Div, padded, tile);
+        let start = b.binary(BinaryOp::Add, half, tiles);
+        let i = b.iota(128);
+        let [half_at, at] = [half, start].map(|start| b.binary(BinaryOp::Add, start, i));
+        let [aligned, other] = [half_at, at].map(|at| b.ptr_add(x, at));
+        let v = b.load(aligned, None, None);
+        b.store(other, v, None);
+        let k = b.finish();
+        assert_eq!(relevance(&k).iter().map(|r| r.div).collect::<Vec<_>>(), [true, true, false]);
+        let facts = analyse(&k);
+        assert_eq!([aligned, other].map(|p| facts.alignment(p, 0)), [(128, 16), (128, 2)]);
     }
 
     /// What does not matter is the same program with and without its fact.

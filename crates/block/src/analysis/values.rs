@@ -329,10 +329,17 @@ impl Analysis {
                 | BinaryOp::Rem,
             ) => arg(0).min(arg(1)),
             Op::Select => arg(1).min(arg(2)),
+            Op::Binary(BinaryOp::Div) => self.exact_divisor(data).map_or(1, |by| arg(0) / by),
             Op::Cast(to) if to.is_int() && to.is_signed() => arg(0),
             Op::Unary(crate::UnaryOp::Neg) => arg(0),
             _ => 1,
         }
+    }
+    /// The constant power of two by which a scalar is divided, if that leaves no remainder.
+    pub(super) fn exact_divisor(&self, data: &InstData) -> Option<i64> {
+        let [number, by] = data.args[..] else { return None };
+        let by = self.affine(by)?.as_constant().filter(|by| *by > 0 && power_of_two_in(*by) == *by)?;
+        (data.op == Op::Binary(BinaryOp::Div) && self.divisor(number) >= by).then_some(by)
     }
     /// Range of a scalar without a form of its own, from those of its operands.
     fn opaque_range(&self, k: &BlockProgram, data: &InstData) -> Option<(i64, i64)> {
