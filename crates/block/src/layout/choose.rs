@@ -89,6 +89,10 @@ pub fn choose(tile: &Tile, accesses: &[TileAccess]) -> Choice {
     }
     let Some(heaviest) = heaviest(accesses) else {
         let order: Vec<usize> = (0..tile.shape.len()).rev().collect();
+        if let Some(axis) = tile.scanned.filter(|axis| order.first() != Some(axis)) {
+            let layout = Flat::scanned(tile.shape, &order, (1, tile.lane_bits), tile.warp_bits, axis);
+            return tile.choice(&order, 1, layout);
+        }
         return tile.blocked(&order, tile.vector(DEFAULT_VECTOR), &[]);
     };
     let along = || {

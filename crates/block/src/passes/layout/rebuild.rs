@@ -277,8 +277,12 @@ impl Rebuild<'_> {
         let ptr = data.args[2];
         let flat = match staged(self.old).get(&data.args[0]) {
             Some(read) => self.home(*read),
-            None if self.groups.is_heavy(ptr) => self.access_layout(ptr, self.home(ptr), true),
-            None => self.preferred(ptr),
+            // Positions that are computed anew are so in any layout.
+            None => match self.natural[ptr.0 as usize].clone() {
+                Some(natural) if self.groups.kind(ptr) != Kind::Pure => self.access_layout(ptr, natural, true),
+                _ if self.groups.is_heavy(ptr) => self.access_layout(ptr, self.home(ptr), true),
+                _ => self.preferred(ptr),
+            },
         };
         let mut args = data.args.clone();
         args[2..].iter_mut().for_each(|v| *v = self.demand(*v, &flat));

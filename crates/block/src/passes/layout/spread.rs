@@ -1,5 +1,5 @@
 //! Propagates layouts from anchors to every value.
-use super::anchors::{access, accumulator, left_operand, staged_rows, tile};
+use super::anchors::{access, accumulator, left_operand, staged_rows, takes_any_layout, tensor_matmul, tile};
 use super::groups::{Groups, Kind, is_private, shares};
 use crate::analysis::Analysis;
 use crate::layout::choose::heaviest;
@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 #[derive(Default)]
 struct Wishes {
     matmul: Option<Flat>,
+    /// That of a matmul's operand, which no two threads compute twice.
+    operand: Option<Flat>,
     /// In the order of the program.
     accesses: Vec<TileAccess>,
     /// Axes that are reduced or scanned, and one that is scanned.
@@ -24,14 +26,16 @@ pub(super) fn natural(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> Ve
     let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
     let wishes = wishes(k, facts, groups);
     let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
-    let weight = |w: &Wishes| (w.matmul.is_some(), heaviest(&w.accesses).map_or(0, TileAccess::weight));
-    order.sort_by_key(|(v, w)| (std::cmp::Reverse(weight(w)), **v));
+    // Rows and columns that are repeated follow the blocks that they are repeated in.
+    let is_vector = |v: Value| k.ty(v).shape().iter().filter(|n| **n > 1).count() < 2;
+    let weight = |w: &Wishes| heaviest(&w.accesses).map_or(0, TileAccess::weight);
+    order.sort_by_key(|(v, w)| (w.matmul.is_none(), is_vector(**v), std::cmp::Reverse(weight(w)), **v));
     for (&root, wish) in order {
         if s.natural[root.0 as usize].is_some() {
             continue;
         }
         let shape = k.ty(root).shape();
-        let home = wish.matmul.clone().unwrap_or_else(|| {
+        let home = wish.matmul.clone().or_else(|| wish.computed_operand()).unwrap_or_else(|| {
             let tile = Tile { reduced: &wish.reduced, scanned: wish.scanned, ..tile(k, shape) };
             choose(&tile, &wish.accesses).layout
         });
@@ -55,7 +59,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
             all.entry(groups.root(v)).or_default();
         }
     }
-    let loaded = staged(k);
+    let (loaded, transposes) = (staged(k), transposes(k));
     k.walk(&mut |_, data| {
         // Those in 16-bit elements are computed from sums, which have their layout.
         if let Some(left) = data.left_in_registers().filter(|v| k.ty(*v).elem() == Some(Elem::F32))
@@ -63,22 +67,50 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
         {
             wish.matmul = wish.matmul.take().or_else(|| Some(left_operand(k, left)));
         }
+        for (operand, flat) in operands(k, data) {
+            if let Some(wish) = all.get_mut(&groups.root(operand)) {
+                wish.operand = Some(flat);
+            }
+        }
         let (value, pointers) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
             // Addresses that are computed from what is loaded lie as they are copied from.
-            (Op::AsyncCopy, [_, _, ptr, ..]) => (*ptr, Some(*ptr)),
+            (Op::AsyncCopy, [_, _, ptr, ..]) => {
+                let computed = transposes.get(ptr).copied().unwrap_or(*ptr);
+                (computed, Some(computed))
+            }
             (Op::Load(..) | Op::Await, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store(_) | Op::Atomic { .. } | Op::CompareSwap { .. } | Op::Publish, [ptr, value, ..]) => {
                 (*value, Some(*ptr))
             }
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
-            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => {
+            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. } | Op::ScanBy { .. }, _) => {
                 (data.results[0], None)
             }
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
             wish.add(k, facts, data, pointers);
+        }
+    });
+    all
+}
+
+/// Operands that a matmul takes from registers, in the layouts that it takes, where each element is in one thread.
+fn operands(k: &BlockProgram, data: &InstData) -> Vec<(Value, Flat)> {
+    let all = match (tensor_matmul(k, data).filter(|_| !takes_any_layout(data)), &data.args[..]) {
+        (Some((t, wide)), [a, b, _]) => vec![(*a, t.left(wide)), (*b, t.right(wide))],
+        _ => data.left_in_registers().map(|left| (left, left_operand(k, left))).into_iter().collect(),
+    };
+    all.into_iter().filter(|(_, flat)| flat.threads().all(|b| b.is_some())).collect()
+}
+
+/// Blocks that are transposes of others.
+fn transposes(k: &BlockProgram) -> HashMap<Value, Value> {
+    let mut all = HashMap::new();
+    k.walk(&mut |_, d| {
+        if let (Op::Permute(_), [from], [to]) = (&d.op, &d.args[..], &d.results[..]) {
+            all.insert(*to, *from);
         }
     });
     all
@@ -98,15 +130,22 @@ pub(super) fn staged(k: &BlockProgram) -> HashMap<Value, Value> {
 }
 
 impl Wishes {
+    /// The layout of a matmul's operand, if no memory access or reduction has another wish.
+    fn computed_operand(&self) -> Option<Flat> {
+        let alone = self.accesses.is_empty() && self.reduced.is_empty();
+        self.operand.clone().filter(|_| alone)
+    }
     fn add(&mut self, k: &BlockProgram, facts: &Analysis, data: &InstData, pointers: Option<Value>) {
-        if let Op::Scan { axis, .. } = data.op {
+        if let Op::Scan { axis, .. } | Op::ScanBy { axis, .. } = data.op {
             self.scanned = Some(axis as usize);
         }
         match data.op {
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 self.matmul = self.matmul.take().or_else(|| Some(accumulator(k, data)));
             }
-            Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
+            Op::Reduce { axis, .. } | Op::Scan { axis, .. } | Op::ScanBy { axis, .. } => {
+                self.reduced.push(axis as usize)
+            }
             Op::Pack { .. } | Op::Unpack { .. } => {
                 let value = if matches!(data.op, Op::Pack { .. }) { data.args[0] } else { data.results[0] };
                 self.accesses.push(staged_rows(k, value));
