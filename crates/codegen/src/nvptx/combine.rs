@@ -1,21 +1,64 @@
 //! Reductions and scans by a region, and ops that take elements from other threads: through shared memory.
 //!
-//! A scan doubles its reach: in turn `k` each element takes on the one 2^k before it, after which it covers 2^(k+1).
-//! A reduction is what a scan gives for the last element of each line. All threads have the elements of their layout
-//! in registers, and read their partners' from shared memory.
-use super::emit::{Fail, Res, Val};
+//! A scan doubles its reach: in turn `k` the elements of the upper half of each 2^(k+1) take on the last one of the
+//! lower half, which covers all of it. A reduction is what a scan gives for the last element of each line. All threads
+//! have the elements of their layout in registers: which bit of the position a turn is about says whether the end of a
+//! half is in the same thread, in another lane, or has to go through shared memory.
+use super::emit::{Emit, Fail, Res, Val};
 use super::exchange::Placement;
 use super::r#gen::Gen;
-use super::index::{Index, Memo, Reg};
+use super::index::{Memo, Reg};
 use inkwell::values::IntValue;
-use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::{CmpOp, Elem, InstData, Op, Value};
+use kiln_block::layout::{Flat, LANE_BITS, axis_bits};
+use kiln_block::{Elem, InstData, Op, Value};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Blocks of one shape in shared memory, element after element.
 struct Spread {
     /// Where each block begins, in bytes.
     starts: Vec<usize>,
     elems: Vec<Elem>,
+}
+
+/// A turn of a scan: the bit of an element's number in which halves differ, and those below it along the axis.
+struct Turn {
+    lower: Range<u8>,
+    bit: u8,
+    /// Lower halves take on upper ones.
+    reverse: bool,
+}
+impl Turn {
+    /// What a bit of the number is in an end that is taken on. `None`: as it is in who takes it.
+    fn wanted(&self, bit: u8) -> Option<bool> {
+        match bit {
+            b if b == self.bit => Some(self.reverse),
+            b if self.lower.contains(&b) => Some(!self.reverse),
+            _ => None,
+        }
+    }
+    /// Whether a register may take on another element.
+    fn takes(&self, flat: &Flat, r: usize) -> bool {
+        let at = flat.registers.iter().position(|b| *b == self.bit);
+        at.is_none_or(|at| (r >> at & 1 == 1) != self.reverse)
+    }
+    /// The register of the element that a register takes on.
+    fn partner(&self, flat: &Flat, r: usize) -> usize {
+        flat.registers.iter().enumerate().fold(r, |r, (n, b)| match self.wanted(*b) {
+            Some(true) => r | 1 << n,
+            Some(false) => r & !(1 << n),
+            None => r,
+        })
+    }
+    /// The number of the element that an element takes on.
+    fn element<'c>(&self, e: &Emit<'c>, element: IntValue<'c>) -> Res<IntValue<'c>> {
+        let (mut kept, mut set) = (-1, 0);
+        for (b, wanted) in self.lower.clone().chain([self.bit]).filter_map(|b| Some((b, self.wanted(b)?))) {
+            kept &= !(1 << b);
+            set |= i64::from(wanted) << b;
+        }
+        e.or(e.and(element, e.int(kept))?, e.int(set))
+    }
 }
 
 impl<'c> Gen<'c, '_> {
@@ -29,33 +72,14 @@ impl<'c> Gen<'c, '_> {
         let (k, first) = (self.k, data.args[0]);
         let shape = k.ty(first).shape();
         let (flat, bits) = (self.flat(first)?, axis_bits(shape, axis));
-        let at = self.coordinates(&flat, shape, axis)?;
         let mut now: Vec<Vec<Val<'c>>> = vec![];
         for v in &data.args {
             now.push(self.plain(*v)?);
         }
         let spread = self.room_for(&data.args)?;
-        for turn in 0..bits.len() {
-            self.spread(&spread, &flat, &now)?;
-            let by = 1usize << turn;
-            let mut next: Vec<Vec<Val<'c>>> = vec![vec![]; now.len()];
-            for (r, at) in at.iter().enumerate() {
-                self.memo = Memo::default();
-                let reached = self.reached(*at, by, shape[axis], reverse)?;
-                let own: Vec<Val<'c>> = now.iter().map(|v| v[r]).collect();
-                let partner = self.element_of(&flat, r)?;
-                let distance = (by << bits.start) as i64;
-                let partner = self.e.add(partner, self.e.int(if reverse { distance } else { -distance }))?;
-                // Outside of the line any element will do.
-                let partner = self.e.iselect(reached, partner, self.e.int(0))?;
-                let before = self.read_at(&spread, partner)?;
-                let both = self.by_region(data, before.iter().chain(&own))?;
-                for ((next, both), own) in next.iter_mut().zip(both).zip(own) {
-                    next.push(self.e.select(reached, both, own)?);
-                }
-            }
-            now = next;
-            self.sync()?;
+        for bit in bits.clone() {
+            let turn = Turn { lower: bits.start..bit, bit, reverse };
+            now = self.turn(data, &spread, &flat, &turn, &now)?;
         }
         if scan {
             for (v, regs) in data.results.iter().zip(now) {
@@ -64,7 +88,8 @@ impl<'c> Gen<'c, '_> {
             }
             return Ok(());
         }
-        self.spread(&spread, &flat, &now)?;
+        let all: Vec<usize> = (0..flat.per_thread()).collect();
+        self.spread(&spread, &flat, &now, &all)?;
         let last = (shape[axis] - 1) << bits.start;
         for (n, v) in data.results.iter().enumerate() {
             let to = self.flat(*v)?;
@@ -85,10 +110,81 @@ impl<'c> Gen<'c, '_> {
         }
         self.sync()
     }
-    /// Whether an element has a partner so far before it.
-    fn reached(&mut self, at: Index<'c>, by: usize, size: usize, reverse: bool) -> Res<IntValue<'c>> {
-        let limit = Index::constant(if reverse { size - by } else { by } as i64, 32);
-        at.compare(if reverse { CmpOp::Lt } else { CmpOp::Ge }, limit, &self.e, &mut self.memo)
+    /// One turn: halves of the axis that differ in a bit become one.
+    fn turn(
+        &mut self,
+        data: &InstData,
+        spread: &Spread,
+        flat: &Flat,
+        turn: &Turn,
+        now: &[Vec<Val<'c>>],
+    ) -> Res<Vec<Vec<Val<'c>>>> {
+        let thread = flat.threads().position(|b| b == Some(turn.bit));
+        let takes = match thread {
+            Some(bit) => Some(self.threads.bit(&self.e, bit)?),
+            None => None,
+        };
+        let takes = match takes {
+            Some(upper) if turn.reverse => Some(self.e.not(upper)?),
+            upper => upper,
+        };
+        let ends = self.ends(spread, flat, turn, now)?;
+        let mut next: Vec<Vec<Val<'c>>> = now.to_vec();
+        for r in (0..flat.per_thread()).filter(|r| turn.takes(flat, *r)) {
+            let before = ends.get(&turn.partner(flat, r)).cloned().unwrap_or_default();
+            let own: Vec<Val<'c>> = now.iter().map(|v| v[r]).collect();
+            let both = self.by_region(data, before.iter().chain(&own))?;
+            for ((next, both), own) in next.iter_mut().zip(both).zip(own) {
+                next[r] = takes.map_or(Ok(both), |takes| self.e.select(takes, both, own))?;
+            }
+        }
+        Ok(next)
+    }
+    /// The ends of the halves that others take on, by their registers: as they are, from another lane, or through shared
+    /// memory where warps hold them.
+    fn ends(
+        &mut self,
+        spread: &Spread,
+        flat: &Flat,
+        turn: &Turn,
+        now: &[Vec<Val<'c>>],
+    ) -> Res<HashMap<usize, Vec<Val<'c>>>> {
+        let mut partners: Vec<usize> =
+            (0..flat.per_thread()).filter(|r| turn.takes(flat, *r)).map(|r| turn.partner(flat, r)).collect();
+        partners.sort_unstable();
+        partners.dedup();
+        let moves = |bits: &[Option<u8>]| bits.iter().flatten().any(|b| turn.wanted(*b).is_some());
+        let mut ends = HashMap::new();
+        if moves(&flat.warps) {
+            self.spread(spread, flat, now, &partners)?;
+            for r in partners {
+                self.memo = Memo::default();
+                let element = self.element_of(flat, r)?;
+                let element = turn.element(&self.e, element)?;
+                ends.insert(r, self.read_at(spread, element)?);
+            }
+            self.sync()?;
+        } else if moves(&flat.lanes) {
+            let lane = self.lane_of(flat, turn)?;
+            for r in partners {
+                let values: Res<Vec<Val<'c>>> = now.iter().map(|v| self.lane_value("idx", v[r], lane)).collect();
+                ends.insert(r, values?);
+            }
+        } else {
+            ends.extend(partners.into_iter().map(|r| (r, now.iter().map(|v| v[r]).collect())));
+        }
+        Ok(ends)
+    }
+    /// The lane that holds the end of a half.
+    fn lane_of(&mut self, flat: &Flat, turn: &Turn) -> Res<IntValue<'c>> {
+        let weights: Vec<i64> = (0..self.threads.bits).map(|n| if n < LANE_BITS { 1 << n } else { 0 }).collect();
+        let lane = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut Memo::default())?;
+        let (mut kept, mut set) = (-1, 0);
+        for (n, wanted) in flat.lanes.iter().enumerate().filter_map(|(n, b)| Some((n, turn.wanted((*b)?)?))) {
+            kept &= !(1 << n);
+            set |= i64::from(wanted) << n;
+        }
+        self.e.or(self.e.and(lane, self.e.int(kept))?, self.e.int(set))
     }
     /// What the region gives for these values of its parameters.
     fn by_region<'v>(&mut self, data: &InstData, values: impl Iterator<Item = &'v Val<'c>>) -> Res<Vec<Val<'c>>>
@@ -118,16 +214,17 @@ impl<'c> Gen<'c, '_> {
         let sizes: Vec<usize> = elems.iter().map(|e| count * e.bytes()).collect();
         Ok(Spread { starts: self.room(&sizes)?, elems })
     }
-    /// Writes blocks of one layout, and waits for all threads. Threads that hold copies write the same.
-    fn spread(&mut self, spread: &Spread, flat: &Flat, values: &[Vec<Val<'c>>]) -> Res<()> {
+    /// Writes these registers of blocks of one layout, and waits for all threads. Threads that hold copies write the
+    /// same.
+    fn spread(&mut self, spread: &Spread, flat: &Flat, values: &[Vec<Val<'c>>], registers: &[usize]) -> Res<()> {
         let bits = flat.registers.iter().copied().chain(flat.threads().flatten()).max().map_or(0, |b| b as usize + 1);
         let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
         for ((start, elem), values) in spread.starts.iter().zip(&spread.elems).zip(values) {
             self.memo = Memo::default();
             let at = self.scratch_base(flat, &place, *elem)?;
-            for (r, v) in values.iter().enumerate() {
-                let ptr = self.shared_at(at, start + flat.register(r) * elem.bytes())?;
-                self.shared_store(ptr, &[*v], *elem)?;
+            for r in registers {
+                let ptr = self.shared_at(at, start + flat.register(*r) * elem.bytes())?;
+                self.shared_store(ptr, &[values[*r]], *elem)?;
             }
         }
         self.filled()
@@ -163,7 +260,8 @@ impl<'c> Gen<'c, '_> {
         for (n, v) in sources.iter().enumerate() {
             let (from, values) = (self.flat(*v)?, self.plain(*v)?);
             let one = Spread { starts: vec![spread.starts[n]], elems: vec![spread.elems[n]] };
-            self.spread(&one, &from, &[values])?;
+            let all: Vec<usize> = (0..from.per_thread()).collect();
+            self.spread(&one, &from, &[values], &all)?;
         }
         let mut out = vec![];
         for r in 0..flat.per_thread() {
