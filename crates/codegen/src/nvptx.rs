@@ -60,6 +60,7 @@ mod roles;
 mod rows;
 mod scan;
 mod shared_dot;
+mod small_integers;
 mod split_dot;
 mod staged;
 mod swizzled_copy;

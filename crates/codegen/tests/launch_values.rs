@@ -52,6 +52,36 @@ fn vectors_survive_a_size_of_the_launch() {
     }
 }
 
+/// All numbers of 8 and of 4 bits, which become floats without conversions.
+#[test]
+fn small_integers_become_floats_by_arithmetic() {
+    for (elem, to) in [Elem::I8, Elem::U8].into_iter().flat_map(|e| [(e, Elem::F32), (e, Elem::F16), (e, Elem::Bf16)]) {
+        let mut b = Builder::new("floats", Grid::Launch, 4);
+        let (from, [whole, part]) = (b.param("x", elem, true), ["y", "z"].map(|name| b.param(name, to, false)));
+        let at = b.iota(256);
+        let [from, whole, part] = [from, whole, part].map(|p| b.ptr_add(p, at));
+        let x = b.load(from, None, None);
+        let y = b.cast(x, to);
+        b.store(whole, y, None);
+        let wide = b.cast(x, Elem::I32);
+        let (bits, middle) = (b.i32(15), b.i32(8));
+        let few = b.binary(BinaryOp::And, wide, bits);
+        let few = b.binary(BinaryOp::Sub, few, middle);
+        let few = b.cast(few, to);
+        b.store(part, few, None);
+        let k = b.finish();
+        let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
+        assert!(
+            !["cvt.rn.f32.", "cvt.rn.f16.s", "cvt.rn.f16.u"].iter().any(|name| ptx.text.contains(name)),
+            "{}",
+            ptx.text
+        );
+        let empty = || vec![0; 256 * to.bytes()];
+        let given = Launch::new([1, 1, 1]).buffer(elem, (0..=255).collect()).buffer(to, empty()).buffer(to, empty());
+        assert!(given.agrees(&k, Arch::Sm90a, &format!("{elem} as {to}")));
+    }
+}
+
 /// Without facts any size is right.
 #[test]
 fn any_size() {

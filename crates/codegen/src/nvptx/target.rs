@@ -1,6 +1,6 @@
 //! LLVM's optimiser and back end.
 use super::emit::{Fail, Res};
-use super::widen;
+use super::{small_integers, widen};
 use inkwell::OptimizationLevel;
 use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
@@ -41,6 +41,7 @@ pub(super) fn to_ptx(module: &Module, arch: Arch) -> Res<String> {
     let options = PassBuilderOptions::create();
     module.run_passes(PASSES, &machine, options).map_err(|e| Fail::Llvm(e.to_string()))?;
     widen::run(module)?;
+    small_integers::run(module)?;
     let text = machine.write_to_memory_buffer(module, FileType::Assembly).map_err(|e| Fail::Llvm(e.to_string()))?;
     Ok(String::from_utf8_lossy(text.as_slice()).trim_end_matches('\0').to_string())
 }
