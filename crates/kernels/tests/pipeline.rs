@@ -1,6 +1,6 @@
 //! Programs with dots of any form, pipelined: the same bits as before, by the interpreter.
 use crate::harness::{compiled, int, pointer, scalar};
-use kiln_block::{BlockProgram, Elem, Op, passes, text::print};
+use kiln_block::{BlockProgram, Elem, Op, Type, passes, text::print};
 use kiln_graph::Random;
 use kiln_interp::block::{Buffer, run_grid};
 use kiln_kernels::{Argument, ArgumentFacts, Number};
@@ -139,8 +139,61 @@ const GROUPED: &str = "def grouped(data, starts, sizes, groups, BM: tl.constexpr
 const GROUPED_SIZES: [i64; 9] = [100, 64, 80, 30, 48, 0, 65, 80, 208];
 const GROUPED_APART: i64 = 1 << 14;
 
+/// A right operand that is computed from bytes, once or twice in an iteration, while dots before it are in flight.
+const DEQUANTISED: &str = "def dequantised(a, b, s, c, n, half, sa, sb, TWICE: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, BK: tl.constexpr):
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for i in range(n):
+        k = i * BK + rk
+        bits = tl.load(b + k[:, None] * sb + rn[None, :], mask=rn[None, :] < sb, other=0)
+        scale = tl.load(s + i * BN + rn)[None, :]
+        at = a + rm[:, None] * sa + k[None, :]
+        w = (bits & 15).to(tl.float32) - 8.0
+        acc = tl.dot(tl.load(at), (w * scale).to(tl.float16), acc)
+        if TWICE:
+            w = (bits >> 4).to(tl.float32) - scale
+            acc = tl.dot(tl.load(at + half // 2), w.to(tl.float16), acc)
+    tl.store(c + rm[:, None] * BN + rn[None, :], acc)
+";
+
+/// Rows of f32 against rows, and their squares, from tiles that dots read.
+const SQUARES: &str = "def squares(a, b, c, n, m, stride, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.arange(0, BN)
+    acc = tl.zeros([BM, BN], tl.float32)
+    x2 = tl.zeros([BM], tl.float32)
+    for at in range(0, n, BK):
+        k = at + tl.arange(0, BK)
+        x = tl.load(a + rm[:, None] * stride + k[None, :], mask=(rm[:, None] < m) & (k[None, :] < n), other=0.0)
+        y = tl.load(b + rn[:, None] * stride + k[None, :], mask=k[None, :] < n, other=0.0)
+        acc = tl.dot(x, y.T, acc)
+        x2 += tl.sum(x * x, axis=1)
+    tl.store(c + rm[:, None] * BN + rn[None, :], x2[:, None] - 2.0 * acc)
+";
+
+/// Few rows against rows through a table, transposed, under a mask.
+const PAGED: &str =
+    "def paged(q, k, v, pages, out, n, stride, D: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rm = tl.arange(0, BM)
+    rd = tl.arange(0, D)
+    x = tl.load(q + rm[:, None] * stride + rd[None, :])
+    acc = tl.zeros([BM, D], tl.float32)
+    for at in range(0, n, BN):
+        rn = at + tl.arange(0, BN)
+        page = tl.load(pages + rn // PAGE, mask=rn < n, other=0)
+        row = page * PAGE + rn % PAGE
+        y = tl.load(k + row[None, :] * stride + rd[:, None], mask=rn[None, :] < n, other=0.0)
+        z = tl.load(v + row[:, None] * stride + rd[None, :], mask=rn[:, None] < n, other=0.0)
+        acc = tl.dot(tl.dot(x, y).to(z.dtype), z, acc)
+    tl.store(out + rm[:, None] * stride + rd[None, :], acc.to(x.dtype))
+";
+
 fn cases() -> Vec<Case> {
     let [f16, bf16, f32, i32, i8] = [Number::Float16, Number::BFloat16, Number::Float32, Number::Int32, Number::Int8];
+    let u8 = Number::UInt8;
     let sizes = |all: &[i128]| all.iter().map(|n| int(*n)).collect::<Vec<_>>();
     let case = |text, pointers: &[Number], numbers: Vec<Argument>, blocks: Vec<Argument>, values: &[i64], grid| {
         let arguments = pointers.iter().map(|n| pointer(*n)).chain(numbers).chain(blocks).collect();
@@ -158,6 +211,12 @@ fn cases() -> Vec<Case> {
         let values = [128 * k, k * 64, 128 * 64, n, k, 64];
         let numbers = vec![scalar(i32), PITCH, PITCH];
         all.push(case(COMPUTED, &[element, element, f32], numbers, sizes(&[square, 64, 64, 64]), &values, [2, 1, 1]));
+    }
+    // Too many sums for two blocks on a multiprocessor: the operand is stored while dots are in flight.
+    for n in [1, 4] {
+        let values = [128 * n * 64, n * 64 * 256, 128 * 256, n, n * 64, 256];
+        let numbers = vec![scalar(i32), PITCH, PITCH];
+        all.push(case(COMPUTED, &[f16, f16, f32], numbers, sizes(&[1, 128, 256, 64]), &values, [1; 3]));
     }
     for (n, tiles) in [(1, 2), (5, 3)] {
         let values = [200 * n * 64, tiles * 64, n, n * 64 * 64, tiles * 64 * 64, n, tiles, n * 64, 64];
@@ -183,6 +242,23 @@ fn cases() -> Vec<Case> {
             [2, 1, 1],
         ));
     }
+    for (n, twice, [m, columns]) in [(1, 0, [64, 64]), (5, 0, [64, 128]), (2, 1, [64, 128]), (7, 1, [128, 64])] {
+        let pitch = 128 * n;
+        let values = [2 * m * pitch, n * 64 * columns, n * columns, 2 * m * columns, n, pitch, pitch, columns];
+        let numbers = vec![scalar(i32), PITCH, PITCH, PITCH];
+        let blocks = sizes(&[twice, m.into(), columns.into(), 64]);
+        all.push(case(DEQUANTISED, &[f16, u8, f32, f32], numbers, blocks, &values, [2, 1, 1]));
+    }
+    for (n, m) in [(0, 64), (64, 128), (208, 100)] {
+        let values = [128 * 208, 64 * 208, 128 * 64, n, m, 208];
+        let numbers = vec![PITCH, scalar(i32), PITCH];
+        all.push(case(SQUARES, &[f32; 3], numbers, sizes(&[64, 64, 32]), &values, [2, 1, 1]));
+    }
+    for (n, d) in [(1, 64), (100, 128), (256, 64)] {
+        let values = [64 * d, 16 * 16 * d, 16 * 16 * d, 16, 64 * d, n, d];
+        let blocks = sizes(&[d.into(), 16, 64, 64]);
+        all.push(case(PAGED, &[f16, f16, f16, i32, f16], vec![scalar(i32), PITCH], blocks, &values, [1; 3]));
+    }
     all
 }
 
@@ -191,7 +267,7 @@ impl Case {
         let mut r = Random::new(7);
         let params = program.params.iter().zip(&self.values);
         let made = params.map(|(p, n)| match (p.name.as_str(), program.ty(p.value)) {
-            (name, kiln_block::Type::Ptr { elem, .. }) => {
+            (name, Type::Ptr { elem, .. }) => {
                 let count = *n as usize;
                 let of = |r: &mut Random, at: usize| match name {
                     "sizes" => GROUPED_SIZES[at] as f64,
@@ -238,5 +314,45 @@ fn pipelines_keep_every_bit() {
             assert_eq!(dots == 0, arch == Arch::Sm90a, "{}", print(&made));
             assert!(case.result(&made) == wanted, "{:?}\n{}\n{}", case.values, print(&program), print(&made));
         }
+    }
+}
+
+/// With operands that are computed, dots of an iteration are in flight while the next one computes; one stored tile
+/// then has two stages, and two have one each.
+#[test]
+fn computed_operands_overlap_dots() {
+    let computes = |c: &Case| c.text == DEQUANTISED || c.text == COMPUTED && c.values[5] == 256;
+    for (case, stages) in cases().into_iter().filter(computes).zip([2, 2, 2, 2, 1, 1]) {
+        let mut program = compiled(case.text, case.arguments).unwrap_or_else(|e| panic!("{e}")).program;
+        passes::canonicalise(&mut program).unwrap();
+        let made = passes::to_pipeline(&program, Arch::Sm90a.machine()).unwrap_or_else(|why| panic!("{why}"));
+        assert!(count(&made, |op| *op == Op::WgmmaToken) > 0, "{}", print(&made));
+        let mut stored = vec![];
+        made.walk(&mut |_, d| {
+            if d.op == Op::SharedStore
+                && let Type::Shared { stages, .. } = made.ty(d.args[0])
+            {
+                stored.push(*stages);
+            }
+        });
+        assert!(!stored.is_empty() && stored.iter().all(|n| *n == stages), "{stored:?}\n{}", print(&made));
+    }
+}
+
+/// Addresses of a transposed tile are computed where they are copied from.
+#[test]
+fn addresses_are_not_converted() {
+    for rows in [16, 64] {
+        let blocks = [128, 16, rows, 64].map(int);
+        let pointers = [Number::Float16, Number::Float16, Number::Float16, Number::Int32, Number::Float16].map(pointer);
+        let arguments = pointers.into_iter().chain([scalar(Number::Int32), PITCH]).chain(blocks).collect();
+        let mut program = compiled(PAGED, arguments).unwrap_or_else(|e| panic!("{e}")).program;
+        passes::canonicalise(&mut program).unwrap();
+        let mut made = passes::to_pipeline(&program, Arch::Sm90a.machine()).unwrap_or_else(|why| panic!("{why}"));
+        passes::run(&["layout"], &mut made, Arch::Sm90a.machine()).unwrap();
+        made.walk(&mut |_, d| {
+            let moves = d.op == Op::ConvertLayout && matches!(made.ty(d.args[0]), Type::Ptr { .. });
+            assert!(!moves, "{}", print(&made));
+        });
     }
 }

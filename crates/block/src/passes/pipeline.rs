@@ -14,6 +14,8 @@
 //! ```
 //! The barrier also says that all warps are done with the iteration before, whose stage the copies write next. Where a
 //! loop carries sums from dot to dot, those of an iteration are in flight while the next one begins, and `D` is `S - 2`.
+//! So operands that are computed and stored overlap dots ([`plan::Reuse`]); then copies start behind the barrier of the first
+//! stored operand, and `D` is `S - 1`.
 //!
 //! 4. [`prefetch`] loads what is left, and small, an iteration ahead into registers.
 //!

@@ -1,10 +1,16 @@
 //! Where operands of dots lie, and which loads are copied ahead.
+mod reuse;
+mod room;
+
 use super::copies::{Address, Readers};
 use crate::analysis::{Analysis, Writes, analyse};
 use crate::passes::warpgroup::{self, Refusal};
-use crate::{BlockProgram, Const, Elem, Inst, Op, Terms, Type, Value};
+use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, Op, Terms, Type, Value};
 use kiln_machine::Machine;
+use room::ARITHMETIC;
 use std::collections::{BTreeMap, HashMap, HashSet};
+
+pub use reuse::Reuse;
 
 /// Rows of an instruction of a warpgroup, and its most columns.
 const ROWS: usize = 64;
@@ -16,19 +22,13 @@ const DEPTH: usize = 32;
 /// Bytes of a row of a swizzled panel.
 const PANEL: usize = 128;
 /// Threads of a warp.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 /// Bytes of one asynchronous copy.
 const VECTOR: usize = 16;
 /// Accumulators of a thread beyond which more warps share a dot.
 const ACCUMULATORS: usize = 128;
-/// Registers of a thread that addresses and arithmetic need beside accumulators.
-const ARITHMETIC: usize = 80;
 /// Warps of an instance, at most.
 const MOST_WARPS: usize = 16;
-/// Stages of a loop, at most.
-const STAGES: usize = 4;
-/// Bytes of shared memory that reductions may need beside tiles.
-const SCRATCH: usize = 4 << 10;
 
 /// A value in a shared tile, as a dot takes it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -53,7 +53,7 @@ pub struct Matmul {
 }
 
 impl Matmul {
-    fn sources(&self) -> Vec<Value> {
+    pub fn sources(&self) -> Vec<Value> {
         let left = if let Left::Tile(left) = self.left { Some(left.source) } else { None };
         left.into_iter().chain([self.right.source]).collect()
     }
@@ -69,12 +69,25 @@ pub struct Tile {
     pub permuted: bool,
     /// The loop that copies it ahead. `None`: it is stored where it is computed.
     pub copied: Option<Inst>,
+    /// Of a tile that is stored in a loop.
+    pub reuse: Reuse,
 }
 impl Tile {
-    /// Bytes of one stage.
+    /// Bytes of one stage of what is copied, or of all that is stored.
     fn bytes(&self) -> usize {
-        (self.shape[1] * self.elem.bytes()).next_multiple_of(PANEL) * self.shape[0]
+        let stages = if self.reuse == Reuse::Alternates { 2 } else { 1 };
+        (self.shape[1] * self.elem.bytes()).next_multiple_of(PANEL) * self.shape[0] * stages
     }
+}
+
+/// When an iteration starts the copies of a later one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum CopyTime {
+    /// First of all.
+    Begin,
+    /// Behind the barrier of its first stored operand, before which dots in flight are waited for: their stage is free
+    /// then.
+    BehindBarrier,
 }
 
 /// A loop that copies ahead.
@@ -87,6 +100,7 @@ pub struct Pipeline {
     pub stages: usize,
     /// Iterations between a copy and its use.
     pub distance: usize,
+    pub copies: CopyTime,
     /// Carried values that go from dot to dot, by their numbers.
     pub in_flight: Vec<usize>,
 }
@@ -94,23 +108,26 @@ pub struct Pipeline {
 #[derive(Default)]
 pub struct Plan {
     pub warps: usize,
+    /// Registers of a thread, at most, where two blocks are to share a multiprocessor.
+    pub registers: Option<usize>,
     pub matmuls: HashMap<Inst, Matmul>,
     pub tiles: BTreeMap<Value, Tile>,
     pub pipelines: HashMap<Inst, Pipeline>,
 }
 
 /// What the plan is made from.
-struct Planner<'k> {
-    k: &'k BlockProgram,
+pub(super) struct Planner<'k> {
+    pub k: &'k BlockProgram,
+    pub m: &'k Machine,
     facts: Analysis,
     writes: Writes,
     /// The instruction that gives each value, and the loop or branch that each instruction is in.
-    definitions: HashMap<Value, Inst>,
-    parents: HashMap<Inst, Inst>,
+    pub definitions: HashMap<Value, Inst>,
+    pub parents: HashMap<Inst, Inst>,
     readers: Readers,
     /// Accumulators of a thread.
-    held: usize,
-    plan: Plan,
+    pub held: usize,
+    pub plan: Plan,
 }
 
 impl Plan {
@@ -131,7 +148,7 @@ impl Plan {
         }
         let plan = Plan { warps: k.warps.max(GROUP), ..Plan::default() };
         let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
-        let mut p = Planner { k, facts, writes, definitions, parents, readers, held: 0, plan };
+        let mut p = Planner { k, m, facts, writes, definitions, parents, readers, held: 0, plan };
         if m.arch.has_wgmma() {
             p.share_warps(&dots);
             dots.iter().for_each(|i| p.add(*i));
@@ -140,7 +157,7 @@ impl Plan {
             p.plan.warps = k.warps;
         }
         dots.iter().for_each(|i| p.read_from_tiles(*i));
-        p.pipeline(m)?;
+        p.pipeline()?;
         if p.plan.matmuls.is_empty() && p.plan.pipelines.is_empty() {
             return Err(Refusal(
                 "no dot has the types and sizes of warpgroups, and no load can be copied ahead".into(),
@@ -188,10 +205,15 @@ impl<'k> Planner<'k> {
     /// Whether warpgroups multiply these types and sizes.
     fn fits(&self, dot: Inst) -> bool {
         let data = self.k.inst(dot);
-        let (Op::Dot { terms: Terms::Products, .. }, [a, b, _]) = (&data.op, &data.args[..]) else { return false };
+        let (Op::Dot { terms: Terms::Products, precision }, [a, b, _]) = (&data.op, &data.args[..]) else {
+            return false;
+        };
         let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return false };
         let Some(elem) = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e)) else { return false };
-        let known = elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8);
+        let known = match elem {
+            Elem::F32 => *precision == DotPrecision::Tf32,
+            _ => elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8),
+        };
         let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
         let whole =
             m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
@@ -211,7 +233,7 @@ impl<'k> Planner<'k> {
             let order = if wide { s.permuted(o.source) } else { o.transposed != k_major };
             s.plan.tiles.get(&o.source).is_none_or(|t| t.permuted == order).then_some((o.source, order))
         };
-        let registers = wide && !self.is_load(left.source);
+        let registers = wide && !self.is_load(left.source) && !self.stores_left(dot, left.source);
         let places = [if registers { None } else { Some(tile(self, left, false)) }, Some(tile(self, right, true))];
         let places: Option<Vec<(Value, bool)>> = places.into_iter().flatten().collect();
         let Some(places) = places else { return };
@@ -220,6 +242,18 @@ impl<'k> Planner<'k> {
         }
         let left = if registers { Left::Registers } else { Left::Tile(left) };
         self.plan.matmuls.insert(dot, Matmul { left, right });
+    }
+    /// Whether a computed left operand is stored, so that it is computed while dots before are in flight: where it
+    /// follows from loads of the loop, a sum goes from dot to dot, and no second block's dots are run meanwhile.
+    fn stores_left(&self, dot: Inst, left: Value) -> bool {
+        let (data, Some(parent)) = (self.k.inst(dot), self.parents.get(&dot)) else { return false };
+        let Some(region) = self.k.inst(*parent).regions.first() else { return false };
+        let next = region.insts.last().map_or(&[][..], |i| &self.k.inst(*i).args[..]);
+        let mut carried = region.params.iter().skip(1).zip(next);
+        let chain = carried.any(|(from, to)| *from == data.args[2] && *to == data.results[0]);
+        let second_block = self.registers_of_two() >= self.held + ARITHMETIC;
+        let inside = self.definitions.get(&left).is_some_and(|i| self.parents.get(i) == Some(parent));
+        chain && !second_block && inside && self.follows_from_loads(left)
     }
     /// The value that an operand is, or is the transpose of.
     fn source(&self, v: Value) -> Operand {
@@ -248,7 +282,13 @@ impl<'k> Planner<'k> {
         if permuted {
             shape.reverse();
         }
-        self.plan.tiles.entry(source).or_insert(Tile { elem: *elem, shape, permuted, copied: None });
+        self.plan.tiles.entry(source).or_insert(Tile {
+            elem: *elem,
+            shape,
+            permuted,
+            copied: None,
+            reuse: Reuse::Waits,
+        });
     }
 
     /// Gives tiles to what is loaded in the loop of a dot, whoever reads it: then it is copied ahead.
@@ -264,14 +304,14 @@ impl<'k> Planner<'k> {
             }
             let permuted = self.permuted(*result);
             let shape = if permuted { [shape[1], shape[0]] } else { [shape[0], shape[1]] };
-            let tile = Tile { elem: *elem, shape, permuted, copied: None };
+            let tile = Tile { elem: *elem, shape, permuted, copied: None, reuse: Reuse::Waits };
             if self.copied(*result, &tile).is_some() {
                 self.plan.tiles.insert(*result, tile);
             }
         }
     }
     /// Decides which loops copy ahead, and how far.
-    fn pipeline(&mut self, m: &Machine) -> Result<(), Refusal> {
+    fn pipeline(&mut self) -> Result<(), Refusal> {
         let mut loops: BTreeMap<Inst, Vec<Inst>> = BTreeMap::new();
         for (source, tile) in &self.plan.tiles {
             let Some((load, parent)) = self.copied(*source, tile) else { continue };
@@ -291,51 +331,20 @@ impl<'k> Planner<'k> {
             }
             let in_flight = self.in_flight(parent);
             let readonly = loads.iter().all(|i| self.writes.is_readonly(self.k, self.k.inst(*i).args[0]));
-            let pipeline = Pipeline { loads, readonly, address, stages: 0, distance: 0, in_flight };
+            let copies = CopyTime::Begin;
+            let pipeline = Pipeline { loads, readonly, address, stages: 0, distance: 0, copies, in_flight };
             self.plan.pipelines.insert(parent, pipeline);
         }
         // What no dot reads from a tile is loaded as before, unless it is copied.
         let sources: HashSet<Value> = self.plan.matmuls.values().flat_map(Matmul::sources).collect();
         self.plan.tiles.retain(|source, t| t.copied.is_some() || sources.contains(source));
-        self.stages(m)
-    }
-    /// As many stages as memory has room for.
-    fn stages(&mut self, m: &Machine) -> Result<(), Refusal> {
-        let stored = self.plan.bytes(|t| t.copied.is_none()) + self.converted(false).max(SCRATCH);
-        let copied = self.plan.bytes(|t| t.copied.is_some());
-        let room = |memory: usize| memory.saturating_sub(stored) / copied.max(1);
-        let (one, two) = (room(warpgroup::memory(m)), room(warpgroup::memory_of_two(m)));
-        if copied > 0 && one < 2 || warpgroup::memory(m) < stored.max(self.converted(true)) {
-            return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
-        }
-        // Registers of a thread, where two blocks share a multiprocessor.
-        let registers = m.limits.registers_per_multiprocessor / (2 * self.plan.warps * LANES);
-        let fits_twice = two >= STAGES - 1 && registers >= self.held + ARITHMETIC;
-        let stages = if fits_twice { two } else { one }.min(STAGES);
-        for p in self.plan.pipelines.values_mut() {
-            // With fewer stages copies further ahead gain more than dots in flight.
-            if stages < STAGES {
-                p.in_flight.clear();
-            }
-            p.stages = stages;
-            p.distance = if p.in_flight.is_empty() { stages - 1 } else { stages - 2 };
-        }
-        Ok(())
-    }
-    /// Bytes of the largest block whose layout is converted through shared memory: of left operands in registers, and
-    /// of blocks that are stored while tiles are in use, or `after` that. Rows are padded by a sixteenth.
-    fn converted(&self, after: bool) -> usize {
-        let mut most = 0;
-        self.k.walk(&mut |i, d| {
-            let block = match (&d.op, self.plan.matmuls.get(&i)) {
-                (Op::Store(_), _) if after || self.parents.contains_key(&i) => d.args[1],
-                (_, Some(Matmul { left: Left::Registers, .. })) => d.args[0],
-                _ => return,
-            };
-            let ty = self.k.ty(block);
-            most = most.max(ty.count() * ty.elem().map_or(1, Elem::bytes) * 17 / 16);
-        });
-        most.next_multiple_of(1 << 10)
+        self.reuse();
+        self.stages().or_else(|_| {
+            // Without dots in flight stored tiles need one stage each.
+            self.plan.pipelines.values_mut().for_each(|p| p.in_flight.clear());
+            self.reuse();
+            self.stages()
+        })
     }
     /// The load that gives a tile, and the loop that can copy it ahead.
     fn copied(&self, source: Value, tile: &Tile) -> Option<(Inst, Inst)> {
@@ -390,13 +399,23 @@ impl<'k> Planner<'k> {
         }
         !seen.is_empty() && matches!(self.readers.reading(to), [last] if self.k.inst(*last).op == Op::Yield)
     }
+    /// Whether what an instruction of a loop's body gives is read by dots of the body alone.
+    fn is_read_inside(&self, inst: Inst, parent: Inst) -> bool {
+        let sources = &self.k.inst(inst).results;
+        let reads = |m: &Matmul| m.sources().iter().any(|v| sources.contains(v));
+        let inside = |i: &Inst| self.parents.get(i) == Some(&parent);
+        inside(&inst) && self.plan.matmuls.iter().all(|(i, m)| inside(i) || !reads(m))
+    }
     /// Whether a dot's operands are not overwritten while it is in flight at the end of an iteration.
     fn stays(&self, matmul: &Matmul, parent: Inst) -> bool {
         let Left::Tile(left) = matmul.left else { return false };
         [left, matmul.right].iter().all(|o| {
             let inside = |i: &Inst| self.parents.get(i) == Some(&parent);
             let tile = self.plan.tiles.get(&o.source);
-            tile.is_some_and(|t| t.copied == Some(parent)) || !self.definitions.get(&o.source).is_some_and(inside)
+            let made = self.definitions.get(&o.source);
+            let stored =
+                tile.is_some_and(|t| t.copied.is_none()) && made.is_some_and(|i| self.is_read_inside(*i, parent));
+            tile.is_some_and(|t| t.copied == Some(parent)) || stored || !made.is_some_and(inside)
         })
     }
 }

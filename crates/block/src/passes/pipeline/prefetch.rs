@@ -1,16 +1,18 @@
 //! Loads of the next iteration before an iteration computes, in registers: of what is too small for shared memory, as
 //! scales, or is no operand of a dot.
-use super::copies::Address;
+use super::copies::{Address, Readers};
 use crate::analysis::Writes;
 use crate::{BinaryOp, BlockProgram, CmpOp, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
-/// Bytes of a load, at most: threads hold parts of it several times, and now those of two iterations.
+/// Bytes of a load, at most: threads hold parts of it several times, and now those of two iterations. More where each
+/// element is for a row of a matmul, of which a thread has few, while it has many of the columns.
 const MOST: usize = 256;
+const MOST_OF_ROWS: usize = 1 << 10;
 
 /// The same program with loads ahead in its innermost loops.
 pub fn loads_ahead(k: &BlockProgram) -> BlockProgram {
-    let mut p = Prefetch { k, new: k.clone(), writes: Writes::of(k), open: vec![] };
+    let mut p = Prefetch { k, new: k.clone(), writes: Writes::of(k), readers: Readers::of(k), open: vec![] };
     p.new.body = p.region(&k.body);
     p.new
 }
@@ -19,6 +21,7 @@ struct Prefetch<'k> {
     k: &'k BlockProgram,
     new: BlockProgram,
     writes: Writes,
+    readers: Readers,
     /// Instructions of the open regions, innermost last.
     open: Vec<Vec<Inst>>,
 }
@@ -58,7 +61,7 @@ impl Prefetch<'_> {
         let nested = region.insts.iter().any(|i| matches!(self.k.inst(*i).op, Op::For | Op::While));
         let all = region.insts.iter().filter(|_| !nested).filter_map(|load| {
             let d = self.k.inst(*load);
-            let small = matches!(d.op, Op::Load(..)) && self.bytes(d.results[0]) <= MOST;
+            let small = matches!(d.op, Op::Load(..)) && self.bytes(d.results[0]) <= self.most(d.results[0]);
             if !small || !self.writes.is_unwritten_in(self.k, region, d.args[0]) {
                 return None;
             }
@@ -66,6 +69,12 @@ impl Prefetch<'_> {
             Some((*load, Address::of(self.k, i, &d.args, &|_| false)?))
         });
         all.collect()
+    }
+    /// Bytes of a loaded block, at most.
+    fn most(&self, v: Value) -> usize {
+        let readers = self.readers.reading(v);
+        let rows = readers.iter().all(|i| self.k.inst(*i).op == Op::ExpandDims(1)) && !readers.is_empty();
+        if rows { MOST_OF_ROWS } else { MOST }
     }
     fn bytes(&self, v: Value) -> usize {
         let ty = self.k.ty(v);

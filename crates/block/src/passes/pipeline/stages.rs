@@ -1,15 +1,16 @@
 //! Loops that copy ahead into the stages of shared tiles.
-use super::plan::Pipeline;
+use super::plan::{CopyTime, Pipeline};
 use super::writer::{Flight, Writer};
 use crate::{BinaryOp, CmpOp, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 /// A loop and its plan.
-#[derive(Clone, Copy)]
 struct Loop<'k> {
     data: &'k InstData,
     region: &'k Region,
     plan: &'k Pipeline,
+    /// Stored tiles of two stages.
+    alternating: Vec<Value>,
     /// Type of its index.
     index: Elem,
 }
@@ -19,6 +20,12 @@ impl Loop<'_> {
     }
     fn step(&self) -> Value {
         self.data.args[2]
+    }
+    /// Stages of what is copied, for reads and for writes, and of what is stored.
+    fn turns(&self) -> Vec<usize> {
+        let mut turns = vec![self.plan.stages; 2];
+        turns.extend((!self.alternating.is_empty()).then_some(2));
+        turns
     }
 }
 
@@ -33,15 +40,22 @@ impl<'k> Writer<'k> {
     pub fn pipelined(&mut self, i: Inst, plan: &'k Pipeline) {
         let data = self.k.inst(i);
         let index = self.k.ty(data.args[0]).elem().unwrap_or(Elem::I32);
-        let l = Loop { data, region: &data.regions[0], plan, index };
+        let region = &data.regions[0];
+        let results = region.insts.iter().flat_map(|i| &self.k.inst(*i).results).copied();
+        let alternating = results.filter(|v| self.alternates(*v)).collect();
+        let l = Loop { data, region, plan, alternating, index };
         if self.loops > 0 || !plan.readonly {
             // Other warps may still read what the first copies overwrite, or may have written what they read.
             self.effect(Op::Sync, &[]);
         }
         let ahead = self.first_copies(&l);
         let write = self.int(Elem::I32, (plan.distance % plan.stages) as i64);
-        // Carried besides the program's values: addresses of the next copies, and the stages that are read and written.
-        let more = [&ahead[..], &[self.zero, write]].concat();
+        // Carried besides the program's values: addresses of the next copies, the stages that are read and written, and
+        // that of stored tiles.
+        let mut more = [&ahead[..], &[self.zero, write]].concat();
+        if !l.alternating.is_empty() {
+            more.push(self.zero);
+        }
         let mut args = data.args.clone();
         for n in &plan.in_flight {
             let token = self.token_of(args[3 + n]);
@@ -104,9 +118,12 @@ impl<'k> Writer<'k> {
     /// An iteration: waits for its copies, starts later ones, computes.
     fn iteration(&mut self, l: &Loop<'k>, more: &[Value]) -> Region {
         let added = self.like(more);
-        let (carried, ring) = added.split_at(added.len() - 2);
+        let (carried, ring) = added.split_at(added.len() - l.turns().len());
         for load in &l.plan.loads {
             self.stages.insert(self.k.inst(*load).results[0], ring[0]);
+        }
+        for stored in &l.alternating {
+            self.stages.insert(*stored, ring[2]);
         }
         let mut params = l.region.params.clone();
         for n in &l.plan.in_flight {
@@ -124,6 +141,7 @@ impl<'k> Writer<'k> {
                 w.begin(l, carried, ring)
             },
             |w, mut args, next| {
+                w.start_waiting_copies();
                 let in_flight = l.plan.in_flight.iter().filter(|n| w.keep_in_flight(&mut args[**n])).count();
                 if in_flight > 0 {
                     // Those of the iteration before are done, whose stage is copied into next.
@@ -139,12 +157,17 @@ impl<'k> Writer<'k> {
     fn begin(&mut self, l: &Loop<'k>, carried: &[Value], ring: &[Value]) -> Vec<Value> {
         self.effect(Op::AsyncWait { pending: (l.plan.distance - 1) as u8 }, &[]);
         self.show();
+        self.open.push(vec![]);
         let far = self.iterations(l, l.plan.distance);
         let left = self.binary(BinaryOp::Sub, l.hi(), l.region.params[0]);
         let there = self.less(far, left);
         let index = self.binary(BinaryOp::Add, l.region.params[0], far);
         let mut next = self.copy(l, there, Ahead { index, stage: ring[1], carried: carried.to_vec() });
-        next.extend(ring.iter().map(|stage| self.next_stage(*stage, l.plan.stages)));
+        self.waiting_copies = self.open.pop().unwrap_or_default();
+        if l.plan.copies == CopyTime::Begin {
+            self.start_waiting_copies();
+        }
+        next.extend(ring.iter().zip(l.turns()).map(|(stage, stages)| self.next_stage(*stage, stages)));
         next
     }
     /// Leaves a dot in flight at the end of an iteration, which then yields its token.

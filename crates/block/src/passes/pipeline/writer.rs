@@ -1,11 +1,11 @@
 //! Writes the program of a plan: values keep their names, and what is computed keeps its order.
-use super::plan::{Left, Matmul, Operand, Plan, Tile};
+use super::plan::{Left, Matmul, Operand, Plan, Reuse, Tile};
 use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 pub fn write(k: &BlockProgram, plan: &Plan) -> BlockProgram {
     let mut new = k.clone();
-    new.warps = plan.warps;
+    (new.warps, new.registers) = (plan.warps, plan.registers.or(k.registers));
     let mut w = Writer {
         k,
         plan,
@@ -15,6 +15,7 @@ pub fn write(k: &BlockProgram, plan: &Plan) -> BlockProgram {
         stages: HashMap::new(),
         flight: vec![],
         loops: 0,
+        waiting_copies: vec![],
         unseen: false,
         zero: Value(0),
     };
@@ -45,6 +46,8 @@ pub(super) struct Writer<'k> {
     pub flight: Vec<Flight>,
     /// Loops that are open.
     pub loops: usize,
+    /// Copies of the open loop that wait for a barrier.
+    pub waiting_copies: Vec<Inst>,
     /// Whether something was stored into a tile that other warps do not see yet.
     unseen: bool,
     /// i32 0.
@@ -95,10 +98,17 @@ impl<'k> Writer<'k> {
         self.unseen = false;
     }
 
+    /// Starts the copies that waited for a barrier.
+    pub(super) fn start_waiting_copies(&mut self) {
+        let waiting_copies = std::mem::take(&mut self.waiting_copies);
+        self.open.last_mut().into_iter().for_each(|insts| insts.extend(&waiting_copies));
+    }
+
     // ---- Tiles ----
     fn allocate(&mut self) {
         for (source, t) in &self.plan.tiles {
-            let stages = t.copied.and_then(|i| self.plan.pipelines.get(&i)).map_or(1, |p| p.stages);
+            let stored = if t.reuse == Reuse::Alternates { 2 } else { 1 };
+            let stages = t.copied.and_then(|i| self.plan.pipelines.get(&i)).map_or(stored, |p| p.stages);
             let ty = Type::Shared { elem: t.elem, shape: t.shape.to_vec(), stages, swizzle: Swizzle::B128 };
             let tile = self.one(Op::AllocShared, &[], ty);
             self.tiles.insert(*source, tile);
@@ -107,19 +117,22 @@ impl<'k> Writer<'k> {
     pub(super) fn tile(&self, source: Value) -> &'k Tile {
         &self.plan.tiles[&source]
     }
+    pub(super) fn alternates(&self, source: Value) -> bool {
+        self.plan.tiles.get(&source).is_some_and(|t| t.reuse == Reuse::Alternates)
+    }
     fn stage_of(&self, source: Value) -> Value {
         self.stages.get(&source).copied().unwrap_or(self.zero)
     }
     /// A value that has been computed: stored, if dots read it from a tile.
     fn defined(&mut self, v: Value) {
         let Some(tile) = self.plan.tiles.get(&v).filter(|t| t.copied.is_none()) else { return };
-        if self.loops > 0 {
+        if self.loops > 0 && tile.reuse == Reuse::Waits {
             // Dots of the iteration before may still read it.
             self.land_all();
             self.effect(Op::Sync, &[]);
         }
         let value = if tile.permuted { self.transposed(v) } else { v };
-        self.effect(Op::SharedStore, &[self.tiles[&v], self.zero, value]);
+        self.effect(Op::SharedStore, &[self.tiles[&v], self.stage_of(v), value]);
         self.unseen = true;
     }
 
@@ -127,7 +140,12 @@ impl<'k> Writer<'k> {
     /// Starts a dot by warpgroups.
     fn start(&mut self, dot: &InstData, m: &Matmul) {
         if self.unseen {
+            // Tiles that dots before this one read are free behind the barrier.
+            if !self.flight.is_empty() {
+                self.effect(Op::WgmmaWait { pending: 0 }, &[]);
+            }
             self.show();
+            self.start_waiting_copies();
         }
         let flag = |o: &Operand, t: &Tile| o.transposed != t.permuted;
         let right = &self.plan.tiles[&m.right.source];
@@ -193,8 +211,9 @@ impl<'k> Writer<'k> {
             return data.results.iter().for_each(|v| self.defined(*v));
         }
         self.land_all();
-        if self.unseen {
+        if self.unseen || !self.waiting_copies.is_empty() {
             self.show();
+            self.start_waiting_copies();
         }
         match self.plan.pipelines.get(&i) {
             Some(p) => self.pipelined(i, p),

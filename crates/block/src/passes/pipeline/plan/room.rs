@@ -1,0 +1,113 @@
+//! Room for tiles and sums: how many stages a loop has, and whether two blocks share a multiprocessor.
+use super::reuse::{self, Reuse};
+use super::{CopyTime, LANES, Left, Matmul, Planner};
+use crate::passes::warpgroup::{self, Refusal};
+use crate::{Elem, Inst, Op, Value};
+use std::collections::HashSet;
+
+/// Registers of a thread that addresses and arithmetic need beside accumulators; more in loops over tiles, whose
+/// launches often have one block for each multiprocessor.
+pub(super) const ARITHMETIC: usize = 56;
+const ARITHMETIC_OF_TILES: usize = 80;
+/// Registers of a thread, at most.
+const MOST_REGISTERS: usize = 255;
+/// Stages of a loop, at most.
+const STAGES: usize = 4;
+/// Bytes of shared memory that reductions may need beside tiles.
+const SCRATCH: usize = 4 << 10;
+
+impl Planner<'_> {
+    /// How loops reuse the tiles that they store.
+    pub fn reuse(&mut self) {
+        let loops = self.plan.pipelines.keys();
+        let all: Vec<(Value, Reuse)> = loops.flat_map(|i| reuse::loop_reuse(self.k, &self.plan, *i)).collect();
+        for (source, reuse) in all {
+            self.plan.tiles.entry(source).and_modify(|t| t.reuse = reuse);
+        }
+    }
+    /// Whether dots of a loop that are in flight read what it stores.
+    fn stores_operands(&self, parent: Inst) -> bool {
+        let stored = |v: &Value| self.plan.tiles.get(v).is_some_and(|t| t.reuse != Reuse::Waits);
+        let inside = |i: &Inst| self.parents.get(i) == Some(&parent);
+        self.plan.matmuls.iter().any(|(i, m)| inside(i) && m.sources().iter().any(stored))
+    }
+    /// As many stages as memory has room for.
+    pub fn stages(&mut self) -> Result<(), Refusal> {
+        let stored = self.plan.bytes(|t| t.copied.is_none()) + self.converted(false).max(SCRATCH);
+        let copied = self.plan.bytes(|t| t.copied.is_some());
+        let room = |memory: usize| memory.saturating_sub(stored) / copied.max(1);
+        let (one, two) = (room(warpgroup::memory(self.m)), room(warpgroup::memory_of_two(self.m)));
+        if copied > 0 && one < 2 || warpgroup::memory(self.m) < stored.max(self.converted(true)) {
+            return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
+        }
+        let nested = self.plan.pipelines.keys().any(|i| self.parents.contains_key(i));
+        let arithmetic = if nested { ARITHMETIC_OF_TILES } else { ARITHMETIC };
+        let registers = self.registers_of_two();
+        let fits_twice = two >= STAGES - 1 && registers >= self.held + arithmetic;
+        self.plan.registers = Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= MOST_REGISTERS);
+        let stages = if fits_twice { two } else { one }.min(STAGES);
+        // With fewer stages copies further ahead gain more than dots in flight, unless these hide how operands are
+        // computed.
+        let loops: Vec<Inst> = self.plan.pipelines.keys().copied().collect();
+        let stored: HashSet<Inst> = loops.into_iter().filter(|i| self.stores_operands(*i)).collect();
+        for (i, p) in &mut self.plan.pipelines {
+            if stages < STAGES && !stored.contains(i) {
+                p.in_flight.clear();
+            }
+            p.copies = match stored.contains(i) && !p.in_flight.is_empty() {
+                true => CopyTime::BehindBarrier,
+                false => CopyTime::Begin,
+            };
+            let busy = !p.in_flight.is_empty() && p.copies == CopyTime::Begin;
+            p.stages = stages;
+            p.distance = stages - if busy { 2 } else { 1 };
+        }
+        Ok(())
+    }
+    /// Bytes of the largest block whose layout is converted through shared memory: of left operands in registers, and
+    /// of blocks that are stored while tiles are in use, or `after` that. Rows are padded by a sixteenth.
+    fn converted(&self, after: bool) -> usize {
+        let mut most = 0;
+        self.k.walk(&mut |i, d| {
+            let block = match (&d.op, self.plan.matmuls.get(&i)) {
+                (Op::Store(_), _) if after || self.parents.contains_key(&i) => d.args[1],
+                (_, Some(Matmul { left: Left::Registers, .. })) if self.is_loaded(d.args[0]) => d.args[0],
+                _ => return,
+            };
+            let ty = self.k.ty(block);
+            most = most.max(ty.count() * ty.elem().map_or(1, Elem::bytes) * 17 / 16);
+        });
+        most.next_multiple_of(1 << 10)
+    }
+    /// Whether a block is computed from loads of its size that are not copied to tiles, so that it lies as they do.
+    fn is_loaded(&self, block: Value) -> bool {
+        self.sources_of(block)
+            .iter()
+            .map(|i| self.k.inst(*i))
+            .any(|d| matches!(d.op, Op::Load(..)) && d.results.iter().all(|v| !self.plan.tiles.contains_key(v)))
+    }
+    /// Registers of a thread, where two blocks share a multiprocessor.
+    pub fn registers_of_two(&self) -> usize {
+        self.m.limits.registers_per_multiprocessor / (2 * self.plan.warps * LANES)
+    }
+    /// Whether a block is computed from loads of its size, and from no dot.
+    pub fn follows_from_loads(&self, block: Value) -> bool {
+        let sources = self.sources_of(block);
+        let is = |wanted: fn(&Op) -> bool| sources.iter().any(|i| wanted(&self.k.inst(*i).op));
+        is(|op| matches!(op, Op::Load(..))) && !is(|op| matches!(op, Op::Dot { .. }))
+    }
+    /// Loads and dots of a block's size that it is computed from.
+    fn sources_of(&self, block: Value) -> Vec<Inst> {
+        let (mut open, mut seen, mut found) = (vec![block], HashSet::from([block]), vec![]);
+        let size = self.k.ty(block).count();
+        while let Some(v) = open.pop() {
+            let Some(i) = self.definitions.get(&v) else { continue };
+            let data = self.k.inst(*i);
+            match data.op {
+                Op::Load(..) | Op::Dot { .. } => found.push(*i),
+                _ => open.extend(data.args.iter().filter(|v| self.k.ty(**v).count() == size && seen.insert(**v))),
+            }
+        }
+        found
+    }
+}
