@@ -52,6 +52,8 @@ SAMPLES, FEWEST, LIMIT_MS = 60, 5, 60.0
 #: Sizes of benchmarks' arguments for one quick repetition, on a CPU too.
 QUICK = {"size": 256, "rows": 128, "batch": 1, "tokens": 1024, "n": 256, "k": 256}
 SECTION = "## The collection"
+#: Seconds after which a variant for the facts of a launch, which the first launch has compiled in the background, runs.
+SETTLED_S = 0.4
 #: What examples' imports become for Triton, in this order.
 TRITON = [
     (r"^import kiln\.language as kl$", "import triton.language as tl"),
@@ -103,6 +105,9 @@ class Clock:
 
     device: str
     quick: bool
+    #: Lines whose first call has been waited for.
+    settled: set[int] = field(default_factory=set)
+    line: int = 0
     washed: torch.Tensor | None = None
     #: The fifth and four fifths of the last samples, as multiples of their median.
     low: float = 1.0
@@ -113,6 +118,10 @@ class Clock:
         call()
         if self.quick:
             return sample(call)
+        if self.device == "cuda" and self.line not in self.settled:
+            self.settled.add(self.line)
+            time.sleep(SETTLED_S)
+            call()
         first = sample(call)
         samples = [sample(call) for _ in range(max(FEWEST, min(SAMPLES, int(LIMIT_MS / first))))]
         middle = statistics.median(samples)
@@ -216,6 +225,7 @@ def measure_benchmark(
         title, provider, who = lines[line]
         benched = getattr(modules[who], function).fn
         clock.low = clock.high = 1.0
+        clock.line = line
         try:
             rate = benched(**sizes, provider=provider, device=args.device, clock=clock)
         except Exception as e:  # What one of them refuses is told, and the others go on.
