@@ -3,7 +3,7 @@ mod warpgroups;
 
 use crate::nvptx_common as programs;
 use kiln_block::passes::warpgroup::{WarpRoles, roles};
-use kiln_block::{AtomicOp, BlockProgram, Builder, DotPrecision, Elem, ScanOp};
+use kiln_block::{AtomicOp, BlockProgram, Builder, CmpOp, Const, DotPrecision, Elem, Facts, ScanOp, Type};
 use kiln_codegen::{CodegenError, nvptx, nvptx::Ptx};
 use kiln_machine::Arch;
 use std::path::PathBuf;
@@ -437,6 +437,16 @@ fn atomic_updates() {
     }
     let scalars = compile(&updates(Elem::F32, AtomicOp::Add, 128), Arch::Sm80).unwrap();
     assert_eq!(count(&scalars, "red.global.add.f32"), 4, "{}", scalars.text);
+    // Below a number of the launch that is a multiple, a vector is whole or not there.
+    let mut b = Builder::new("k", [1, 1, 1], 1);
+    let to = b.param("to", Elem::F32, false);
+    let n = b.scalar("n", Elem::I32, Facts { div: 16, ..Facts::default() });
+    let at = b.iota(256);
+    let mask = b.cmp(CmpOp::Lt, at, n);
+    let (to, one) = (b.ptr_add(to, at), b.constant(Type::block(Elem::F32, [256]), Const::Float(1.0)));
+    b.atomic(AtomicOp::Add, to, one, Some(mask));
+    let masked = check(&b.finish());
+    assert_eq!(count(&masked, "red.global.add.v4.f32"), 2, "{}", masked.text);
     let few = check(&updates(Elem::F32, AtomicOp::Add, 8));
     assert!(few.text.lines().any(|l| l.contains("red.global") && l.trim().starts_with('@')), "{}", few.text);
 }

@@ -384,19 +384,14 @@ impl<'c> Index<'c> {
             let below = number.less(limit, e, memo)?;
             return memo.int((Key::Not, Some(below), None, 0), || e.not(below));
         }
+        let mut sides = (self, o);
         if let (Some((least_a, most_a)), Some((least_b, most_b))) = (self.bounds(0), o.bounds(0)) {
-            if most_a < least_b {
-                return Ok(e.bool(true));
+            if most_a < least_b || least_a >= most_b {
+                return Ok(e.bool(most_a < least_b));
             }
-            if least_a >= most_b {
-                return Ok(e.bool(false));
-            }
-            if let Some((left, right)) = self.rounded(o) {
-                let (a, b) = (left.value(e, memo)?, right.value(e, memo)?);
-                return memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b));
-            }
+            sides = self.rounded(o).unwrap_or(sides);
         }
-        let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
+        let (a, b) = (sides.0.value(e, memo)?, sides.1.value(e, memo)?);
         memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b))
     }
     /// What to compare in place of a < b: base_a < base_b + t with t rounded up to a multiple of what divides both bases,
