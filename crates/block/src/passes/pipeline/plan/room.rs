@@ -11,8 +11,14 @@ pub(super) const ARITHMETIC: usize = 56;
 const ARITHMETIC_OF_TILES: usize = 80;
 /// Registers of a thread, at most.
 const MOST_REGISTERS: usize = 255;
-/// Stages of a loop, at most.
+/// Stages of a loop, at most: where two blocks share a multiprocessor, and where one has it to itself, whose warps
+/// alone hide the latency of memory.
 const STAGES: usize = 4;
+const STAGES_ALONE: usize = 6;
+/// Neighbours of a row that the lanes of a tensor core's sums hold together, in pairs.
+const SUMS_OF_ROW: usize = 8;
+/// Bytes of a sector of memory.
+const SECTOR: usize = 32;
 /// Bytes of shared memory that reductions may need beside tiles.
 const SCRATCH: usize = 4 << 10;
 
@@ -45,7 +51,8 @@ impl Planner<'_> {
         let registers = self.registers_of_two();
         let fits_twice = two >= STAGES - 1 && registers >= self.held + arithmetic;
         self.plan.registers = Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= MOST_REGISTERS);
-        let stages = if fits_twice { two } else { one }.min(STAGES);
+        // As many as two blocks have are no reason for a block to be alone.
+        let stages = if fits_twice || two >= STAGES { two.min(STAGES) } else { one.min(STAGES_ALONE) };
         // With fewer stages copies further ahead gain more than dots in flight, unless these hide how operands are
         // computed.
         let loops: Vec<Inst> = self.plan.pipelines.keys().copied().collect();
@@ -65,11 +72,13 @@ impl Planner<'_> {
         Ok(())
     }
     /// Bytes of the largest block whose layout is converted through shared memory: of left operands in registers, and
-    /// of blocks that are stored while tiles are in use, or `after` that. Rows are padded by a sixteenth.
+    /// of blocks that are stored while tiles are in use, or `after` that, unless pairs of sums fill sectors. Rows are
+    /// padded by a sixteenth.
     fn converted(&self, after: bool) -> usize {
         let mut most = 0;
         self.k.walk(&mut |i, d| {
             let block = match (&d.op, self.plan.matmuls.get(&i)) {
+                (Op::Store(_), _) if self.fills_sectors(d.args[0]) => return,
                 (Op::Store(_), _) if after || self.parents.contains_key(&i) => d.args[1],
                 (_, Some(Matmul { left: Left::Registers, .. })) if self.is_loaded(d.args[0]) => d.args[0],
                 _ => return,
@@ -78,6 +87,12 @@ impl Planner<'_> {
             most = most.max(ty.count() * ty.elem().map_or(1, Elem::bytes) * 17 / 16);
         });
         most.next_multiple_of(1 << 10)
+    }
+    /// Whether sums are stored well as tensor cores leave them.
+    fn fills_sectors(&self, pointer: Value) -> bool {
+        let bytes = self.k.ty(pointer).elem().map_or(1, Elem::bytes);
+        let (run, align) = self.facts.alignment(pointer, 1);
+        run >= SUMS_OF_ROW && SUMS_OF_ROW * bytes >= SECTOR && align >= 2 * bytes
     }
     /// Whether a block is computed from loads of its size that are not copied to tiles, so that it lies as they do.
     fn is_loaded(&self, block: Value) -> bool {
