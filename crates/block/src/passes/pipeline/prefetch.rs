@@ -2,7 +2,7 @@
 //! scales, or is no operand of a dot.
 use super::copies::{Address, Readers};
 use crate::analysis::Writes;
-use crate::{BinaryOp, BlockProgram, CmpOp, Elem, Inst, InstData, Op, Region, Type, Value};
+use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 /// Bytes of a load, at most: threads hold parts of it several times, and now those of two iterations. More where each
@@ -84,7 +84,11 @@ impl Prefetch<'_> {
         let data = self.k.inst(i);
         let [lo, hi, step] = [data.args[0], data.args[1], data.args[2]];
         let (region, index) = (&data.regions[0], self.k.ty(lo).clone());
-        let first = self.one(Op::Cmp(CmpOp::Lt), vec![lo, hi], Type::scalar(Elem::Bool));
+        // A loop whose step is not positive does not run.
+        let none = self.one(Op::Const(Const::Int(0)), vec![], index.clone());
+        let [there, runs] =
+            [[lo, hi], [none, step]].map(|ends| self.one(Op::Cmp(CmpOp::Lt), ends.to_vec(), Type::scalar(Elem::Bool)));
+        let first = self.one(Op::Binary(BinaryOp::And), vec![there, runs], Type::scalar(Elem::Bool));
         let begin: Names = region.params.iter().copied().zip([lo].into_iter().chain(data.args[3..].to_vec())).collect();
         let mut args = data.args.clone();
         for (load, address) in loads {

@@ -96,6 +96,9 @@ impl<'k> Writer<'k> {
         let left = self.binary(BinaryOp::Sub, l.hi(), lo);
         let mut carried: Vec<Value> = l.plan.address.carried.iter().map(|n| l.data.args[3 + n]).collect();
         let mut index = lo;
+        // A loop whose step is not positive does not run.
+        let none = self.int(l.index, 0);
+        let runs = self.less(none, l.step());
         for n in 0..l.plan.distance {
             let there = match n {
                 0 => self.less(lo, l.hi()),
@@ -104,6 +107,7 @@ impl<'k> Writer<'k> {
                     self.less(far, left)
                 }
             };
+            let there = self.binary(BinaryOp::And, there, runs);
             let stage = self.int(Elem::I32, n as i64);
             carried = self.copy(l, there, Ahead { index, stage, carried });
             index = self.binary(BinaryOp::Add, index, l.step());
