@@ -48,12 +48,10 @@ fn constant(array: &LaunchArray, elements: usize) -> Option<Array> {
     let number = |e: &Extent| e.value(|_| None).and_then(|n| usize::try_from(n).ok());
     let strides: Vec<usize> = array.strides.iter().map(number).collect::<Option<_>>()?;
     let sizes: Vec<usize> = array.sizes.iter().map(number).collect::<Option<_>>()?;
-    let mut whole = elements;
-    let mut ends = vec![];
-    for stride in &strides {
-        ends.push(whole.div_ceil(*stride.max(&1)));
-        whole = whole.min(*stride);
-    }
-    let sizes = sizes.iter().zip(ends).map(|(size, end)| (*size).min(end)).collect();
+    let end = |(extent, stride): (&Extent, &usize)| {
+        (*extent == Extent::ENDLESS).then_some(elements.div_ceil(*stride.max(&1)))
+    };
+    let ends = array.sizes.iter().zip(&strides).map(end);
+    let sizes = sizes.iter().zip(ends).map(|(size, end)| end.map_or(*size, |end| end.min(*size))).collect();
     Some(Array { offset: 0, sizes, strides })
 }

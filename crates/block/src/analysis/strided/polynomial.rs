@@ -21,6 +21,11 @@ impl Polynomial {
     pub fn scalar(v: Value) -> Polynomial {
         Polynomial([(vec![v], 1)].into_iter().collect())
     }
+    /// A product with its factor.
+    pub fn term(mut scalars: Monomial, factor: i64) -> Polynomial {
+        scalars.sort_unstable();
+        Polynomial((factor != 0).then_some((scalars, factor)).into_iter().collect())
+    }
     /// The products with their factors, sorted.
     pub fn terms(&self) -> impl Iterator<Item = (&Monomial, i64)> {
         self.0.iter().map(|(monomial, factor)| (monomial, *factor))

@@ -66,6 +66,7 @@ fn accesses(k: &BlockProgram) -> Vec<Inst> {
         }
     });
     let mut all = vec![];
+    computed_before_loops(k, &mut operands);
     k.walk(&mut |i, d| match d.op {
         Op::Load(..) if operands.contains(&d.results[0]) => all.push(i),
         Op::Store(_) if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
@@ -73,6 +74,15 @@ fn accesses(k: &BlockProgram) -> Vec<Inst> {
     });
     all.extend(beside(k, &sizes));
     all
+}
+
+/// Adds what operands are computed from element by element, outside of all loops: roles do that once.
+fn computed_before_loops(k: &BlockProgram, operands: &mut HashSet<Value>) {
+    for data in k.body.insts.iter().rev().map(|i| k.inst(*i)) {
+        if matches!(data.op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_)) && operands.contains(&data.results[0]) {
+            operands.extend(data.args.iter().filter(|v| !k.ty(**v).is_scalar()));
+        }
+    }
 }
 
 /// The load of a block of a matmul's size outside of loops that multiply, if it is the only one and has the type of the
@@ -194,7 +204,7 @@ fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
             continue;
         };
         let starts = [0, 1].map(|n| scalar(k, &mut r.insts, &t.starts[n]));
-        replace(k, &mut r.insts, i, t.param, starts, t.swapped.then_some(t.shape));
+        replace(k, &mut r.insts, i, t.param, &starts, t.swapped.then_some(t.shape));
     }
 }
 
@@ -205,16 +215,16 @@ fn replace(
     out: &mut Vec<Inst>,
     i: Inst,
     param: Value,
-    starts: [Value; 2],
+    starts: &[Value],
     swapped: Option<[usize; 2]>,
 ) {
     let data = k.inst(i).clone();
     if matches!(data.op, Op::Store(_)) {
-        let args = [&[param, data.args[1]], &starts[..]].concat();
+        let args = [&[param, data.args[1]], starts].concat();
         *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
         return out.push(i);
     }
-    let args = [&[param], &starts[..]].concat();
+    let args = [&[param], starts].concat();
     match swapped {
         None => *k.inst_mut(i) = InstData { op: Op::TileLoad, args, ..data },
         Some(shape) => {

@@ -1,8 +1,10 @@
 //! Tiles of arrays whose sizes and strides are numbers of the launch.
 //!
 //! The pitch is a product of parameters, and an axis ends where a mask says; one without a mask has no end, as the
-//! program promises to stay inside of its tensor. Rows `position % size` are rows up to `size`, if what is read for the
-//! positions after it only reaches stores that a mask keeps from them ([`super::wrapped`]).
+//! program promises to stay inside of its tensor. Where the tile begins may count in other strides of the launch, those
+//! of a batch or a head: these are axes before the rows, along which the tile has one position. Rows `position % size`
+//! are rows up to `size`, if what is read for the positions after it only reaches stores that a mask keeps from them
+//! ([`super::wrapped`]).
 use super::super::Refusal;
 use super::{accesses, emit, replace, wrapped};
 use crate::analysis::strided::{Monomial, Polynomial, Strided, StridedBounds, StridedForms};
@@ -19,16 +21,18 @@ struct Tile {
     /// The position of its pointer among the parameters.
     base: usize,
     elem: Elem,
-    pitch: Extent,
-    /// Outer, inner.
-    sizes: [Extent; 2],
-    /// Sizes in the array: outer, inner.
+    /// Of the array, axes as in [`LaunchArray`]: what its beginning counts in, then rows and elements of a row.
+    sizes: Vec<Extent>,
+    strides: Vec<Extent>,
+    starts: Vec<Polynomial>,
+    /// Rows and elements of a row.
     shape: [usize; 2],
     /// The block's first axis is the contiguous one.
     swapped: bool,
-    /// Start along the outer and the inner axis.
-    starts: [Polynomial; 2],
 }
+
+/// Most axes before the rows: a tensor map has five.
+const MAX_LEADING: usize = 3;
 
 /// The same program, with descriptors of the launch where the forms allow them.
 pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
@@ -47,9 +51,9 @@ pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
     for inst in order {
         let tile = &tiles[inst];
         let swizzle = Swizzle::widest(tile.elem, tile.shape[1]);
-        let ty = Type::Desc { elem: tile.elem, shape: tile.shape.to_vec(), swizzle };
-        let strides = vec![tile.pitch.clone(), Extent::constant(1)];
-        let array = LaunchArray { base: tile.base, sizes: tile.sizes.to_vec(), strides };
+        let shape = [vec![1; tile.starts.len() - 2], tile.shape.to_vec()].concat();
+        let ty = Type::Desc { elem: tile.elem, shape, swizzle };
+        let array = LaunchArray { base: tile.base, sizes: tile.sizes.clone(), strides: tile.strides.clone() };
         let known = descriptors.iter().find(|(a, t, _)| *a == array && *t == ty).map(|d| d.2);
         let value = known.unwrap_or_else(|| {
             let value = k.new_value(ty.clone());
@@ -101,11 +105,15 @@ impl Finder<'_> {
         let (monomial, factor) = pitch.as_term().filter(|(_, factor)| *factor > 0)?;
         let pitch_extent = self.extent(&Polynomial::default().add_scaled(pitch, 1)?)?;
         let whole = |d: i64| d.saturating_mul(elem.bytes() as i64) % 16 == 0;
-        let (outer, inner) = form.base.split((monomial, factor));
-        if !whole(self.divisor(monomial).saturating_mul(factor)) || !self.starts_aligned(&inner, elem) {
+        let (outer, rest) = form.base.split((monomial, factor));
+        let (leading, inner) = self.leading(&rest)?;
+        let aligned = leading.iter().all(|(stride, _)| stride.terms().all(|(m, _)| whole(self.divisor(m))));
+        if !whole(self.divisor(monomial).saturating_mul(factor)) || !aligned || !self.starts_aligned(&inner, elem) {
             return None;
         }
-        let starts = [outer, inner];
+        let mut strides = leading.iter().map(|(stride, _)| self.extent(stride)).collect::<Option<Vec<_>>>()?;
+        strides.extend([pitch_extent, Extent::constant(1)]);
+        let starts: Vec<Polynomial> = leading.into_iter().map(|(_, start)| start).chain([outer, inner]).collect();
         if starts.iter().flat_map(Polynomial::scalars).any(|v| !self.is_number(v)) {
             return None;
         }
@@ -120,46 +128,75 @@ impl Finder<'_> {
         }
         let block = k.ty(ptr).shape();
         let shape = if swapped { [block[1], block[0]] } else { [block[0], block[1]] };
-        Some(Tile { base, elem, pitch: pitch_extent, sizes, shape, swapped, starts })
+        Some(Tile { base, elem, sizes, strides, starts, shape, swapped })
+    }
+    /// The strides of the launch that a start counts in, each with how many, and what is left.
+    fn leading(&self, start: &Polynomial) -> Option<(Vec<(Polynomial, Polynomial)>, Polynomial)> {
+        let is_param = |v: &Value| self.k.params.iter().any(|p| p.value == *v);
+        let mut leading: Vec<(Polynomial, Polynomial)> = vec![];
+        let mut inner = Polynomial::default();
+        for (monomial, factor) in start.terms() {
+            let (strides, count): (Monomial, Monomial) = monomial.iter().partition(|v| is_param(v));
+            let [stride, count] = [(strides, 1), (count, factor)].map(|(scalars, n)| Polynomial::term(scalars, n));
+            if stride.as_constant().is_some() {
+                inner = inner.add_scaled(&count, 1)?;
+            } else if let Some((_, known)) = leading.iter_mut().find(|(known, _)| *known == stride) {
+                *known = known.add_scaled(&count, 1)?;
+            } else {
+                leading.push((stride, count));
+            }
+        }
+        (leading.len() <= MAX_LEADING).then_some((leading, inner))
     }
     /// Where the axes end, by masks and remainders; all of them must be understood. They start where the array does.
     fn sizes(
         &self,
         form: &Strided,
         bounds: &StridedBounds,
-        starts: &[Polynomial; 2],
+        starts: &[Polynomial],
         swapped: bool,
-    ) -> Option<[Extent; 2]> {
-        let mut sizes = [Extent::ENDLESS, Extent::ENDLESS];
+    ) -> Option<Vec<Extent>> {
+        let mut sizes = vec![Extent::ENDLESS; starts.len()];
+        let leading = starts.len() - 2;
         // Of an axis of the block, which of the array's it is.
-        let of_array = |axis: usize| axis ^ usize::from(swapped);
+        let of_array = |axis: usize| leading + (axis ^ usize::from(swapped));
         let mut end = |axis: usize, size: Polynomial| {
             let extent = self.extent(&size)?;
-            let known = sizes.get_mut(of_array(axis))?;
+            let known = sizes.get_mut(axis)?;
             let is_first = *known == Extent::ENDLESS || *known == extent;
             *known = extent;
             is_first.then_some(())
         };
         for (bound, op) in bounds {
-            let axis = (0..2).find(|a| !bound.strides[*a].is_zero())?;
-            let along = bound.strides[axis].as_constant() == Some(1) && bound.strides[1 - axis].is_zero();
-            if !along || !bound.wraps.is_empty() || bound.root.is_some() {
+            if !bound.wraps.is_empty() || bound.root.is_some() {
                 return None;
             }
-            // Copies give zeros for what is before the array, too.
-            if *op == CmpOp::Ge && bound.base == starts[of_array(axis)] {
-                continue;
+            // Where the bound has a position along one axis of the array, and the size that is left of it.
+            let mut along = (0..2).filter(|a| !bound.strides[*a].is_zero());
+            let axes = match (along.next(), along.next()) {
+                (Some(axis), None) if bound.strides[axis].as_constant() == Some(1) => {
+                    of_array(axis)..of_array(axis) + 1
+                }
+                (None, _) => 0..leading,
+                _ => return None,
+            };
+            let mut left = axes.map(|axis| Some((axis, starts[axis].add_scaled(&bound.base, -1)?)));
+            match op {
+                // Nothing is read before the first position.
+                CmpOp::Ge => _ = left.find(|found| found.as_ref().is_some_and(|(_, size)| size.is_zero()))??,
+                CmpOp::Lt => {
+                    let is_size = |size: &Polynomial| self.extent(size).is_some();
+                    let (axis, size) = left.flatten().find(|(_, size)| is_size(size))?;
+                    end(axis, size)?;
+                }
+                _ => return None,
             }
-            if *op != CmpOp::Lt {
-                return None;
-            }
-            end(axis, starts[of_array(axis)].add_scaled(&bound.base, -1)?)?;
         }
         for wrap in &form.wraps {
             if wrap.start != starts[of_array(wrap.axis)] {
                 return None;
             }
-            end(wrap.axis, wrap.size.clone())?;
+            end(of_array(wrap.axis), wrap.size.clone())?;
         }
         Some(sizes)
     }
@@ -202,8 +239,8 @@ fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, params: &HashMap<I
         k.inst_mut(i).regions = regions;
         match (tiles.get(&i), params.get(&i)) {
             (Some(tile), Some(param)) => {
-                let starts = [0, 1].map(|n| number(k, &mut r.insts, &tile.starts[n]));
-                replace(k, &mut r.insts, i, *param, starts, tile.swapped.then_some(tile.shape));
+                let starts: Vec<Value> = tile.starts.iter().map(|start| number(k, &mut r.insts, start)).collect();
+                replace(k, &mut r.insts, i, *param, &starts, tile.swapped.then_some(tile.shape));
             }
             _ => r.insts.push(i),
         }
