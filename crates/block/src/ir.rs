@@ -228,7 +228,7 @@ pub struct BlockProgram {
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
     /// Most registers of a thread: values that need more are kept in memory, so that blocks of several instances fit a
-    /// multiprocessor.
+    /// multiprocessor. With roles: those that threads start with.
     #[serde(default)]
     pub registers: Option<usize>,
     /// Neighbours along the contiguous axis of its accesses that a thread holds at least; by their alignment otherwise.

@@ -161,8 +161,8 @@ fn threads(k: &BlockProgram) -> Rule {
     rules::ensure(k.lanes.is_none_or(|n| n.is_power_of_two() && n <= 32 && !roles), || {
         format!("{} lanes along an axis; a power of two to 32, without roles", k.lanes.unwrap_or_default())
     })?;
-    rules::ensure(k.registers.is_none_or(|n| (16..=255).contains(&n) && !roles), || {
-        format!("{} registers of a thread; from 16 to 255, without roles", k.registers.unwrap_or_default())
+    rules::ensure(k.registers.is_none_or(|n| (16..=255).contains(&n)), || {
+        format!("{} registers of a thread; from 16 to 255", k.registers.unwrap_or_default())
     })?;
     let Some(along) = k.grid.along(0) else {
         return rules::ensure(k.blocks == 1 && k.cluster == 1, || {

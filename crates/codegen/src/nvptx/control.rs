@@ -169,7 +169,7 @@ impl<'c> Gen<'c, '_> {
             self.resume(&pending);
             self.region(region)?;
             left.push(self.pending());
-            let values = self.yielded(region, Self::plain)?;
+            let values = self.yielded(region, Self::carried)?;
             ends.push((values, self.block()?));
             self.e.b.build_unconditional_branch(after)?;
         }
@@ -177,12 +177,14 @@ impl<'c> Gen<'c, '_> {
         self.scratch.unknown();
         self.wrote |= data.regions.iter().any(|r| self.writes(r));
         left.iter().for_each(|path| self.join_pending(path));
+        let mut results = vec![];
         for (n, v) in data.results.iter().enumerate() {
             let phis = self.phis(*v, ends[0].0[n].len())?;
             let incoming: Vec<_> = ends.iter().map(|(values, block)| (&values[n], *block)).collect();
             join(&phis, &incoming);
+            results.push(phis);
         }
-        Ok(())
+        data.results.iter().zip(&results).try_for_each(|(v, phis)| self.unpair(*v, phis))
     }
     /// A number that a loop carries, with its divisor.
     fn know(&mut self, v: Value) -> Res<()> {

@@ -49,7 +49,7 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &BlockProgram, blocks: usize) -> Res<
     if let Some(n) = k.registers {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
     }
-    if roles(k).is_some() || persistent_rows::is_persistent(k) {
+    if (roles(k).is_some() || persistent_rows::is_persistent(k)) && k.registers.is_none() {
         f.add_attribute(AttributeLoc::Function, text("nvvm.minctasm", "1".into()));
     }
     let cluster = k.cluster.max(blocks);

@@ -103,7 +103,8 @@ impl<'c> Gen<'c, '_> {
         let threads = groups * warps * isa::WARP;
         let limits = &self.m.limits;
         let budget = (limits.registers_per_multiprocessor / threads / isa::REGISTERS * isa::REGISTERS)
-            .min(limits.registers_per_thread + 1);
+            .min(limits.registers_per_thread + 1)
+            .min(self.k.registers.unwrap_or(usize::MAX));
         let after = self.new_block("roles_end");
         let mut start = 0;
         for (role, region) in roles.iter().zip(&data.regions) {
