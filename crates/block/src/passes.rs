@@ -49,7 +49,7 @@ pub const STEPS: &[Step] = &[
         warpgroup::persistent::run(k, warpgroup::Launch { cluster: 1, ..launch })
     }),
     ("clusters", |k, m| warpgroup::persistent::run(k, warpgroup::Launch::of(k, m.units.multiprocessors))),
-    ("roles", |k, m| warpgroup::roles::run(k, None, m)),
+    ("roles", warpgroup::in_roles),
     ("warpgroups", warpgroup::run),
     ("pipeline", pipeline::run),
     ("persistent-rows", |k, m| persistent_rows::run(k, m.limits.clusters_of(k.blocks))),
@@ -111,7 +111,7 @@ pub fn to_warpgroups(kernel: &BlockProgram, machine: &Machine) -> Result<Warpgro
     let broken = |e: BlockError| warpgroup::Refusal(e.to_string());
     let mut mapped = warpgroup::maps::launch::run(kernel)?;
     canonicalise(&mut mapped).map_err(broken)?;
-    let mut roles = warpgroup::roles::run(&mapped, None, machine)?;
+    let mut roles = warpgroup::in_roles(&mapped, machine)?;
     verify(&roles).map_err(broken)?;
     canonicalise(&mut roles).map_err(broken)?;
     Ok(Warpgroups { mapped, roles })

@@ -1,6 +1,7 @@
 //! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks).
 mod arrays;
 mod assembly;
+mod attention;
 mod const_pointers;
 mod elements;
 mod errors;

@@ -1,9 +1,9 @@
 //! Index-set splitting: iterations in which masks hold for every element get a loop of their own, without the masks.
 //!
-//! Takes a program of the upper level. A loop of the kernel's own list whose body selects infinities by comparisons of
-//! affine forms of the index becomes several, one after the other, that carry the same values on: the first iteration;
-//! those before and after the ones in which every such comparison selects the other operand for all elements; and
-//! these. Iterations keep their order, so no bit changes.
+//! Takes a program of the upper level. A loop of the kernel's own list whose body selects constants by comparisons of
+//! affine forms of the index becomes several, one after the other, that carry the same values on: the first iteration,
+//! where there surely is one; those before and after the ones in which every such comparison selects the other operand
+//! for all elements; and these. Iterations keep their order, so no bit changes.
 use super::runs;
 use crate::analysis::{self, Affine, Analysis};
 use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};
@@ -106,11 +106,11 @@ impl Splitter<'_> {
         let data = self.old.inst(i);
         let found = plain(self.old, facts, data);
         let step = facts.affine(data.args[2]).and_then(Affine::as_constant).filter(|s| *s > 0);
-        let found = found.filter(|_| runs(self.old, facts, data));
         let (Some(plain), Some(size)) = (found, step) else { return self.out.push(i) };
         let [lo, hi, step] = [data.args[0], data.args[1], data.args[2]];
-        // The first iterations: up to the greatest of the lower bounds, one at least.
-        let second = self.binary(B::Add, lo, step);
+        // The first iterations: up to the greatest of the lower bounds, and one where there surely is one.
+        let has_first = runs(self.old, facts, data);
+        let second = if has_first { self.binary(B::Add, lo, step) } else { lo };
         let mut middle = second;
         for from in &plain.from {
             let from = self.extreme(from, B::Min);
@@ -129,11 +129,15 @@ impl Splitter<'_> {
         let last = self.binary(B::Add, middle, ahead);
         let [none, early, late] = [HashMap::new(), beyond(&plain.from), beyond(&plain.below)];
         let mut carried = data.args[3..].to_vec();
-        let mut parts = vec![([lo, second], &none), ([middle, end], &plain.known)];
+        let mut parts = vec![];
+        if has_first {
+            parts.push(([lo, second], &none));
+        }
         if !plain.from.is_empty() {
             let before = self.binary(B::Min, middle, hi);
-            parts.insert(1, ([second, before], &early));
+            parts.push(([second, before], &early));
         }
+        parts.push(([middle, end], &plain.known));
         if !plain.below.is_empty() {
             parts.push(([last, hi], &late));
         }
@@ -247,7 +251,7 @@ fn follows(op: &Op, all: [Option<bool>; 2]) -> Option<bool> {
     }
 }
 
-/// The conditions that decide whether elements of the body are replaced by infinity, and where they do not.
+/// The conditions that decide whether elements of the body are replaced by a constant, and where they do not.
 fn plain(k: &BlockProgram, facts: &Analysis, data: &InstData) -> Option<Plain> {
     let region = data.regions.first()?;
     let index = *region.params.first()?;
@@ -257,16 +261,13 @@ fn plain(k: &BlockProgram, facts: &Analysis, data: &InstData) -> Option<Plain> {
     for d in region.insts.iter().map(|i| k.inst(*i)) {
         d.results.iter().for_each(|v| _ = defined.insert(*v, d));
     }
-    let infinite = |v: Value| match super::warpgroup::form::constant(k, v) {
-        Some(Const::Float(x)) => x.is_infinite(),
-        _ => false,
-    };
+    let constant = |v: Value| super::warpgroup::form::constant(k, v).is_some();
     let s = Search { k, facts, index, inside, defined };
     let mut plain = Plain::default();
     for &i in &region.insts {
         let d = k.inst(i);
         let (Op::Select, [condition, yes, no]) = (&d.op, &d.args[..]) else { continue };
-        let wanted = match (infinite(*yes), infinite(*no)) {
+        let wanted = match (constant(*yes), constant(*no)) {
             (false, true) => true,
             (true, false) => false,
             _ => continue,

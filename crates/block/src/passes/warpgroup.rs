@@ -13,14 +13,17 @@
 pub mod back_to_back_dots;
 mod copy;
 pub mod form;
+mod longest_first;
 pub mod maps;
 pub mod persistent;
 mod ring;
 pub mod roles;
+mod scaled_differences;
 pub mod slice;
 mod uniform;
 
-use crate::BlockProgram;
+use super::split;
+use crate::{BlockProgram, Inst};
 use kiln_machine::{Machine, isa};
 pub use persistent::Launch;
 pub use roles::WarpRoles;
@@ -40,6 +43,20 @@ pub fn memory_of_two(m: &Machine) -> usize {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);
+
+/// Roles for a program of tiles as a person writes it. Of chained matmuls one loop becomes several where its masks
+/// leave whole iterations as they are, and instances with many iterations start first.
+pub fn in_roles(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {
+    if !back_to_back_dots::has_back_to_back_dots(k) {
+        return roles::run(k, None, m);
+    }
+    let loops: Vec<Inst> = back_to_back_dots::recognise(k)?.passes.iter().map(|p| p.inst).collect();
+    let ordered = scaled_differences::run(&longest_first::run(k, &loops));
+    match loops.len() {
+        1 => roles::back_to_back_dots::run(&split::run(&ordered), None, m),
+        _ => roles::back_to_back_dots::run(&ordered, None, m),
+    }
+}
 
 /// All passes, for a GPU that has warpgroups.
 pub fn run(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {

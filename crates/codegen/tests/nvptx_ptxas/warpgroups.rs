@@ -41,6 +41,34 @@ fn warpgroups_by_passes() {
     }
 }
 
+/// Attention with bounds of the launch: the first iteration is in branches, and the wait for the sums of an iteration
+/// comes after a branch behind the weights, where assemblers leave it.
+#[test]
+fn attention_of_a_launch() {
+    let source = include_str!("../../../block/tests/kernels/attention_of_launch.block");
+    // Two consumers on a multiprocessor, in one block or in two.
+    for (rows, threads, start) in [(128, 384, None), (64, 256, Some(128))] {
+        let text = source.replace("[128", &format!("[{rows}")).replace("const 128", &format!("const {rows}"));
+        let mut k = kiln_block::text::parse(&text).unwrap();
+        kiln_block::passes::run(&["launch_maps", "roles"], &mut k, Arch::Sm90a.machine()).unwrap();
+        kiln_block::passes::canonicalise(&mut k).unwrap();
+        assert_eq!(k.registers, start);
+        let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
+        assert_eq!(ptx.threads, threads);
+        assert!(assemble(&ptx, Arch::Sm90a) <= 65536 / 384);
+        assert_eq!((count(&ptx, "setmaxnreg.dec"), count(&ptx, "setmaxnreg.inc")), (1, 1));
+        // Scores of two first iterations and of two loops, with and without masks; sums of the loops and after them.
+        assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n64k16"), 4 * 4 + 3 * 4);
+        assert_eq!(count(&ptx, "ld.global"), 0, "{}", ptx.text);
+        for (at, _) in ptx.text.match_indices("wgmma.wait_group.sync.aligned 1;") {
+            let until = &ptx.text[at..][..ptx.text[at..].find("wgmma.wait_group.sync.aligned 0;").unwrap()];
+            let last = until.rfind("mbarrier.try_wait").unwrap();
+            let exponentials = until[..last].matches("ex2.approx").count();
+            assert!(exponentials >= 32, "{exponentials} before the wait for sums\n{until}");
+        }
+    }
+}
+
 /// Persistent clusters over rows: the next row is prefetched, what rows share is read once, exchanges wait only for
 /// what they receive, and nothing spills.
 #[test]

@@ -1,17 +1,15 @@
 //! Recognises two chained matmuls: loops whose first matmul gives scores, from which the left operand of the second one
 //! and what the loop carries are computed row by row, as in attention:
 //! ```text
-//! q = tile_load
+//! q = f(tile_load)
 //! for j { k = tile_load; s = dot q, k; …; v = tile_load; sum = dot f(s), v, g(sum) }
 //! ```
-//! Several such loops may follow one another, each starting from what the one before it carried. An iteration may load
-//! further tiles, of the scores' size, that it computes with element by element: biases and masks.
+//! Several such loops may follow one another, each starting from what the one before it carried; any of them may have
+//! no iteration. An iteration may load further tiles, of the scores' size, that it computes with element by element:
+//! biases and masks.
 use super::Refusal;
 use super::form::constant;
-use crate::passes::runs;
-use crate::{
-    BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value, analysis,
-};
+use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Swizzle, Terms, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// An operand that is loaded as a tile.
@@ -69,6 +67,8 @@ pub struct Form {
     pub at: [usize; 2],
     /// The left operand of the first matmul, which is the same for all iterations.
     pub left: Operand,
+    /// What is computed from it element by element before the loops, in the same type, and multiplied in its place.
+    pub computed_left: Option<Value>,
     /// Number of the carried value that the second matmul sums.
     pub sum: usize,
     /// Size of the sums, and columns of the scores.
@@ -178,16 +178,17 @@ pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
     let (Some(first), Some(last)) = (found.first(), found.last()) else { return refuse("no loop multiplies") };
     let before = loaded(k, tile);
     let mut form: Option<Form> = None;
-    let mut known: Option<(&InstData, Operand)> = None;
+    let mut known: Option<(&InstData, Value)> = None;
     for &(_, inst) in &found {
         let data = k.inst(inst);
-        let (pass, left, sum) = pass(k, inst, &before)?;
+        let Found { pass, left, multiplied, sum } = pass(k, inst, &before)?;
         if let Some((earlier, same)) = &known
-            && (data.args[3..] != earlier.results[..] || same.inst != left.inst)
+            && (data.args[3..] != earlier.results[..] || *same != multiplied)
         {
             return refuse("a loop does not start from what the one before it carried");
         }
-        known = Some((data, left.clone()));
+        known = Some((data, multiplied));
+        let computed_left = (k.inst(left.inst).results[..] != [multiplied]).then_some(multiplied);
         let (&[m, scores], &[_, n]) = (k.ty(pass.scores).shape(), k.ty(data.results[sum]).shape()) else {
             return refuse("a matmul that does not have two axes");
         };
@@ -201,20 +202,18 @@ pub fn recognise(k: &BlockProgram) -> Result<Form, Refusal> {
             None => {
                 let (at, tile, beside) = ([first.0, last.0], tile.clone(), pass.beside.clone());
                 let passes = vec![pass];
-                form = Some(Form { tiles, draw: None, tile, passes, at, left, sum, m, n, scores, beside });
+                form =
+                    Some(Form { tiles, draw: None, tile, passes, at, left, computed_left, sum, m, n, scores, beside });
             }
             Some(f) if f.sum == sum && [f.m, f.n, f.scores] == [m, n, scores] && f.same_tiles(&pass) => {
                 let new = pass.beside.iter().filter(|o| f.number(o).is_none()).cloned().collect::<Vec<_>>();
                 f.beside.extend(new);
                 f.passes.push(pass);
             }
-            Some(_) => return refuse("the loops multiply different tiles; make them alike"),
+            Some(_) => return refuse("the loops multiply tiles of different sizes; make them alike"),
         }
     }
     let Some(form) = form.map(|f| Form { draw, ..f }) else { return refuse("no loop multiplies") };
-    if !runs(k, &analysis::analyse(k), k.inst(first.1)) {
-        return refuse("the first loop may have no iteration; let it start with one that the others follow");
-    }
     Ok(form)
 }
 
@@ -244,16 +243,42 @@ impl Form {
         self.beside.iter().position(|b| b.desc == o.desc)
     }
     fn same_tiles(&self, p: &Pass) -> bool {
-        let of = |p: &Pass| p.right.clone().map(|o| (o.desc, o.shape, o.swapped));
+        let of = |p: &Pass| p.right.clone().map(|o| (o.elem, o.shape, o.swapped));
         self.passes.first().is_none_or(|first| of(first) == of(p))
     }
 }
 
-fn pass(
-    k: &BlockProgram,
-    inst: Inst,
-    before: &HashMap<Value, (Inst, bool)>,
-) -> Result<(Pass, Operand, usize), Refusal> {
+/// A loop, with what it multiplies from the left, the tile that this is computed from, and the number of its sum.
+struct Found {
+    pass: Pass,
+    left: Operand,
+    multiplied: Value,
+    sum: usize,
+}
+
+/// The tile from which a left operand is computed element by element, in its type.
+fn computed_from(k: &BlockProgram, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option<Operand> {
+    let mut made: HashMap<Value, Inst> = HashMap::new();
+    k.walk(&mut |i, d| made.extend(d.results.iter().map(|v| (*v, i))));
+    let (mut open, mut seen, mut found) = (vec![v], HashSet::new(), None);
+    while let Some(v) = open.pop() {
+        if !seen.insert(v) {
+            continue;
+        }
+        if tiles.contains_key(&v) {
+            if found.replace(v).is_some() {
+                return None;
+            }
+            continue;
+        }
+        let by_element = |op: &Op| matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Cmp(_) | Op::Select);
+        let data = made.get(&v).map(|i| k.inst(*i)).filter(|d| by_element(&d.op));
+        open.extend(data.into_iter().flat_map(|d| &d.args));
+    }
+    operand(k, found.filter(|tile| k.ty(*tile) == k.ty(v))?, tiles)
+}
+
+fn pass(k: &BlockProgram, inst: Inst, before: &HashMap<Value, (Inst, bool)>) -> Result<Found, Refusal> {
     let region = &k.inst(inst).regions[0];
     let inside = loaded(k, region);
     let mut dots: Vec<&InstData> = vec![];
@@ -279,8 +304,10 @@ fn pass(
     if constant(k, first.args[2]) != Some(Const::Float(0.0)) {
         return refuse("the first matmul does not start from zero");
     }
+    let multiplied = first.args[0];
+    let left = operand(k, multiplied, before).or_else(|| computed_from(k, multiplied, before));
     let (Some(left), Some(keys), Some(values)) =
-        (operand(k, first.args[0], before), operand(k, first.args[1], &inside), operand(k, second.args[1], &inside))
+        (left, operand(k, first.args[1], &inside), operand(k, second.args[1], &inside))
     else {
         return refuse("an operand of a matmul is not a loaded tile; the first one's left is loaded before the loop");
     };
@@ -299,5 +326,6 @@ fn pass(
         return refuse("the loop loads two tiles by one descriptor; load the tile once");
     }
     let [scores, weights, from] = [first.results[0], second.args[0], second.args[2]];
-    Ok((Pass { inst, right: [keys, values], scores, weights, from, beside }, left, sum))
+    let pass = Pass { inst, right: [keys, values], scores, weights, from, beside };
+    Ok(Found { pass, left, multiplied, sum })
 }

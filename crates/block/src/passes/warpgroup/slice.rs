@@ -66,8 +66,11 @@ impl<'a, 'k> Slicer<'a, 'k> {
     }
     /// All columns of a block over the tile's rows, or of one that is the same for all rows.
     pub fn rows(&mut self, b: &mut Builder, v: Value) -> Value {
-        let own = self.kernel().ty(v).shape().first() == Some(&self.part.tile[0]);
-        self.value(b, v, &[if own { Rows } else { Whole }, Whole])
+        let mut axes = vec![Whole; self.kernel().ty(v).shape().len()];
+        if let Some(first) = axes.first_mut().filter(|_| self.kernel().ty(v).shape()[0] == self.part.tile[0]) {
+            *first = Rows;
+        }
+        self.value(b, v, &axes)
     }
     /// From now on, `v` is known as `new` on the consumer's rows.
     pub fn know(&mut self, v: Value, new: Value) {
@@ -116,7 +119,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
         if let Some(sums) = self.sums.get(&v).copied() {
             return match axes {
                 [Rows, Columns] => b.part(sums, 1, self.first_column, self.part.columns),
-                [Rows, Whole] => sums,
+                [Rows, Whole] | [Rows] => sums,
                 _ => self.refuse(v, "the sums are not used row by row and column by column"),
             };
         }

@@ -8,6 +8,8 @@
 //! wait scores;  release k[j];  compute from scores what row operations give
 //! wait sum;     release v[j-1];  sum = g(sum);  weights = f(scores)
 //! ```
+//! Where the bounds of a loop are numbers of the launch it may have no iteration ([`iterations`]).
+//!
 //! Tiles beside the scores have rings of their own, as deep as memory has room for. A consumer reads its rows of them
 //! into registers while the first matmul runs.
 //!
@@ -16,25 +18,24 @@
 //! one has the tensor cores while the other computes weights. The algorithm is that of FlashAttention-3 (Shah et
 //! al., 2024).
 mod iteration;
+mod iterations;
 mod score_tiles;
 
 use super::super::back_to_back_dots::{self, Form, Operand, Pass};
 use super::super::copy::Copier;
 use super::super::form::Engine;
 use super::super::ring::{Numbers, PingPong, Ring, Rings};
-use super::super::slice::Slicer;
-use super::super::{Refusal, memory};
+use super::super::{Refusal, memory, memory_of_two};
 use super::dynamic_scheduler::{self, Side};
 use super::epilogue::Epilogue;
 use super::tile::{Outputs, Tile, alloc};
-use super::{descriptors, over_tiles, params, registers};
+use super::{BEFORE, THREADS, descriptors, over_tiles, params, registers};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Value};
 use kiln_machine::Machine;
 use score_tiles::{KEYS, Places, Staged, VALUES};
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 /// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +50,8 @@ pub struct WarpRoles {
     pub depth: Option<usize>,
 }
 
+/// Stages beyond which more copies ahead gain nothing: an iteration takes longer than a copy.
+const MAX_RIGHT_STAGES: usize = 4;
 /// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights and sums.
 const ARITHMETIC: usize = 56;
 /// As many, where consumers begin a tile one after the other.
@@ -59,37 +62,65 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
     let mut k = kernel.clone();
     dce::run(&mut k);
     let mut form = back_to_back_dots::recognise(&k)?;
-    let crew = crew.unwrap_or(WarpRoles {
-        consumers: (form.m / 64).clamp(1, 3),
-        left: 1,
-        right: 2,
-        columns: None,
-        depth: None,
-    });
+    let consumers = (form.m / 64).clamp(1, 3);
+    let is_given = crew.is_some();
+    let suits = WarpRoles { consumers, left: 1, right: 0, columns: None, depth: None };
+    let mut crew = crew.unwrap_or(suits);
     form.narrow(crew.columns, crew.depth);
     let rows = form.m / crew.consumers.max(1);
     let size = [form.m, form.n];
     let tile = Tile { engine: Engine::TensorCores, tiles: form.tiles, body: &form.tile, loops: form.at, size };
     let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
-    let few = if crew.consumers > 2 { 32 } else { 24 };
-    // A single consumer is not given more than one of two.
-    let [_, budget] = registers(m, crew.consumers.max(2), few);
-    let of_roles = registers(m, crew.consumers, few);
-    let mut w = Writer {
-        k: &k,
-        facts: analysis::analyse(&k),
-        crew,
-        epilogue,
-        rows,
-        form: &form,
-        beside: vec![],
-        of_roles,
-        budget,
+    let stages = |memory: usize| right_stages(&form, &epilogue, memory);
+    let share = match crew.consumers {
+        1 if !is_given && stages(memory_of_two(m)) > 1 => Share::half(m),
+        consumers => Share::whole(m, consumers),
     };
-    w.beside = w.depths(memory(m));
-    w.check(memory(m))?;
+    if !is_given {
+        crew.right = stages(share.memory).max(2);
+    }
+    let mut w =
+        Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form, beside: vec![], share };
+    w.beside = w.depths(w.share.memory);
+    w.check(w.share.memory)?;
     w.check_scalars()?;
     w.write()
+}
+
+/// What a block has of a multiprocessor.
+struct Share {
+    /// Bytes of shared memory.
+    memory: usize,
+    /// Registers of a thread of the producer and of a consumer; 0 where they keep those that they start with.
+    roles: [usize; 2],
+    /// Registers of a thread that a consumer's program is made for.
+    budget: usize,
+    /// Registers that a thread starts with, at most.
+    start: Option<usize>,
+}
+
+impl Share {
+    fn whole(m: &Machine, consumers: usize) -> Share {
+        let few = if consumers > 2 { 32 } else { 24 };
+        // A single consumer is not given more than one of two.
+        let [_, budget] = registers(m, consumers.max(2), few);
+        Share { memory: memory(m), roles: registers(m, consumers, few), budget, start: None }
+    }
+    /// Of two blocks that have a consumer each: one has the tensor cores while the other computes weights.
+    fn half(m: &Machine) -> Share {
+        const FEW: usize = 24;
+        // A block has as many warps of the producer as of its consumer.
+        let start = m.limits.registers_per_multiprocessor / (4 * THREADS);
+        let budget = 2 * start - FEW;
+        Share { memory: memory_of_two(m), roles: [FEW, budget], budget, start: Some(start) }
+    }
+}
+
+/// Stages of each right operand that memory has room for.
+fn right_stages(form: &Form, epilogue: &Epilogue, memory: usize) -> usize {
+    let stage: usize = form.passes[0].right.iter().map(Operand::bytes).sum();
+    let room = memory.saturating_sub(form.left.bytes() + epilogue.bytes());
+    (room / stage.max(1)).min(MAX_RIGHT_STAGES)
 }
 
 /// What both roles use.
@@ -122,10 +153,7 @@ struct Writer<'k> {
     rows: usize,
     /// Stages of each tile beside the scores.
     beside: Vec<usize>,
-    /// Registers of a thread of the producer and of a consumer; 0 where they keep those that they start with.
-    of_roles: [usize; 2],
-    /// Registers of a thread that a consumer's program is made for.
-    budget: usize,
+    share: Share,
 }
 
 impl<'k> Writer<'k> {
@@ -150,7 +178,7 @@ impl<'k> Writer<'k> {
         })?;
         let held = self.held();
         ensure(
-            held + ARITHMETIC <= self.budget,
+            held + ARITHMETIC <= self.share.budget,
             format!("a thread would hold {held} registers of scores and sums; make tiles smaller"),
         )?;
         ensure(c.left > 0 && c.right > 1, "the rings need one stage on the left and two on the right".into())?;
@@ -192,8 +220,9 @@ impl<'k> Writer<'k> {
         b.set_arithmetic(self.k.arithmetic);
         let mut c = Copier::new(self.k);
         let [keys, values] = self.right();
-        let own = std::iter::once(&self.form.left).chain(&self.form.beside).map(|o| (o, self.own_part(o)));
-        let copied = own.chain([keys, values].map(|o| (o, o.shape))).map(|(o, shape)| (o.desc, shape, o.swizzle));
+        let by_rows = std::iter::once(&self.form.left).chain(&self.form.beside).map(|o| (o, self.own_part(o)));
+        let right = self.form.passes.iter().flat_map(|p| &p.right).map(|o| (o, o.shape));
+        let copied = by_rows.chain(right).map(|(o, shape)| (o.desc, shape, o.swizzle));
         let types = descriptors(self.k, copied.chain(self.epilogue.descriptors()))?;
         params(self.k, &types, &mut b, &mut c);
         let WarpRoles { consumers, left, right, .. } = self.crew;
@@ -208,7 +237,8 @@ impl<'k> Writer<'k> {
         let mut staged = |&(tile, stages)| Staged { rings: Rings::new(&mut b, stages, consumers, 1), tile };
         let (left, each) = (staged(&tiles[0]), tiles[1..].iter().map(staged).collect());
         let numbers = self.form.draw.is_some().then(|| Numbers::new(&mut b, consumers));
-        let turns = (consumers > 1 && self.held() + TURNS <= self.budget).then(|| PingPong::new(&mut b, consumers));
+        let turns =
+            (consumers > 1 && self.held() + TURNS <= self.share.budget).then(|| PingPong::new(&mut b, consumers));
         let shared = Shared { left, each, outputs, numbers, turns };
         let outermost = self.form.tiles.unwrap_or(self.form.passes[0].inst);
         let last = self.form.tiles.unwrap_or(self.form.passes[self.form.passes.len() - 1].inst);
@@ -220,7 +250,7 @@ impl<'k> Writer<'k> {
         };
         c.scalars(&mut b, &before);
         b.inst(Op::Sync, &[], &[], vec![]);
-        let [few, many] = self.of_roles;
+        let [few, many] = self.share.roles;
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
         let mut failed = None;
@@ -234,7 +264,7 @@ impl<'k> Writer<'k> {
         ]);
         let missing = mine.missing.or(theirs.missing);
         let missing = missing.map(|v| Refusal(format!("{v} is not arithmetic on scalars, and a tile depends on it")));
-        failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
+        failed.or(missing).map_or_else(|| Ok(BlockProgram { registers: self.share.start, ..b.finish() }), Err)
     }
     /// Runs `body` for every tile of this block, with the places in the rings.
     fn over_tiles(
@@ -254,88 +284,68 @@ impl<'k> Writer<'k> {
             (tiles, ..) => over_tiles(b, c, (tiles, before), &start, body),
         }
     }
-    /// Runs `first` for the first iteration of all loops and `body` for each of the others, with the loop and its
-    /// index; both have what scalars of the iteration depend on.
-    fn over_iterations(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        first: impl FnOnce(&mut Builder, &mut Copier<'k>, &'k Pass) -> Vec<Value>,
-        mut body: impl FnMut(&mut Builder, &mut Copier<'k>, &'k Pass, &[Value]) -> Vec<Value>,
-    ) -> Vec<Value> {
-        let within = |b: &mut Builder, c: &mut Copier<'k>, pass: &'k Pass, index: Value| {
-            let region = &self.k.inst(pass.inst).regions[0];
-            c.enter();
-            c.set(region.params[0], index);
-            c.scalars(b, &region.insts);
-        };
-        let mut carried = vec![];
-        let mut first = Some(first);
-        for pass in &self.form.passes {
-            let bounds = c.all(&self.k.inst(pass.inst).args[..3]);
-            let [mut lo, hi, step] = bounds[..] else { return carried };
-            if let Some(first) = first.take() {
-                within(b, c, pass, lo);
-                carried = first(b, c, pass);
-                c.leave();
-                if self.is_single(pass) {
-                    continue;
-                }
-                lo = b.binary(B::Add, lo, step);
-            }
-            carried = b.for_loop([lo, hi, step], &carried, |b, index, now| {
-                within(b, c, pass, index);
-                let next = body(b, c, pass, now);
-                c.leave();
-                next
-            });
-        }
-        carried
-    }
-
     // ---- The producer ----
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
-        let right = self.right();
-        let copy = |b: &mut Builder, c: &Copier<'k>, n: usize, ring: Ring, starts: &[Value]| {
-            let (Some(desc), Staged { rings, tile }) = (c.get(right[n].desc), &s.each[n]) else { return };
-            rings.claim(b, ring, right[n].bytes());
-            rings.load(b, [*tile, ring.stage, desc], ring, starts, false);
-        };
-        let beside = |b: &mut Builder, c: &mut Copier<'k>, pass: &Pass, each: &[Ring]| {
-            self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
-        };
-        let starts = |c: &mut Copier<'k>, pass: &Pass, n: usize| c.all(&self.k.inst(pass.right[n].inst).args[1..]);
-        let count = 2 * s.each.len();
         self.over_tiles(b, c, (s, Side::Sends), |b, c, at| {
             self.copy_rows(b, c, (&s.left, &self.form.left), at.left);
             let left = s.left.rings.next(b, at.left);
-            // The values of an iteration are copied after the keys of the next.
-            let out = self.over_iterations(
-                b,
-                c,
-                |b, c, pass| {
-                    let first = starts(c, pass, KEYS);
-                    copy(b, c, KEYS, at.each[KEYS], &first);
-                    beside(b, c, pass, &at.each);
-                    let next = self.after(b, s, pass, &at.each, KEYS..=KEYS);
-                    [Places::of_each(&next), starts(c, pass, VALUES)].concat()
-                },
-                |b, c, pass, now| {
-                    let each = Places::each(&now[..count]);
-                    let first = starts(c, pass, KEYS);
-                    copy(b, c, KEYS, each[KEYS], &first);
-                    copy(b, c, VALUES, each[VALUES], &now[count..]);
-                    beside(b, c, pass, &each);
-                    let next = self.after(b, s, pass, &each, KEYS..=VALUES);
-                    [Places::of_each(&next), starts(c, pass, VALUES)].concat()
-                },
-            );
-            let mut each = Places::each(&out[..count]);
-            copy(b, c, VALUES, each[VALUES], &out[count..]);
-            each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
+            let runs = self.any_runs(b, c);
+            let mut each = at.each;
+            for pass in &self.form.passes {
+                let Some(bounds) = self.bounds(c, pass) else { break };
+                let out = b.for_loop(bounds, &Places::of_each(&each), |b, index, now| {
+                    let each = Places::each(now);
+                    self.enter(b, c, pass, index);
+                    self.copy(b, c, s, (pass, KEYS), each[KEYS]);
+                    self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
+                    self.copy(b, c, s, (pass, VALUES), each[VALUES]);
+                    c.leave();
+                    Places::of_each(&self.after(b, s, pass, &each, KEYS..=VALUES))
+                });
+                each = Places::each(&out);
+            }
+            if let Some(runs) = runs {
+                each = self.copy_zeros(b, c, s, &each, runs);
+            }
             Places { left, each }
         });
     }
+    /// Copies a right operand of an iteration.
+    fn copy(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, (pass, n): (&Pass, usize), ring: Ring) {
+        let starts = c.all(&self.k.inst(pass.right[n].inst).args[1..]);
+        self.copy_from(b, c, s, (pass, n), ring, &starts);
+    }
+    fn copy_from(
+        &self,
+        b: &mut Builder,
+        c: &Copier<'k>,
+        s: &Shared,
+        (pass, n): (&Pass, usize),
+        ring: Ring,
+        starts: &[Value],
+    ) {
+        let (Some(desc), Staged { rings, tile }) = (c.get(pass.right[n].desc), &s.each[n]) else { return };
+        rings.claim(b, ring, pass.right[n].bytes());
+        rings.load(b, [*tile, ring.stage, desc], ring, starts, false);
+    }
+    /// Copies values of zeros unless a loop runs: what the second matmul after the loops then multiplies by zeros.
+    fn copy_zeros(&self, b: &mut Builder, c: &Copier<'k>, s: &Shared, each: &[Ring], runs: Value) -> Vec<Ring> {
+        let pass = &self.form.passes[0];
+        let axes = self.k.inst(pass.right[VALUES].inst).args.len() - 1;
+        let out = b.if_else(
+            runs,
+            |_| Places::of_each(each),
+            |b| {
+                let starts: Vec<Value> = (0..axes).map(|n| b.i32(if n + 1 == axes { BEFORE } else { 0 })).collect();
+                self.copy_from(b, c, s, (pass, VALUES), each[VALUES], &starts);
+                let mut each = each.to_vec();
+                each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
+                Places::of_each(&each)
+            },
+        );
+        Places::each(&out)
+    }
+
     // ---- The consumers ----
     fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
@@ -356,80 +366,5 @@ impl<'k> Writer<'k> {
             b.inst(Op::TmaStoreWait { pending: 0 }, &[], &[], vec![]);
         }
         failed
-    }
-    /// The results of the last loop, by name.
-    fn multiply(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        s: &Shared,
-        consumer: &Consumer,
-        at: Places,
-    ) -> (HashMap<Value, Value>, Places) {
-        let stage = self.own_stage(b, at.left, consumer.copy);
-        s.left.rings.wait(b, at.left);
-        let count = self.k.inst(self.form.passes[0].inst).results.len();
-        let rings = 2 * s.each.len();
-        let out = self.over_iterations(
-            b,
-            c,
-            |b, c, pass| {
-                let each = at.each;
-                let turn = s.turns.as_ref().zip(consumer.copy);
-                if let Some((turns, copy)) = turn {
-                    let (first, tiles) = (turns.first(b, copy), s.left.rings.passed(b, at.left));
-                    let parity = b.binary(B::Xor, first, tiles);
-                    turns.wait(b, copy, parity);
-                }
-                let token = self.scores(b, s, stage, each[KEYS]);
-                let init = &self.k.inst(pass.inst).args[3..];
-                let mut slicer = Slicer::new(c, self.part(), HashMap::new(), consumer.first_row);
-                let init: Vec<Value> = init.iter().map(|v| slicer.rows(b, *v)).collect();
-                if let Some(failed) = slicer.failed {
-                    consumer.failed.borrow_mut().get_or_insert(failed);
-                }
-                let sum = init[self.form.sum];
-                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 0), turn);
-                let next = self.next(b, c, (pass, consumer), &init, scores, |_| sum);
-                let after = self.after(b, s, pass, &each, KEYS..=KEYS);
-                [Places::of_each(&after), next.carried, vec![next.weights]].concat()
-            },
-            |b, c, pass, now| {
-                let each = Places::each(&now[..rings]);
-                let (carried, weights) = (&now[rings..rings + count], now[rings + count]);
-                let token = self.scores(b, s, stage, each[KEYS]);
-                let sum = self.weigh(b, s, weights, each[VALUES], carried[self.form.sum]);
-                let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 1), None);
-                let sum = |b: &mut Builder| {
-                    let sum = self.wait(b, sum, self.form.n, 0);
-                    s.each[VALUES].rings.release(b, each[VALUES].stage);
-                    sum
-                };
-                let next = self.next(b, c, (pass, consumer), carried, scores, sum);
-                let after = self.after(b, s, pass, &each, KEYS..=VALUES);
-                [Places::of_each(&after), next.carried, vec![next.weights]].concat()
-            },
-        );
-        let mut each = Places::each(&out[..rings]);
-        let (carried, weights) = (&out[rings..rings + count], out[rings + count]);
-        s.left.rings.release(b, at.left.stage);
-        let sum = self.weigh(b, s, weights, each[VALUES], carried[self.form.sum]);
-        let sum = self.wait(b, sum, self.form.n, 0);
-        s.each[VALUES].rings.release(b, each[VALUES].stage);
-        let mut results = carried.to_vec();
-        results[self.form.sum] = sum;
-        let names = &self.k.inst(self.form.passes[self.form.passes.len() - 1].inst).results;
-        let left = s.left.rings.next(b, at.left);
-        each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
-        (names.iter().copied().zip(results).collect(), Places { left, each })
-    }
-    /// Whether a loop has one iteration.
-    fn is_single(&self, pass: &Pass) -> bool {
-        let form = |v: &Value| self.facts.affine(*v);
-        let [Some(lo), Some(hi), Some(step)] = [0, 1, 2].map(|n| form(&self.k.inst(pass.inst).args[n])) else {
-            return false;
-        };
-        let length = hi.add_scaled(lo, -1).and_then(|f| f.as_constant());
-        length.is_some_and(|n| n > 0 && step.as_constant() == Some(n))
     }
 }

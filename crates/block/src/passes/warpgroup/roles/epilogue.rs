@@ -158,12 +158,12 @@ impl<'k> Epilogue<'k> {
             }
             for effect in &self.effects {
                 let data = self.k.inst(effect.inst);
-                if matches!(data.op, Op::Store(_)) && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
+                if matches!(data.op, Op::Store(_)) && part > 0 && is_by_row(self.k.ty(data.args[0]).shape()) {
                     // One value per row: stored with the first slice only.
                     continue;
                 }
                 if matches!(data.op, Op::Check { .. }) {
-                    if part > 0 && self.k.ty(data.args[2]).shape()[1] == 1 {
+                    if part > 0 && is_by_row(self.k.ty(data.args[2]).shape()) {
                         continue;
                     }
                     let to = slicer.scalar(b, data.args[0]);
@@ -281,7 +281,11 @@ fn effects(k: &BlockProgram, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> 
     let looped = |at: usize, i: Inst| (first..=last).contains(&at) && k.inst(i).op == Op::For;
     let rest = tile.body.insts.iter().enumerate().filter(|(at, i)| !looped(*at, **i));
     let outside = k.body.insts.iter().filter(|i| tile.tiles.is_some_and(|t| t != **i));
-    let fits = |shape: &[usize]| matches!(shape, [a, b] if (*a == 1 || *a == m) && (*b == 1 || *b == n));
+    let fits = |shape: &[usize]| match shape {
+        [a] => *a == m,
+        [a, b] => (*a == 1 || *a == m) && (*b == 1 || *b == n),
+        _ => false,
+    };
     let mut all = vec![];
     for (at, i) in rest.map(|(at, i)| (Some(at), *i)).chain(outside.map(|i| (None, *i))) {
         let data = k.inst(i);
@@ -307,6 +311,11 @@ fn effects(k: &BlockProgram, tile: &Tile) -> Result<Vec<(Inst, bool)>, Refusal> 
         return Err(Refusal("nothing of the tile is stored".into()));
     }
     Ok(all)
+}
+
+/// Whether a block has one value for each row of the tile.
+fn is_by_row(shape: &[usize]) -> bool {
+    shape.get(1).is_none_or(|columns| *columns == 1)
 }
 
 /// Whether a value is the transpose of another.

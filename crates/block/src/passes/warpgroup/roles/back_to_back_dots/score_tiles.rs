@@ -167,7 +167,7 @@ impl<'k> Writer<'k> {
     /// The tiles of a loop that are read ahead of its scores, and the others.
     fn ahead<'p>(&self, pass: &'p Pass) -> (Numbered<'p>, Numbered<'p>) {
         let reads: usize = self.reads(pass).iter().map(|v| self.registers(self.k.ty(*v))).sum();
-        let mut room = self.budget.saturating_sub(AHEAD + self.held() + reads);
+        let mut room = self.share.budget.saturating_sub(AHEAD + self.held() + reads);
         self.beside(pass).partition(|(_, o)| {
             let n = PLACE + self.registers(&Type::block(o.elem, o.shape));
             let fits = n <= room;
