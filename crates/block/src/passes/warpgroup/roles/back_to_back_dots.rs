@@ -292,23 +292,68 @@ impl<'k> Writer<'k> {
             let runs = self.any_runs(b, c);
             let mut each = at.each;
             for pass in &self.form.passes {
-                let Some(bounds) = self.bounds(c, pass) else { break };
-                let out = b.for_loop(bounds, &Places::of_each(&each), |b, index, now| {
-                    let each = Places::each(now);
-                    self.enter(b, c, pass, index);
-                    self.copy(b, c, s, (pass, KEYS), each[KEYS]);
-                    self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
-                    self.copy(b, c, s, (pass, VALUES), each[VALUES]);
-                    c.leave();
-                    Places::of_each(&self.after(b, s, pass, &each, KEYS..=VALUES))
-                });
-                each = Places::each(&out);
+                each = self.copy_iterations(b, c, s, pass, each);
             }
             if let Some(runs) = runs {
                 each = self.copy_zeros(b, c, s, &each, runs);
             }
             Places { left, each }
         });
+    }
+    /// Copies what the iterations of a loop read: the values of one after the keys of the next, which come first.
+    fn copy_iterations(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Shared,
+        pass: &'k Pass,
+        each: Vec<Ring>,
+    ) -> Vec<Ring> {
+        let Some([lo, hi, step]) = self.bounds(c, pass) else { return each };
+        let runs = self.runs(b, pass, [lo, hi]);
+        let each = where_it_runs(b, runs, each, |b, each| self.copy_keys(b, c, s, pass, lo, each));
+        let second = b.binary(B::Add, lo, step);
+        let carried = [Places::of_each(&each), vec![lo]].concat();
+        let out = b.for_loop([second, hi, step], &carried, |b, index, now| {
+            let (before, each) = now.split_last().map_or((index, now), |(before, each)| (*before, each));
+            let each = self.copy_keys(b, c, s, pass, index, &Places::each(each));
+            let each = self.copy_values(b, c, s, pass, before, &each);
+            [Places::of_each(&each), vec![index]].concat()
+        });
+        let (last, each) = out.split_last().map_or((lo, &out[..]), |(last, each)| (*last, each));
+        where_it_runs(b, runs, Places::each(each), |b, each| self.copy_values(b, c, s, pass, last, each))
+    }
+    /// Copies the keys of an iteration, and the tiles beside its scores.
+    fn copy_keys(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Shared,
+        pass: &'k Pass,
+        index: Value,
+        each: &[Ring],
+    ) -> Vec<Ring> {
+        self.enter(b, c, pass, index);
+        self.copy(b, c, s, (pass, KEYS), each[KEYS]);
+        self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
+        c.leave();
+        self.after(b, s, pass, each, KEYS..=KEYS)
+    }
+    fn copy_values(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Shared,
+        pass: &'k Pass,
+        index: Value,
+        each: &[Ring],
+    ) -> Vec<Ring> {
+        self.enter(b, c, pass, index);
+        self.copy(b, c, s, (pass, VALUES), each[VALUES]);
+        c.leave();
+        let mut each = each.to_vec();
+        each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
+        each
     }
     /// Copies a right operand of an iteration.
     fn copy(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, (pass, n): (&Pass, usize), ring: Ring) {
@@ -367,4 +412,17 @@ impl<'k> Writer<'k> {
         }
         failed
     }
+}
+
+/// Positions in the rings after what a loop copies, if it has an iteration. `runs`: whether it has; `None`: surely.
+fn where_it_runs(
+    b: &mut Builder,
+    runs: Option<Value>,
+    each: Vec<Ring>,
+    copies: impl FnOnce(&mut Builder, &[Ring]) -> Vec<Ring>,
+) -> Vec<Ring> {
+    let Some(runs) = runs else { return copies(b, &each) };
+    let copied = |b: &mut Builder| Places::of_each(&copies(b, &each));
+    let out = b.if_else(runs, copied, |_| Places::of_each(&each));
+    Places::each(&out)
 }

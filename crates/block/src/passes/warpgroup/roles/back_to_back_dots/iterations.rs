@@ -39,6 +39,10 @@ impl<'k> Writer<'k> {
     fn surely_runs(&self, pass: &Pass) -> bool {
         runs(self.k, &self.facts, self.k.inst(pass.inst))
     }
+    /// Whether a loop with these bounds has an iteration; `None`: surely.
+    pub(super) fn runs(&self, b: &mut Builder, pass: &Pass, [lo, hi]: [Value; 2]) -> Option<Value> {
+        (!self.surely_runs(pass)).then(|| b.cmp(CmpOp::Lt, lo, hi))
+    }
     /// Whether one of the loops has an iteration; `None`: it is known that one has.
     pub(super) fn any_runs(&self, b: &mut Builder, c: &mut Copier<'k>) -> Option<Value> {
         self.one_runs(b, c, &self.form.passes)
@@ -46,8 +50,8 @@ impl<'k> Writer<'k> {
     fn one_runs(&self, b: &mut Builder, c: &mut Copier<'k>, passes: &[Pass]) -> Option<Value> {
         let mut any: Option<Value> = None;
         for pass in passes {
-            let [lo, hi, _] = self.bounds(c, pass).filter(|_| !self.surely_runs(pass))?;
-            let runs = b.cmp(CmpOp::Lt, lo, hi);
+            let [lo, hi, _] = self.bounds(c, pass)?;
+            let runs = self.runs(b, pass, [lo, hi])?;
             any = Some(any.map_or(runs, |any| b.binary(B::Or, any, runs)));
         }
         any
@@ -118,10 +122,9 @@ impl<'k> Writer<'k> {
     fn first(&self, b: &mut Builder, c: &mut Copier<'k>, begun: &Begun, passes: &[Pass]) -> Vec<Value> {
         let Some((pass, rest)) = passes.split_first() else { return self.no_iteration(b, begun) };
         let Some([lo, hi, _]) = self.bounds(c, pass) else { return vec![] };
-        if self.surely_runs(pass) {
+        let Some(runs) = self.runs(b, pass, [lo, hi]) else {
             return self.first_iteration(b, c, begun, pass, lo);
-        }
-        let runs = b.cmp(CmpOp::Lt, lo, hi);
+        };
         let mut inside = c.clone();
         let now = b.if_else(
             runs,
