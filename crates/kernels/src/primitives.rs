@@ -257,7 +257,9 @@ mod tests {
         refused.sort_unstable();
         assert_eq!(refused, REFUSED, "what the compiler lacks");
         let of_users = known.iter().filter(|name| !name.starts_with('_') && !INNER.contains(name));
-        let unlisted: Vec<&&str> = of_users.filter(|name| !listed.contains(name)).collect();
+        // A module's own primitive has its name after the module's.
+        let is_listed = |name: &str| name.rsplit('.').next().is_some_and(|last| listed.contains(&last));
+        let unlisted: Vec<&&str> = of_users.filter(|name| !is_listed(name)).collect();
         assert!(unlisted.is_empty(), "the package lacks {unlisted:?}");
     }
 
