@@ -47,6 +47,7 @@ fn values_become_multiples_where_that_is_said() {
         assert!(text.contains("multiple_of v") || text.contains("multiple_of %"), "{body}\n{text}");
         assert!(text.contains(" [32]"), "{body}\n{text}");
     }
+    assert!(!program("q = p + tl.multiple_of(tl.arange(0, 8), 8)\n    tl.store(q, 1)").contains("multiple_of"));
     let text = program("q = p + n\n    tl.multiple_of(q, 32)\n    tl.store(q, 1)");
     let known = text.lines().find(|line| line.contains("multiple_of")).and_then(|line| line.trim().split(' ').next());
     let store = text.lines().find(|line| line.contains("store ")).unwrap_or_default();

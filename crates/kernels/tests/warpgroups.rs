@@ -101,11 +101,12 @@ impl Matmul {
             "acc = tl.where(acc > 0, acc, 0.25 * acc)",
             "acc += tl.load(bias + cn, mask=cn < N, other=0.0)[None, :]",
         ]);
+        let (hint, hint_end) = r.choose(&[("", ""), ("tl.max_contiguous(tl.multiple_of(", ", BM), BM)")]);
         // Instances with several tiles: in order of their number.
-        let persistent = grid[1] == 1 && r.choose(&[true, false]);
+        let persistent = !order.contains("program_id(1)") && r.choose(&[true, false]);
         let body = format!(
             "    {order}
-    am = (m * BM + tl.arange(0, BM)){wrap_m}
+    am = {hint}(m * BM + tl.arange(0, BM)){wrap_m}{hint_end}
     bn = (n * BN + tl.arange(0, BN)){wrap_n}
     k = tl.arange(0, BK)
     pa = a + am[:, None] * sam + k[None, :] * sak

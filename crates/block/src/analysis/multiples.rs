@@ -1,6 +1,7 @@
 //! What `multiple_of` says of a value from there on: divisors that no analysis could find, as of sizes and addresses in
 //! memory.
 use super::affine::Affine;
+use super::axis::unit;
 use super::run::Axis;
 use super::values::{ANY, Analysis, power_of_two_in};
 use crate::{InstData, Type, Value};
@@ -33,13 +34,20 @@ impl Analysis {
             }
         }
     }
-    /// Along an axis of runs, and along the others only where there are none: the promise is of the first of a run.
+    /// Of each run of neighbours that is an axis long, the first; of shorter ones, which may be parts of longer ones
+    /// that the analysis does not see, as far as their length divides the divisor. Nothing is said of single elements.
     fn block_multiples(&mut self, from: Value, result: Value, divisors: &[u32]) {
         let known = self.axes(from);
-        let has_runs = |axis: usize| known.iter().enumerate().any(|(n, a)| n != axis && a.contiguous > 1);
-        let said = |(n, (a, divisor)): (usize, (&Axis, &u32))| match has_runs(n) {
-            true => *a,
-            false => Axis { divisor: a.divisor.max(power_of_two_in((*divisor).into())), ..*a },
+        let Some(ty) = self.types.get(&result) else { return };
+        let (bytes, shape) = (unit(ty), ty.shape().to_vec());
+        let is_single = |axis: usize| known.iter().enumerate().all(|(n, a)| n == axis || a.contiguous == 1);
+        let said = |(n, (a, divisor)): (usize, (&Axis, &u32))| {
+            let whole = shape.get(n).is_some_and(|size| a.contiguous == *size as i64);
+            let limit = if whole { ANY } else { a.contiguous.saturating_mul(bytes) };
+            match a.contiguous > 1 && is_single(n) {
+                true => Axis { divisor: a.divisor.max(power_of_two_in((*divisor).into()).min(limit)), ..*a },
+                false => *a,
+            }
         };
         let axes: Vec<Axis> = known.iter().zip(divisors).enumerate().map(said).collect();
         if axes == known {
@@ -88,6 +96,21 @@ mod tests {
         assert_eq!(rows(|b, [length, p]| [length, b.multiple_of(p, &[16])]), (64, 2));
         assert_eq!(rows(|b, [length, p]| [b.multiple_of(length, &[8]), b.multiple_of(p, &[16])]), (64, 16));
         assert_eq!(rows(|b, [length, p]| [b.multiple_of(length, &[4]), b.multiple_of(p, &[48])]), (64, 8));
+    }
+
+    /// Rows `i % m` are runs of 16 at least, and may be longer ones; rows of memory are no runs.
+    #[test]
+    fn runs_that_are_parts_of_others() {
+        let mut b = Builder::new("k", [4, 1, 1], 4);
+        let (x, rows) = (b.param("x", Elem::F16, true), b.iota(64));
+        let m = b.i32(48);
+        let wrapped = b.binary(BinaryOp::Rem, rows, m);
+        let p = b.ptr_add(x, rows);
+        let loaded = b.load(p, None, None);
+        let loaded = b.cast(loaded, Elem::I32);
+        let known = [wrapped, loaded].map(|v| b.multiple_of(v, &[128]));
+        let a = analyse(&b.finish());
+        assert_eq!(known.map(|v| a.axes(v)[0].divisor), [16, 1]);
     }
 
     /// Of a block of pointers, the first of each row.

@@ -198,8 +198,9 @@ impl<'a> StridedForms<'a> {
             (Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Permute(_) | Op::ConvertLayout, [a]) => {
                 self.form(*a)?.moved(&data.op, shape)
             }
-            // Of a number, the divisor belongs to the result alone.
-            (Op::MultipleOf(_), [a]) if !shape.is_empty() || matches!(self.k.ty(*a), Type::Ptr { .. }) => self.form(*a),
+            // Of a number of which nothing is known, the divisor belongs to the result alone.
+            (Op::MultipleOf(_), [a]) if self.is_unknown_number(*a) => None,
+            (Op::MultipleOf(_), [a]) => self.form(*a),
             (Op::Cast(to), [a]) if to.is_signed() && is_no_wider(self.k.ty(*a), *to) => self.form(*a),
             (Op::Unary(UnaryOp::Neg), [a]) => self.form(*a)?.times(&Polynomial::constant(-1)),
             (Op::PtrAdd | Op::Binary(BinaryOp::Add), [a, b]) => self.form(*a)?.add_scaled(&self.form(*b)?, 1),
@@ -246,6 +247,12 @@ impl<'a> StridedForms<'a> {
         let trip = Polynomial::scalar(index).add_scaled(&lo, -1)?;
         let grown = trip.times(&growth.divided(step)?)?;
         init.add_scaled(&Strided::uniform(grown, init.strides.len()), 1)
+    }
+    /// Whether a number is no parameter and is computed from none, as what is loaded.
+    fn is_unknown_number(&mut self, v: Value) -> bool {
+        let is_number = self.k.ty(v).is_scalar() && is_signed(self.k.ty(v));
+        let is_own_term = |form: Strided| form.base.as_term().is_some_and(|(term, factor)| *term == [v] && factor == 1);
+        is_number && self.made.contains_key(&v) && self.form(v).is_none_or(is_own_term)
     }
     /// What `next` is more than `carried`, if it is the same in each iteration and for all elements.
     fn growth(&mut self, mut next: Value, carried: Value, inside: &HashSet<Value>) -> Option<Polynomial> {

@@ -31,16 +31,12 @@ impl<'c> Gen<'c, '_> {
             return Ok(regs.iter().map(|r| r.with_multiple(divisor, 0)).collect());
         }
         let Some(facts) = &self.facts else { return Ok(regs) };
-        // Runs along one axis at most, as in the analysis.
+        // Runs along one axis, as in the analysis, which says what holds of the first of a run.
         let runs: Vec<usize> = facts.axes(from).iter().map(|a| a.contiguous as usize).collect();
         let along: Vec<usize> = (0..runs.len()).filter(|a| runs[*a] > 1).collect();
-        let axis = match along[..] {
-            [] => 0,
-            [axis] => axis,
-            _ => return Ok(regs),
-        };
+        let [axis] = along[..] else { return Ok(regs) };
         let bits = axis_bits(&shape, axis);
-        let (run, divisor) = (runs[axis], two(divisors.get(axis).copied().unwrap_or(1).into()));
+        let (run, divisor) = (runs[axis], facts.axes(data.results[0]).get(axis).map_or(1, |a| a.divisor as u64));
         // Elements from one thread's to the next one's along the axis, of those in a run.
         let thread_bits =
             flat.threads().flatten().filter(|bit| bits.contains(bit)).map(|bit| 1usize << (bit - bits.start));

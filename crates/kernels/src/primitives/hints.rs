@@ -35,8 +35,9 @@ fn multiple_of(walk: &mut dyn Walk, arguments: &[Value]) -> Eval<Value> {
         Value::Tuple(tuple) => tuple.values.iter().map(|v| known_int("values", v)).collect::<Eval<Vec<_>>>()?,
         _ => vec![known_int("values", &arguments[1])?],
     };
-    let known = x.ty.scalar.is_pointer()
-        || x.ty.scalar.number().is_some_and(|number| number.is_int() && number != Number::Int1);
+    // Blocks of numbers are positions, of which more is known already.
+    let is_integer = x.ty.scalar.number().is_some_and(|number| number.is_int() && number != Number::Int1);
+    let known = x.ty.scalar.is_pointer() || is_integer && !x.ty.is_block();
     let divisors: Option<Vec<u32>> = divisors.iter().map(|d| u32::try_from(*d).ok().filter(|d| *d > 0)).collect();
     let Some(divisors) = divisors.filter(|d| known && d.len() == x.ty.shape.len().max(1)) else {
         return unchanged(walk, arguments);
