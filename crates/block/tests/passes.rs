@@ -62,6 +62,36 @@ fn small_whole_floats_fold() {
     );
 }
 
+/// Columns of a tile by its width are the tile's number, and what is loaded from there is one scalar.
+#[test]
+fn what_is_the_same_for_all_elements_is_a_scalar() {
+    check(
+        passes::CANONICAL,
+        "%p = program_id 0 : i32\n%m = load %x : f32\n%k = cast i32 %m : i32\n%t = rem %p, %k : i32\n%n = const 8 : i32
+        %s = mul %t, %n : i32\n%i = iota : i32[8]\n%ss = splat %s : i32[8]\n%at = add %ss, %i : i32[8]
+        %width = const 8 : i32[8]\n%tile = div %at, %width : i32[8]\n%pitch = splat %k : i32[8]
+        %row = mul %tile, %pitch : i32[8]\n%xs = splat %x : ptr<f32>[8]\n%xp = ptr_add %xs, %row : ptr<f32>[8]
+        %v = load %xp : f32[8]\n%ys = splat %y : ptr<f32>[8]\n%yp = ptr_add %ys, %at : ptr<f32>[8]\nstore %yp, %v",
+        "
+  v2 = program_id 0 : i32
+  v3 = load %x : f32
+  v4 = cast i32 v3 : i32
+  v5 = rem v2, v4 : i32
+  v6 = const 8 : i32
+  v7 = mul v5, v6 : i32
+  v8 = iota : i32[8]
+  v9 = splat v7 : i32[8]
+  v10 = add v9, v8 : i32[8]
+  v14 = mul v5, v4 : i32
+  v15 = ptr_add %x, v14 : ptr<f32>
+  v16 = load v15 : f32
+  v11 = splat v16 : f32[8]
+  v12 = splat %y : ptr<f32>[8]
+  v13 = ptr_add v12, v10 : ptr<f32>[8]
+  store v13, v11",
+    );
+}
+
 #[test]
 fn integers_fold() {
     check(

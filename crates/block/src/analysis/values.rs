@@ -348,6 +348,10 @@ impl Analysis {
             return None;
         }
         let arg = |n: usize| self.range(self.forms.get(&data.args[n])?, &[]);
+        if op == BinaryOp::Rem && arg(1).is_none() {
+            // A remainder has its dividend's sign, and is no larger.
+            return arg(0).filter(|(least, _)| *least >= 0).map(|(_, most)| (0, most));
+        }
         let ((al, ah), (bl, bh)) = (arg(0)?, arg(1)?);
         match op {
             BinaryOp::Div if al >= 0 && bl > 0 => Some((al / bh, ah / bl)),

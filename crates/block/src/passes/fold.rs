@@ -2,7 +2,8 @@
 //! one iteration.
 //!
 //! Bounds that hold for every element of every instance become `true`, so whole blocks lose their masks. Replaced
-//! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed.
+//! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed. Integers,
+//! addresses and loads that are the same for all elements become scalars, which are repeated.
 use super::numbers;
 use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, analysis};
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
     let mut body = std::mem::take(&mut k.body);
-    let mut f = Folder { k, facts, consts: HashMap::new(), same: HashMap::new() };
+    let mut f = Folder { k, facts, consts: HashMap::new(), splats: HashMap::new(), same: HashMap::new() };
     f.known_params(&mut body);
     f.region(&mut body);
     k.body = body;
@@ -20,6 +21,8 @@ struct Folder<'a> {
     k: &'a mut BlockProgram,
     facts: analysis::Analysis,
     consts: HashMap<Value, Const>,
+    /// Blocks whose elements are one scalar.
+    splats: HashMap<Value, Value>,
     /// Values, each with the value that replaces it.
     same: HashMap<Value, Value>,
 }
@@ -70,6 +73,10 @@ impl Folder<'_> {
         if !data.regions.is_empty() {
             return self.structured(i, data, out);
         }
+        if let Some(scalar) = self.uniform(&data).or_else(|| self.by_scalars(&data, out)) {
+            data = InstData { op: Op::Splat, args: vec![scalar], ..data };
+            *self.k.inst_mut(i) = data.clone();
+        }
         match self.simplify(&data) {
             Some(To::Nothing) => return,
             Some(To::Value(v)) if self.k.value(v).layout == self.k.value(data.results[0]).layout => {
@@ -79,10 +86,62 @@ impl Folder<'_> {
             Some(To::Op(op, args)) => *self.k.inst_mut(i) = InstData { op, args, ..data },
             Some(To::Value(_)) | None => {}
         }
-        if let (Op::Const(c), [v]) = (&self.k.inst(i).op, &self.k.inst(i).results[..]) {
-            self.consts.insert(*v, *c);
+        match (&self.k.inst(i).op, &self.k.inst(i).args[..], &self.k.inst(i).results[..]) {
+            (Op::Const(c), _, [v]) => _ = self.consts.insert(*v, *c),
+            (Op::Splat, [scalar], [v]) => _ = self.splats.insert(*v, *scalar),
+            _ => {}
         }
         out.push(i);
+    }
+    /// The scalar that all elements of a quotient or remainder are, as the quotient of the columns of a tile by its
+    /// width.
+    fn uniform(&self, data: &InstData) -> Option<Value> {
+        let (Op::Binary(BinaryOp::Div | BinaryOp::Rem), [v]) = (&data.op, &data.results[..]) else { return None };
+        let form = self.facts.affine(*v)?;
+        let [(scalar, 1)] = form.scalars[..] else { return None };
+        let alone = form.root.is_none() && form.constant == 0 && form.coeffs.iter().all(|c| *c == 0);
+        let (ty, scalar) = (self.k.ty(*v), self.now(scalar));
+        let typed = *self.k.ty(scalar) == ty.with_shape([]) && !ty.is_scalar() && self.k.value(*v).layout.is_none();
+        (alone && typed).then_some(scalar)
+    }
+    /// What an op gives for scalars, if its operands are these, repeated.
+    fn by_scalars(&mut self, data: &InstData, out: &mut Vec<Inst>) -> Option<Value> {
+        let (ty, taken) = match (&data.op, &data.results[..]) {
+            (Op::Binary(_) | Op::Cast(_) | Op::PtrAdd, [v]) => (self.k.ty(*v).clone(), true),
+            (Op::Load(..), [v]) => (self.k.ty(*v).clone(), data.args.len() == 1),
+            _ => return None,
+        };
+        let whole = |v: &Value| match self.k.ty(*v) {
+            Type::Ptr { .. } => true,
+            ty => ty.elem().is_some_and(Elem::is_int),
+        };
+        let repeated = |v: &Value| self.splats.contains_key(v);
+        let known = |v: &Value| repeated(v) || self.consts.contains_key(v);
+        let fits = taken && !ty.is_scalar() && self.k.value(data.results[0]).layout.is_none();
+        if !fits || !data.args.iter().all(|v| whole(v) && known(v)) || !data.args.iter().any(repeated) {
+            return None;
+        }
+        if !matches!(data.op, Op::Load(..)) && !whole(&data.results[0]) {
+            return None;
+        }
+        let args: Vec<Value> = data.args.iter().map(|v| self.scalar(*v, out)).collect();
+        let result = self.k.new_value(ty.with_shape([]));
+        let made = self.k.new_inst(InstData { op: data.op.clone(), args, results: vec![result], regions: vec![] });
+        self.inst(made, out);
+        Some(self.now(result))
+    }
+    /// The scalar that all elements of a block are.
+    fn scalar(&mut self, v: Value, out: &mut Vec<Inst>) -> Value {
+        if let Some(scalar) = self.splats.get(&v) {
+            return *scalar;
+        }
+        let scalar = self.k.new_value(self.k.ty(v).with_shape([]));
+        if let Some(c) = self.consts.get(&v).copied() {
+            let data = InstData { op: Op::Const(c), args: vec![], results: vec![scalar], regions: vec![] };
+            let made = self.k.new_inst(data);
+            self.inst(made, out);
+        }
+        scalar
     }
     /// Inlines a loop of at most one iteration, or a branch with a known condition.
     fn structured(&mut self, i: Inst, mut data: InstData, out: &mut Vec<Inst>) {
