@@ -23,7 +23,7 @@ struct Wishes {
 /// The home layouts of heavy values, and the layouts in which views are available without moving elements; `None` for
 /// the rest.
 pub(super) fn natural(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> Vec<Option<Flat>> {
-    let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
+    let mut s = Spread { k, groups, natural: vec![None; k.values.len()], reduced: carried_reductions(k, groups) };
     let wishes = wishes(k, facts, groups);
     let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
     // Rows and columns that are repeated follow the blocks that they are repeated in.
@@ -105,6 +105,18 @@ fn operands(k: &BlockProgram, data: &InstData) -> Vec<(Value, Flat)> {
     all.into_iter().filter(|(_, flat)| flat.threads().all(|b| b.is_some())).collect()
 }
 
+/// Groups of blocks that loops carry, with results of reductions among them.
+fn carried_reductions(k: &BlockProgram, groups: &Groups) -> HashSet<Value> {
+    let (mut reduced, mut carried) = (HashSet::new(), HashSet::new());
+    k.walk(&mut |_, d| match d.op {
+        Op::Reduce { .. } => reduced.extend(d.results.iter().map(|v| groups.root(*v))),
+        Op::For => carried.extend(d.results.iter().map(|v| groups.root(*v))),
+        _ => {}
+    });
+    reduced.retain(|root| carried.contains(root));
+    reduced
+}
+
 /// Blocks that are transposes of others.
 fn transposes(k: &BlockProgram) -> HashMap<Value, Value> {
     let mut all = HashMap::new();
@@ -161,6 +173,9 @@ struct Spread<'k> {
     groups: &'k Groups,
     /// By value; a group of heavy values by its representative.
     natural: Vec<Option<Flat>>,
+    /// Groups that loops carry and add reductions to, by representative: they lie as what is reduced, since a conversion
+    /// would be in the loop, while other uses are mostly behind it.
+    reduced: HashSet<Value>,
 }
 
 impl Spread<'_> {
@@ -206,7 +221,8 @@ impl Spread<'_> {
                 self.set(*result, slice)
             }
             Op::ExpandDims(_) | Op::Reshape => {
-                let (down, up) = (self.get(*result), self.get(*arg));
+                let free = !self.reduced.contains(&self.groups.root(*arg));
+                let (down, up) = (self.get(*result).filter(|_| free), self.get(*arg));
                 self.set(*arg, down) || self.set(*result, up)
             }
             Op::Permute(perm) => {
