@@ -17,7 +17,7 @@ pub mod warpgroup;
 mod wide_offsets;
 
 use crate::analysis::{Analysis, Relevance, drop_irrelevant, relevance};
-use crate::{BinaryOp, BlockError, BlockProgram, InstData, Op, Value, verify::verify};
+use crate::{BinaryOp, BlockError, BlockProgram, Const, Elem, InstData, Op, Value, verify::verify};
 use kiln_machine::Machine;
 
 /// A pass with its name.
@@ -153,6 +153,17 @@ pub fn drop_irrelevant_facts(kernel: &mut BlockProgram) -> Vec<Relevance> {
     let found = relevance(&live);
     drop_irrelevant(kernel, &found);
     found
+}
+
+/// The constant that all elements of a block have, if it is one.
+pub fn constant(k: &BlockProgram, v: Value) -> Option<Const> {
+    let data = k.insts.iter().find(|d| d.results[..] == [v])?;
+    match (&data.op, &data.args[..]) {
+        (Op::Const(c), _) => Some(*c),
+        (Op::Splat, [one]) => constant(k, *one),
+        (Op::Cast(Elem::F32), [one]) if k.ty(*one).elem().is_some_and(Elem::is_half) => constant(k, *one),
+        _ => None,
+    }
 }
 
 /// Whether a loop's bounds say that it has an iteration: its end is above its start, or a maximum with a number that

@@ -261,7 +261,7 @@ fn plain(k: &BlockProgram, facts: &Analysis, data: &InstData) -> Option<Plain> {
     for d in region.insts.iter().map(|i| k.inst(*i)) {
         d.results.iter().for_each(|v| _ = defined.insert(*v, d));
     }
-    let constant = |v: Value| super::warpgroup::form::constant(k, v).is_some();
+    let constant = |v: Value| super::constant(k, v).is_some();
     let s = Search { k, facts, index, inside, defined };
     let mut plain = Plain::default();
     for &i in &region.insts {

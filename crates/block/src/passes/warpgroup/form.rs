@@ -1,6 +1,7 @@
 //! Recognises the programs that roles are made from: a loop over K of tile loads and matmuls, an epilogue on the sums,
 //! and optionally a loop over tiles around both.
 use super::Refusal;
+pub use crate::passes::constant;
 use crate::{
     BinaryOp, BlockProgram, Const, DotPrecision, Elem, Inst, InstData, Op, Region, Terms, Type, UnaryOp, Value,
     analysis,
@@ -101,17 +102,6 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
 /// Whether an instruction is pure and gives scalars only.
 pub fn is_scalar(k: &BlockProgram, data: &InstData) -> bool {
     data.op.is_pure() && data.results.iter().all(|v| k.ty(*v).is_scalar())
-}
-
-/// The constant that all elements of a block have, if it is one.
-pub fn constant(k: &BlockProgram, v: Value) -> Option<Const> {
-    let data = k.insts.iter().find(|d| d.results[..] == [v])?;
-    match (&data.op, &data.args[..]) {
-        (Op::Const(c), _) => Some(*c),
-        (Op::Splat, [one]) => constant(k, *one),
-        (Op::Cast(Elem::F32), [one]) if k.ty(*one).elem().is_some_and(Elem::is_half) => constant(k, *one),
-        _ => None,
-    }
 }
 
 fn is_zero(k: &BlockProgram, v: Value) -> bool {
