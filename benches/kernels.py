@@ -53,7 +53,7 @@ SAMPLES, FEWEST, LIMIT_MS = 60, 5, 60.0
 QUICK = {"size": 256, "rows": 128, "batch": 1, "tokens": 1024, "n": 256, "k": 256}
 SECTION = "## The collection"
 #: Seconds after which a variant for the facts of a launch, which the first launch has compiled in the background, runs.
-SETTLED_S = 0.4
+SETTLED_S = 1.0
 #: What examples' imports become for Triton, in this order.
 TRITON = [
     (r"^import kiln\.language as kl$", "import triton.language as tl"),

@@ -93,6 +93,24 @@ fn scans_of_compositions() {
     }
 }
 
+/// The same, where more threads than elements, or many warps along the axis, hold a block.
+#[test]
+fn scans_of_many_warps() {
+    let shapes: [&'static [usize]; 6] = [&[8, 32], &[32, 16], &[2, 1024], &[1024, 2], &[32, 32], &[1, 1024]];
+    for (shape, warps) in shapes.into_iter().flat_map(|s| [(s, 4), (s, 16)]) {
+        for (axis, reverse) in (0..shape.len()).flat_map(|a| [(a, false), (a, true)]) {
+            let case = Case { shape, types: &[Elem::I32, Elem::I32], warps, below: 1 << 32 };
+            case.agree(&format!("axis {axis}, reverse {reverse}, warps {warps}"), |b, v| {
+                b.scan_by((axis, reverse), v, |b, x, y| {
+                    let factor = b.binary(BinaryOp::Mul, x[0], y[0]);
+                    let moved = b.binary(BinaryOp::Mul, x[1], y[0]);
+                    vec![factor, b.binary(BinaryOp::Add, moved, y[1])]
+                })
+            });
+        }
+    }
+}
+
 #[test]
 fn joined_split_and_put_in_a_row() {
     for (i, shape) in SHAPES.into_iter().enumerate() {

@@ -128,7 +128,7 @@ fn attention_between_keys_that_are_read() {
             for p in all {
                 let assembled = facts::assemble(&ptxas, &p.text, options.target.name()).expect("assembles");
                 // A column of the widest sums leaves few registers for a mask over queries and keys.
-                let most = if width > 128 { 128 } else { 16 };
+                let most = if width > 128 { 136 } else { 16 };
                 assert!(assembled.spill_stores <= most && assembled.warnings.is_empty(), "{assembled:?}\n{text}");
             }
         }

@@ -364,6 +364,8 @@ fn cast(c: Const, from: Elem, to: Elem) -> Option<Const> {
         Elem::Bool => Some(Const::Bool(x != 0)),
         Elem::F64 => (x.unsigned_abs() <= 1 << 53).then_some(Const::Float(x as f64)),
         Elem::F32 => (x.unsigned_abs() <= 1 << 24).then_some(Const::Float(x as f64)),
+        // There is no code for constants of f8.
+        e if e.is_f8() => None,
         e if e.is_float() => (x.unsigned_abs() <= 8).then_some(Const::Float(x as f64)),
         e => Some(Const::Int(e.wrapped(x))),
     }

@@ -12,6 +12,9 @@ use crate::passes::runs;
 use crate::{BinaryOp as B, Builder, CmpOp, Const, Op, Type, Value};
 use std::collections::HashMap;
 
+/// Columns of sums up to which weights are computed while the tensor cores sum: half of a thread's registers.
+const WIDEST_OVERLAPPED: usize = 128;
+
 /// What a consumer has from the begin of a tile on.
 struct Begun<'s> {
     s: &'s Shared,
@@ -203,8 +206,10 @@ impl<'k> Writer<'k> {
         let scores = |b: &mut Builder| self.arrived(b, s, (pass, consumer), &each, (token, 1), None);
         let sum = |b: &mut Builder| {
             // Returns at once, but is a branch: assemblers move the wait for the sums across arithmetic, not across
-            // this, and weights are to be computed while the tensor cores sum.
-            s.each[VALUES].rings.wait(b, each[VALUES]);
+            // this, and weights are to be computed while the tensor cores sum. Wider sums leave no registers for that.
+            if self.form.n <= WIDEST_OVERLAPPED {
+                s.each[VALUES].rings.wait(b, each[VALUES]);
+            }
             let sum = self.wait(b, sum, self.form.n, 0);
             s.each[VALUES].rings.release(b, each[VALUES].stage);
             sum
