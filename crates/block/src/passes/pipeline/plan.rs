@@ -210,7 +210,7 @@ impl<'k> Planner<'k> {
         };
         let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return false };
         let Some(elem) = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e)) else { return false };
-        // Not tf32: on an H200 the race checker finds hazards in such a loop, and its cause is not known.
+        // Not tf32: the race checker finds hazards in such loops, whose cause is not known.
         let known = elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8);
         let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
         let whole =

@@ -9,8 +9,6 @@ use std::collections::HashSet;
 /// launches often have one block for each multiprocessor.
 pub(super) const ARITHMETIC: usize = 56;
 const ARITHMETIC_OF_TILES: usize = 80;
-/// Registers of a thread, at most.
-const MOST_REGISTERS: usize = 255;
 /// Stages of a loop, at most: where two blocks share a multiprocessor, and where one has it to itself, whose warps
 /// alone hide the latency of memory.
 const STAGES: usize = 4;
@@ -50,7 +48,8 @@ impl Planner<'_> {
         let arithmetic = if nested { ARITHMETIC_OF_TILES } else { ARITHMETIC };
         let registers = self.registers_of_two();
         let fits_twice = two >= STAGES - 1 && registers >= self.held + arithmetic;
-        self.plan.registers = Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= MOST_REGISTERS);
+        self.plan.registers =
+            Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= self.m.limits.registers_per_thread);
         // As many as two blocks have are no reason for a block to be alone.
         let stages = if fits_twice || two >= STAGES { two.min(STAGES) } else { one.min(STAGES_ALONE) };
         // With fewer stages copies further ahead gain more than dots in flight, unless these hide how operands are
