@@ -111,6 +111,29 @@ fn scans_of_many_warps() {
     }
 }
 
+/// Scans and reductions of a constant beside what is loaded: constants have no layout before others ask for one.
+#[test]
+fn combinations_with_constants() {
+    let shapes: [&'static [usize]; 5] = [&[8, 32], &[32, 16], &[2, 256], &[256, 2], &[128]];
+    for (shape, warps) in shapes.into_iter().flat_map(|s| [(s, 4), (s, 16)]) {
+        for (axis, reverse) in (0..shape.len()).flat_map(|a| [(a, false), (a, true)]) {
+            let case = Case { shape, types: &[Elem::I32], warps, below: 1 << 32 };
+            case.agree(&format!("axis {axis}, reverse {reverse}, warps {warps}"), |b, v| {
+                let three = b.i32(3);
+                let operands = [b.splat(three, shape), v[0]];
+                let affine = |b: &mut Builder, x: &[Value], y: &[Value]| {
+                    let factor = b.binary(BinaryOp::Mul, x[0], y[0]);
+                    let moved = b.binary(BinaryOp::Mul, x[1], y[0]);
+                    vec![factor, b.binary(BinaryOp::Add, moved, y[1])]
+                };
+                let mut all = b.scan_by((axis, reverse), &operands, affine);
+                all.extend(b.reduce_by(axis, &operands, affine));
+                all
+            });
+        }
+    }
+}
+
 #[test]
 fn joined_split_and_put_in_a_row() {
     for (i, shape) in SHAPES.into_iter().enumerate() {

@@ -72,6 +72,11 @@ impl<'c> Gen<'c, '_> {
         let (k, first) = (self.k, data.args[0]);
         let shape = k.ty(first).shape();
         let (flat, bits) = (self.flat(first)?, axis_bits(shape, axis));
+        for v in data.args.iter().chain(data.results.iter().filter(|_| scan)) {
+            if self.flat(*v)? != flat {
+                return Err(Fail::Defect(format!("{v} lies as {first} does not, which it is combined with")));
+            }
+        }
         let mut now: Vec<Vec<Val<'c>>> = vec![];
         for v in &data.args {
             now.push(self.plain(*v)?);

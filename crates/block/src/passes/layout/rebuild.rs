@@ -120,7 +120,9 @@ impl Rebuild<'_> {
                 self.keep(i, vec![sums], vec![]);
             }
             Op::ReduceBy { .. } | Op::ScanBy { .. } => {
-                let flat = self.home(data.args[0]);
+                // Operands and a scan's results share one layout, which constants among them do not have.
+                let mut joined = data.results.iter().filter(|_| matches!(data.op, Op::ScanBy { .. })).chain(&data.args);
+                let flat = self.home(joined.find(|v| self.groups.is_heavy(**v)).copied().unwrap_or(data.args[0]));
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
                 let regions = data.regions.iter().map(|r| self.region(r)).collect();
                 self.keep(i, args, regions);
