@@ -52,6 +52,25 @@ fn vectors_survive_a_size_of_the_launch() {
     }
 }
 
+/// All lanes get the same bits of a sum of products: contracted to an FMA, each lane would round the other's product.
+#[test]
+fn lanes_agree_on_sums_of_products() {
+    for elem in [Elem::F32, Elem::F64] {
+        let mut b = Builder::new("squares", Grid::Launch, 1);
+        let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
+        let at = b.iota(32);
+        let from = b.ptr_add(x, at);
+        let v = b.load(from, None, None);
+        let square = b.binary(BinaryOp::Mul, v, v);
+        let sum = b.reduce(ReduceOp::Sum, square, 0);
+        b.store(y, sum, None);
+        let ptx = nvptx::compile(&b.finish(), Arch::Sm90a.machine()).unwrap().text;
+        let sums: Vec<&str> = ptx.lines().filter(|l| l.contains("add.") && l.contains(".f")).collect();
+        assert_eq!(sums.len(), 5, "{ptx}");
+        assert!(sums.iter().all(|l| l.contains("add.rn.f")) && !ptx.contains("fma."), "{ptx}");
+    }
+}
+
 /// All numbers of 8 and of 4 bits, which become floats without conversions.
 #[test]
 fn small_integers_become_floats_by_arithmetic() {

@@ -141,8 +141,7 @@ impl<'c> Gen<'c, '_> {
     }
     fn over_lanes(&mut self, op: ReduceOp, elems: &[Elem], mut part: Part<'c>, bits: usize) -> Res<Part<'c>> {
         for i in 0..bits {
-            let other = self.lanes_value(&part, 1 << i)?;
-            part = self.combine(op, elems, &part, &other)?;
+            part = self.with_lane(op, elems, &part, 1 << i)?;
         }
         Ok(part)
     }

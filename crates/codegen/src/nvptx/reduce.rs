@@ -79,8 +79,7 @@ impl<'c> Gen<'c, '_> {
                 continue;
             }
             for p in &mut parts {
-                let other = self.lanes_value(p, 1 << i)?;
-                *p = self.combine(op, &elems, p, &other)?;
+                *p = self.with_lane(op, &elems, p, 1 << i)?;
             }
         }
         if !warps.is_empty() {
@@ -153,6 +152,15 @@ impl<'c> Gen<'c, '_> {
             }
         }
     }
+    /// Combines a lane's partial result with another lane's. Both lanes have the same bits then: a product that is
+    /// summed must not contract to an FMA, which rounds the product of one lane alone.
+    pub(super) fn with_lane(&mut self, op: ReduceOp, elems: &[Elem], part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
+        let other = self.lanes_value(part, mask)?;
+        let ieee = std::mem::replace(&mut self.e.ieee, true);
+        let both = self.combine(op, elems, part, &other);
+        self.e.ieee = ieee;
+        both
+    }
     /// Combines the partial results of two lanes, each lane for half of them: the lower lane for those of the lower
     /// registers.
     fn halve(&mut self, op: ReduceOp, elems: &[Elem], parts: Vec<Part<'c>>, lane: usize) -> Res<Vec<Part<'c>>> {
@@ -180,7 +188,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    pub fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
+    fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
         let mask = self.e.int(mask);
         part.iter().map(|v| self.lane_value("bfly", *v, mask)).collect()
     }
