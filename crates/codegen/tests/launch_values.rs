@@ -71,6 +71,31 @@ fn lanes_agree_on_sums_of_products() {
     }
 }
 
+/// A load gives zeros where its mask does not hold, so zeros that are asked for cost nothing.
+#[test]
+fn zeros_elsewhere_need_no_select() {
+    let loaded = |other: f64| {
+        let mut b = Builder::new("masked", Grid::Launch, 4);
+        let (x, y) = (b.param("x", Elem::F16, true), b.param("y", Elem::F16, false));
+        let n = b.scalar("n", Elem::I32, KNOWN);
+        let at = b.iota(128);
+        let mask = b.cmp(CmpOp::Lt, at, n);
+        let other = b.constant(Type::block(Elem::F16, &[128]), Const::Float(other));
+        let [from, to] = [x, y].map(|p| b.ptr_add(p, at));
+        let v = b.load(from, Some(mask), Some(other));
+        b.store(to, v, None);
+        let k = b.finish();
+        let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap().text;
+        let given = Launch::new([1, 1, 1])
+            .buffer(Elem::F16, encode_all(Elem::F16, &Random::new(3).values(Elem::F16, 128)))
+            .buffer(Elem::F16, vec![0; 256])
+            .scalar(Elem::I32, 77.0);
+        assert!(given.agrees(&k, Arch::Sm90a, &format!("{other:?} elsewhere")));
+        ptx.contains("selp")
+    };
+    assert_eq!([0.0, -0.0, 1.0].map(loaded), [false, true, true]);
+}
+
 /// All numbers of 8 and of 4 bits, which become floats without conversions.
 #[test]
 fn small_integers_become_floats_by_arithmetic() {

@@ -339,3 +339,12 @@ pub(super) fn float(v: Val) -> Res<FloatValue> {
         other => Err(mistyped(&format!("a float op on {}", other.get_type()))),
     }
 }
+
+/// Whether this is a constant whose bits are all zero.
+pub(super) fn is_zero(v: &Val) -> bool {
+    match v {
+        Val::FloatValue(f) => f.is_const() && f.is_null(),
+        Val::IntValue(i) => i.is_const() && i.is_null(),
+        _ => false,
+    }
+}

@@ -3,7 +3,7 @@
 //! Masks are predicates of the accesses themselves, so a thread's loads stay independent. If the mask differs between
 //! the elements of one access, a row or the buffer ends there: a load reads all of it, and a store writes by element,
 //! behind a branch that few threads take. Buffers can be read up to the next multiple of 16 bytes.
-use super::emit::{Res, Val, int, mistyped};
+use super::emit::{Res, Val, int, is_zero, mistyped};
 use super::gathered::Gathered;
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
@@ -62,7 +62,8 @@ impl<'c> Gen<'c, '_> {
         self.reads.load(data.args[0], self.flat(data.args[0])?);
         let elem = self.elem(data.results[0])?;
         let others = match data.args.get(2) {
-            Some(o) => Some(self.plain(*o)?),
+            // Zeros are what is loaded where a mask does not hold.
+            Some(o) => Some(self.plain(*o)?).filter(|all| !all.iter().all(is_zero)),
             None => None,
         };
         let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, mode)?;

@@ -1,11 +1,11 @@
 //! Matmuls by warpgroups (`wgmma`): operands in shared memory addressed by matrix descriptors, accumulators in
 //! registers that stay tied to the instructions until they are waited for.
-use super::emit::{Fail, Res, Val, int, mistyped};
+use super::emit::{Fail, Res, Val, int, is_zero, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
 use super::tiles::Tile;
 use inkwell::types::BasicTypeEnum;
-use inkwell::values::{BasicValueEnum, IntValue};
+use inkwell::values::IntValue;
 use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 
 /// Bytes of K per instruction.
@@ -256,13 +256,5 @@ impl<'c> Gen<'c, '_> {
         let elem = self.elem(*result)?;
         self.set(*result, values.into_iter().map(|v| Reg::of(v, elem)).collect());
         Ok(())
-    }
-}
-
-fn is_zero(v: &Val) -> bool {
-    match v {
-        BasicValueEnum::FloatValue(f) => f.is_const() && f.is_null(),
-        BasicValueEnum::IntValue(i) => i.is_const() && i.is_null(),
-        _ => false,
     }
 }
