@@ -5,7 +5,7 @@ mod room;
 use super::copies::{Address, Readers};
 use crate::analysis::{Analysis, Writes, analyse};
 use crate::passes::warpgroup::{self, Refusal};
-use crate::{BlockProgram, Const, Elem, Inst, Op, Terms, Type, Value};
+use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, Op, Terms, Type, Value};
 use kiln_machine::Machine;
 use room::ARITHMETIC;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -205,13 +205,15 @@ impl<'k> Planner<'k> {
     /// Whether warpgroups multiply these types and sizes.
     fn fits(&self, dot: Inst) -> bool {
         let data = self.k.inst(dot);
-        let (Op::Dot { terms: Terms::Products, .. }, [a, b, _]) = (&data.op, &data.args[..]) else {
+        let (Op::Dot { terms: Terms::Products, precision }, [a, b, _]) = (&data.op, &data.args[..]) else {
             return false;
         };
         let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return false };
         let Some(elem) = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e)) else { return false };
-        // Not tf32: the race checker finds hazards in such loops, whose cause is not known.
-        let known = elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8);
+        let known = match elem {
+            Elem::F32 => *precision == DotPrecision::Tf32,
+            _ => elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8),
+        };
         let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
         let whole =
             m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
