@@ -1,10 +1,11 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 mod atomic;
 mod combine;
+pub(crate) mod rewrite;
 
 use crate::{
     Arithmetic, Array, BinaryOp, BlockProgram, CachePolicy, CmpOp, Const, DotPrecision, Elem, Facts, Grid, Inst,
-    InstData, LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
+    LoadMode, Op, Param, ReduceOp, Region, Role, ScanOp, Terms, Type, UnaryOp, Value,
 };
 use std::collections::HashMap;
 
@@ -102,10 +103,7 @@ impl Builder {
     /// Appends an instruction with the given result types.
     pub fn inst(&mut self, op: Op, args: &[Value], results: &[Type], regions: Vec<Region>) -> Vec<Value> {
         let results: Vec<Value> = results.iter().map(|t| self.kernel.new_value(t.clone())).collect();
-        let i = self.kernel.new_inst(InstData { op, args: args.to_vec(), results: results.clone(), regions });
-        if let Some(r) = self.open.last_mut() {
-            r.insts.push(i);
-        }
+        self.define(&results, op, args, regions);
         results
     }
     fn one(&mut self, op: Op, args: &[Value], ty: Type) -> Value {

@@ -46,10 +46,12 @@ pub enum Left {
 }
 
 /// A dot by warpgroups.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Matmul {
     pub left: Left,
     pub right: Operand,
+    /// The type of its sums in flight.
+    pub token: Type,
 }
 
 impl Matmul {
@@ -101,8 +103,15 @@ pub struct Pipeline {
     /// Iterations between a copy and its use.
     pub distance: usize,
     pub copies: CopyTime,
-    /// Carried values that go from dot to dot, by their numbers.
-    pub in_flight: Vec<usize>,
+    pub in_flight: Vec<CarriedSums>,
+}
+
+/// A carried value that goes from dot to dot, and is in flight between iterations.
+#[derive(Clone, Debug)]
+pub struct CarriedSums {
+    /// Its number among what the loop carries.
+    pub number: usize,
+    pub token: Type,
 }
 
 #[derive(Default)]
@@ -202,14 +211,14 @@ impl<'k> Planner<'k> {
         let blocks = yielded.filter(|v| matches!(self.k.ty(**v), Type::Block { shape, .. } if shape.len() == 2));
         blocks.filter(|v| !self.is_dot(**v)).map(|v| self.k.ty(*v).count()).sum()
     }
-    /// Whether warpgroups multiply these types and sizes.
-    fn fits(&self, dot: Inst) -> bool {
+    /// The type of a dot's sums in flight, if warpgroups multiply its types and sizes.
+    fn token(&self, dot: Inst) -> Option<Type> {
         let data = self.k.inst(dot);
         let (Op::Dot { terms: Terms::Products, precision }, [a, b, _]) = (&data.op, &data.args[..]) else {
-            return false;
+            return None;
         };
-        let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return false };
-        let Some(elem) = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e)) else { return false };
+        let ([_, depth], [m, n]) = (self.k.ty(*a).shape(), self.size(dot)) else { return None };
+        let elem = self.k.ty(*a).elem().filter(|e| self.k.ty(*b).elem() == Some(*e))?;
         let known = match elem {
             Elem::F32 => *precision == DotPrecision::Tf32,
             _ => elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8),
@@ -218,13 +227,13 @@ impl<'k> Planner<'k> {
         let whole =
             m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
         let held = m * n / (self.plan.warps * 32) <= ACCUMULATORS;
-        known && whole && held && depth * elem.bytes() >= DEPTH && self.k.ty(data.results[0]).elem() == Some(sums)
+        let typed = self.k.ty(data.results[0]).elem() == Some(sums);
+        let fits = known && whole && held && depth * elem.bytes() >= DEPTH && typed;
+        fits.then(|| Type::Token { elem: sums, shape: vec![m, n] })
     }
     /// Plans a dot, if it is one for warpgroups.
     fn add(&mut self, dot: Inst) {
-        if !self.fits(dot) {
-            return;
-        }
+        let Some(token) = self.token(dot) else { return };
         let [a, b, _] = self.k.inst(dot).args[..] else { return };
         let wide = self.k.ty(a).elem().is_some_and(|e| e.bytes() == 2);
         let (left, right) = (self.source(a), self.source(b));
@@ -241,7 +250,7 @@ impl<'k> Planner<'k> {
             self.tile(source, permuted);
         }
         let left = if registers { Left::Registers } else { Left::Tile(left) };
-        self.plan.matmuls.insert(dot, Matmul { left, right });
+        self.plan.matmuls.insert(dot, Matmul { left, right, token });
     }
     /// Whether a computed left operand is stored, so that it is computed while dots before are in flight: where it
     /// follows from loads of the loop, a sum goes from dot to dot, and no second block's dots are run meanwhile.
@@ -378,26 +387,32 @@ impl<'k> Planner<'k> {
     }
     /// Values that a loop carries from dot to dot: each is added to by dots alone, which read tiles copied by the loop
     /// or stored before it.
-    fn in_flight(&self, parent: Inst) -> Vec<usize> {
+    fn in_flight(&self, parent: Inst) -> Vec<CarriedSums> {
         let data = self.k.inst(parent);
         let Some(region) = data.regions.first() else { return vec![] };
         let next = region.insts.last().map_or(&[][..], |i| &self.k.inst(*i).args[..]);
         let carried = region.params.iter().skip(1).zip(next).enumerate();
-        carried.filter(|(_, (from, to))| self.accumulates(parent, **from, **to)).map(|(n, _)| n).collect()
+        let sums = |(number, (from, to)): (usize, (&Value, &Value))| {
+            Some(CarriedSums { number, token: self.accumulated(parent, *from, *to)? })
+        };
+        carried.filter_map(sums).collect()
     }
-    fn accumulates(&self, parent: Inst, mut from: Value, to: Value) -> bool {
+    /// The type in flight of a sum that goes from dot to dot.
+    fn accumulated(&self, parent: Inst, mut from: Value, to: Value) -> Option<Type> {
         let mut seen = HashSet::new();
+        let mut token = None;
         while from != to {
-            let [dot] = self.readers.reading(from) else { return false };
-            let Some(matmul) = self.plan.matmuls.get(dot) else { return false };
+            let [dot] = self.readers.reading(from) else { return None };
+            let matmul = self.plan.matmuls.get(dot)?;
             let data = self.k.inst(*dot);
             let here = self.parents.get(dot) == Some(&parent) && data.args[2] == from && data.args[..2] != [from; 2];
             if !here || !seen.insert(*dot) || !self.stays(matmul, parent) {
-                return false;
+                return None;
             }
+            token = Some(matmul.token.clone());
             from = data.results[0];
         }
-        !seen.is_empty() && matches!(self.readers.reading(to), [last] if self.k.inst(*last).op == Op::Yield)
+        token.filter(|_| matches!(self.readers.reading(to), [last] if self.k.inst(*last).op == Op::Yield))
     }
     /// Whether what an instruction of a loop's body gives is read by dots of the body alone.
     fn is_read_inside(&self, inst: Inst, parent: Inst) -> bool {

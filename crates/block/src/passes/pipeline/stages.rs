@@ -1,8 +1,8 @@
 //! Loops that copy ahead into the stages of shared tiles.
-use super::plan::{CopyTime, Pipeline};
+use super::plan::{CarriedSums, CopyTime, Pipeline};
 use super::writer::{Flight, Writer};
-use crate::{BinaryOp, CmpOp, Elem, Inst, InstData, Op, Region, Type, Value};
-use std::collections::HashMap;
+use crate::builder::rewrite::{Names, renamed};
+use crate::{BinaryOp, CmpOp, Const, Inst, InstData, Op, Region, Type, Value};
 
 /// A loop and its plan.
 struct Loop<'k> {
@@ -12,7 +12,7 @@ struct Loop<'k> {
     /// Stored tiles of two stages.
     alternating: Vec<Value>,
     /// Type of its index.
-    index: Elem,
+    index: Type,
 }
 impl Loop<'_> {
     fn hi(&self) -> Value {
@@ -39,7 +39,7 @@ struct Ahead {
 impl<'k> Writer<'k> {
     pub fn pipelined(&mut self, i: Inst, plan: &'k Pipeline) {
         let data = self.k.inst(i);
-        let index = self.k.ty(data.args[0]).elem().unwrap_or(Elem::I32);
+        let index = self.k.ty(data.args[0]).clone();
         let region = &data.regions[0];
         let results = region.insts.iter().flat_map(|i| &self.k.inst(*i).results).copied();
         let alternating = results.filter(|v| self.alternates(*v)).collect();
@@ -49,7 +49,7 @@ impl<'k> Writer<'k> {
             self.effect(Op::Sync, &[]);
         }
         let ahead = self.first_copies(&l);
-        let write = self.int(Elem::I32, (plan.distance % plan.stages) as i64);
+        let write = self.b.i32((plan.distance % plan.stages) as i64);
         // Carried besides the program's values: addresses of the next copies, the stages that are read and written, and
         // that of stored tiles.
         let mut more = [&ahead[..], &[self.zero, write]].concat();
@@ -57,71 +57,56 @@ impl<'k> Writer<'k> {
             more.push(self.zero);
         }
         let mut args = data.args.clone();
-        for n in &plan.in_flight {
-            let token = self.token_of(args[3 + n]);
-            args[3 + n] = self.one(Op::WgmmaToken, &[args[3 + n]], token);
+        for sums in &plan.in_flight {
+            let start = &mut args[3 + sums.number];
+            *start = self.one(Op::WgmmaToken, &[*start], sums.token.clone());
         }
         args.extend(&more);
         self.loops += 1;
         let region = self.iteration(&l, &more);
         self.loops -= 1;
         let mut results = data.results.clone();
-        for n in &plan.in_flight {
-            let token = self.token_of(results[*n]);
-            results[*n] = self.new.new_value(token);
+        for sums in &plan.in_flight {
+            results[sums.number] = self.b.new_value(sums.token.clone());
         }
-        results.extend(self.like(&more));
-        self.push(InstData { op: Op::For, args, results: results.clone(), regions: vec![region] });
-        for n in &plan.in_flight {
-            let wait = Op::WgmmaWait { pending: 0 };
-            self.push(InstData { op: wait, args: vec![results[*n]], results: vec![data.results[*n]], regions: vec![] });
+        results.extend(self.b.like(&more));
+        self.b.define(&results, Op::For, &args, vec![region]);
+        for CarriedSums { number, .. } in &plan.in_flight {
+            self.b.define(&[data.results[*number]], Op::WgmmaWait { pending: 0 }, &[results[*number]], vec![]);
         }
-    }
-    /// New values of the types of others.
-    fn like(&mut self, values: &[Value]) -> Vec<Value> {
-        values
-            .iter()
-            .map(|v| {
-                let ty = self.new.ty(*v).clone();
-                self.new.new_value(ty)
-            })
-            .collect()
-    }
-    fn less(&mut self, a: Value, b: Value) -> Value {
-        self.one(Op::Cmp(CmpOp::Lt), &[a, b], Type::scalar(Elem::Bool))
     }
     /// Copies for the first iterations; gives the carried values of the next one's addresses.
     fn first_copies(&mut self, l: &Loop<'k>) -> Vec<Value> {
         let lo = l.data.args[0];
-        let left = self.binary(BinaryOp::Sub, l.hi(), lo);
+        let left = self.b.binary(BinaryOp::Sub, l.hi(), lo);
         let mut carried: Vec<Value> = l.plan.address.carried.iter().map(|n| l.data.args[3 + n]).collect();
         let mut index = lo;
         // A loop whose step is not positive does not run.
-        let none = self.int(l.index, 0);
-        let runs = self.less(none, l.step());
+        let none = self.b.constant(l.index.clone(), Const::Int(0));
+        let runs = self.b.cmp(CmpOp::Lt, none, l.step());
         for n in 0..l.plan.distance {
             let there = match n {
-                0 => self.less(lo, l.hi()),
+                0 => self.b.cmp(CmpOp::Lt, lo, l.hi()),
                 _ => {
                     let far = self.iterations(l, n);
-                    self.less(far, left)
+                    self.b.cmp(CmpOp::Lt, far, left)
                 }
             };
-            let there = self.binary(BinaryOp::And, there, runs);
-            let stage = self.int(Elem::I32, n as i64);
+            let there = self.b.binary(BinaryOp::And, there, runs);
+            let stage = self.b.i32(n as i64);
             carried = self.copy(l, there, Ahead { index, stage, carried });
-            index = self.binary(BinaryOp::Add, index, l.step());
+            index = self.b.binary(BinaryOp::Add, index, l.step());
         }
         carried
     }
     /// By how much the index grows in so many iterations.
     fn iterations(&mut self, l: &Loop<'k>, n: usize) -> Value {
-        let n = self.int(l.index, n as i64);
-        self.binary(BinaryOp::Mul, n, l.step())
+        let n = self.b.constant(l.index.clone(), Const::Int(n as i64));
+        self.b.binary(BinaryOp::Mul, n, l.step())
     }
     /// An iteration: waits for its copies, starts later ones, computes.
     fn iteration(&mut self, l: &Loop<'k>, more: &[Value]) -> Region {
-        let added = self.like(more);
+        let added = self.b.like(more);
         let (carried, ring) = added.split_at(added.len() - l.turns().len());
         for load in &l.plan.loads {
             self.stages.insert(self.k.inst(*load).results[0], ring[0]);
@@ -130,11 +115,10 @@ impl<'k> Writer<'k> {
             self.stages.insert(*stored, ring[2]);
         }
         let mut params = l.region.params.clone();
-        for n in &l.plan.in_flight {
-            let token = self.token_of(params[n + 1]);
-            params[n + 1] = self.new.new_value(token);
+        for sums in &l.plan.in_flight {
+            params[sums.number + 1] = self.b.new_value(sums.token.clone());
         }
-        let tokens = l.plan.in_flight.iter().map(|n| n + 1);
+        let tokens = l.plan.in_flight.iter().map(|sums| sums.number + 1);
         let tokens = tokens.map(|n| Flight { result: l.region.params[n], token: params[n] }).collect();
         params.extend(&added);
         self.region(
@@ -146,7 +130,7 @@ impl<'k> Writer<'k> {
             },
             |w, mut args, next| {
                 w.start_waiting_copies();
-                let in_flight = l.plan.in_flight.iter().filter(|n| w.keep_in_flight(&mut args[**n])).count();
+                let in_flight = l.plan.in_flight.iter().filter(|sums| w.keep_in_flight(&mut args[sums.number])).count();
                 if in_flight > 0 {
                     // Those of the iteration before are done, whose stage is copied into next.
                     w.land_all();
@@ -161,13 +145,13 @@ impl<'k> Writer<'k> {
     fn begin(&mut self, l: &Loop<'k>, carried: &[Value], ring: &[Value]) -> Vec<Value> {
         self.effect(Op::AsyncWait { pending: (l.plan.distance - 1) as u8 }, &[]);
         self.show();
-        self.open.push(vec![]);
+        self.b.open_list();
         let far = self.iterations(l, l.plan.distance);
-        let left = self.binary(BinaryOp::Sub, l.hi(), l.region.params[0]);
-        let there = self.less(far, left);
-        let index = self.binary(BinaryOp::Add, l.region.params[0], far);
+        let left = self.b.binary(BinaryOp::Sub, l.hi(), l.region.params[0]);
+        let there = self.b.cmp(CmpOp::Lt, far, left);
+        let index = self.b.binary(BinaryOp::Add, l.region.params[0], far);
         let mut next = self.copy(l, there, Ahead { index, stage: ring[1], carried: carried.to_vec() });
-        self.waiting_copies = self.open.pop().unwrap_or_default();
+        self.waiting_copies = self.b.close_list();
         if l.plan.copies == CopyTime::Begin {
             self.start_waiting_copies();
         }
@@ -180,53 +164,39 @@ impl<'k> Writer<'k> {
         at.map(|at| *sums = self.flight.remove(at).token).is_some()
     }
     fn next_stage(&mut self, stage: Value, stages: usize) -> Value {
-        let (one, all) = (self.int(Elem::I32, 1), self.int(Elem::I32, stages as i64));
-        let next = self.binary(BinaryOp::Add, stage, one);
-        let turned = self.one(Op::Cmp(CmpOp::Eq), &[next, all], Type::scalar(Elem::Bool));
-        self.one(Op::Select, &[turned, self.zero, next], Type::scalar(Elem::I32))
+        let (one, all) = (self.b.i32(1), self.b.i32(stages as i64));
+        let next = self.b.binary(BinaryOp::Add, stage, one);
+        let turned = self.b.cmp(CmpOp::Eq, next, all);
+        self.b.select(turned, self.zero, next)
     }
     /// Copies what an iteration reads, if it is `there`, as one group; gives the carried values of the next iteration.
     fn copy(&mut self, l: &Loop<'k>, there: Value, ahead: Ahead) -> Vec<Value> {
         let address = &l.plan.address;
-        let mut names = HashMap::from([(l.region.params[0], ahead.index)]);
+        let mut names = Names::from([(l.region.params[0], ahead.index)]);
         names.extend(address.carried.iter().map(|n| l.region.params[n + 1]).zip(ahead.carried));
         let mut later = names.clone();
-        let then = self.branch(|w| {
-            w.computed(&address.now, &mut names);
-            l.plan.loads.iter().for_each(|load| w.copy_load(*load, &names, ahead.stage));
-        });
-        let otherwise = self.branch(|_| {});
-        self.emit_with(Op::If, &[there], &[], vec![then, otherwise]);
+        self.b.open_region(&[]);
+        self.b.copies(self.k, &address.now, &mut names);
+        l.plan.loads.iter().for_each(|load| self.copy_load(*load, &names, ahead.stage));
+        let then = self.b.close_region(&[]);
+        self.b.open_region(&[]);
+        let otherwise = self.b.close_region(&[]);
+        self.b.inst(Op::If, &[there], &[], vec![then, otherwise]);
         self.effect(Op::AsyncCommit, &[]);
-        self.computed(&address.next, &mut later);
+        self.b.copies(self.k, &address.next, &mut later);
         let end = l.region.insts.last().map(|i| &self.k.inst(*i).args);
         let next = |n: &usize| end.map_or(l.region.params[n + 1], |args| args[*n]);
-        address.carried.iter().map(|n| later.get(&next(n)).copied().unwrap_or(next(n))).collect()
+        address.carried.iter().map(|n| renamed(&later, next(n))).collect()
     }
-    fn branch(&mut self, write: impl FnOnce(&mut Self)) -> Region {
-        self.open.push(vec![]);
-        write(self);
-        self.effect(Op::Yield, &[]);
-        Region { params: vec![], insts: self.open.pop().unwrap_or_default() }
-    }
-    /// Copies of instructions, on other values.
-    fn computed(&mut self, insts: &[Inst], names: &mut HashMap<Value, Value>) {
-        for d in insts.iter().map(|i| self.k.inst(*i)) {
-            let args: Vec<Value> = d.args.iter().map(|v| names.get(v).copied().unwrap_or(*v)).collect();
-            let types: Vec<Type> = d.results.iter().map(|v| self.k.ty(*v).clone()).collect();
-            let made = self.emit(d.op.clone(), &args, &types);
-            names.extend(d.results.iter().copied().zip(made));
-        }
-    }
-    fn copy_load(&mut self, load: Inst, names: &HashMap<Value, Value>, stage: Value) {
+    fn copy_load(&mut self, load: Inst, names: &Names, stage: Value) {
         let d = self.k.inst(load);
         let source = d.results[0];
         let permuted = self.tile(source).permuted;
         let mut args = vec![self.tiles[&source], stage];
         // Pointers and mask; elements outside of it are zeros in any case.
         for v in d.args.iter().take(2) {
-            let v = names.get(v).copied().unwrap_or(*v);
-            args.push(if permuted { self.transposed(v) } else { v });
+            let v = renamed(names, *v);
+            args.push(if permuted { self.b.permute(v, &[1, 0]) } else { v });
         }
         self.effect(Op::AsyncCopy, &args);
     }

@@ -1,30 +1,29 @@
 //! Writes the program of a plan: values keep their names, and what is computed keeps its order.
 use super::plan::{Left, Matmul, Operand, Plan, Reuse, Tile};
-use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Swizzle, Type, Value};
+use crate::{BlockProgram, Builder, Inst, InstData, Op, Region, Swizzle, Type, Value};
 use std::collections::HashMap;
 
 pub fn write(k: &BlockProgram, plan: &Plan) -> BlockProgram {
-    let mut new = k.clone();
-    (new.warps, new.registers) = (plan.warps, plan.registers.or(k.registers));
+    let mut b = Builder::of(k.clone());
+    b.set_warps(plan.warps);
+    b.set_registers(plan.registers.or(k.registers));
+    let zero = b.i32(0);
     let mut w = Writer {
         k,
         plan,
-        new,
-        open: vec![vec![]],
+        b,
         tiles: HashMap::new(),
         stages: HashMap::new(),
         flight: vec![],
         loops: 0,
         waiting_copies: vec![],
         unseen: false,
-        zero: Value(0),
+        zero,
     };
-    w.zero = w.int(Elem::I32, 0);
     w.allocate();
     k.params.iter().for_each(|p| w.defined(p.value));
     k.body.insts.iter().for_each(|i| w.inst(*i));
-    w.new.body.insts = w.open.pop().unwrap_or_default();
-    w.new
+    w.b.finish()
 }
 
 /// A dot that has not been waited for: what it gives, and its token.
@@ -36,9 +35,7 @@ pub(super) struct Flight {
 pub(super) struct Writer<'k> {
     pub k: &'k BlockProgram,
     plan: &'k Plan,
-    pub new: BlockProgram,
-    /// Instructions of the open regions, innermost last.
-    pub open: Vec<Vec<Inst>>,
+    pub b: Builder,
     /// Shared tiles by what they hold, and the stage that is read where it is not the first.
     pub tiles: HashMap<Value, Value>,
     pub stages: HashMap<Value, Value>,
@@ -56,38 +53,11 @@ pub(super) struct Writer<'k> {
 
 impl<'k> Writer<'k> {
     // ---- Instructions ----
-    pub(super) fn emit(&mut self, op: Op, args: &[Value], types: &[Type]) -> Vec<Value> {
-        self.emit_with(op, args, types, vec![])
-    }
-    pub(super) fn emit_with(&mut self, op: Op, args: &[Value], types: &[Type], regions: Vec<Region>) -> Vec<Value> {
-        let results: Vec<Value> = types.iter().map(|t| self.new.new_value(t.clone())).collect();
-        self.push(InstData { op, args: args.to_vec(), results: results.clone(), regions });
-        results
-    }
-    pub(super) fn push(&mut self, data: InstData) {
-        let i = self.new.new_inst(data);
-        self.keep(i);
-    }
-    fn keep(&mut self, i: Inst) {
-        self.open.last_mut().into_iter().for_each(|insts| insts.push(i));
-    }
     pub(super) fn effect(&mut self, op: Op, args: &[Value]) {
-        self.emit(op, args, &[]);
+        self.b.inst(op, args, &[], vec![]);
     }
     pub(super) fn one(&mut self, op: Op, args: &[Value], ty: Type) -> Value {
-        self.emit(op, args, &[ty])[0]
-    }
-    pub(super) fn int(&mut self, elem: Elem, n: i64) -> Value {
-        self.one(Op::Const(Const::Int(n)), &[], Type::scalar(elem))
-    }
-    pub(super) fn binary(&mut self, op: BinaryOp, a: Value, b: Value) -> Value {
-        let ty = self.new.ty(a).clone();
-        self.one(Op::Binary(op), &[a, b], ty)
-    }
-    pub(super) fn transposed(&mut self, v: Value) -> Value {
-        let shape: Vec<usize> = self.new.ty(v).shape().iter().rev().copied().collect();
-        let ty = self.new.ty(v).with_shape(shape);
-        self.one(Op::Permute(vec![1, 0]), &[v], ty)
+        self.b.inst(op, args, &[ty], vec![])[0]
     }
     /// A barrier after which all warps and matmuls see what was stored and copied.
     pub(super) fn show(&mut self) {
@@ -100,8 +70,8 @@ impl<'k> Writer<'k> {
 
     /// Starts the copies that waited for a barrier.
     pub(super) fn start_waiting_copies(&mut self) {
-        let waiting_copies = std::mem::take(&mut self.waiting_copies);
-        self.open.last_mut().into_iter().for_each(|insts| insts.extend(&waiting_copies));
+        let copies = std::mem::take(&mut self.waiting_copies);
+        self.b.append(copies);
     }
 
     // ---- Tiles ----
@@ -131,7 +101,7 @@ impl<'k> Writer<'k> {
             self.land_all();
             self.effect(Op::Sync, &[]);
         }
-        let value = if tile.permuted { self.transposed(v) } else { v };
+        let value = if tile.permuted { self.b.permute(v, &[1, 0]) } else { v };
         self.effect(Op::SharedStore, &[self.tiles[&v], self.stage_of(v), value]);
         self.unseen = true;
     }
@@ -164,14 +134,9 @@ impl<'k> Writer<'k> {
         let (sums, result) = (dot.args[2], dot.results[0]);
         let chained = self.flight.iter().position(|f| f.result == sums);
         args.push(chained.map_or(sums, |at| self.flight.remove(at).token));
-        let token = self.token_of(result);
-        let token = self.one(Op::Wgmma { transpose_a, transpose_b }, &args, token);
+        let token = self.one(Op::Wgmma { transpose_a, transpose_b }, &args, m.token.clone());
         self.effect(Op::WgmmaCommit, &[]);
         self.flight.push(Flight { result, token });
-    }
-    pub(super) fn token_of(&self, sums: Value) -> Type {
-        let ty = self.k.ty(sums);
-        Type::Token { elem: ty.elem().unwrap_or(Elem::F32), shape: ty.shape().to_vec() }
     }
     /// Waits for the dot that gives a value, if it is in flight.
     fn land(&mut self, v: Value) {
@@ -179,8 +144,7 @@ impl<'k> Writer<'k> {
         let pending = self.flight.len() - 1 - at;
         // Those before are done with it.
         for f in self.flight.drain(..=at).collect::<Vec<_>>() {
-            let wait = Op::WgmmaWait { pending: pending as u8 };
-            self.push(InstData { op: wait, args: vec![f.token], results: vec![f.result], regions: vec![] });
+            self.b.define(&[f.result], Op::WgmmaWait { pending: pending as u8 }, &[f.token], vec![]);
             self.defined(f.result);
         }
     }
@@ -207,7 +171,7 @@ impl<'k> Writer<'k> {
         }
         if data.regions.is_empty() {
             data.args.iter().for_each(|v| self.land(*v));
-            self.keep(i);
+            self.b.keep(i);
             return data.results.iter().for_each(|v| self.defined(*v));
         }
         self.land_all();
@@ -231,20 +195,11 @@ impl<'k> Writer<'k> {
     fn read(&mut self, v: Value, tile: &Tile) {
         let ty = Type::block(tile.elem, tile.shape.to_vec());
         let (from, stage) = (self.tiles[&v], self.stage_of(v));
-        match tile.permuted {
-            true => {
-                let block = self.one(Op::SharedLoad, &[from, stage], ty);
-                self.push(InstData {
-                    op: Op::Permute(vec![1, 0]),
-                    args: vec![block],
-                    results: vec![v],
-                    regions: vec![],
-                });
-            }
-            false => {
-                self.push(InstData { op: Op::SharedLoad, args: vec![from, stage], results: vec![v], regions: vec![] })
-            }
+        if !tile.permuted {
+            return self.b.define(&[v], Op::SharedLoad, &[from, stage], vec![]);
         }
+        let block = self.one(Op::SharedLoad, &[from, stage], ty);
+        self.b.define(&[v], Op::Permute(vec![1, 0]), &[block], vec![]);
     }
     /// A loop or branch whose regions are rewritten.
     fn nested(&mut self, i: Inst) {
@@ -254,8 +209,8 @@ impl<'k> Writer<'k> {
         let regions =
             data.regions.iter().map(|r| self.region(r, r.params.clone(), |_| (), |_, args, ()| args)).collect();
         self.loops -= usize::from(repeats);
-        self.new.inst_mut(i).regions = regions;
-        self.keep(i);
+        self.b.program_mut().inst_mut(i).regions = regions;
+        self.b.keep(i);
     }
     /// A region after what `first` writes, which yields what `last` makes of its values.
     pub(super) fn region<T>(
@@ -266,23 +221,18 @@ impl<'k> Writer<'k> {
         last: impl FnOnce(&mut Self, Vec<Value>, T) -> Vec<Value>,
     ) -> Region {
         let outside = std::mem::take(&mut self.flight);
-        self.open.push(vec![]);
+        self.b.open_region_of(params);
         let begun = first(self);
         region.params.iter().for_each(|v| self.defined(*v));
-        let (end, insts) = match region.insts.split_last() {
-            Some((end, insts)) if self.k.inst(*end).op == Op::Yield => (Some(*end), insts),
-            _ => (None, &region.insts[..]),
-        };
+        // Nested regions of a verified program end in a `yield`.
+        let Some((end, insts)) = region.insts.split_last() else { return self.b.close_region(&[]) };
         insts.iter().for_each(|i| self.inst(*i));
-        let args = last(self, end.map_or(vec![], |i| self.k.inst(i).args.clone()), begun);
+        let args = last(self, self.k.inst(*end).args.clone(), begun);
         self.land_all();
         if self.unseen {
             self.show();
         }
-        if end.is_some() {
-            self.effect(Op::Yield, &args);
-        }
         self.flight = outside;
-        Region { params, insts: self.open.pop().unwrap_or_default() }
+        self.b.close_region(&args)
     }
 }
