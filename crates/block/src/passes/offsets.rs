@@ -1,107 +1,122 @@
 //! Pointers that a loop moves become where they start plus an offset: the loop carries the offset, one number, in place
-//! of a pointer for each element.
+//! of a pointer for each element, and each use computes its addresses in its own layout.
 //!
 //! The elements keep one base, whose contiguity and alignment the analyses see, whatever number the pointers move by.
-//! For programs with values of the launch; lowering writes its own with offsets.
-use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, Value};
+//! The canonical pass is for programs with values of the launch, since lowering writes its own with offsets; and for
+//! steps that are values, since the analyses follow constant ones. Pipelines need offsets for all of them
+//! ([`moved_blocks`]), so that addresses of later iterations are a sum.
+use crate::{BinaryOp, BlockProgram, Builder, Const, Elem, Inst, InstData, Op, Type, Value};
 use std::collections::HashMap;
 
 pub fn run(k: &mut BlockProgram) {
     if !k.has_launch_values() || k.values.iter().any(|v| v.layout.is_some()) {
         return;
     }
-    let mut body = std::mem::take(&mut k.body);
-    region(k, &mut body);
-    k.body = body;
+    *k = with_offsets(std::mem::take(k), |_, m| matches!(m.by, Step::Value(_)));
 }
 
-fn region(k: &mut BlockProgram, r: &mut Region) {
-    for i in std::mem::take(&mut r.insts) {
-        let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
-        regions.iter_mut().for_each(|inner| region(k, inner));
-        k.inst_mut(i).regions = regions;
-        match k.inst(i).op {
-            Op::For => rewrite(k, i, &mut r.insts),
-            _ => r.insts.push(i),
-        }
-    }
+/// The same program without pointer blocks that a loop carries and moves by one number for all elements.
+pub fn moved_blocks(k: &BlockProgram) -> BlockProgram {
+    with_offsets(k.clone(), |k, m| !k.ty(m.pointer).is_scalar())
 }
 
-/// A carried pointer: its number among what the loop carries, and the scalar that it moves by.
+/// A pointer that a loop carries: its number among what the loop carries, and how far it moves.
 struct Moved {
-    n: usize,
-    by: Value,
+    number: usize,
+    pointer: Value,
+    by: Step,
+}
+enum Step {
+    Constant(i64),
+    Value(Value),
+}
+
+/// The elements that offsets count.
+const OFFSET: Elem = Elem::I64;
+
+fn with_offsets(k: BlockProgram, wanted: impl Fn(&BlockProgram, &Moved) -> bool) -> BlockProgram {
+    Builder::rewrite(k, |b, i| {
+        let k = b.program_mut();
+        let mut moved = if k.inst(i).op == Op::For { moved(k, i) } else { vec![] };
+        moved.retain(|m| wanted(k, m));
+        match moved.is_empty() {
+            true => b.keep(i),
+            false => carry_offsets(b, i, &moved),
+        }
+    })
 }
 
 /// The loop, with what comes before and after it.
-fn rewrite(k: &mut BlockProgram, i: Inst, out: &mut Vec<Inst>) {
-    let moved = moved(k, i);
-    let mut data = k.inst(i).clone();
-    let mut after = vec![];
-    for Moved { n, by } in moved {
-        let (init, pointer, result) = (data.args[3 + n], data.regions[0].params[1 + n], data.results[n]);
-        let wide = Type::scalar(Elem::I64);
-        let zero = one(k, Op::Const(Const::Int(0)), &[], wide.clone(), out);
-        let (offset, last) = (k.new_value(wide.clone()), k.new_value(wide.clone()));
-        let mut start = vec![];
-        plus(k, init, offset, pointer, &mut start);
-        plus(k, init, last, result, &mut after);
-        let body = &mut data.regions[0];
-        let Some(end) = body.insts.pop() else { continue };
-        let by = match k.ty(by).elem() {
-            Some(Elem::I64) => by,
-            _ => one(k, Op::Cast(Elem::I64), &[by], wide.clone(), &mut body.insts),
-        };
-        let next = one(k, Op::Binary(BinaryOp::Add), &[offset, by], wide, &mut body.insts);
-        k.inst_mut(end).args[n] = next;
-        body.insts.push(end);
-        body.insts.splice(0..0, start);
-        (body.params[1 + n], data.args[3 + n], data.results[n]) = (offset, zero, last);
+fn carry_offsets(b: &mut Builder, i: Inst, moved: &[Moved]) {
+    let mut data = b.program_mut().inst(i).clone();
+    let mut body = std::mem::take(&mut data.regions[0]);
+    let zero = b.constant(Type::scalar(OFFSET), Const::Int(0));
+    let [now, last] = [0, 1].map(|_| moved.iter().map(|_| b.new_value(Type::scalar(OFFSET))).collect::<Vec<_>>());
+    let starts: Vec<Value> = moved.iter().map(|m| data.args[3 + m.number]).collect();
+    let end = body.insts.pop();
+    b.open_list();
+    for (n, m) in moved.iter().enumerate() {
+        place(b, m.pointer, starts[n], now[n]);
     }
-    *k.inst_mut(i) = data;
-    out.push(i);
-    out.append(&mut after);
+    b.append(std::mem::take(&mut body.insts));
+    for (m, offset) in moved.iter().zip(&now) {
+        let by = match m.by {
+            Step::Constant(by) => b.constant(Type::scalar(OFFSET), Const::Int(by)),
+            Step::Value(by) => b.cast(by, OFFSET),
+        };
+        let next = b.binary(BinaryOp::Add, *offset, by);
+        end.into_iter().for_each(|end| b.program_mut().inst_mut(end).args[m.number] = next);
+    }
+    end.into_iter().for_each(|end| b.keep(end));
+    body.insts = b.close_list();
+    let results = data.results.clone();
+    for (n, m) in moved.iter().enumerate() {
+        (body.params[1 + m.number], data.args[3 + m.number], data.results[m.number]) = (now[n], zero, last[n]);
+    }
+    data.regions[0] = body;
+    *b.program_mut().inst_mut(i) = data;
+    b.keep(i);
+    for (n, m) in moved.iter().enumerate() {
+        place(b, results[m.number], starts[n], last[n]);
+    }
 }
 
-/// The pointers that a loop moves by a number in each iteration.
+/// Makes `pointer` of where it starts and a number of elements.
+fn place(b: &mut Builder, pointer: Value, start: Value, offset: Value) {
+    let offset = b.splat(offset, &b.shape(pointer));
+    b.define(&[pointer], Op::PtrAdd, &[start, offset], vec![]);
+}
+
+/// The pointers that a loop moves by one number in each iteration.
 fn moved(k: &BlockProgram, i: Inst) -> Vec<Moved> {
-    let data = k.inst(i);
-    let Some(region) = data.regions.first() else { return vec![] };
+    let Some(region) = k.inst(i).regions.first() else { return vec![] };
     let Some(end) = region.insts.last().map(|i| k.inst(*i)).filter(|d| d.op == Op::Yield) else { return vec![] };
     let made: HashMap<Value, &InstData> = k.insts.iter().flat_map(|d| d.results.iter().map(move |v| (*v, d))).collect();
-    let one = |(n, next): (usize, &Value)| {
-        let pointer = *region.params.get(1 + n)?;
-        let d = made.get(next).filter(|d| d.op == Op::PtrAdd && d.args[0] == pointer)?;
-        Some(Moved { n, by: scalar_of(k, &made, d.args[1])? })
+    let one = |(number, next): (usize, &Value)| {
+        let pointer = *region.params.get(1 + number)?;
+        let d = made.get(next).filter(|d| d.op == Op::PtrAdd && without_hint(&made, d.args[0]) == pointer)?;
+        Some(Moved { number, pointer, by: step(k, &made, d.args[1])? })
     };
     end.args.iter().enumerate().filter_map(one).collect()
 }
 
-/// The scalar that all elements of a block are.
-fn scalar_of(k: &BlockProgram, made: &HashMap<Value, &InstData>, mut v: Value) -> Option<Value> {
+/// The pointer of which `multiple_of` says something.
+fn without_hint(made: &HashMap<Value, &InstData>, mut pointer: Value) -> Value {
+    while let Some(data) = made.get(&pointer).filter(|d| matches!(d.op, Op::MultipleOf(_))) {
+        pointer = data.args[0];
+    }
+    pointer
+}
+
+/// The number that all elements of a block of offsets are.
+fn step(k: &BlockProgram, made: &HashMap<Value, &InstData>, mut v: Value) -> Option<Step> {
     while !k.ty(v).is_scalar() {
         let d = made.get(&v)?;
         match d.op {
+            Op::Const(Const::Int(n)) => return Some(Step::Constant(n)),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape => v = d.args[0],
             _ => return None,
         }
     }
-    Some(v)
-}
-
-/// Makes `result` of a pointer (block) and a scalar offset.
-fn plus(k: &mut BlockProgram, pointer: Value, offset: Value, result: Value, out: &mut Vec<Inst>) {
-    let shape = k.ty(pointer).shape().to_vec();
-    let offset = match shape.is_empty() {
-        true => offset,
-        false => one(k, Op::Splat, &[offset], Type::block(Elem::I64, shape), out),
-    };
-    let data = InstData { op: Op::PtrAdd, args: vec![pointer, offset], results: vec![result], regions: vec![] };
-    out.push(k.new_inst(data));
-}
-
-fn one(k: &mut BlockProgram, op: Op, args: &[Value], ty: Type, out: &mut Vec<Inst>) -> Value {
-    let v = k.new_value(ty);
-    out.push(k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] }));
-    v
+    Some(Step::Value(v))
 }

@@ -5,7 +5,7 @@
 //! [`super::warpgroup::roles`] applies, a warp of its own copies, and dots need fewer registers and barriers; this pass
 //! is for all other programs: operands that are computed or read through indices, several dots in a loop, sums that are
 //! rescaled.
-//! 1. [`carried`] makes pointers that a loop moves numbers, so that addresses of later iterations are a sum.
+//! 1. [`offsets`] makes pointers that a loop moves numbers, so that addresses of later iterations are a sum.
 //! 2. [`plan`] says which operands lie in shared tiles and which in registers, and which loads are copied ahead.
 //! 3. [`writer`] rewrites the program, and [`stages`] its loops. A loop of `S` stages becomes
 //! ```text
@@ -20,13 +20,13 @@
 //! 4. [`prefetch`] loads what is left, and small, an iteration ahead into registers.
 //!
 //! Sums are of the same products in the same order of K, in the accuracy of the instruction.
-mod carried;
 mod copies;
 mod plan;
 mod prefetch;
 mod stages;
 mod writer;
 
+use super::offsets;
 use super::warpgroup::Refusal;
 use crate::BlockProgram;
 use kiln_machine::Machine;
@@ -39,7 +39,7 @@ pub fn run(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {
     if !m.arch.is_gpu() {
         return Err(Refusal(format!("{} has no shared memory", m.name)));
     }
-    let k = carried::without_pointers(k);
+    let k = offsets::moved_blocks(k);
     let plan = plan::Plan::of(&k, m)?;
     Ok(prefetch::loads_ahead(&writer::write(&k, &plan)))
 }
