@@ -373,7 +373,7 @@ impl Builder {
         // The instruction was appended last.
         let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
         let results: Vec<Value> = types.into_iter().map(|t| self.kernel.new_value(t)).collect();
-        if let Some(i) = self.open.last().and_then(|r| r.insts.last()).copied() {
+        if let Some(i) = self.last() {
             self.kernel.inst_mut(i).results = results.clone();
         }
         results

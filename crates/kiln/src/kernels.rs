@@ -253,7 +253,7 @@ fn coded_for_gpu(
 
 /// Inline assembly of a program for what is no GPU, as ops; refused if a text has no meaning there.
 fn without_assembly(unit: &Unit, compiled: &mut Compiled) -> Result<(), Failure> {
-    passes::portable_assembly::run(&mut compiled.program);
+    compiled.program = passes::portable_assembly::portable(&compiled.program);
     let Some((inst, assembly)) = passes::portable_assembly::unknown(&compiled.program) else {
         return Ok(());
     };

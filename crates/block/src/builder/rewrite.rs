@@ -57,6 +57,10 @@ impl Builder {
             names.extend(data.results.iter().copied().zip(made));
         }
     }
+    /// The instruction that was appended last.
+    pub(crate) fn last(&self) -> Option<Inst> {
+        self.open.last()?.insts.last().copied()
+    }
     /// New values of the types of others.
     pub(crate) fn like(&mut self, values: &[Value]) -> Vec<Value> {
         let types: Vec<Type> = values.iter().map(|v| self.ty(*v).clone()).collect();

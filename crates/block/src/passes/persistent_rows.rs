@@ -9,6 +9,7 @@
 //! On `sm_90` an instance may be a cluster of blocks. Lowering uses the pass where a schedule says `persist`.
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
+use crate::builder::rewrite::Names;
 use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Swizzle, Type, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -45,7 +46,7 @@ pub fn run(k: &BlockProgram, instances: usize) -> Result<BlockProgram, Refusal> 
     b.set_arithmetic(k.arithmetic);
     b.set_blocks(k.blocks);
     b.set_registers(k.registers);
-    let mut w = Writer { k, names: HashMap::new() };
+    let mut w = Writer { k, names: Names::new() };
     for p in &k.params {
         let v = b.param_like(p, k.ty(p.value).clone());
         w.names.insert(p.value, v);
@@ -145,7 +146,7 @@ type Staged = (Inst, Value);
 struct Writer<'k> {
     k: &'k BlockProgram,
     /// Values of the new program, by old value.
-    names: HashMap<Value, Value>,
+    names: Names,
 }
 
 impl Writer<'_> {
@@ -223,17 +224,10 @@ impl Writer<'_> {
     /// Copies an instruction for instance `at`. Prefetch hints are dropped: the loop prefetches itself.
     fn copy(&mut self, b: &mut Builder, i: Inst, at: Value) {
         let d = self.k.inst(i);
-        let op = match d.op {
-            Op::Prefetch { .. } => return,
-            Op::ProgramId(0) => {
-                self.names.insert(d.results[0], at);
-                return;
-            }
-            ref op => op.clone(),
-        };
-        let args: Vec<Value> = d.args.iter().map(|v| self.names[v]).collect();
-        let types: Vec<Type> = d.results.iter().map(|v| self.k.ty(*v).clone()).collect();
-        let made = b.inst(op, &args, &types, vec![]);
-        self.names.extend(d.results.iter().copied().zip(made));
+        match d.op {
+            Op::Prefetch { .. } => {}
+            Op::ProgramId(0) => _ = self.names.insert(d.results[0], at),
+            _ => b.copies(self.k, &[i], &mut self.names),
+        }
     }
 }

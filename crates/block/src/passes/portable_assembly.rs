@@ -6,21 +6,22 @@
 mod instructions;
 
 use crate::types::{Elem, Type};
-use crate::{Assembly, BinaryOp, BlockProgram, Const, Inst, InstData, Op, Region, UnaryOp, Value};
+use crate::{Assembly, BlockProgram, Builder, Const, Inst, InstData, Op, Value};
 use std::collections::HashMap;
 
-/// Replaces each text whose meaning is known. Other instructions keep their numbers.
-pub fn run(k: &mut BlockProgram) {
-    let mut body = std::mem::take(&mut k.body);
-    region(k, &mut body);
-    k.body = body;
-}
-
-/// The program after [`run`].
+/// The program with ops in place of each text whose meaning is known. Other instructions keep their numbers.
 pub fn portable(k: &BlockProgram) -> BlockProgram {
-    let mut k = k.clone();
-    run(&mut k);
-    k
+    Builder::rewrite(k.clone(), |b, i| {
+        let data = k.inst(i);
+        let Op::Asm(assembly) = &data.op else { return b.keep(i) };
+        b.open_list();
+        let known = translate(b, data, assembly);
+        let insts = b.close_list();
+        match known {
+            Some(()) => b.append(insts),
+            None => b.keep(i),
+        }
+    })
 }
 
 /// The first text that is left.
@@ -37,71 +38,39 @@ pub fn unknown(k: &BlockProgram) -> Option<(Inst, &Assembly)> {
     }
 }
 
-fn region(k: &mut BlockProgram, r: &mut Region) {
-    for inst in std::mem::take(&mut r.insts) {
-        let mut data = k.inst(inst).clone();
-        data.regions.iter_mut().for_each(|inner| region(k, inner));
-        k.inst_mut(inst).regions = std::mem::take(&mut data.regions);
-        match &data.op {
-            Op::Asm(assembly) => match translated(k, &data, assembly) {
-                Some(insts) => r.insts.extend(insts),
-                None => r.insts.push(inst),
-            },
-            _ => r.insts.push(inst),
-        }
-    }
-}
-
-/// The instructions in place of a text.
-fn translated(k: &mut BlockProgram, data: &InstData, assembly: &Assembly) -> Option<Vec<Inst>> {
+/// Appends the ops in place of a text; `None` if its meaning is not known.
+fn translate(b: &mut Builder, data: &InstData, assembly: &Assembly) -> Option<()> {
     if assembly.pack != 1 {
         return None;
     }
-    let shape = k.ty(*data.results.first()?).shape().to_vec();
+    let shape = b.shape(*data.results.first()?);
     let operands = data.args.iter().enumerate().map(|(n, v)| (format!("${}", data.results.len() + n), *v)).collect();
-    let mut t = Translation { k, shape, registers: operands, out: vec![] };
+    let mut t = Translation { b, shape, registers: operands };
     for line in instructions::lines(&assembly.text) {
         t.instruction(&line)?;
     }
     for (n, result) in data.results.iter().enumerate() {
-        let Type::Block { elem, .. } = *t.k.ty(*result) else { return None };
+        let Type::Block { elem, .. } = *t.b.ty(*result) else { return None };
         let value = match t.registers.get(&format!("${n}")) {
             Some(value) => t.in_type(*value, elem)?,
             None => t.constant(elem, Const::Int(0)),
         };
         t.named(value, *result);
     }
-    Some(t.out)
+    Some(())
 }
 
 /// A text on its way to ops: what its registers hold.
-struct Translation<'k> {
-    k: &'k mut BlockProgram,
+struct Translation<'b> {
+    b: &'b mut Builder,
     shape: Vec<usize>,
     registers: HashMap<String, Value>,
-    out: Vec<Inst>,
 }
 
 impl Translation<'_> {
     fn emit(&mut self, op: Op, args: &[Value], elem: Elem) -> Value {
-        let result = self.k.new_value(Type::block(elem, self.shape.clone()));
-        self.push(op, args, result);
-        result
-    }
-    fn push(&mut self, op: Op, args: &[Value], result: Value) {
-        let data = InstData { op, args: args.to_vec(), results: vec![result], regions: vec![] };
-        self.out.push(self.k.new_inst(data));
-    }
-    fn elem(&self, v: Value) -> Elem {
-        self.k.ty(v).elem().unwrap_or(Elem::I32)
-    }
-    fn unary(&mut self, op: UnaryOp, x: Value) -> Value {
-        let elem = self.elem(x);
-        self.emit(Op::Unary(op), &[x], elem)
-    }
-    fn binary(&mut self, op: BinaryOp, a: Value, b: Value) -> Value {
-        let elem = self.elem(a);
-        self.emit(Op::Binary(op), &[a, b], elem)
+        let ty = Type::block(elem, self.shape.clone());
+        self.b.inst(op, args, &[ty], vec![])[0]
     }
     fn constant(&mut self, elem: Elem, value: Const) -> Value {
         let value = match value {
@@ -114,15 +83,17 @@ impl Translation<'_> {
     }
     /// The value under the name of a result.
     fn named(&mut self, value: Value, result: Value) {
-        match self.out.iter().position(|inst| self.k.inst(*inst).results == [value]) {
-            // No other instruction reads it under its own name if it is the last one.
-            Some(at) if at + 1 == self.out.len() => self.k.inst_mut(self.out[at]).results = vec![result],
-            _ => self.push(Op::Bitcast, &[value], result),
+        let last = self.b.last();
+        let k = self.b.program_mut();
+        match last.filter(|inst| k.inst(*inst).results == [value]) {
+            // No other instruction reads it under its own name.
+            Some(last) => k.inst_mut(last).results = vec![result],
+            None => self.b.define(&[result], Op::Bitcast, &[value], vec![]),
         }
     }
     /// The bits of a value as an element: cut, or extended by its sign.
     fn in_type(&mut self, v: Value, to: Elem) -> Option<Value> {
-        let from = match self.k.ty(v) {
+        let from = match self.b.ty(v) {
             Type::Block { elem, .. } => *elem,
             _ => return None,
         };

@@ -6,23 +6,21 @@
 //! for all elements; and these. Iterations keep their order, so no bit changes.
 use super::runs;
 use crate::analysis::{self, Affine, Analysis};
-use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value};
+use crate::builder::rewrite::{Names, renamed};
+use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Elem, Inst, InstData, Op, Region, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
 
 /// The same program with its loops split; loops that no comparison bounds stay as they are.
 pub fn run(kernel: &BlockProgram) -> BlockProgram {
-    let mut k = kernel.clone();
     let facts = analysis::analyse(kernel);
-    let old = std::mem::take(&mut k.body.insts);
-    let mut s = Splitter { old: kernel, k, out: vec![] };
-    for i in old {
+    let mut s = Splitter { k: kernel, b: Builder::of(kernel.clone()) };
+    for &i in &kernel.body.insts {
         match kernel.inst(i).op {
             Op::For => s.for_loop(&facts, i),
-            _ => s.out.push(i),
+            _ => s.b.keep(i),
         }
     }
-    s.k.body.insts = s.out;
-    s.k
+    s.b.finish()
 }
 
 /// The iterations in which a comparison has the same result for all elements: from an index on, or below one.
@@ -96,37 +94,36 @@ impl Plain {
 }
 
 struct Splitter<'k> {
-    old: &'k BlockProgram,
-    k: BlockProgram,
-    out: Vec<Inst>,
+    k: &'k BlockProgram,
+    b: Builder,
 }
 
 impl Splitter<'_> {
     fn for_loop(&mut self, facts: &Analysis, i: Inst) {
-        let data = self.old.inst(i);
-        let found = plain(self.old, facts, data);
+        let data = self.k.inst(i);
+        let found = plain(self.k, facts, data);
         let step = facts.affine(data.args[2]).and_then(Affine::as_constant).filter(|s| *s > 0);
-        let (Some(plain), Some(size)) = (found, step) else { return self.out.push(i) };
+        let (Some(plain), Some(size)) = (found, step) else { return self.b.keep(i) };
         let [lo, hi, step] = [data.args[0], data.args[1], data.args[2]];
         // The first iterations: up to the greatest of the lower bounds, and one where there surely is one.
-        let has_first = runs(self.old, facts, data);
-        let second = if has_first { self.binary(B::Add, lo, step) } else { lo };
+        let has_first = runs(self.k, facts, data);
+        let second = if has_first { self.b.binary(B::Add, lo, step) } else { lo };
         let mut middle = second;
         for from in &plain.from {
             let from = self.extreme(from, B::Min);
             let trips = self.trips(lo, from, size);
-            let ahead = self.binary(B::Mul, trips, step);
-            let from = self.binary(B::Add, lo, ahead);
-            middle = self.binary(B::Max, middle, from);
+            let ahead = self.b.binary(B::Mul, trips, step);
+            let from = self.b.binary(B::Add, lo, ahead);
+            middle = self.b.binary(B::Max, middle, from);
         }
         let mut end = hi;
         for below in &plain.below {
             let below = self.extreme(below, B::Max);
-            end = self.binary(B::Min, end, below);
+            end = self.b.binary(B::Min, end, below);
         }
         let trips = self.trips(middle, end, size);
-        let ahead = self.binary(B::Mul, trips, step);
-        let last = self.binary(B::Add, middle, ahead);
+        let ahead = self.b.binary(B::Mul, trips, step);
+        let last = self.b.binary(B::Add, middle, ahead);
         let [none, early, late] = [HashMap::new(), beyond(&plain.from), beyond(&plain.below)];
         let mut carried = data.args[3..].to_vec();
         let mut parts = vec![];
@@ -134,7 +131,7 @@ impl Splitter<'_> {
             parts.push(([lo, second], &none));
         }
         if !plain.from.is_empty() {
-            let before = self.binary(B::Min, middle, hi);
+            let before = self.b.binary(B::Min, middle, hi);
             parts.push(([second, before], &early));
         }
         parts.push(([middle, end], &plain.known));
@@ -147,30 +144,19 @@ impl Splitter<'_> {
             // The last loop's results are the old loop's.
             let results = match n + 1 == count {
                 true => data.results.clone(),
-                false => data.results.iter().map(|v| self.k.new_value(self.old.ty(*v).clone())).collect(),
+                false => self.b.like(&data.results),
             };
-            let region = self.copied(&data.regions[0], known);
-            carried.clone_from(&results);
-            let split = self.k.new_inst(InstData { op: Op::For, args, results, regions: vec![region] });
-            self.out.push(split);
+            let region = self.copied(&data.regions[0], &mut Names::new(), &mut known.clone());
+            self.b.define(&results, Op::For, &args, vec![region]);
+            carried = results;
         }
     }
     /// A copy of a region, in which the results of some comparisons are known.
-    fn copied(&mut self, r: &Region, known: &HashMap<Value, bool>) -> Region {
-        let mut to: HashMap<Value, Value> = HashMap::new();
-        self.copied_into(r, &mut to, &mut known.clone())
-    }
-    fn copied_into(&mut self, r: &Region, to: &mut HashMap<Value, Value>, known: &mut HashMap<Value, bool>) -> Region {
-        let fresh = |s: &mut Self, v: Value, to: &mut HashMap<Value, Value>| {
-            let new = s.k.new_value(s.old.ty(v).clone());
-            to.insert(v, new);
-            new
-        };
-        let params = r.params.iter().map(|v| fresh(self, *v, to)).collect();
-        let mut insts = vec![];
-        for &i in &r.insts {
-            let data = self.old.inst(i);
-            let now = |v: &Value, to: &HashMap<Value, Value>| to.get(v).copied().unwrap_or(*v);
+    fn copied(&mut self, r: &Region, names: &mut Names, known: &mut HashMap<Value, bool>) -> Region {
+        let params = self.fresh(&r.params, names);
+        self.b.open_list();
+        let k = self.k;
+        for data in r.insts.iter().map(|i| k.inst(*i)) {
             let truth = |n: usize| data.args.get(n).and_then(|v| known.get(v)).copied();
             let implied = match data.op {
                 Op::Binary(B::And) => [(0, 1), (1, 0)].into_iter().find(|(a, _)| truth(*a) == Some(true)).map(|x| x.1),
@@ -179,8 +165,7 @@ impl Splitter<'_> {
                 _ => None,
             };
             if let ([result], Some(n)) = (&data.results[..], implied) {
-                let same = now(&data.args[n], to);
-                to.insert(*result, same);
+                names.insert(*result, renamed(names, data.args[n]));
                 if let Some(t) = truth(n) {
                     known.insert(*result, t);
                 }
@@ -189,36 +174,29 @@ impl Splitter<'_> {
             if let ([result], Some(t)) = (&data.results[..], follows(&data.op, [truth(0), truth(1)])) {
                 known.insert(*result, t);
             }
-            let args = data.args.iter().map(|v| now(v, to)).collect();
-            let regions = data.regions.iter().map(|r| self.copied_into(r, to, known)).collect();
-            let results = data.results.iter().map(|v| fresh(self, *v, to)).collect();
-            insts.push(self.k.new_inst(InstData { op: data.op.clone(), args, results, regions }));
+            let args: Vec<Value> = data.args.iter().map(|v| renamed(names, *v)).collect();
+            let regions = data.regions.iter().map(|r| self.copied(r, names, known)).collect();
+            let results = self.fresh(&data.results, names);
+            self.b.define(&results, data.op.clone(), &args, regions);
         }
-        Region { params, insts }
+        Region { insts: self.b.close_list(), params }
+    }
+    /// New values in place of these.
+    fn fresh(&mut self, values: &[Value], names: &mut Names) -> Vec<Value> {
+        let new = self.b.like(values);
+        names.extend(values.iter().copied().zip(new.iter().copied()));
+        new
     }
 
     // ---- Scalar arithmetic before the loops ----
-    fn one(&mut self, op: Op, args: &[Value], elem: Elem) -> Value {
-        let v = self.k.new_value(Type::scalar(elem));
-        let inst = self.k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] });
-        self.out.push(inst);
-        v
-    }
-    fn int(&mut self, n: i64) -> Value {
-        self.one(Op::Const(Const::Int(n)), &[], Elem::I32)
-    }
-    fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
-        self.one(Op::Binary(op), &[a, b], Elem::I32)
-    }
     /// The value of a form of scalars.
     fn form(&mut self, f: &Affine) -> Value {
-        let mut sum = self.int(f.constant);
+        let mut sum = self.b.i32(f.constant);
         for &(v, c) in &f.scalars {
-            let v =
-                if self.k.ty(v).elem() == Some(Elem::I32) { v } else { self.one(Op::Cast(Elem::I32), &[v], Elem::I32) };
-            let c = self.int(c);
-            let term = self.binary(B::Mul, v, c);
-            sum = self.binary(B::Add, sum, term);
+            let v = self.b.cast(v, Elem::I32);
+            let c = self.b.i32(c);
+            let term = self.b.binary(B::Mul, v, c);
+            sum = self.b.binary(B::Add, sum, term);
         }
         sum
     }
@@ -226,17 +204,17 @@ impl Splitter<'_> {
         let mut v = self.form(&forms.first);
         for f in &forms.others {
             let f = self.form(f);
-            v = self.binary(by, v, f);
+            v = self.b.binary(by, v, f);
         }
         v
     }
     /// Iterations of a loop from `lo` to `hi`.
     fn trips(&mut self, lo: Value, hi: Value, step: i64) -> Value {
-        let (zero, up, step) = (self.int(0), self.int(step - 1), self.int(step));
-        let length = self.binary(B::Sub, hi, lo);
-        let length = self.binary(B::Max, length, zero);
-        let length = self.binary(B::Add, length, up);
-        self.binary(B::Div, length, step)
+        let (zero, up, step) = (self.b.i32(0), self.b.i32(step - 1), self.b.i32(step));
+        let length = self.b.binary(B::Sub, hi, lo);
+        let length = self.b.binary(B::Max, length, zero);
+        let length = self.b.binary(B::Add, length, up);
+        self.b.binary(B::Div, length, step)
     }
 }
 

@@ -9,7 +9,7 @@
 //! operations.
 use crate::analysis::bounds::typed_bounds;
 use crate::analysis::unwrapped::{Origins, Reach, unwrapped_at};
-use crate::{BlockProgram, Elem, Inst, InstData, Op, Region, Type, Value};
+use crate::{BlockProgram, Builder, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 pub fn run(k: &mut BlockProgram) {
@@ -24,9 +24,10 @@ pub fn run(k: &mut BlockProgram) {
     if wraps.is_empty() {
         return;
     }
-    let mut body = std::mem::take(&mut k.body);
-    Widening { k, wraps, wide: HashMap::new() }.region(&mut body);
-    k.body = body;
+    let old = std::mem::take(k);
+    let mut w = Widening { k: &old, b: Builder::of(old.clone()), wraps, wide: HashMap::new() };
+    old.body.insts.iter().for_each(|i| w.inst(*i));
+    *k = w.b.finish();
 }
 
 /// Pointers to memory that may have 2^31 elements or more.
@@ -84,22 +85,22 @@ fn wrapping(k: &BlockProgram, pointers: &HashSet<Value>) -> HashSet<Value> {
     found
 }
 
-struct Widening<'a> {
-    k: &'a mut BlockProgram,
+struct Widening<'k> {
+    k: &'k BlockProgram,
+    b: Builder,
     wraps: HashSet<Value>,
     /// Values over the integers.
     wide: HashMap<Value, Value>,
 }
 
 impl Widening<'_> {
-    fn region(&mut self, r: &mut Region) {
-        for i in std::mem::take(&mut r.insts) {
-            match self.k.inst(i).op {
-                Op::For => self.for_loop(i, &mut r.insts),
-                Op::While => self.while_loop(i, &mut r.insts),
-                Op::If => self.branch(i, &mut r.insts),
-                _ => self.inst(i, &mut r.insts),
-            }
+    fn inst(&mut self, i: Inst) {
+        let data = self.k.inst(i);
+        match (&data.op, &data.regions[..]) {
+            (Op::For, [body]) => self.for_loop(data, body),
+            (Op::While, [body]) => self.while_loop(data, body),
+            (Op::If, _) => self.branch(data),
+            _ => self.plain(i),
         }
     }
     fn wraps(&self, v: Value) -> bool {
@@ -110,30 +111,25 @@ impl Widening<'_> {
         self.wide.get(&v).copied().unwrap_or(v)
     }
     /// The value over the integers; of 64 bits if it is of 32.
-    fn extended(&mut self, v: Value, out: &mut Vec<Inst>) -> Value {
+    fn extended(&mut self, v: Value) -> Value {
         let meant = self.meant(v);
-        match self.k.ty(meant).elem() {
-            Some(Elem::I32) => {
-                let ty = wide_type(self.k.ty(meant));
-                self.emit(Op::Cast(Elem::I64), vec![meant], ty, out)
+        match self.b.ty(meant) {
+            Type::Block { elem: Elem::I32, .. } => {
+                let ty = wide_type(self.b.ty(meant));
+                self.b.inst(Op::Cast(Elem::I64), &[meant], &[ty], vec![])[0]
             }
             _ => meant,
         }
     }
-    fn emit(&mut self, op: Op, args: Vec<Value>, ty: Type, out: &mut Vec<Inst>) -> Value {
-        let v = self.k.new_value(ty);
-        out.push(self.k.new_inst(InstData { op, args, results: vec![v], regions: vec![] }));
-        v
-    }
     /// A new value for one over the integers.
     fn widened(&mut self, v: Value) -> Value {
-        let wide = self.k.new_value(wide_type(self.k.ty(v)));
+        let wide = self.b.new_value(wide_type(self.b.ty(v)));
         self.wide.insert(v, wide);
         wide
     }
     /// An op without regions, or with regions that compute elements.
-    fn inst(&mut self, i: Inst, out: &mut Vec<Inst>) {
-        let d = self.k.inst(i).clone();
+    fn plain(&mut self, i: Inst) {
+        let d = self.k.inst(i);
         let is_pointer = d.results.first().is_some_and(|v| matches!(self.k.ty(*v), Type::Ptr { .. }));
         let guard = match d.op {
             Op::PtrAdd | Op::Load(..) => Some(1),
@@ -142,20 +138,17 @@ impl Widening<'_> {
             _ => None,
         };
         if let Some((n, v)) = guard.and_then(|n| Some((n, *d.args.get(n)?))) {
-            self.k.inst_mut(i).args[n] = self.meant(v);
+            self.b.program_mut().inst_mut(i).args[n] = self.meant(v);
         }
-        out.push(i);
+        self.b.keep(i);
         let [v] = d.results[..] else { return };
         if !self.wraps(v) {
             return;
         }
-        let args: Vec<Value> = d.args.iter().map(|v| self.extended(*v, out)).collect();
+        let args: Vec<Value> = d.args.iter().map(|v| self.extended(*v)).collect();
         let wide = match d.op {
             Op::Cast(_) => args[0],
-            op => {
-                let ty = wide_type(self.k.ty(v));
-                self.emit(op, args, ty, out)
-            }
+            ref op => self.b.inst(op.clone(), &args, &[wide_type(self.k.ty(v))], vec![])[0],
         };
         self.wide.insert(v, wide);
     }
@@ -164,89 +157,79 @@ impl Widening<'_> {
         let wraps = |list: &[Value], n: usize| list.get(n).is_some_and(|v| self.wraps(*v));
         (0..params.len().max(results.len())).filter(|n| wraps(params, *n) || wraps(results, *n)).collect()
     }
-    fn for_loop(&mut self, i: Inst, out: &mut Vec<Inst>) {
-        let mut d = self.k.inst(i).clone();
-        let Some(mut body) = d.regions.pop() else { return out.push(i) };
-        let carried = self.carried(&body.params[1..], &d.results);
-        if d.args[..3].iter().any(|v| self.wraps(*v)) {
-            for n in 0..3 {
-                d.args[n] = self.extended(d.args[n], out);
+    fn for_loop(&mut self, data: &InstData, body: &Region) {
+        let (mut args, mut params) = (data.args.clone(), body.params.clone());
+        let carried = self.carried(&params[1..], &data.results);
+        let is_wide = args[..3].iter().any(|v| self.wraps(*v));
+        let mut narrow_index = None;
+        if is_wide {
+            for bound in &mut args[..3] {
+                *bound = self.extended(*bound);
             }
-            self.wide_index(&mut body);
+            // The index gets 64 bits; its 32-bit value is cast from it.
+            if self.k.ty(params[0]).elem() == Some(Elem::I32) {
+                narrow_index = Some(params[0]);
+                params[0] = self.widened(params[0]);
+            }
         }
         for n in &carried {
-            let init = self.extended(d.args[3 + n], out);
-            d.args.push(init);
-            let param = self.widened(body.params[1 + n]);
-            body.params.push(param);
+            args.push(self.extended(data.args[3 + n]));
+            params.push(self.widened(body.params[1 + n]));
         }
-        self.region(&mut body);
-        self.yield_wide(&mut body, &carried);
-        d.results.extend(carried.iter().map(|n| self.widened(d.results[*n])).collect::<Vec<_>>());
-        d.regions.push(body);
-        *self.k.inst_mut(i) = d;
-        out.push(i);
-    }
-    /// The index of a loop gets 64 bits; its 32-bit value is cast from it.
-    fn wide_index(&mut self, body: &mut Region) {
-        let index = body.params[0];
-        if self.k.ty(index).elem() == Some(Elem::I32) {
-            body.params[0] = self.widened(index);
-            let (op, args) = (Op::Cast(Elem::I32), vec![body.params[0]]);
-            let cast = self.k.new_inst(InstData { op, args, results: vec![index], regions: vec![] });
-            body.insts.insert(0, cast);
+        self.b.open_region_of(params.clone());
+        if let Some(index) = narrow_index {
+            self.b.define(&[index], Op::Cast(Elem::I32), &[params[0]], vec![]);
             self.wraps.remove(&index);
         }
+        let region = self.region(body, 0, &carried);
+        self.give(data, &args, &carried, vec![region]);
     }
-    fn while_loop(&mut self, i: Inst, out: &mut Vec<Inst>) {
-        let mut d = self.k.inst(i).clone();
-        let Some(mut body) = d.regions.pop() else { return out.push(i) };
-        let carried = self.carried(&body.params, &d.results);
-        if d.results.is_empty() && !carried.is_empty() {
-            d.results = d.args.iter().map(|v| self.k.new_value(self.k.ty(*v).clone())).collect();
+    fn while_loop(&mut self, data: &InstData, body: &Region) {
+        let carried = self.carried(&body.params, &data.results);
+        let mut data = data.clone();
+        if data.results.is_empty() && !carried.is_empty() {
+            data.results = self.b.like(&data.args);
         }
+        let (mut args, mut params) = (data.args.clone(), body.params.clone());
         for n in &carried {
-            let init = self.extended(d.args[*n], out);
-            d.args.push(init);
-            let param = self.widened(body.params[*n]);
-            body.params.push(param);
+            args.push(self.extended(data.args[*n]));
+            params.push(self.widened(body.params[*n]));
         }
-        self.region(&mut body);
-        let condition = self.last(&body).and_then(|end| Some((end, *self.k.inst(end).args.first()?)));
-        if let Some((end, condition)) = condition {
-            self.k.inst_mut(end).args[0] = self.meant(condition);
-        }
-        self.yield_wide(&mut body, &carried.iter().map(|n| n + 1).collect::<Vec<_>>());
-        d.results.extend(carried.iter().map(|n| self.widened(d.results[*n])).collect::<Vec<_>>());
-        d.regions.push(body);
-        *self.k.inst_mut(i) = d;
-        out.push(i);
+        self.b.open_region_of(params);
+        let region = self.region(body, 1, &carried);
+        self.give(&data, &args, &carried, vec![region]);
     }
-    fn branch(&mut self, i: Inst, out: &mut Vec<Inst>) {
-        let mut d = self.k.inst(i).clone();
-        d.args[0] = self.meant(d.args[0]);
-        let given = self.carried(&[], &d.results);
-        for r in &mut d.regions {
-            self.region(r);
-            self.yield_wide(r, &given);
-        }
-        d.results.extend(given.iter().map(|n| self.widened(d.results[*n])).collect::<Vec<_>>());
-        *self.k.inst_mut(i) = d;
-        out.push(i);
+    fn branch(&mut self, data: &InstData) {
+        let given = self.carried(&[], &data.results);
+        let condition = self.meant(data.args[0]);
+        let regions = data.regions.iter().map(|r| {
+            self.b.open_region_of(r.params.clone());
+            self.region(r, 0, &given)
+        });
+        let regions = regions.collect();
+        self.give(data, &[condition], &given, regions);
     }
-    fn last(&self, r: &Region) -> Option<Inst> {
-        r.insts.last().copied().filter(|i| self.k.inst(*i).op == Op::Yield)
-    }
-    /// Adds what a region yields at these places to its end, over the integers.
-    fn yield_wide(&mut self, r: &mut Region, places: &[usize]) {
-        let Some(end) = self.last(r) else { return };
-        r.insts.pop();
-        for n in places {
-            let Some(v) = self.k.inst(end).args.get(*n).copied() else { continue };
-            let wide = self.extended(v, &mut r.insts);
-            self.k.inst_mut(end).args.push(wide);
+    /// Ends an open region with what is in another, which yields these of its values over the integers, too. The first
+    /// `conditions` of them say whether a loop goes on.
+    fn region(&mut self, r: &Region, conditions: usize, carried: &[usize]) -> Region {
+        // Nested regions of a verified program end in a `yield`.
+        let Some((end, insts)) = r.insts.split_last() else { return self.b.close_region(&[]) };
+        insts.iter().for_each(|i| self.inst(*i));
+        let mut yields = self.k.inst(*end).args.clone();
+        for condition in yields.iter_mut().take(conditions) {
+            *condition = self.meant(*condition);
         }
-        r.insts.push(end);
+        for n in carried {
+            if let Some(v) = self.k.inst(*end).args.get(conditions + n) {
+                yields.push(self.extended(*v));
+            }
+        }
+        self.b.close_region(&yields)
+    }
+    /// Appends a loop or branch that gives these of its results over the integers, too.
+    fn give(&mut self, data: &InstData, args: &[Value], carried: &[usize], regions: Vec<Region>) {
+        let wide: Vec<Value> = carried.iter().map(|n| self.widened(data.results[*n])).collect();
+        self.b.define(&[&data.results[..], &wide].concat(), data.op.clone(), args, regions);
     }
 }
 

@@ -169,19 +169,19 @@ impl Translation<'_> {
         }
         Some(match meaning {
             Meaning::Move => x,
-            Meaning::Unary(op) => self.unary(op, x),
+            Meaning::Unary(op) => self.b.unary(op, x),
             Meaning::Binary(op @ (BinaryOp::Shl | BinaryOp::Shr)) => {
                 let count = self.source(line, 1, Elem::U32)?;
                 let count = self.in_type(count, elem)?;
-                self.binary(op, x, count)
+                self.b.binary(op, x, count)
             }
             Meaning::Binary(op) => {
                 let y = self.source(line, 1, elem)?;
-                self.binary(op, x, y)
+                self.b.binary(op, x, y)
             }
             Meaning::Reciprocal => {
                 let one = self.constant(elem, Const::Float(1.0));
-                self.binary(BinaryOp::DivRn, one, x)
+                self.b.binary(BinaryOp::DivRn, one, x)
             }
             Meaning::Fma => {
                 let (y, z) = (self.source(line, 1, elem)?, self.source(line, 2, elem)?);
@@ -214,14 +214,14 @@ impl Translation<'_> {
             let x = self.source(line, n, Elem::F32)?;
             let (least, most) =
                 (self.constant(Elem::F32, Const::Float(-most)), self.constant(Elem::F32, Const::Float(most)));
-            let x = self.binary(BinaryOp::Max, x, least);
-            let x = self.binary(BinaryOp::Min, x, most);
+            let x = self.b.binary(BinaryOp::Max, x, least);
+            let x = self.b.binary(BinaryOp::Min, x, most);
             let short = self.emit(Op::Cast(elem), &[x], elem);
             halves.push(self.in_type(short, Elem::U16)?);
         }
         let eight = self.constant(Elem::U16, Const::Int(8));
-        let high = self.binary(BinaryOp::Shl, halves[0], eight);
-        Some(self.binary(BinaryOp::Or, high, halves[1]))
+        let high = self.b.binary(BinaryOp::Shl, halves[0], eight);
+        Some(self.b.binary(BinaryOp::Or, high, halves[1]))
     }
     /// Each bit by a table of the three sources' bits.
     fn looked_up(&mut self, line: &Line, elem: Elem) -> Option<Value> {
@@ -231,20 +231,21 @@ impl Translation<'_> {
             _ => self.known(self.registers.get(line.operands.get(4)?).copied()?)?,
         };
         let sources: Vec<Value> = (0..3).map(|n| self.source(line, n, elem)).collect::<Option<_>>()?;
-        let inverse: Vec<Value> = sources.iter().map(|v| self.unary(UnaryOp::Not, *v)).collect();
+        let inverse: Vec<Value> = sources.iter().map(|v| self.b.unary(UnaryOp::Not, *v)).collect();
         let mut all = self.constant(elem, Const::Int(0));
         for row in (0..8).filter(|row| table >> row & 1 == 1) {
             let bit = |n: usize| if row >> (2 - n) & 1 == 1 { sources[n] } else { inverse[n] };
             let (a, b, c) = (bit(0), bit(1), bit(2));
-            let both = self.binary(BinaryOp::And, a, b);
-            let term = self.binary(BinaryOp::And, both, c);
-            all = self.binary(BinaryOp::Or, all, term);
+            let both = self.b.binary(BinaryOp::And, a, b);
+            let term = self.b.binary(BinaryOp::And, both, c);
+            all = self.b.binary(BinaryOp::Or, all, term);
         }
         Some(all)
     }
     /// The integer that a scalar or splat is of.
-    fn known(&self, v: Value) -> Option<i64> {
-        let defining = |v: Value| self.k.insts.iter().find(|data| data.results == [v]);
+    fn known(&mut self, v: Value) -> Option<i64> {
+        let k = self.b.program_mut();
+        let defining = |v: Value| k.insts.iter().find(|data| data.results == [v]);
         let mut data = defining(v)?;
         if matches!(data.op, Op::Splat | Op::Broadcast | Op::Cast(_)) {
             data = defining(data.args[0])?;
@@ -260,30 +261,30 @@ impl Translation<'_> {
         let (low, high, choice) = (low?, high?, choice?);
         let number = |t: &mut Self, value: i64| t.constant(Elem::U64, Const::Int(value));
         let word = number(self, 32);
-        let high = self.binary(BinaryOp::Shl, high, word);
-        let both = self.binary(BinaryOp::Or, low, high);
+        let high = self.b.binary(BinaryOp::Shl, high, word);
+        let both = self.b.binary(BinaryOp::Or, low, high);
         let mut all = number(self, 0);
         for n in 0..4 {
             let place = number(self, 4 * n);
-            let selector = self.binary(BinaryOp::Shr, choice, place);
+            let selector = self.b.binary(BinaryOp::Shr, choice, place);
             let (seven, eight, byte) = (number(self, 7), number(self, 8), number(self, 255));
-            let index = self.binary(BinaryOp::And, selector, seven);
-            let place = self.binary(BinaryOp::Mul, index, eight);
-            let moved = self.binary(BinaryOp::Shr, both, place);
-            let chosen = self.binary(BinaryOp::And, moved, byte);
+            let index = self.b.binary(BinaryOp::And, selector, seven);
+            let place = self.b.binary(BinaryOp::Mul, index, eight);
+            let moved = self.b.binary(BinaryOp::Shr, both, place);
+            let chosen = self.b.binary(BinaryOp::And, moved, byte);
             // With the fourth bit of the selector, the byte's sign in all of its bits.
             let (three, one) = (number(self, 3), number(self, 1));
-            let repeats = self.binary(BinaryOp::Shr, selector, three);
-            let repeats = self.binary(BinaryOp::And, repeats, one);
-            let sign = self.binary(BinaryOp::Shr, chosen, seven);
-            let sign = self.binary(BinaryOp::Mul, sign, byte);
-            let by_sign = self.binary(BinaryOp::Mul, sign, repeats);
-            let plain = self.binary(BinaryOp::Xor, repeats, one);
-            let by_value = self.binary(BinaryOp::Mul, chosen, plain);
-            let found = self.binary(BinaryOp::Or, by_sign, by_value);
+            let repeats = self.b.binary(BinaryOp::Shr, selector, three);
+            let repeats = self.b.binary(BinaryOp::And, repeats, one);
+            let sign = self.b.binary(BinaryOp::Shr, chosen, seven);
+            let sign = self.b.binary(BinaryOp::Mul, sign, byte);
+            let by_sign = self.b.binary(BinaryOp::Mul, sign, repeats);
+            let plain = self.b.binary(BinaryOp::Xor, repeats, one);
+            let by_value = self.b.binary(BinaryOp::Mul, chosen, plain);
+            let found = self.b.binary(BinaryOp::Or, by_sign, by_value);
             let place = number(self, 8 * n);
-            let found = self.binary(BinaryOp::Shl, found, place);
-            all = self.binary(BinaryOp::Or, all, found);
+            let found = self.b.binary(BinaryOp::Shl, found, place);
+            all = self.b.binary(BinaryOp::Or, all, found);
         }
         self.in_type(all, unsigned(Elem::U32))
     }
@@ -291,12 +292,12 @@ impl Translation<'_> {
         let [low, high, count] = [0, 1, 2].map(|n| self.source(line, n, Elem::U32));
         let (low, high, count) = (low?, high?, count?);
         let (most, bits) = (self.constant(Elem::U32, Const::Int(31)), self.constant(Elem::U32, Const::Int(32)));
-        let count = self.binary(BinaryOp::And, count, most);
-        let rest = self.binary(BinaryOp::Sub, bits, count);
+        let count = self.b.binary(BinaryOp::And, count, most);
+        let rest = self.b.binary(BinaryOp::Sub, bits, count);
         // A shift by all bits gives 0.
         let (up, down) = if matches!(meaning, Meaning::ShiftLeft) { (count, rest) } else { (rest, count) };
-        let high = self.binary(BinaryOp::Shl, high, up);
-        let low = self.binary(BinaryOp::Shr, low, down);
-        Some(self.binary(BinaryOp::Or, high, low))
+        let high = self.b.binary(BinaryOp::Shl, high, up);
+        let low = self.b.binary(BinaryOp::Shr, low, down);
+        Some(self.b.binary(BinaryOp::Or, high, low))
     }
 }

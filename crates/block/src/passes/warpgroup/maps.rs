@@ -10,7 +10,9 @@ mod wrapped;
 use super::Refusal;
 use crate::analysis::{Affine, Analysis, analyse};
 use crate::passes::dce;
-use crate::{Array, BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Swizzle, Type, Value};
+use crate::{
+    Array, BinaryOp as B, BlockProgram, Builder, CmpOp, Elem, Inst, InstData, Op, Region, Swizzle, Type, Value,
+};
 use std::collections::{HashMap, HashSet};
 
 /// A tile of a strided array.
@@ -43,9 +45,13 @@ pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
         let swizzle = Swizzle::widest(elem, t.shape[1]);
         k.values[t.param.0 as usize].ty = Type::Desc { elem, shape: t.shape.to_vec(), swizzle };
     }
-    let mut body = std::mem::take(&mut k.body);
-    rewrite(&mut k, &tiles, &mut body);
-    k.body = body;
+    let mut k = Builder::rewrite(k, |b, i| match tiles.get(&i) {
+        Some(t) => {
+            let starts = [0, 1].map(|n| scalar(b, &t.starts[n]));
+            access(b, i, t.param, &starts, t.swapped.then_some(t.shape));
+        }
+        None => b.keep(i),
+    });
     dce::run(&mut k);
     Ok(k)
 }
@@ -193,77 +199,45 @@ fn split(form: &Affine, pitch: i64) -> Option<[Affine; 2]> {
     Some(starts)
 }
 
-fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
-    let old = std::mem::take(&mut r.insts);
-    for i in old {
-        let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
-        regions.iter_mut().for_each(|r| rewrite(k, tiles, r));
-        k.inst_mut(i).regions = regions;
-        let Some(t) = tiles.get(&i) else {
-            r.insts.push(i);
-            continue;
-        };
-        let starts = [0, 1].map(|n| scalar(k, &mut r.insts, &t.starts[n]));
-        replace(k, &mut r.insts, i, t.param, &starts, t.swapped.then_some(t.shape));
-    }
-}
-
 /// Appends an access of a tile by its descriptor in place of one by pointers. `swapped`: the tile's size in the array,
 /// where the block is its transpose.
-fn replace(
-    k: &mut BlockProgram,
-    out: &mut Vec<Inst>,
-    i: Inst,
-    param: Value,
-    starts: &[Value],
-    swapped: Option<[usize; 2]>,
-) {
-    let data = k.inst(i).clone();
-    if matches!(data.op, Op::Store(_)) {
-        let args = [&[param, data.args[1]], starts].concat();
-        *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
-        return out.push(i);
+fn access(b: &mut Builder, i: Inst, param: Value, starts: &[Value], swapped: Option<[usize; 2]>) {
+    let InstData { op, args, results, .. } = b.program_mut().inst(i).clone();
+    if matches!(op, Op::Store(_)) {
+        return b.define(&[], Op::TileStore, &[&[param, args[1]], starts].concat(), vec![]);
     }
     let args = [&[param], starts].concat();
     match swapped {
-        None => *k.inst_mut(i) = InstData { op: Op::TileLoad, args, ..data },
+        None => b.define(&results, Op::TileLoad, &args, vec![]),
         Some(shape) => {
-            let ty = k.ty(data.results[0]).with_shape(shape);
-            let tile = emit(k, out, Op::TileLoad, &args, ty);
-            *k.inst_mut(i) = InstData { op: Op::Permute(vec![1, 0]), args: vec![tile], ..data };
+            let ty = b.ty(results[0]).with_shape(shape);
+            let tile = b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
+            b.define(&results, Op::Permute(vec![1, 0]), &[tile], vec![]);
         }
     }
-    out.push(i);
 }
 
-fn emit(k: &mut BlockProgram, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -> Value {
-    let v = k.new_value(ty);
-    out.push(k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] }));
-    v
-}
-
-/// Emits the value of a form over scalars.
-fn scalar(k: &mut BlockProgram, out: &mut Vec<Inst>, form: &Affine) -> Value {
-    let i32 = Type::scalar(Elem::I32);
+/// The value of a form over scalars.
+fn scalar(b: &mut Builder, form: &Affine) -> Value {
     let mut sum = None;
     for &(v, c) in &form.scalars {
         let term = match c {
             1 => v,
             c => {
-                let c = emit(k, out, Op::Const(Const::Int(c)), &[], i32.clone());
-                emit(k, out, Op::Binary(B::Mul), &[v, c], i32.clone())
+                let c = b.i32(c);
+                b.binary(B::Mul, v, c)
             }
         };
         sum = Some(match sum {
             None => term,
-            Some(sum) => emit(k, out, Op::Binary(B::Add), &[sum, term], i32.clone()),
+            Some(sum) => b.binary(B::Add, sum, term),
         });
     }
     match sum {
         Some(sum) if form.constant == 0 => sum,
         _ => {
-            let c = emit(k, out, Op::Const(Const::Int(form.constant)), &[], i32.clone());
-            sum.map_or(c, |sum| emit(k, out, Op::Binary(B::Add), &[sum, c], i32))
+            let c = b.i32(form.constant);
+            sum.map_or(c, |sum| b.binary(B::Add, sum, c))
         }
     }
 }

@@ -6,12 +6,12 @@
 //! are rows up to `size`, if what is read for the positions after it only reaches stores that a mask keeps from them
 //! ([`super::wrapped`]).
 use super::super::Refusal;
-use super::{accesses, emit, replace, wrapped};
+use super::{access, accesses, wrapped};
 use crate::analysis::strided::{Monomial, Polynomial, Strided, StridedBounds, StridedForms};
 use crate::analysis::{Analysis, analyse};
 use crate::passes::dce;
 use crate::{
-    BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Extent, Facts, Inst, LaunchArray, Op, Param, Region, Swizzle,
+    BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Extent, Facts, Inst, LaunchArray, Op, Param, Swizzle,
     Type, Value,
 };
 use std::collections::HashMap;
@@ -66,9 +66,13 @@ pub fn run(kernel: &BlockProgram) -> Result<BlockProgram, Refusal> {
         });
         params.insert(*inst, value);
     }
-    let mut body = std::mem::take(&mut k.body);
-    rewrite(&mut k, &tiles, &params, &mut body);
-    k.body = body;
+    let mut k = Builder::rewrite(k, |b, i| match (tiles.get(&i), params.get(&i)) {
+        (Some(tile), Some(param)) => {
+            let starts: Vec<Value> = tile.starts.iter().map(|start| number(b, start)).collect();
+            access(b, i, *param, &starts, tile.swapped.then_some(tile.shape));
+        }
+        _ => b.keep(i),
+    });
     dce::run(&mut k);
     Ok(k)
 }
@@ -232,43 +236,19 @@ impl Finder<'_> {
     }
 }
 
-fn rewrite(k: &mut BlockProgram, tiles: &HashMap<Inst, Tile>, params: &HashMap<Inst, Value>, r: &mut Region) {
-    for i in std::mem::take(&mut r.insts) {
-        let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
-        regions.iter_mut().for_each(|r| rewrite(k, tiles, params, r));
-        k.inst_mut(i).regions = regions;
-        match (tiles.get(&i), params.get(&i)) {
-            (Some(tile), Some(param)) => {
-                let starts: Vec<Value> = tile.starts.iter().map(|start| number(k, &mut r.insts, start)).collect();
-                replace(k, &mut r.insts, i, *param, &starts, tile.swapped.then_some(tile.shape));
-            }
-            _ => r.insts.push(i),
-        }
-    }
-}
-
-/// Emits the value of a polynomial, which fits 32 bits: it is a position in a tensor.
-fn number(k: &mut BlockProgram, out: &mut Vec<Inst>, sum: &Polynomial) -> Value {
-    let i32 = Type::scalar(Elem::I32);
-    let terms: Vec<(Monomial, i64)> = sum.terms().map(|(m, n)| (m.clone(), n)).collect();
+/// The value of a polynomial, which fits 32 bits: it is a position in a tensor.
+fn number(b: &mut Builder, sum: &Polynomial) -> Value {
     let mut total = None;
-    for (monomial, factor) in terms {
-        let mut product =
-            (factor != 1 || monomial.is_empty()).then(|| emit(k, out, Op::Const(Const::Int(factor)), &[], i32.clone()));
+    for (monomial, factor) in sum.terms() {
+        let mut product = (factor != 1 || monomial.is_empty()).then(|| b.i32(factor));
         for v in monomial {
-            let v = match k.ty(v).elem() {
-                Some(Elem::I32) => v,
-                _ => emit(k, out, Op::Cast(Elem::I32), &[v], i32.clone()),
-            };
-            product = Some(match product {
-                None => v,
-                Some(product) => emit(k, out, Op::Binary(B::Mul), &[product, v], i32.clone()),
-            });
+            let v = b.cast(*v, Elem::I32);
+            product = Some(product.map_or(v, |product| b.binary(B::Mul, product, v)));
         }
         total = match (total, product) {
-            (Some(total), Some(term)) => Some(emit(k, out, Op::Binary(B::Add), &[total, term], i32.clone())),
+            (Some(total), Some(term)) => Some(b.binary(B::Add, total, term)),
             (total, term) => total.or(term),
         };
     }
-    total.unwrap_or_else(|| emit(k, out, Op::Const(Const::Int(0)), &[], i32))
+    total.unwrap_or_else(|| b.i32(0))
 }
