@@ -6,8 +6,18 @@ pub const WARP: usize = 32;
 pub const ISSUED: usize = 4;
 /// Most warps per block: 1024 threads.
 pub const BLOCK_WARPS: usize = 32;
+/// Warps of a warpgroup.
+pub const GROUP_WARPS: usize = 4;
 /// Rows of the result of one warpgroup matmul (`wgmma.m64`).
 pub const GROUP_ROWS: usize = 64;
+/// Most columns of it (`wgmma.n256`).
+pub const GROUP_COLUMNS: usize = 256;
+/// Bytes along K of its operands.
+pub const GROUP_DEPTH_BYTES: usize = 32;
+/// Bytes of the widest access or asynchronous copy of a thread.
+pub const VECTOR: usize = 16;
+/// Bytes of a sector: what memory transfers at least.
+pub const SECTOR: usize = 32;
 /// Granularity of register allocation per thread (`setmaxnreg` takes multiples of it).
 pub const REGISTERS: usize = 8;
 /// Bytes of shared memory that a block may use without opting in to more (CUDA C++ programming guide, table of compute

@@ -3,11 +3,10 @@
 //! The layout pass calls [`choose`] for values that share a layout ([`crate::passes::layout`]); prices of schedules
 //! call it for a tile of which there is no program yet. Both describe the tile and its accesses in numbers.
 use super::{Flat, LANE_BITS, axis_bits};
+use kiln_machine::isa::VECTOR;
 
 /// Bytes of a block up to which it does not matter how it is accessed.
 pub const SMALL: usize = 1024;
-/// Bytes of the longest access of a thread.
-pub const VECTOR: usize = 16;
 /// Most elements of a row through shared memory that one thread has, and of those that it has of such a row at once.
 const SHORT_ROW: usize = 32;
 const MAX_ELEMENTS: usize = 16;

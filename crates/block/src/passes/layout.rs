@@ -18,7 +18,7 @@ mod rebuild;
 mod spread;
 mod windows;
 
-pub use crate::layout::choose::{SMALL, VECTOR};
+pub use crate::layout::choose::SMALL;
 pub use windows::WINDOW;
 
 use crate::BlockProgram;

@@ -11,10 +11,8 @@ use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
 use crate::builder::rewrite::Names;
 use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Swizzle, Type, Value};
+use kiln_machine::isa::VECTOR;
 use std::collections::{HashMap, HashSet};
-
-/// Bytes of one asynchronous copy.
-const VECTOR: usize = 16;
 
 /// Warps of a persistent block: with its tiles in shared memory it has a multiprocessor, and all registers, to itself.
 pub const WARPS: usize = 16;

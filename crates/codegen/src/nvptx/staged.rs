@@ -8,9 +8,7 @@ use super::tiles::Tile;
 use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData, LoadMode, Op, Swizzle, Type, Value};
-
-/// Bytes of one copy.
-const VECTOR: usize = 16;
+use kiln_machine::isa::VECTOR;
 
 impl<'c> Gen<'c, '_> {
     pub fn async_copy(&mut self, data: &InstData) -> Res<()> {

@@ -11,9 +11,7 @@ use super::tiles::Tile;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::{InstData, LoadMode};
-
-/// Bytes of one copy.
-const VECTOR: usize = 16;
+use kiln_machine::isa::VECTOR;
 
 impl Tile {
     /// Byte of an element in a stage of a swizzled tile.

@@ -37,10 +37,6 @@ const FUNCTION_FLOPS: f64 = 8.0;
 const ACCESS_INSTRUCTIONS: f64 = 3.0;
 /// Instructions of an operation on indices, masks or types: code generation computes many of them once.
 const INDEX_SHARE: f64 = 0.3;
-/// Bytes of the smallest part of a cache line that is read or written.
-const SECTOR: f64 = 32.0;
-/// Bytes of a thread's widest access.
-const VECTOR_BYTES: usize = 16;
 
 /// How the elements of a pointer block lie in memory: different ones, neighbours in a row, and how many a thread
 /// accesses at once.
@@ -317,7 +313,8 @@ impl<'a> Counter<'a> {
         let base = self.bases.get(&pointer).copied();
         *self.work.accessed.entry(base).or_default() += times * both * bytes * ty.count() as f64;
         let Run { elements, length, vector } = self.run(pointer);
-        let sectors = (length * bytes / SECTOR).ceil() * SECTOR;
+        let sector = isa::SECTOR as f64;
+        let sectors = (length * bytes / sector).ceil() * sector;
         self.work.sectors += times * both * elements / length * sectors;
         self.execute(elements / vector, ACCESS_INSTRUCTIONS, times);
     }
@@ -340,10 +337,10 @@ impl<'a> Counter<'a> {
             // Elements with one address are accessed once.
             run.elements /= (known.constant.max(1) as f64).min(*size as f64);
             // Neighbours are neighbours in memory too, but where a remainder wraps.
-            let adjoining = analysis.step(program, pointer, axis, VECTOR_BYTES as i64) == Some(1);
+            let adjoining = analysis.step(program, pointer, axis, isa::VECTOR as i64) == Some(1);
             let length = if adjoining { *size } else { known.contiguous.max(1) as usize };
             let (contiguous, align) = analysis.alignment(pointer, axis);
-            let vector = (contiguous * bytes).min(align).clamp(bytes, VECTOR_BYTES.max(bytes)) / bytes;
+            let vector = (contiguous * bytes).min(align).clamp(bytes, isa::VECTOR.max(bytes)) / bytes;
             if length as f64 > run.length {
                 run.length = length as f64;
                 run.vector = vector as f64;

@@ -6,7 +6,7 @@ use crate::scalar::dag::{Guard, NodeId, NodeOp, Scene, Store};
 use crate::scalar::expr::{Atom, CoordId, Expr};
 use kiln_block::passes::layout::WINDOW;
 use kiln_graph::DType;
-use kiln_machine::ptxas;
+use kiln_machine::{isa::SECTOR, ptxas};
 use kiln_plan::exec::Slot;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,9 +71,6 @@ pub struct NestFeatures {
     /// Bytes that are read and written once.
     pub bytes: u64,
 }
-
-/// Bytes of a sector of the L2 cache.
-pub const SECTOR: usize = 32;
 
 /// Spans of memory along a coordinate: elements from one to the next, where that is known, and how many.
 pub struct SpanAxis {

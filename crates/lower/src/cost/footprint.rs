@@ -1,12 +1,13 @@
 //! What an instance of a schedule does: the elements, accesses and steps of a thread in the layout of its tile.
 use crate::cost::arithmetic::{Instructions, quotient};
-use crate::cost::features::{NestFeatures, SECTOR};
+use crate::cost::features::NestFeatures;
 use crate::cost::lanes::{self, lines, lines_of_run, of_run, places, written};
 use crate::cost::price::{TileFootprint, TiledAccess, WARP, log2};
 use crate::cost::tile_layout::TileLayout;
 use crate::cost::tiled_nest::TiledNest;
 use crate::cost::windows;
 use kiln_block::layout::LANE_BITS;
+use kiln_machine::isa::SECTOR;
 use kiln_plan::{Axis, Schedule};
 
 /// Cache lines that take as long as a pass of shared memory.

@@ -1,6 +1,7 @@
 //! Where the lanes of a warp are in a nest, and the cache lines and sectors that their accesses touch.
-use crate::cost::features::{Access, NestFeatures, SECTOR};
+use crate::cost::features::{Access, NestFeatures};
 use crate::cost::price::Bit;
+use kiln_machine::isa::SECTOR;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 128;

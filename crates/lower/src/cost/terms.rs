@@ -2,11 +2,12 @@
 //!
 //! Takes: a schedule in numbers. Gives: its time. Rates and latencies are those of the machine
 //! ([`kiln_machine::Nests`]). Never: chooses, or looks at a program.
-use crate::cost::features::{NestFeatures, SECTOR};
+use crate::cost::features::NestFeatures;
 use crate::cost::price::{Price, TileFootprint, WARP};
 use crate::cost::registers::Allocation;
 use crate::schedule::{look_back, widen};
 use kiln_machine::Nests;
+use kiln_machine::isa::SECTOR;
 use kiln_plan::Hardware;
 
 impl TileFootprint {

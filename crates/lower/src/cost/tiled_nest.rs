@@ -1,8 +1,9 @@
 //! A nest in numbers, cut into the tiles of a schedule: axes, blocks, and how each access sees a tile.
-use crate::cost::features::{Access, NestFeatures, SECTOR};
+use crate::cost::features::{Access, NestFeatures};
 use crate::cost::price::{TileFootprint, TiledAccess};
 use crate::cost::windows;
 use kiln_block::layout::LANE_BITS;
+use kiln_machine::isa::SECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 use std::collections::BTreeMap;
 

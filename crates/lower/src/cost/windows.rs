@@ -1,8 +1,9 @@
 //! Accesses that differ in their offsets alone, as those of a window: a thread's loads, and an instance's sectors,
 //! serve several of them.
-use crate::cost::features::{SECTOR, SpanPattern};
+use crate::cost::features::SpanPattern;
 use crate::cost::price::TiledAccess;
 use kiln_block::passes::layout::WINDOW;
+use kiln_machine::isa::SECTOR;
 
 /// Most spans of memory that are compared with each other.
 const SPANS: usize = 2048;

@@ -22,10 +22,10 @@ use crate::scalar::expr::{CoordId, Expr};
 use crate::schedule::row_plan::RowPlan;
 use crate::schedule::tile::Cut;
 use crate::steps::Emitted;
-use kiln_block::passes::layout::VECTOR;
 use kiln_block::passes::persistent_rows;
 use kiln_block::{BinaryOp as B, Builder, Elem, Value};
 use kiln_graph::Type;
+use kiln_machine::isa::VECTOR;
 use kiln_plan::exec::{Slot, Work};
 
 pub struct RowLoop<'a> {

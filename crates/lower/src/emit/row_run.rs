@@ -2,8 +2,8 @@
 use crate::scalar::expr::{CoordId, Expr};
 use crate::schedule::stage_rows::{behind, packable};
 use kiln_block::Value;
-use kiln_block::passes::layout::VECTOR;
 use kiln_graph::DType;
+use kiln_machine::isa::VECTOR;
 
 /// The run of an instance's tile.
 #[derive(Clone, Debug)]

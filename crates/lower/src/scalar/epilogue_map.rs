@@ -8,6 +8,7 @@ use crate::scalar::resolve::{Body, MatmulSource, Resolver};
 use crate::scalar::row::Row;
 use crate::scalar::space::Space;
 use kiln_graph::ValueId;
+use kiln_machine::isa::SECTOR;
 use kiln_plan::exec::Slot;
 
 /// One output's coordinates, solved for positions along the matmul's dimensions.
@@ -43,9 +44,6 @@ impl Lattice {
 pub fn share(lattice: &[Lattice]) -> f64 {
     lattice.iter().map(|l| l.extents[1] as f64 / l.stride as f64).product()
 }
-
-/// Bytes of a sector of memory, the least that a store moves.
-const SECTOR: usize = 32;
 
 /// Bytes of the sectors that stores of a lattice's positions touch, for each byte that they write. `inner`: the
 /// contiguous axis of the value, whose elements have so many bytes.

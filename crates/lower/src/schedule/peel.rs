@@ -7,7 +7,7 @@ use crate::scalar::expr::{Atom, CoordId, Expr};
 use crate::scalar::space::Space;
 use crate::schedule::row_plan::{RowPlan, Unaligned};
 use crate::schedule::tile::Cut;
-use kiln_block::passes::layout::VECTOR;
+use kiln_machine::isa::VECTOR;
 
 /// Whether a row may be combined in an order that depends on its alignment; why not.
 fn can_be_peeled(plan: &RowPlan, scene: &Scene) -> Result<(), &'static str> {

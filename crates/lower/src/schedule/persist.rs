@@ -9,8 +9,8 @@ use crate::schedule::row_plan::RowPlan;
 use crate::schedule::stage_operands::{follows, place_in_copy};
 use crate::schedule::stage_rows::{behind, packable};
 use crate::schedule::tile::Cut;
-use kiln_block::passes::layout::VECTOR;
 use kiln_graph::DType;
+use kiln_machine::isa::VECTOR;
 
 /// Most instances of the program and clusters together: positions in the grid are 32-bit integers.
 const MAX_INSTANCES: usize = 1 << 30;

@@ -4,8 +4,8 @@
 use crate::scalar::dag::{NodeOp, Scene};
 use crate::scalar::expr::{CoordId, Expr};
 use crate::schedule::row_plan::RowPlan;
-use kiln_block::passes::layout::VECTOR;
 use kiln_graph::DType;
+use kiln_machine::isa::VECTOR;
 
 /// Whether the rows of the plan's tile are loaded and stored as a run, or why not.
 pub fn packs(plan: &RowPlan, scene: &Scene) -> Result<(), String> {

@@ -10,7 +10,7 @@ use crate::scalar::expr::CoordId;
 use crate::scalar::space::runs_on;
 use crate::schedule::row_plan::RowPlan;
 use crate::schedule::split_reduce::{MAX_JOINED_PARTIALS, columns_of};
-use kiln_block::passes::layout::VECTOR;
+use kiln_machine::isa::VECTOR;
 use kiln_plan::Axis;
 
 /// Bytes of a row from which on it fills the loads of an instance.

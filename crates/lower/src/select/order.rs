@@ -3,7 +3,7 @@ use crate::cost::features::NestFeatures;
 use crate::cost::price::Price;
 use crate::nest::Nest;
 use crate::select::extents::{elements, strip, warps};
-use kiln_block::passes::layout::VECTOR;
+use kiln_machine::isa::VECTOR;
 use kiln_plan::price_error::SAME_PRICE;
 use kiln_plan::{Axis, Schedule, Step};
 

@@ -1,8 +1,8 @@
 //! The layouts that ops prefer: those of memory accesses and of matmuls.
 use crate::analysis::Analysis;
-use crate::layout::choose::VECTOR;
 use crate::layout::{Combined, Flat, Interleaved, Tile, TileAccess, choose, fragment, fragment::Tiling};
 use crate::{BlockProgram, DotPrecision, Elem, InstData, Op, Role, Value};
+use kiln_machine::isa::VECTOR;
 
 /// The kernel's roles, if it has any.
 pub fn roles(k: &BlockProgram) -> Option<&[Role]> {

@@ -6,12 +6,12 @@ use crate::select::propose::tiles::{
     CHUNK_BYTES, MAX_FUSED_EXTENT, Proposals, WARPS, WARPS_OF_LONG_ROWS, bind, fills_threads, fuse, powers,
 };
 use crate::select::propose::whole_rows::{clusters, whole_rows};
+use kiln_machine::isa::SECTOR;
 use kiln_plan::{Axis, Schedule, Step};
 use std::ops::Range;
 
-/// Bytes of a cache line, and of a sector of it.
+/// Bytes of a cache line.
 const LINE: usize = 128;
-const SECTOR: usize = 32;
 /// Most bytes of a strip.
 const MAX_STRIP: usize = 1024;
 /// Chunks of scanned columns whose sums are published: their totals are as many as columns.
