@@ -28,7 +28,7 @@ pub use error::MachineError;
 pub use machine::{Clusters, Limits, Machine, Rates, Templates, Units};
 pub use machines::{machine, machines, names, of_device};
 pub use model::{
-    Attention, Beside, Engines, Gemm, Handwritten, Large, Library, Nests, Rows, Simt, Tiles, WarpgroupAttention,
-    Warpgroups,
+    Attention, Beside, Engines, Gemm, Handwritten, Large, Library, Nests, Pipelines, Rows, Simt, Tiles,
+    WarpgroupAttention, Warpgroups,
 };
-pub use ptxas::{InstructionCounts, Ptxas, RegisterFit, Registers, ptxas};
+pub use ptxas::{InstructionCounts, LoopRegisters, Ptxas, RegisterFit, Registers, ptxas};

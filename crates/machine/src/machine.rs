@@ -1,5 +1,5 @@
 //! The description of a machine: its fields, reading it from JSON, and the check that a plan can be made for it.
-use crate::{Arch, Attention, Gemm, Handwritten, Library, MachineError, Nests, Rows, Warpgroups};
+use crate::{Arch, Attention, Gemm, Handwritten, Library, MachineError, Nests, Pipelines, Rows, Warpgroups};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -52,6 +52,9 @@ pub struct Machine {
     /// Cost model of kernels written by hand.
     #[serde(default)]
     pub handwritten: Handwritten,
+    /// Depths of software pipelines.
+    #[serde(default)]
+    pub pipelines: Pipelines,
 }
 
 /// Half of what 32 bits hold: positions rounded up to whole tiles still fit.
@@ -209,8 +212,12 @@ impl Machine {
         if arch.is_gpu() {
             let (u, l) = (&self.units, &self.limits);
             there(u.multiprocessors > 0 && u.clock > 0.0 && u.l2 > 0, "units")?;
-            let all = [l.shared_per_block, l.registers_per_multiprocessor, l.warps_per_multiprocessor];
-            there(all.iter().all(|n| *n > 0), "limits")?;
+            let registers = [l.registers_per_thread, l.registers_per_multiprocessor];
+            let all = [l.shared_per_block, l.warps_per_multiprocessor];
+            there(all.iter().chain(&registers).all(|n| *n > 0), "limits")?;
+            let p = &self.pipelines;
+            let stages = [p.stages_of_two, p.stages_of_one, p.producer_stages];
+            there(stages.iter().all(|n| *n >= 2), "pipelines of at least two stages")?;
             there(self.rows.prefetch_distance > 0, "rows")?;
             there(self.nests.launch > 0.0 && self.nests.bandwidth > 0.0, "nests")?;
             let rates = [("cache", self.nests.cache), ("stores", self.nests.stores)];
@@ -251,6 +258,11 @@ mod tests {
         assert_eq!(wrong(|m| m.nests.stores = 0.0), "nests: stores is not positive");
         assert_eq!(wrong(|m| m.units = Units::default()), "the description is for sm_90a but lacks units");
         assert_eq!(wrong(|m| m.limits.clusters.clear()), "the description is for sm_90a but lacks limits: clusters");
+        assert_eq!(wrong(|m| m.limits.registers_per_thread = 0), "the description is for sm_90a but lacks limits");
+        assert_eq!(
+            wrong(|m| m.pipelines.stages_of_one = 1),
+            "the description is for sm_90a but lacks pipelines of at least two stages"
+        );
         assert_eq!(
             wrong(|m| m.warpgroups = Warpgroups::default()),
             "the description is for sm_90a but lacks warpgroups"

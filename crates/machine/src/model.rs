@@ -323,6 +323,30 @@ impl Default for Handwritten {
     }
 }
 
+/// How many iterations of a loop are copied ahead. Fields that a description omits have the values of an H200.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pipelines {
+    /// Stages of a loop, at most, where two blocks share a multiprocessor.
+    pub stages_of_two: usize,
+    /// The same where a block has one to itself: its warps alone hide the latency of memory.
+    pub stages_of_one: usize,
+    /// The same where a producer copies: more gain nothing.
+    pub producer_stages: usize,
+    /// Stages with which two blocks that have a producer each beat one with more: one computes its epilogue while the
+    /// other multiplies.
+    pub enough_of_two: usize,
+}
+
+impl Default for Pipelines {
+    /// Measured on an H200 (`benches/results/kernels.md`). Six stages in place of four for a block alone: 8 products of
+    /// 512x2048x2048 in f16 went from 423 to 454 TFLOP/s. Two blocks of four stages in place of one of eight: tiles of
+    /// 64x128 of 4096x4096x256 took 26.4 us in place of 38.7.
+    fn default() -> Pipelines {
+        Pipelines { stages_of_two: 4, stages_of_one: 6, producer_stages: 8, enough_of_two: 4 }
+    }
+}
+
 /// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own program. Fields that a description omits have the
 /// values of an H200.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

@@ -18,6 +18,8 @@ pub struct Ptxas {
     pub registers: Registers,
     /// Registers that a thread needs at least before values are kept in memory.
     pub spills: RegisterFit,
+    /// Registers of a thread in loops that multiply by warpgroups.
+    pub loops: LoopRegisters,
     /// Instructions of a thread, unless another unit is given.
     pub instructions: InstructionCounts,
     /// Instructions of functions by their names in the text form: on f32 (and wider types), and on half types.
@@ -52,6 +54,16 @@ pub struct RegisterFit {
     pub total: f64,
     /// Registers for totals that any program has.
     pub totals_in_place: f64,
+}
+
+/// Registers that a thread needs for addresses and arithmetic.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoopRegisters {
+    /// Beside its sums.
+    pub beside_sums: usize,
+    /// The same where a loop over tiles is around the loop.
+    pub beside_sums_of_tiles: usize,
 }
 
 /// Registers by kind of program.

@@ -39,6 +39,11 @@ pub fn memory_of_two(m: &Machine) -> usize {
     (m.limits.shared_per_multiprocessor / 2).saturating_sub(isa::SHARED_RESERVED + BARRIERS)
 }
 
+/// Sums that a thread has room for: half of its registers.
+pub fn max_sums(m: &Machine) -> usize {
+    m.limits.registers_per_thread.div_ceil(2)
+}
+
 /// Why a pass does not apply to a program.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]

@@ -5,30 +5,12 @@ mod room;
 use super::copies::{Address, Readers};
 use crate::analysis::{Analysis, Writes, analyse};
 use crate::passes::warpgroup::{self, Refusal};
-use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, Op, Terms, Type, Value};
-use kiln_machine::Machine;
-use room::ARITHMETIC;
+use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, Op, Swizzle, Terms, Type, Value};
+use kiln_machine::isa::{GROUP_ROWS, VECTOR, WARP};
+use kiln_machine::{Machine, isa, ptxas};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 pub use reuse::Reuse;
-
-/// Rows of an instruction of a warpgroup, and its most columns.
-const ROWS: usize = 64;
-const COLUMNS: usize = 256;
-/// Warps of a warpgroup.
-const GROUP: usize = 4;
-/// Bytes of K of one instruction.
-const DEPTH: usize = 32;
-/// Bytes of a row of a swizzled panel.
-const PANEL: usize = 128;
-/// Threads of a warp.
-pub(super) const LANES: usize = 32;
-/// Bytes of one asynchronous copy.
-const VECTOR: usize = 16;
-/// Accumulators of a thread beyond which more warps share a dot.
-const ACCUMULATORS: usize = 128;
-/// Warps of an instance, at most.
-const MOST_WARPS: usize = 16;
 
 /// A value in a shared tile, as a dot takes it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -78,7 +60,7 @@ impl Tile {
     /// Bytes of one stage of what is copied, or of all that is stored.
     fn bytes(&self) -> usize {
         let stages = if self.reuse == Reuse::Alternates { 2 } else { 1 };
-        (self.shape[1] * self.elem.bytes()).next_multiple_of(PANEL) * self.shape[0] * stages
+        Swizzle::B128.row_bytes(self.elem, self.shape[1]) * self.shape[0] * stages
     }
 }
 
@@ -155,7 +137,7 @@ impl Plan {
         if dots.is_empty() || lower || k.blocks != 1 || k.cluster != 1 {
             return Err(Refusal("the program has no dot, or is of the lower level already".into()));
         }
-        let plan = Plan { warps: k.warps.max(GROUP), ..Plan::default() };
+        let plan = Plan { warps: k.warps.max(isa::GROUP_WARPS), ..Plan::default() };
         let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
         let mut p = Planner { k, m, facts, writes, definitions, parents, readers, held: 0, plan };
         if m.arch.has_wgmma() {
@@ -189,18 +171,21 @@ impl<'k> Planner<'k> {
     }
     /// As many warps as rows of all dots allow, so that a thread has room for its sums.
     fn share_warps(&mut self, dots: &[Inst]) {
-        let rows = dots.iter().map(|i| self.size(*i)[0]).filter(|m| *m >= ROWS).min().unwrap_or(ROWS);
-        let most = (rows / ROWS * GROUP).min(MOST_WARPS);
+        let rows = dots.iter().map(|i| self.size(*i)[0]).filter(|m| *m >= GROUP_ROWS).min().unwrap_or(GROUP_ROWS);
+        // With more, threads would have fewer registers than twice the sums that they have room for.
+        let max_sums = warpgroup::max_sums(self.m);
+        let max_warps = self.m.limits.registers_per_multiprocessor / (max_sums * WARP);
+        let most = (rows / GROUP_ROWS * isa::GROUP_WARPS).min(max_warps);
         self.plan.warps = self.plan.warps.min(most);
         // A sum that a loop carries is its dot's result, or one beside that.
         let starts = |i: &Inst| !self.is_dot(self.k.inst(*i).args[2]);
         let results = dots.iter().filter(|i| starts(i)).map(|i| self.k.ty(self.k.inst(*i).results[0]).count());
         let loops: HashSet<Inst> = dots.iter().filter_map(|i| self.parents.get(i).copied()).collect();
         let sums = results.sum::<usize>() + loops.into_iter().map(|i| self.carried_beside(i)).sum::<usize>();
-        while sums / (self.plan.warps * LANES) > ACCUMULATORS && self.plan.warps < most {
+        while sums / (self.plan.warps * WARP) > max_sums && self.plan.warps < most {
             self.plan.warps *= 2;
         }
-        self.held = sums / (self.plan.warps * LANES);
+        self.held = sums / (self.plan.warps * WARP);
     }
     fn is_dot(&self, v: Value) -> bool {
         self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Dot { .. }))
@@ -224,11 +209,12 @@ impl<'k> Planner<'k> {
             _ => elem.is_half() || elem.is_f8() || matches!(elem, Elem::I8 | Elem::U8),
         };
         let sums = if elem.is_int() { Elem::I32 } else { Elem::F32 };
-        let whole =
-            m.is_multiple_of(ROWS * self.plan.warps / GROUP) && (8..=COLUMNS).contains(&n) && n.is_power_of_two();
-        let held = m * n / (self.plan.warps * 32) <= ACCUMULATORS;
+        let whole = m.is_multiple_of(GROUP_ROWS * self.plan.warps / isa::GROUP_WARPS)
+            && (8..=isa::GROUP_COLUMNS).contains(&n)
+            && n.is_power_of_two();
+        let held = m * n / (self.plan.warps * WARP) <= warpgroup::max_sums(self.m);
         let typed = self.k.ty(data.results[0]).elem() == Some(sums);
-        let fits = known && whole && held && depth * elem.bytes() >= DEPTH && typed;
+        let fits = known && whole && held && depth * elem.bytes() >= isa::GROUP_DEPTH_BYTES && typed;
         fits.then(|| Type::Token { elem: sums, shape: vec![m, n] })
     }
     /// Plans a dot, if it is one for warpgroups.
@@ -260,7 +246,7 @@ impl<'k> Planner<'k> {
         let next = region.insts.last().map_or(&[][..], |i| &self.k.inst(*i).args[..]);
         let mut carried = region.params.iter().skip(1).zip(next);
         let chain = carried.any(|(from, to)| *from == data.args[2] && *to == data.results[0]);
-        let second_block = self.registers_of_two() >= self.held + ARITHMETIC;
+        let second_block = self.registers_of_two() >= self.held + ptxas().loops.beside_sums;
         let inside = self.definitions.get(&left).is_some_and(|i| self.parents.get(i) == Some(parent));
         chain && !second_block && inside && self.follows_from_loads(left)
     }
@@ -308,7 +294,7 @@ impl<'k> Planner<'k> {
             let (Op::Load(..), [result]) = (&data.op, &data.results[..]) else { continue };
             let Type::Block { elem, shape } = self.k.ty(*result) else { continue };
             let vectors = shape.iter().product::<usize>() * elem.bytes() / VECTOR;
-            if self.plan.tiles.contains_key(result) || shape.len() != 2 || vectors < self.plan.warps * LANES {
+            if self.plan.tiles.contains_key(result) || shape.len() != 2 || vectors < self.plan.warps * WARP {
                 continue;
             }
             let permuted = self.permuted(*result);

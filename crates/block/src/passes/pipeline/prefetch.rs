@@ -7,8 +7,8 @@ use crate::{BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Regio
 
 /// Bytes of a load, at most: threads hold parts of it several times, and now those of two iterations. More where each
 /// element is for a row of a matmul, of which a thread has few, while it has many of the columns.
-const MOST: usize = 256;
-const MOST_OF_ROWS: usize = 1 << 10;
+const MAX_BYTES: usize = 256;
+const MAX_BYTES_OF_ROWS: usize = 1 << 10;
 
 /// The same program with loads ahead in its innermost loops.
 pub fn loads_ahead(k: &BlockProgram) -> BlockProgram {
@@ -36,7 +36,7 @@ impl Prefetch<'_> {
         let nested = region.insts.iter().any(|i| matches!(self.k.inst(*i).op, Op::For | Op::While));
         let all = region.insts.iter().filter(|_| !nested).filter_map(|load| {
             let d = self.k.inst(*load);
-            let small = matches!(d.op, Op::Load(..)) && self.bytes(d.results[0]) <= self.most(d.results[0]);
+            let small = matches!(d.op, Op::Load(..)) && self.bytes(d.results[0]) <= self.max_bytes(d.results[0]);
             if !small || !self.writes.is_unwritten_in(self.k, region, d.args[0]) {
                 return None;
             }
@@ -46,10 +46,10 @@ impl Prefetch<'_> {
         all.collect()
     }
     /// Bytes of a loaded block, at most.
-    fn most(&self, v: Value) -> usize {
+    fn max_bytes(&self, v: Value) -> usize {
         let readers = self.readers.reading(v);
         let rows = readers.iter().all(|i| self.k.inst(*i).op == Op::ExpandDims(1)) && !readers.is_empty();
-        if rows { MOST_OF_ROWS } else { MOST }
+        if rows { MAX_BYTES_OF_ROWS } else { MAX_BYTES }
     }
     fn bytes(&self, v: Value) -> usize {
         let ty = self.k.ty(v);

@@ -27,7 +27,7 @@ use super::{Refusal, uniform};
 use crate::passes::dce;
 use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Swizzle, Type, Value};
 use epilogue::Epilogue;
-use kiln_machine::Machine;
+use kiln_machine::{Machine, isa};
 use std::collections::HashMap;
 use tile::{Outputs, Tile, alloc};
 use tile_loop::{TileTrips, at_tile, bounds_of, over_tiles};
@@ -68,25 +68,18 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
 /// A start along an axis of which no element of a tile is in the array: copies give zeros.
 const BEFORE: i64 = -(1 << 20);
 
-/// Stages beyond which more copies ahead gain nothing.
-const MAX_STAGES: usize = 8;
-/// Stages with which two blocks on a multiprocessor beat one with more: each computes its epilogue while the other
-/// multiplies (`benches/results/kernels.md`).
-const STAGES_OF_TWO: usize = 4;
-
 /// Threads of a warpgroup.
-const THREADS: usize = 128;
+const THREADS: usize = isa::GROUP_WARPS * isa::WARP;
 
 /// Registers of a thread of the producer, which takes `few`, and of a consumer: what the multiprocessor's are for each,
 /// in the steps in which they are handed over. A single consumer has no producer's to take.
 fn registers(m: &Machine, consumers: usize, few: usize) -> [usize; 2] {
-    const STEP: usize = 8;
     if consumers < 2 {
         return [0, 0];
     }
     let threads = m.limits.registers_per_multiprocessor / THREADS;
     let many = threads.saturating_sub(few) / consumers;
-    [few, many.min(m.limits.registers_per_thread) / STEP * STEP]
+    [few, many.min(m.limits.registers_per_thread) / isa::REGISTERS * isa::REGISTERS]
 }
 
 /// What both roles use.
@@ -130,11 +123,12 @@ impl<'k> Writer<'k> {
         let room = stages_in(super::memory(m));
         if crew.stages == 0 {
             let shared = stages_in(super::memory_of_two(m));
-            let stages = if form.tiles.is_none() && shared >= STAGES_OF_TWO { shared } else { room };
-            crew.stages = stages.min(MAX_STAGES);
+            let share = form.tiles.is_none() && shared >= m.pipelines.enough_of_two;
+            let stages = if share { shared } else { room };
+            crew.stages = stages.min(m.pipelines.producer_stages);
         }
         let w = Writer { k, form, crew, epilogue };
-        w.check(room)?;
+        w.check(room, super::max_sums(m))?;
         Ok(w)
     }
     /// Rows of a consumer.
@@ -142,7 +136,7 @@ impl<'k> Writer<'k> {
         self.epilogue.part.rows
     }
     /// Checks the limits of the instructions and of a multiprocessor's memory.
-    fn check(&self, room: usize) -> Result<(), Refusal> {
+    fn check(&self, room: usize, max_sums: usize) -> Result<(), Refusal> {
         let (f, rows) = (&self.form, self.rows());
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
         ensure(
@@ -161,10 +155,12 @@ impl<'k> Writer<'k> {
                 self.crew.stages.max(2)
             )
         })?;
-        let held: usize = f.sums.iter().map(|s| (1 + usize::from(s.apart)) * rows * f.n / 128).sum();
-        ensure(held <= 128, format!("a thread would hold {held} sums, and has room for 128; make the tile smaller"))?;
+        let held: usize = f.sums.iter().map(|s| (1 + usize::from(s.apart)) * rows * f.n / THREADS).sum();
+        ensure(held <= max_sums, {
+            format!("a thread would hold {held} sums, and has room for {max_sums}; make the tile smaller")
+        })?;
         if f.engine == Engine::TensorCores {
-            ensure(rows.is_multiple_of(64) && (8..=256).contains(&f.n), {
+            ensure(rows.is_multiple_of(isa::GROUP_ROWS) && (8..=isa::GROUP_COLUMNS).contains(&f.n), {
                 format!("sums of {}x{} are not a multiple of 64 rows by 8 to 256 columns", f.m, f.n)
             })?;
         }
@@ -421,7 +417,7 @@ fn bytes_of(l: &Load, shape: [usize; 2]) -> usize {
 /// Consumers per tile: each of at least 64 rows, two where there are enough rows.
 fn consumers(form: &Form) -> usize {
     match form.engine {
-        Engine::TensorCores => (form.m / 64).clamp(1, 2),
+        Engine::TensorCores => (form.m / isa::GROUP_ROWS).clamp(1, 2),
         Engine::Simt => 2,
     }
 }

@@ -1,22 +1,14 @@
 //! Room for tiles and sums: how many stages a loop has, and whether two blocks share a multiprocessor.
 use super::reuse::{self, Reuse};
-use super::{CopyTime, LANES, Left, Matmul, Planner};
+use super::{CopyTime, Left, Matmul, Planner};
 use crate::passes::warpgroup::{self, Refusal};
 use crate::{Elem, Inst, Op, Value};
+use kiln_machine::isa::{SECTOR, WARP};
+use kiln_machine::{Pipelines, ptxas};
 use std::collections::HashSet;
 
-/// Registers of a thread that addresses and arithmetic need beside accumulators; more in loops over tiles, whose
-/// launches often have one block for each multiprocessor.
-pub(super) const ARITHMETIC: usize = 56;
-const ARITHMETIC_OF_TILES: usize = 80;
-/// Stages of a loop, at most: where two blocks share a multiprocessor, and where one has it to itself, whose warps
-/// alone hide the latency of memory.
-const STAGES: usize = 4;
-const STAGES_ALONE: usize = 6;
 /// Neighbours of a row that the lanes of a tensor core's sums hold together, in pairs.
 const SUMS_OF_ROW: usize = 8;
-/// Bytes of a sector of memory.
-const SECTOR: usize = 32;
 /// Bytes of shared memory that reductions may need beside tiles.
 const SCRATCH: usize = 4 << 10;
 
@@ -45,19 +37,22 @@ impl Planner<'_> {
             return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
         }
         let nested = self.plan.pipelines.keys().any(|i| self.parents.contains_key(i));
-        let arithmetic = if nested { ARITHMETIC_OF_TILES } else { ARITHMETIC };
+        let loops = ptxas().loops;
+        // Launches of loops over tiles often have one block for each multiprocessor.
+        let arithmetic = if nested { loops.beside_sums_of_tiles } else { loops.beside_sums };
+        let Pipelines { stages_of_two, stages_of_one, .. } = self.m.pipelines;
         let registers = self.registers_of_two();
-        let fits_twice = two >= STAGES - 1 && registers >= self.held + arithmetic;
+        let fits_twice = two >= stages_of_two - 1 && registers >= self.held + arithmetic;
         self.plan.registers =
             Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= self.m.limits.registers_per_thread);
         // As many as two blocks have are no reason for a block to be alone.
-        let stages = if fits_twice || two >= STAGES { two.min(STAGES) } else { one.min(STAGES_ALONE) };
+        let stages = if fits_twice || two >= stages_of_two { two.min(stages_of_two) } else { one.min(stages_of_one) };
         // With fewer stages copies further ahead gain more than dots in flight, unless these hide how operands are
         // computed.
         let loops: Vec<Inst> = self.plan.pipelines.keys().copied().collect();
         let stored: HashSet<Inst> = loops.into_iter().filter(|i| self.stores_operands(*i)).collect();
         for (i, p) in &mut self.plan.pipelines {
-            if stages < STAGES && !stored.contains(i) {
+            if stages < stages_of_two && !stored.contains(i) {
                 p.in_flight.clear();
             }
             p.copies = match stored.contains(i) && !p.in_flight.is_empty() {
@@ -102,7 +97,7 @@ impl Planner<'_> {
     }
     /// Registers of a thread, where two blocks share a multiprocessor.
     pub fn registers_of_two(&self) -> usize {
-        self.m.limits.registers_per_multiprocessor / (2 * self.plan.warps * LANES)
+        self.m.limits.registers_per_multiprocessor / (2 * self.plan.warps * WARP)
     }
     /// Whether a block is computed from loads of its size, and from no dot.
     pub fn follows_from_loads(&self, block: Value) -> bool {
