@@ -272,7 +272,7 @@ impl Builder {
         for v in [mask, other].into_iter().flatten() {
             args.push(self.broadcast_to(v, &shape));
         }
-        let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
+        let ty = self.ty(p).pointee();
         self.one(Op::Load(mode, CachePolicy::Normal), &args, ty)
     }
     /// Prefetches bytes from a scalar pointer on, which another instance will read soon.
@@ -322,11 +322,11 @@ impl Builder {
     pub fn reduce(&mut self, op: ReduceOp, v: Value, axis: usize) -> Value {
         let mut shape = self.shape(v);
         shape.remove(axis);
-        let elem = match op {
-            ReduceOp::ArgMax | ReduceOp::ArgMin => Elem::I32,
-            _ => self.elem(v).unwrap_or(Elem::F32),
+        let ty = match op {
+            ReduceOp::ArgMax | ReduceOp::ArgMin => Type::block(Elem::I32, shape),
+            _ => self.ty(v).with_shape(shape),
         };
-        self.one(Op::Reduce { op, axis: axis as u8 }, &[v], Type::block(elem, shape))
+        self.one(Op::Reduce { op, axis: axis as u8 }, &[v], ty)
     }
     pub fn scan(&mut self, op: ScanOp, v: Value, axis: usize) -> Value {
         let ty = self.ty(v).clone();

@@ -200,6 +200,13 @@ impl Type {
             Type::Barrier { .. } => None,
         }
     }
+    /// What pointers lead to; other types as they are.
+    pub fn pointee(&self) -> Type {
+        match self {
+            Type::Ptr { elem, shape } => Type::block(*elem, shape.clone()),
+            other => other.clone(),
+        }
+    }
     pub fn count(&self) -> usize {
         self.shape().iter().product()
     }

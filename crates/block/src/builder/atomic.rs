@@ -1,6 +1,6 @@
 //! Atomic accesses.
 use super::Builder;
-use crate::{AtomicOp, Atomicity, Elem, Op, Type, Value};
+use crate::{AtomicOp, Atomicity, Op, Value};
 
 impl Builder {
     /// Combines values with the elements at their pointers ([`Op::Atomic`]).
@@ -19,14 +19,14 @@ impl Builder {
         if let Some(m) = mask {
             args.push(self.broadcast_to(m, &shape));
         }
-        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
+        let ty = self.ty(p).pointee();
         self.one(Op::Atomic { op, how }, &args, ty)
     }
     /// Replaces elements that are as expected ([`Op::CompareSwap`]); gives the elements before.
     pub fn compare_swap(&mut self, how: Atomicity, p: Value, [expected, new]: [Value; 2]) -> Value {
         let shape = self.shape(p);
         let args = [p, self.broadcast_to(expected, &shape), self.broadcast_to(new, &shape)];
-        let ty = Type::block(self.elem(p).unwrap_or(Elem::I32), shape);
+        let ty = self.ty(p).pointee();
         self.one(Op::CompareSwap { how }, &args, ty)
     }
 }

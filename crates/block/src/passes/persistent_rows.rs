@@ -150,7 +150,7 @@ struct Writer<'k> {
 impl Writer<'_> {
     fn write(&mut self, b: &mut Builder, [changing, once]: [&[Inst]; 2], [count, instances]: [usize; 2]) {
         let [changing, once] =
-            [changing, once].map(|all| all.iter().map(|i| (*i, self.tile(b, *i))).collect::<Vec<_>>());
+            [changing, once].map(|all| all.iter().filter_map(|i| Some((*i, self.tile(b, *i)?))).collect::<Vec<_>>());
         let (stage, first) = (b.i32(0), b.program_id(0));
         let (last, step) = (b.i32(count as i64), b.i32(instances as i64));
         self.fetch(b, &once, [stage, first], None);
@@ -174,11 +174,10 @@ impl Writer<'_> {
             vec![]
         });
     }
-    fn tile(&self, b: &mut Builder, load: Inst) -> Value {
-        let ty = self.k.ty(self.k.inst(load).results[0]);
-        let (elem, shape) = (ty.elem().unwrap_or(Elem::F32), ty.shape().to_vec());
+    fn tile(&self, b: &mut Builder, load: Inst) -> Option<Value> {
+        let Type::Block { elem, shape } = self.k.ty(self.k.inst(load).results[0]).clone() else { return None };
         let ty = Type::Shared { elem, shape, stages: 1, swizzle: Swizzle::None };
-        b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
+        Some(b.inst(Op::AllocShared, &[], &[ty], vec![])[0])
     }
     fn read(&self, b: &mut Builder, (load, tile): Staged, stage: Value) -> Value {
         let ty = self.k.ty(self.k.inst(load).results[0]).clone();

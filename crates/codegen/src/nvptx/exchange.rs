@@ -1,6 +1,6 @@
 //! Exchange of values between threads: layout conversions by registers, warp shuffles or shared memory, and the scratch
 //! memory for these.
-use super::emit::{Fail, Res, Val, int};
+use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
 use inkwell::values::{IntValue, PointerValue};
@@ -313,7 +313,7 @@ impl<'c> Gen<'c, '_> {
         match self.k.ty(v) {
             Type::Ptr { elem, .. } => self.addresses(&out, *elem),
             ty => {
-                let elem = ty.elem().unwrap_or(Elem::I32);
+                let elem = ty.elem().ok_or_else(|| mistyped("an exchange between threads"))?;
                 Ok(out.into_iter().map(|v| Reg::of(v, elem)).collect())
             }
         }

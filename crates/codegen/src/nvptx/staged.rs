@@ -18,7 +18,7 @@ impl<'c> Gen<'c, '_> {
         }
         let pointers = self.regs(ptr)?.iter().map(Reg::pointer).collect::<Res<Vec<_>>>()?;
         let masks = self.masks(mask.first().copied())?;
-        let elem = self.k.ty(tile).elem().unwrap_or(Elem::F32);
+        let elem = self.k.ty(tile).elem().ok_or_else(|| mistyped("a copy"))?;
         let per = VECTOR / elem.bytes();
         if !self.are_private(tile, ptr) || !pointers.len().is_multiple_of(per) {
             return Err(Fail::Unsupported("copies to shared memory that are not of a thread's own vectors".into()));

@@ -113,10 +113,10 @@ impl<'k> Epilogue<'k> {
     /// Descriptors that results are stored by, and that a tile is read by, with the size of a slice.
     pub fn descriptors(&self) -> Vec<(Value, [usize; 2], Swizzle)> {
         let stores = self.effects.iter().filter(|e| self.k.inst(e.inst).op == Op::TileStore);
-        let slice = stores.map(|e| {
+        let slice = stores.filter_map(|e| {
             let (d, slice) = (self.k.inst(e.inst), e.slice(self.part));
-            let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
-            (d.args[0], slice, Swizzle::widest(elem, slice[1]))
+            let Type::Block { elem, .. } = self.k.ty(d.args[1]) else { return None };
+            Some((d.args[0], slice, Swizzle::widest(*elem, slice[1])))
         });
         slice.chain(self.prefetched.as_ref().map(|p| p.descriptor(self.k))).collect()
     }
@@ -267,7 +267,7 @@ impl<'k> Epilogue<'k> {
         (buffer, way): (usize, Way),
     ) -> Value {
         let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return value };
-        let ty = Type::block(b.elem(value).unwrap_or(Elem::F32), b.shape(value));
+        let ty = b.ty(value).clone();
         self.wait_for_buffer(b, way);
         b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
         b.inst(Op::Sync, &[], &[], vec![]);

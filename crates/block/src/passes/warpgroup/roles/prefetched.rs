@@ -53,10 +53,10 @@ impl Prefetched {
             }
         };
         let ty = k.ty(k.inst(load).results[0]);
-        let (elem, shape) = (ty.elem().unwrap_or(Elem::F32), ty.shape());
-        if shape != tile.size {
-            return Err(Refusal(format!("the epilogue reads a tile of {ty} beside sums of {:?}", tile.size)));
-        }
+        let elem = match ty {
+            Type::Block { elem, shape } if *shape == tile.size => *elem,
+            _ => return Err(Refusal(format!("the epilogue reads a tile of {ty} beside sums of {:?}", tile.size))),
+        };
         let buffers = buffers.unwrap_or(slices);
         // Every buffer has as many slices of a tile as the others, so that one parity serves all.
         if buffers != slices && (buffers < 2 || !slices.is_multiple_of(buffers)) {
