@@ -25,6 +25,7 @@ pub use affine::Affine;
 pub use ends::loop_ends;
 pub use footprint::{Coverage, Footprints, Unfollowed};
 pub use groups::APART;
+pub(crate) use loops::without_hint;
 pub use relevance::{Relevance, drop_irrelevant, relevance};
 pub use run::Axis;
 pub use strided::{Polynomial, Strided, StridedForms};

@@ -2,6 +2,7 @@
 //! syntax.
 use crate::{AtomicOp, Elem, Layout, Op, Type};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fmt;
 
 /// `v3`.
@@ -310,6 +311,16 @@ impl BlockProgram {
             found |= adds && self.ty(d.args[1]).elem().is_some_and(Elem::is_float);
         });
         found
+    }
+    /// The instruction that gives each value; parameters have none.
+    pub fn definitions(&self) -> HashMap<Value, Inst> {
+        let mut made = HashMap::new();
+        self.walk(&mut |inst, data| made.extend(data.results.iter().map(|v| (*v, inst))));
+        made
+    }
+    /// Of a region's instructions, not of those in their regions, the one that gives each value.
+    pub fn definitions_in(&self, r: &Region) -> HashMap<Value, Inst> {
+        r.insts.iter().flat_map(|i| self.inst(*i).results.iter().map(|v| (*v, *i))).collect()
     }
     /// Visits every instruction in program order; an op's regions follow the op.
     pub fn walk(&self, f: &mut impl FnMut(Inst, &InstData)) {

@@ -1,12 +1,11 @@
 //! Loops that end at a number read from memory.
-use crate::{BlockProgram, Inst, Op, Type, Value};
-use std::collections::{BTreeSet, HashMap};
+use crate::{BlockProgram, Op, Type, Value};
+use std::collections::BTreeSet;
 
 /// The pointer parameters that upper bounds of loops are read through.
 pub fn loop_ends(k: &BlockProgram) -> BTreeSet<Value> {
-    let (mut made, mut open): (HashMap<Value, Inst>, Vec<Value>) = (HashMap::new(), vec![]);
-    k.walk(&mut |i, d| {
-        made.extend(d.results.iter().map(|v| (*v, i)));
+    let (made, mut open) = (k.definitions(), vec![]);
+    k.walk(&mut |_, d| {
         if d.op == Op::For {
             open.extend(d.args.get(1));
         }

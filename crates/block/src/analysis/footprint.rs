@@ -45,9 +45,7 @@ pub struct Footprints<'a> {
 
 impl<'a> Footprints<'a> {
     pub fn of(program: &'a BlockProgram) -> Footprints<'a> {
-        let mut defs = HashMap::new();
-        program.walk(&mut |inst, data| defs.extend(data.results.iter().map(|v| (*v, inst))));
-        Footprints { program, facts: analyse(program), defs }
+        Footprints { program, facts: analyse(program), defs: program.definitions() }
     }
     /// Offsets of a load or store from its parameter, in elements, along the axes of its block.
     pub fn offsets(&self, access: Inst) -> Option<Affine> {

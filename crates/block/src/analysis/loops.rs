@@ -4,7 +4,7 @@ use super::{
     affine::Affine,
     values::{Analysis, Def, power_of_two_in},
 };
-use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Value};
+use crate::{BinaryOp, BlockProgram, Const, Elem, Inst, InstData, Op, Value};
 use std::collections::HashMap;
 
 impl Analysis {
@@ -27,7 +27,7 @@ impl Analysis {
         self.divisors.insert(*index, self.divisor(*lo).min(self.divisor(*step)));
         self.forms.insert(*index, Affine::scalar(*index));
 
-        let defs = definitions(k, region);
+        let defs = k.definitions_in(region);
         let next: &[Value] = match region.insts.last().map(|i| k.inst(*i)) {
             Some(last) if last.op == Op::Yield => &last.args,
             _ => &[],
@@ -140,15 +140,10 @@ impl Analysis {
     }
 }
 
-/// The value of which a region's own `multiple_of` says something.
-fn without_hint(k: &BlockProgram, defs: &HashMap<Value, Inst>, mut v: Value) -> Value {
+/// The value of which a `multiple_of` among these definitions says something.
+pub(crate) fn without_hint(k: &BlockProgram, defs: &HashMap<Value, Inst>, mut v: Value) -> Value {
     while let Some(data) = defs.get(&v).map(|i| k.inst(*i)).filter(|d| matches!(d.op, Op::MultipleOf(_))) {
         v = data.args[0];
     }
     v
-}
-
-/// The instructions of a region's own list, by result.
-fn definitions(k: &BlockProgram, r: &Region) -> HashMap<Value, Inst> {
-    r.insts.iter().flat_map(|i| k.inst(*i).results.iter().map(|v| (*v, *i))).collect()
 }

@@ -5,7 +5,8 @@
 //! The canonical pass is for programs with values of the launch, since lowering writes its own with offsets; and for
 //! steps that are values, since the analyses follow constant ones. Pipelines need offsets for all of them
 //! ([`moved_blocks`]), so that addresses of later iterations are a sum.
-use crate::{BinaryOp, BlockProgram, Builder, Const, Elem, Inst, InstData, Op, Type, Value};
+use crate::analysis::without_hint;
+use crate::{BinaryOp, BlockProgram, Builder, Const, Elem, Inst, Op, Type, Value};
 use std::collections::HashMap;
 
 pub fn run(k: &mut BlockProgram) {
@@ -91,27 +92,24 @@ fn place(b: &mut Builder, pointer: Value, start: Value, offset: Value) {
 fn moved(k: &BlockProgram, i: Inst) -> Vec<Moved> {
     let Some(region) = k.inst(i).regions.first() else { return vec![] };
     let Some(end) = region.insts.last().map(|i| k.inst(*i)).filter(|d| d.op == Op::Yield) else { return vec![] };
-    let made: HashMap<Value, &InstData> = k.insts.iter().flat_map(|d| d.results.iter().map(move |v| (*v, d))).collect();
+    // Of all instructions: the regions around the loop are not closed yet.
+    let all = (0..).map(Inst).zip(&k.insts);
+    let made: HashMap<Value, Inst> = all.flat_map(|(i, d)| d.results.iter().map(move |v| (*v, i))).collect();
     let one = |(number, next): (usize, &Value)| {
         let pointer = *region.params.get(1 + number)?;
-        let d = made.get(next).filter(|d| d.op == Op::PtrAdd && without_hint(&made, d.args[0]) == pointer)?;
+        let d = made.get(next).map(|i| k.inst(*i)).filter(|d| d.op == Op::PtrAdd)?;
+        if without_hint(k, &made, d.args[0]) != pointer {
+            return None;
+        }
         Some(Moved { number, pointer, by: step(k, &made, d.args[1])? })
     };
     end.args.iter().enumerate().filter_map(one).collect()
 }
 
-/// The pointer of which `multiple_of` says something.
-fn without_hint(made: &HashMap<Value, &InstData>, mut pointer: Value) -> Value {
-    while let Some(data) = made.get(&pointer).filter(|d| matches!(d.op, Op::MultipleOf(_))) {
-        pointer = data.args[0];
-    }
-    pointer
-}
-
 /// The number that all elements of a block of offsets are.
-fn step(k: &BlockProgram, made: &HashMap<Value, &InstData>, mut v: Value) -> Option<Step> {
+fn step(k: &BlockProgram, made: &HashMap<Value, Inst>, mut v: Value) -> Option<Step> {
     while !k.ty(v).is_scalar() {
-        let d = made.get(&v)?;
+        let d = k.inst(*made.get(&v)?);
         match d.op {
             Op::Const(Const::Int(n)) => return Some(Step::Constant(n)),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape => v = d.args[0],

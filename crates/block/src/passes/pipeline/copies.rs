@@ -32,9 +32,7 @@ impl Address {
     pub fn of(k: &BlockProgram, parent: Inst, values: &[Value], readonly: &dyn Fn(Value) -> bool) -> Option<Address> {
         let region = k.inst(parent).regions.first()?;
         let next = &k.inst(*region.insts.last()?).args;
-        let body: HashMap<Value, Inst> =
-            region.insts.iter().flat_map(|i| k.inst(*i).results.iter().map(|v| (*v, *i))).collect();
-        let slice = Slice { k, region, body, readonly };
+        let slice = Slice { k, region, body: k.definitions_in(region), readonly };
         let now = slice.of(values, true)?;
         let mut carried = now.carried.clone();
         loop {

@@ -125,13 +125,12 @@ impl Plan {
     pub fn of(k: &BlockProgram, m: &Machine) -> Result<Plan, Refusal> {
         let mut dots = vec![];
         let mut lower = false;
-        let (mut definitions, mut parents) = (HashMap::new(), HashMap::new());
+        let mut parents = HashMap::new();
         k.walk(&mut |i, d| {
             if matches!(d.op, Op::Dot { .. }) {
                 dots.push(i);
             }
             lower |= matches!(d.op, Op::AllocShared | Op::Roles(_));
-            d.results.iter().for_each(|v| _ = definitions.insert(*v, i));
             d.regions.iter().flat_map(|r| &r.insts).for_each(|inner| _ = parents.insert(*inner, i));
         });
         if dots.is_empty() || lower || k.blocks != 1 || k.cluster != 1 {
@@ -139,6 +138,7 @@ impl Plan {
         }
         let plan = Plan { warps: k.warps.max(isa::GROUP_WARPS), ..Plan::default() };
         let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
+        let definitions = k.definitions();
         let mut p = Planner { k, m, facts, writes, definitions, parents, readers, held: 0, plan };
         if m.arch.has_wgmma() {
             p.share_warps(&dots);

@@ -258,8 +258,7 @@ struct Found {
 
 /// The tile from which a left operand is computed element by element, in its type.
 fn computed_from(k: &BlockProgram, v: Value, tiles: &HashMap<Value, (Inst, bool)>) -> Option<Operand> {
-    let mut made: HashMap<Value, Inst> = HashMap::new();
-    k.walk(&mut |i, d| made.extend(d.results.iter().map(|v| (*v, i))));
+    let made = k.definitions();
     let (mut open, mut seen, mut found) = (vec![v], HashSet::new(), None);
     while let Some(v) = open.pop() {
         if !seen.insert(v) {
