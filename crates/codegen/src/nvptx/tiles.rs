@@ -60,6 +60,11 @@ impl Tile {
             other => Err(Fail::Unsupported(format!("a tile of type {other}"))),
         }
     }
+    /// Neighbours of a row that a thread has in registers next to each other, as many as one access takes.
+    fn run(&self, flat: &Flat) -> usize {
+        let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();
+        (1usize << together).min(16 / self.elem.bytes()).min(self.columns)
+    }
     pub fn stage_bytes(&self) -> usize {
         self.panels() * self.panel_bytes()
     }
@@ -119,7 +124,7 @@ impl<'c> Gen<'c, '_> {
         if self.in_matrices(&t, &flat) {
             return self.store_matrices(&t, base, &values);
         }
-        self.store_pairs(&t, base, &flat, &values)
+        self.store_runs(&t, base, &flat, &values)
     }
     /// Whether `stmatrix` and `ldmatrix` move a block in this layout: 16-bit elements in an accumulator's layout, rows
     /// in swizzled panels.
@@ -171,16 +176,19 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// Stores any layout, neighbouring registers of a row in pairs. 32-bit sums of FMAs go one by one, those of even
+    /// Stores any layout, neighbouring registers of a row together. 32-bit sums of FMAs go one by one, those of even
     /// registers first: pairs would tie each sum to the register bank of its operands.
-    fn store_pairs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
+    fn store_runs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
         let shape = [t.rows, t.columns];
         let bytes = t.elem.bytes();
         let by_tensor_cores = *flat == warpgroup_accumulator(t.rows, t.columns, 2);
-        let n = if flat.registers.first() == Some(&0) && (bytes < 4 || by_tensor_cores) { 2 } else { 1 };
+        let n = if bytes < 4 || by_tensor_cores { t.run(flat) } else { 1 };
         let (rows, columns) = (self.coordinates(flat, &shape, 0)?, self.coordinates(flat, &shape, 1)?);
         let first = self.first_copy(flat)?;
-        let order = (0..values.len()).step_by(2).chain((1..values.len()).step_by(2).filter(|_| n == 1));
+        let order: Vec<usize> = match n {
+            1 => (0..values.len()).step_by(2).chain((1..values.len()).step_by(2)).collect(),
+            _ => (0..values.len()).step_by(n).collect(),
+        };
         for r in order {
             let at = self.tile_element(t, base, [rows[r], columns[r]])?;
             let v = self.in_memory(&values[r..r + n], t.elem)?;
@@ -227,8 +235,7 @@ impl<'c> Gen<'c, '_> {
             return self.load_left_wide(&t, base);
         }
         let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
-        let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();
-        let n = (1usize << together).min(16 / t.elem.bytes()).min(t.columns);
+        let n = t.run(&flat);
         let mut out = vec![];
         for r in (0..rows.len()).step_by(n) {
             let at = self.tile_element(&t, base, [rows[r], columns[r]])?;

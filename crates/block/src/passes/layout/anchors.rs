@@ -113,6 +113,14 @@ pub(super) fn access(k: &BlockProgram, facts: &Analysis, ptr: Value) -> TileAcce
     TileAccess { axis, vector, run, bytes, elements, staged_rows: false, interleaved: None }
 }
 
+/// The access to a shared tile whose rows are neighbours along an axis of what is stored.
+pub(super) fn tile_rows(k: &BlockProgram, stored: Value, axis: usize) -> TileAccess {
+    let (shape, bytes) = (k.ty(stored).shape(), k.ty(stored).elem().map_or(1, Elem::bytes));
+    let (run, vector) = (shape.get(axis).copied().unwrap_or(1), tile(k, shape).vector(VECTOR / bytes));
+    let elements = k.ty(stored).count();
+    TileAccess { axis, vector: vector.min(run), run, bytes, elements, staged_rows: false, interleaved: None }
+}
+
 /// The access to rows that go through shared memory.
 pub(super) fn staged_rows(k: &BlockProgram, rows: Value) -> TileAccess {
     let shape = k.ty(rows).shape();

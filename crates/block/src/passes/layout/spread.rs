@@ -1,5 +1,7 @@
 //! Propagates layouts from anchors to every value.
-use super::anchors::{access, accumulator, left_operand, staged_rows, takes_any_layout, tensor_matmul, tile};
+use super::anchors::{
+    access, accumulator, left_operand, staged_rows, takes_any_layout, tensor_matmul, tile, tile_rows,
+};
 use super::groups::{Groups, Kind, is_private, shares};
 use crate::analysis::Analysis;
 use crate::layout::choose::heaviest;
@@ -11,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 #[derive(Default)]
 struct Wishes {
     matmul: Option<Flat>,
-    /// That of a matmul's operand, which no two threads compute twice.
+    /// That of a matmul's operand, which few threads compute twice.
     operand: Option<Flat>,
     /// In the order of the program.
     accesses: Vec<TileAccess>,
@@ -60,6 +62,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
         }
     }
     let (loaded, transposes) = (staged(k), transposes(k));
+    let mut stored = vec![];
     k.walk(&mut |_, data| {
         // Those in 16-bit elements are computed from sums, which have their layout.
         if let Some(left) = data.left_in_registers().filter(|v| k.ty(*v).elem() == Some(Elem::F32))
@@ -71,6 +74,10 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
             if let Some(wish) = all.get_mut(&groups.root(operand)) {
                 wish.operand = Some(flat);
             }
+        }
+        if let (Op::SharedStore, [_, _, value]) = (&data.op, &data.args[..]) {
+            let last = k.ty(*value).shape().len().saturating_sub(1);
+            stored.push(transposes.get(value).map_or((*value, last), |from| (*from, 0)));
         }
         let (value, pointers) = match (&data.op, &data.args[..]) {
             (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
@@ -93,16 +100,23 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
             wish.add(k, facts, data, pointers);
         }
     });
+    // What nothing but a tile asks for.
+    for (value, axis) in stored {
+        if let Some(wish) = all.get_mut(&groups.root(value)).filter(|w| w.accesses.is_empty()) {
+            wish.accesses.push(tile_rows(k, value, axis));
+        }
+    }
     all
 }
 
-/// Operands that a matmul takes from registers, in the layouts that it takes, where each element is in one thread.
+/// Operands that a matmul takes from registers, in the layouts that it takes, where each element is in few threads.
 fn operands(k: &BlockProgram, data: &InstData) -> Vec<(Value, Flat)> {
     let all = match (tensor_matmul(k, data).filter(|_| !takes_any_layout(data)), &data.args[..]) {
         (Some((t, wide)), [a, b, _]) => vec![(*a, t.left(wide)), (*b, t.right(wide))],
         _ => data.left_in_registers().map(|left| (left, left_operand(k, left))).into_iter().collect(),
     };
-    all.into_iter().filter(|(_, flat)| flat.threads().all(|b| b.is_some())).collect()
+    // An exchange through shared memory costs more than to compute each element twice.
+    all.into_iter().filter(|(_, flat)| flat.threads().filter(Option::is_none).count() <= 1).collect()
 }
 
 /// Groups of blocks that loops carry, with results of reductions among them.

@@ -266,10 +266,18 @@ impl<'k> Planner<'k> {
     fn is_load(&self, v: Value) -> bool {
         self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Load(..)))
     }
-    /// Whether neighbours in memory lie along a value's columns' axis, not its rows'.
+    /// Whether neighbours in memory lie along a value's columns' axis, not its rows', in the loads that it is computed
+    /// from.
     fn permuted(&self, source: Value) -> bool {
-        let load = self.definitions.get(&source).map(|i| self.k.inst(*i)).filter(|d| matches!(d.op, Op::Load(..)));
-        load.is_some_and(|d| self.facts.alignment(d.args[0], 0).0 > self.facts.alignment(d.args[0], 1).0)
+        let mut longer = [0, 0];
+        for o in self.sources_of(source) {
+            let Some(load) = self.definitions.get(&o.source).filter(|_| self.is_load(o.source)) else { continue };
+            let pointer = self.k.inst(*load).args[0];
+            let [rows, columns] = [0, 1].map(|axis| self.facts.alignment(pointer, axis).0);
+            longer[usize::from(o.transposed)] += usize::from(rows > columns);
+            longer[usize::from(!o.transposed)] += usize::from(columns > rows);
+        }
+        longer[0] > longer[1]
     }
     fn tile(&mut self, source: Value, permuted: bool) {
         let Type::Block { elem, shape } = self.k.ty(source) else { return };

@@ -1,6 +1,6 @@
 //! Room for tiles and sums: how many stages a loop has, and whether two blocks share a multiprocessor.
 use super::reuse::{self, Reuse};
-use super::{CopyTime, Left, Matmul, Planner};
+use super::{CopyTime, Left, Matmul, Operand, Planner};
 use crate::passes::warpgroup::{self, Refusal};
 use crate::{Elem, Inst, Op, Value};
 use kiln_machine::isa::{SECTOR, WARP};
@@ -90,10 +90,8 @@ impl Planner<'_> {
     }
     /// Whether a block is computed from loads of its size that are not copied to tiles, so that it lies as they do.
     fn is_loaded(&self, block: Value) -> bool {
-        self.sources_of(block)
-            .iter()
-            .map(|i| self.k.inst(*i))
-            .any(|d| matches!(d.op, Op::Load(..)) && d.results.iter().all(|v| !self.plan.tiles.contains_key(v)))
+        let sources = self.sources_of(block);
+        sources.iter().any(|o| self.is_load(o.source) && !self.plan.tiles.contains_key(&o.source))
     }
     /// Registers of a thread, where two blocks share a multiprocessor.
     pub fn registers_of_two(&self) -> usize {
@@ -102,19 +100,22 @@ impl Planner<'_> {
     /// Whether a block is computed from loads of its size, and from no dot.
     pub fn follows_from_loads(&self, block: Value) -> bool {
         let sources = self.sources_of(block);
-        let is = |wanted: fn(&Op) -> bool| sources.iter().any(|i| wanted(&self.k.inst(*i).op));
-        is(|op| matches!(op, Op::Load(..))) && !is(|op| matches!(op, Op::Dot { .. }))
+        sources.iter().any(|o| self.is_load(o.source)) && !sources.iter().any(|o| self.is_dot(o.source))
     }
     /// Loads and dots of a block's size that it is computed from.
-    fn sources_of(&self, block: Value) -> Vec<Inst> {
-        let (mut open, mut seen, mut found) = (vec![block], HashSet::from([block]), vec![]);
+    pub fn sources_of(&self, block: Value) -> Vec<Operand> {
+        let start = Operand { source: block, transposed: false };
+        let (mut open, mut seen, mut found) = (vec![start], HashSet::from([block]), vec![]);
         let size = self.k.ty(block).count();
-        while let Some(v) = open.pop() {
-            let Some(i) = self.definitions.get(&v) else { continue };
-            let data = self.k.inst(*i);
+        while let Some(at) = open.pop() {
+            let Some(data) = self.definitions.get(&at.source).map(|i| self.k.inst(*i)) else { continue };
+            let transposed = at.transposed != matches!(&data.op, Op::Permute(axes) if axes[..] == [1, 0]);
             match data.op {
-                Op::Load(..) | Op::Dot { .. } => found.push(*i),
-                _ => open.extend(data.args.iter().filter(|v| self.k.ty(**v).count() == size && seen.insert(**v))),
+                Op::Load(..) | Op::Dot { .. } => found.push(at),
+                _ => {
+                    let next = data.args.iter().filter(|v| self.k.ty(**v).count() == size && seen.insert(**v));
+                    open.extend(next.map(|v| Operand { source: *v, transposed }));
+                }
             }
         }
         found
