@@ -53,7 +53,7 @@ pub struct WarpRoles {
 /// Stages beyond which more copies ahead gain nothing: an iteration takes longer than a copy.
 const MAX_RIGHT_STAGES: usize = 4;
 /// Blocks that share a multiprocessor at most: with more no stages are left to copy ahead.
-const MAX_BLOCKS: usize = 2;
+const MAX_BLOCKS: usize = 3;
 /// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights and sums.
 const ARITHMETIC: usize = 56;
 /// As many, where consumers begin a tile one after the other.
