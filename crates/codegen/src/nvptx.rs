@@ -55,6 +55,7 @@ mod places;
 mod pointwise;
 mod reads;
 mod reduce;
+mod reduce_by;
 mod report;
 mod roles;
 mod rows;

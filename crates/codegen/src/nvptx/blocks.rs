@@ -7,7 +7,7 @@
 use super::emit::{Emit, Fail, Res, Val, int};
 use super::r#gen::Gen;
 use super::places::Places;
-use super::reduce::Part;
+use super::reduce::{Combiner, Part, widest};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
 use kiln_block::layout::axis_bits;
@@ -137,7 +137,7 @@ impl<'c> Gen<'c, '_> {
         numbered.iter().enumerate().for_each(|(n, bit)| to[*bit] = 1 << n);
         let to = self.threads.sum(&self.e, &to)?.value(&self.e, &mut self.memo)?;
         let when = self.threads.first(&self.e, rest.iter().map(|bit| 1i64 << bit).sum())?;
-        let places = Places::of(slice, bits, count, elems[0].bytes());
+        let places = Places::of(slice, bits, count, widest(elems));
         let weight = |b: Option<u8>| b.map_or(0, |b| places.element << b);
         let rank = self.threads.rank(own).into_iter().map(|w| w * places.sharer);
         let mine: Vec<i64> = slice.threads().take(own).map(weight).chain(rank).collect();
@@ -156,7 +156,7 @@ impl<'c> Gen<'c, '_> {
             Some(signal) => self.await_signal(signal)?,
             None => self.sync()?,
         }
-        self.collect(op, elems, slice, bits, count, &starts)
+        self.collect(Combiner::Op(op), elems, slice, bits, count, &starts)
     }
     /// Whether the blocks exchange partial results at least twice per iteration of a loop, so that no block is two
     /// exchanges ahead of another: what it sends in the next iteration then arrives after all have read what they were

@@ -3,10 +3,10 @@ use super::emit::Res;
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::places::{Places, READS};
-use super::reduce::Part;
+use super::reduce::{Combiner, Part, widest};
 use inkwell::values::IntValue;
+use kiln_block::Elem;
 use kiln_block::layout::Flat;
-use kiln_block::{Elem, ReduceOp};
 
 impl<'c> Gen<'c, '_> {
     /// Room for `sharers` partial results of each of 2^`bits` elements, followed by room for the results if these are
@@ -17,16 +17,16 @@ impl<'c> Gen<'c, '_> {
         self.room(&sizes)
     }
     /// The results for the registers of `slice`, the same in every replica.
-    pub fn collect(
+    pub(super) fn collect(
         &mut self,
-        op: ReduceOp,
+        by: Combiner,
         elems: &[Elem],
         slice: &Flat,
         bits: usize,
         sharers: usize,
         starts: &[usize],
     ) -> Res<Vec<Part<'c>>> {
-        let places = Places::of(slice, bits, sharers, elems[0].bytes());
+        let places = Places::of(slice, bits, sharers, widest(elems));
         let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| places.element << b)).collect();
         let registers = slice.per_thread();
         // Lanes may take one partial result each if they do not already distinguish elements of the result.
@@ -34,7 +34,7 @@ impl<'c> Gen<'c, '_> {
         let alone = registers == 1 && element[..lanes].iter().all(|w| *w == 0);
         let by_lane = (8..=32).contains(&sharers) && places.sharer == 1 && alone;
         if !by_lane && registers * sharers > READS {
-            return self.collect_shared_out(op, elems, slice, bits, sharers, starts);
+            return self.collect_shared_out(by, elems, slice, bits, sharers, starts);
         }
         let count = if by_lane { 1 } else { sharers };
         let mut all: Vec<Vec<Part<'c>>> = vec![vec![vec![]; count]; registers];
@@ -49,22 +49,22 @@ impl<'c> Gen<'c, '_> {
         }
         let mut out = vec![];
         for slots in all {
-            let part = self.combine_all(op, elems, slots)?;
-            out.push(self.over_lanes(op, elems, part, if by_lane { lanes } else { 0 })?);
+            let part = self.combine_all(by, elems, slots)?;
+            out.push(self.over_lanes(by, elems, part, if by_lane { lanes } else { 0 })?);
         }
         Ok(out)
     }
     /// Every thread combines its share of the results; then all read what they need.
     fn collect_shared_out(
         &mut self,
-        op: ReduceOp,
+        by: Combiner,
         elems: &[Elem],
         slice: &Flat,
         bits: usize,
         sharers: usize,
         starts: &[usize],
     ) -> Res<Vec<Part<'c>>> {
-        let places = Places::of(slice, bits, sharers, elems[0].bytes());
+        let places = Places::of(slice, bits, sharers, widest(elems));
         let own = 5 + self.own_warp_bits();
         // Lanes of an element: one where those of a warp read what a sharer has.
         let lanes = if places.sharer == 1 { sharers.min(32) } else { 1 };
@@ -98,8 +98,8 @@ impl<'c> Gen<'c, '_> {
                 let from = start + places.of_element(first) * elem.bytes();
                 self.read_partials(at, from, (places, *elem), std::slice::from_mut(&mut slots))?;
             }
-            let part = self.combine_all(op, elems, slots)?;
-            let part = self.over_lanes(op, elems, part, low)?;
+            let part = self.combine_all(by, elems, slots)?;
+            let part = self.over_lanes(by, elems, part, low)?;
             if lanes > 1 {
                 only(self, replicas | (lanes as i64 - 1))?;
             }
@@ -139,9 +139,9 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    fn over_lanes(&mut self, op: ReduceOp, elems: &[Elem], mut part: Part<'c>, bits: usize) -> Res<Part<'c>> {
+    fn over_lanes(&mut self, by: Combiner, elems: &[Elem], mut part: Part<'c>, bits: usize) -> Res<Part<'c>> {
         for i in 0..bits {
-            part = self.with_lane(op, elems, &part, 1 << i)?;
+            part = self.with_lane(by, elems, &part, i)?;
         }
         Ok(part)
     }

@@ -1,9 +1,9 @@
-//! Reductions and scans by a region, and ops that take elements from other threads: through shared memory.
+//! Scans by a region, and ops that take elements from other threads through shared memory.
 //!
 //! A scan doubles its reach: in turn `k` the elements of the upper half of each 2^(k+1) take on the last one of the
-//! lower half, which covers all of it. A reduction is what a scan gives for the last element of each line. All threads
-//! have the elements of their layout in registers: which bit of the position a turn is about says whether the end of a
-//! half is in the same thread, in another lane, or has to go through shared memory.
+//! lower half, which covers all of it. All threads have the elements of their layout in registers: which bit of the
+//! position a turn is about says whether the end of a half is in the same thread, in another lane, or has to go through
+//! shared memory.
 use super::emit::{Emit, Fail, Res, Val};
 use super::exchange::Placement;
 use super::r#gen::Gen;
@@ -62,58 +62,37 @@ impl Turn {
 }
 
 impl<'c> Gen<'c, '_> {
-    pub fn combine_by(&mut self, data: &InstData) -> Res<()> {
-        let (axis, scan, reverse) = match data.op {
-            Op::ReduceBy { axis } => (axis as usize, false, false),
-            Op::ScanBy { axis, reverse } => (axis as usize, true, reverse),
-            _ => return Err(Fail::Defect("nothing to combine".into())),
-        };
+    pub fn scan_by(&mut self, data: &InstData) -> Res<()> {
+        let Op::ScanBy { axis, reverse } = data.op else { return Err(Fail::Defect("nothing to scan".into())) };
         self.one_block()?;
-        let (k, first) = (self.k, data.args[0]);
-        let shape = k.ty(first).shape();
-        let (flat, bits) = (self.flat(first)?, axis_bits(shape, axis));
-        for v in data.args.iter().chain(data.results.iter().filter(|_| scan)) {
-            if self.flat(*v)? != flat {
-                return Err(Fail::Defect(format!("{v} lies as {first} does not, which it is combined with")));
-            }
-        }
-        let mut now: Vec<Vec<Val<'c>>> = vec![];
-        for v in &data.args {
-            now.push(self.plain(*v)?);
-        }
+        let flat = self.lie_together(data.args.iter().chain(&data.results))?;
+        let bits = axis_bits(self.k.ty(data.args[0]).shape(), axis as usize);
+        let mut now: Vec<Vec<Val<'c>>> = data.args.iter().map(|v| self.plain(*v)).collect::<Res<_>>()?;
         let spread = self.room_for(&data.args)?;
         for bit in bits.clone() {
             let turn = Turn { lower: bits.start..bit, bit, reverse };
             now = self.turn(data, &spread, &flat, &turn, &now)?;
         }
-        if scan {
-            for (v, regs) in data.results.iter().zip(now) {
-                let regs = regs.into_iter().map(|x| self.register(*v, x)).collect();
-                self.set(*v, regs);
-            }
-            return Ok(());
-        }
-        let all: Vec<usize> = (0..flat.per_thread()).collect();
-        self.spread(&spread, &flat, &now, &all)?;
-        let last = (shape[axis] - 1) << bits.start;
-        for (n, v) in data.results.iter().enumerate() {
-            let to = self.flat(*v)?;
-            let mut regs = vec![];
-            for r in 0..to.per_thread() {
-                self.memo = Memo::default();
-                let line = self.element_of(&to, r)?;
-                // The bits above the axis move up.
-                let low = self.e.int((1 << bits.start) - 1);
-                let inner = self.e.and(line, low)?;
-                let outer = self.e.and(line, self.e.not(low)?)?;
-                let outer = self.e.shl(outer, self.e.int(bits.len() as i64))?;
-                let element = self.e.add(self.e.add(outer, inner)?, self.e.int(last as i64))?;
-                let x = self.read_one(&spread, n, element)?;
-                regs.push(self.register(*v, x));
-            }
+        for (v, regs) in data.results.iter().zip(now) {
+            let regs = regs.into_iter().map(|x| self.register(*v, x)).collect();
             self.set(*v, regs);
         }
-        self.sync()
+        Ok(())
+    }
+    /// The layout of values, which must all have the same.
+    pub(super) fn lie_together<'v>(&self, values: impl Iterator<Item = &'v Value>) -> Res<Flat> {
+        let mut first: Option<(Value, Flat)> = None;
+        for v in values {
+            let flat = self.flat(*v)?;
+            match &first {
+                None => first = Some((*v, flat)),
+                Some((of, one)) if *one != flat => {
+                    return Err(Fail::Defect(format!("{v} lies as {of} does not, which it is combined with")));
+                }
+                Some(_) => {}
+            }
+        }
+        first.map(|f| f.1).ok_or_else(|| Fail::Defect("nothing to combine".into()))
     }
     /// One turn: halves of the axis that differ in a bit become one.
     fn turn(
@@ -192,7 +171,11 @@ impl<'c> Gen<'c, '_> {
         self.e.or(self.e.and(lane, self.e.int(kept))?, self.e.int(set))
     }
     /// What the region gives for these values of its parameters.
-    fn by_region<'v>(&mut self, data: &InstData, values: impl Iterator<Item = &'v Val<'c>>) -> Res<Vec<Val<'c>>>
+    pub(super) fn by_region<'v>(
+        &mut self,
+        data: &InstData,
+        values: impl Iterator<Item = &'v Val<'c>>,
+    ) -> Res<Vec<Val<'c>>>
     where
         'c: 'v,
     {
@@ -244,7 +227,7 @@ impl<'c> Gen<'c, '_> {
         let ptr = self.shared_at(at, spread.starts[n])?;
         self.shared_load(ptr, 1, elem)?.pop().ok_or_else(|| Fail::Defect("no element".into()))
     }
-    fn one_block(&self) -> Res<()> {
+    pub(super) fn one_block(&self) -> Res<()> {
         match self.blocks.count {
             1 => Ok(()),
             _ => Err(Fail::Unsupported("an exchange of elements over several blocks".into())),

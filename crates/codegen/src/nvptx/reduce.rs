@@ -19,12 +19,24 @@ const MANY: usize = 32;
 /// A partial result: the value and, for arg-reductions, its index.
 pub(super) type Part<'c> = Vec<Val<'c>>;
 
+/// What combines two partial results, of which the first one is earlier on the axis.
+#[derive(Clone, Copy)]
+pub(super) enum Combiner<'d> {
+    Op(ReduceOp),
+    /// The region of this instruction, which need not commute.
+    Region(&'d InstData),
+}
+
 /// Elements of the parts, in the order of [`Part`].
 pub(super) fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
     match op {
         ReduceOp::ArgMax | ReduceOp::ArgMin => vec![wide(elem), Elem::I32],
         _ => vec![wide(elem)],
     }
+}
+/// Bytes of the widest element of a partial result.
+pub(super) fn widest(elems: &[Elem]) -> usize {
+    elems.iter().map(|e| e.bytes()).max().unwrap_or(1)
 }
 pub(super) fn wide(elem: Elem) -> Elem {
     match elem {
@@ -79,11 +91,11 @@ impl<'c> Gen<'c, '_> {
                 continue;
             }
             for p in &mut parts {
-                *p = self.with_lane(op, &elems, p, 1 << i)?;
+                *p = self.with_lane(Combiner::Op(op), &elems, p, i)?;
             }
         }
         if !warps.is_empty() {
-            parts = self.over_warps(op, &elems, &slice, result, &warps, parts)?;
+            parts = self.over_warps(Combiner::Op(op), &elems, &slice, result, &warps, parts)?;
         }
         if !blocks.is_empty() {
             parts = self.over_blocks(op, &elems, &slice, result, &parts)?;
@@ -154,10 +166,18 @@ impl<'c> Gen<'c, '_> {
     }
     /// Combines a lane's partial result with another lane's. Both lanes have the same bits then: a product that is
     /// summed must not contract to an FMA, which rounds the product of one lane alone.
-    pub(super) fn with_lane(&mut self, op: ReduceOp, elems: &[Elem], part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
-        let other = self.lanes_value(part, mask)?;
+    pub(super) fn with_lane(&mut self, by: Combiner, elems: &[Elem], part: &Part<'c>, lane: usize) -> Res<Part<'c>> {
+        let other = self.lanes_value(part, 1 << lane)?;
+        let (mut low, mut high) = (part.clone(), other.clone());
+        if matches!(by, Combiner::Region(_)) {
+            let upper = self.threads.bit(&self.e, lane)?;
+            for ((low, high), (own, other)) in low.iter_mut().zip(&mut high).zip(part.iter().zip(other)) {
+                *low = self.e.select(upper, other, *own)?;
+                *high = self.e.select(upper, *own, other)?;
+            }
+        }
         let ieee = std::mem::replace(&mut self.e.ieee, true);
-        let both = self.combine(op, elems, part, &other);
+        let both = self.combine_by(by, elems, &low, &high);
         self.e.ieee = ieee;
         both
     }
@@ -193,9 +213,9 @@ impl<'c> Gen<'c, '_> {
         part.iter().map(|v| self.lane_value("bfly", *v, mask)).collect()
     }
     /// Partial results of the warps that share an axis, side by side in scratch for each element of the result.
-    fn over_warps(
+    pub(super) fn over_warps(
         &mut self,
-        op: ReduceOp,
+        by: Combiner,
         elems: &[Elem],
         slice: &Flat,
         bits: usize,
@@ -204,7 +224,7 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Part<'c>>> {
         let sharers = 1usize << crossing.len();
         let starts = self.partials(elems, bits, sharers, slice.per_thread())?;
-        let places = Places::of(slice, bits, sharers, elems[0].bytes());
+        let places = Places::of(slice, bits, sharers, widest(elems));
         let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| places.sharer << n);
         let element = |b: Option<u8>| b.map_or(0, |b| places.element << b);
         let own: Vec<i64> = slice.threads().map(element).enumerate().map(|(i, w)| w + slot(i)).collect();
@@ -218,14 +238,20 @@ impl<'c> Gen<'c, '_> {
             }
         }
         self.filled()?;
-        self.collect(op, elems, slice, bits, sharers, &starts)
+        self.collect(by, elems, slice, bits, sharers, &starts)
     }
     /// Combines neighbours first.
-    pub fn combine_all(&mut self, op: ReduceOp, elems: &[Elem], mut slots: Vec<Part<'c>>) -> Res<Part<'c>> {
+    pub(super) fn combine_all(&mut self, by: Combiner, elems: &[Elem], mut slots: Vec<Part<'c>>) -> Res<Part<'c>> {
         while slots.len() > 1 {
-            slots = slots.chunks(2).map(|c| self.combine(op, elems, &c[0], &c[1])).collect::<Res<_>>()?;
+            slots = slots.chunks(2).map(|c| self.combine_by(by, elems, &c[0], &c[1])).collect::<Res<_>>()?;
         }
         slots.pop().ok_or_else(|| Fail::Llvm("an empty reduction".into()))
+    }
+    pub(super) fn combine_by(&mut self, by: Combiner, elems: &[Elem], a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
+        match by {
+            Combiner::Op(op) => self.combine(op, elems, a, b),
+            Combiner::Region(data) => self.by_region(data, a.iter().chain(b)),
+        }
     }
     pub fn combine(&mut self, op: ReduceOp, elems: &[Elem], a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
         let elem = elems[0];

@@ -119,14 +119,7 @@ impl Rebuild<'_> {
                 let sums = self.demand(data.args[0], &flat);
                 self.keep(i, vec![sums], vec![]);
             }
-            Op::ReduceBy { .. } | Op::ScanBy { .. } => {
-                // Operands and a scan's results share one layout, which constants among them do not have.
-                let mut joined = data.results.iter().filter(|_| matches!(data.op, Op::ScanBy { .. })).chain(&data.args);
-                let flat = self.home(joined.find(|v| self.groups.is_heavy(**v)).copied().unwrap_or(data.args[0]));
-                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
-                let regions = data.regions.iter().map(|r| self.region(r)).collect();
-                self.keep(i, args, regions);
-            }
+            Op::ReduceBy { .. } | Op::ScanBy { .. } => self.combine_by(i, data),
             Op::Gather { .. } => {
                 // Each thread has the positions of its elements.
                 let flat = self.home(data.results[0]);
@@ -174,16 +167,25 @@ impl Rebuild<'_> {
     }
     /// Appends the instruction with a result in `flat`, converted to the result's home layout if that is another.
     fn keep_in(&mut self, i: Inst, result: Value, flat: &Flat, args: Vec<Value>) {
-        if self.home(result) == *flat {
-            return self.keep(i, args, vec![]);
-        }
-        let ty = self.old.ty(result).clone();
-        let at = self.value_like(ty, flat, self.out.len() - 1);
-        self.new.inst_mut(i).results = vec![at];
+        self.results_in(i, &[result], flat);
         self.keep(i, args, vec![]);
-        let convert = InstData { op: Op::ConvertLayout, args: vec![at], results: vec![result], regions: vec![] };
-        let convert = self.new.new_inst(convert);
-        self.push(convert);
+        self.converted_home(i, &[result]);
+    }
+    /// Gives the instruction new results in `flat` for those whose home is another.
+    fn results_in(&mut self, i: Inst, results: &[Value], flat: &Flat) {
+        for (n, v) in results.iter().enumerate().filter(|(_, v)| self.home(**v) != *flat).collect::<Vec<_>>() {
+            let at = self.value_like(self.old.ty(*v).clone(), flat, self.out.len() - 1);
+            self.new.inst_mut(i).results[n] = at;
+        }
+    }
+    /// Converts an instruction's new results to the homes of those that they stand for.
+    fn converted_home(&mut self, i: Inst, results: &[Value]) {
+        let made = self.new.inst(i).results.clone();
+        for (at, v) in made.into_iter().zip(results).filter(|(at, v)| at != *v) {
+            let convert = InstData { op: Op::ConvertLayout, args: vec![at], results: vec![*v], regions: vec![] };
+            let convert = self.new.new_inst(convert);
+            self.push(convert);
+        }
     }
     fn value_like(&mut self, ty: crate::Type, flat: &Flat, depth: usize) -> Value {
         let v = self.new.new_value(ty);
@@ -273,6 +275,20 @@ impl Rebuild<'_> {
         let slice = flat.without(&axis_bits(self.old.ty(data.args[0]).shape(), axis));
         // A scalar is the same in every layout.
         self.keep_in(i, data.results[0], &slice, vec![arg]);
+    }
+    /// Operands and a scan's results share one layout, which constants among them do not have; a reduction's results
+    /// are its slice.
+    fn combine_by(&mut self, i: Inst, data: &InstData) {
+        let mut joined = data.results.iter().filter(|_| matches!(data.op, Op::ScanBy { .. })).chain(&data.args);
+        let flat = self.home(joined.find(|v| self.groups.is_heavy(**v)).copied().unwrap_or(data.args[0]));
+        let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+        let regions = data.regions.iter().map(|r| self.region(r)).collect();
+        if let Op::ReduceBy { axis } = data.op {
+            let bits = axis_bits(self.old.ty(data.args[0]).shape(), axis as usize);
+            self.results_in(i, &data.results, &flat.without(&bits));
+        }
+        self.keep(i, args, regions);
+        self.converted_home(i, &data.results);
     }
     /// Copies from pointers in the layout in which the tile is read.
     fn async_copy(&mut self, i: Inst, data: &InstData) {

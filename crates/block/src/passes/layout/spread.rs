@@ -91,6 +91,7 @@ fn wishes(k: &BlockProgram, facts: &Analysis, groups: &Groups) -> BTreeMap<Value
                 (*value, Some(*ptr))
             }
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
+            (Op::ReduceBy { .. }, [value, ..]) => (*value, None),
             (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. } | Op::ScanBy { .. }, _) => {
                 (data.results[0], None)
             }
@@ -169,7 +170,7 @@ impl Wishes {
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 self.matmul = self.matmul.take().or_else(|| Some(accumulator(k, data)));
             }
-            Op::Reduce { axis, .. } | Op::Scan { axis, .. } | Op::ScanBy { axis, .. } => {
+            Op::Reduce { axis, .. } | Op::ReduceBy { axis } | Op::Scan { axis, .. } | Op::ScanBy { axis, .. } => {
                 self.reduced.push(axis as usize)
             }
             Op::Pack { .. } | Op::Unpack { .. } => {
@@ -226,6 +227,12 @@ impl Spread<'_> {
                 known.or_else(|| all.iter().filter(|v| self.groups.kind(**v) == Kind::View).find_map(|v| self.get(*v)));
             // Counts all, so that every value is set.
             return all.iter().filter(|v| self.set(**v, known.clone())).count() > 0;
+        }
+        if let Op::ReduceBy { axis } = data.op {
+            let lies = data.args.iter().find_map(|v| self.get(*v));
+            let bits = axis_bits(k.ty(data.args[0]).shape(), axis as usize);
+            let slice = lies.map(|l| l.without(&bits));
+            return data.results.iter().filter(|v| self.set(**v, slice.clone())).count() > 0;
         }
         let ([arg], [result]) = (&data.args[..], &data.results[..]) else { return false };
         let (from, to) = (k.ty(*arg).shape(), k.ty(*result).shape());
