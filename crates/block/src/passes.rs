@@ -1,7 +1,8 @@
 //! Passes: functions from a kernel to one that computes the same.
 //!
 //! The first six keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
-//! reorders float arithmetic. Verified programs stay verified, which is checked after every pass.
+//! reorders float arithmetic. Verified programs stay verified, which is checked after every pass. What becomes of an
+//! instruction is appended by the builder, which keeps values' names (`builder/rewrite`).
 mod cse;
 mod dce;
 mod fold;

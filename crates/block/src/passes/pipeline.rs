@@ -20,7 +20,7 @@
 //! 4. [`prefetch`] loads what is left, and small, an iteration ahead into registers.
 //!
 //! Sums are of the same products in the same order of K, in the accuracy of the instruction.
-mod copies;
+mod addresses;
 mod plan;
 mod prefetch;
 mod stages;

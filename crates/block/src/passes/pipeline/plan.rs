@@ -2,8 +2,8 @@
 mod reuse;
 mod room;
 
-use super::copies::{Address, Readers};
-use crate::analysis::{Analysis, Writes, analyse};
+use super::addresses::Address;
+use crate::analysis::{Analysis, Readers, Writes, analyse};
 use crate::passes::warpgroup::{self, Refusal};
 use crate::{BlockProgram, Const, DotPrecision, Elem, Inst, Op, Swizzle, Terms, Type, Value};
 use kiln_machine::isa::{GROUP_ROWS, VECTOR, WARP};
@@ -117,7 +117,7 @@ pub(super) struct Planner<'k> {
     pub parents: HashMap<Inst, Inst>,
     readers: Readers,
     /// Accumulators of a thread.
-    pub held: usize,
+    pub accumulators: usize,
     pub plan: Plan,
 }
 
@@ -139,7 +139,7 @@ impl Plan {
         let plan = Plan { warps: k.warps.max(isa::GROUP_WARPS), ..Plan::default() };
         let (facts, writes, readers) = (analyse(k), Writes::of(k), Readers::of(k));
         let definitions = k.definitions();
-        let mut p = Planner { k, m, facts, writes, definitions, parents, readers, held: 0, plan };
+        let mut p = Planner { k, m, facts, writes, definitions, parents, readers, accumulators: 0, plan };
         if m.arch.has_wgmma() {
             p.share_warps(&dots);
             dots.iter().for_each(|i| p.add(*i));
@@ -185,7 +185,7 @@ impl<'k> Planner<'k> {
         while sums / (self.plan.warps * WARP) > max_sums && self.plan.warps < most {
             self.plan.warps *= 2;
         }
-        self.held = sums / (self.plan.warps * WARP);
+        self.accumulators = sums / (self.plan.warps * WARP);
     }
     fn is_dot(&self, v: Value) -> bool {
         self.definitions.get(&v).is_some_and(|i| matches!(self.k.inst(*i).op, Op::Dot { .. }))
@@ -212,9 +212,9 @@ impl<'k> Planner<'k> {
         let whole = m.is_multiple_of(GROUP_ROWS * self.plan.warps / isa::GROUP_WARPS)
             && (8..=isa::GROUP_COLUMNS).contains(&n)
             && n.is_power_of_two();
-        let held = m * n / (self.plan.warps * WARP) <= warpgroup::max_sums(self.m);
+        let roomy = m * n / (self.plan.warps * WARP) <= warpgroup::max_sums(self.m);
         let typed = self.k.ty(data.results[0]).elem() == Some(sums);
-        let fits = known && whole && held && depth * elem.bytes() >= isa::GROUP_DEPTH_BYTES && typed;
+        let fits = known && whole && roomy && depth * elem.bytes() >= isa::GROUP_DEPTH_BYTES && typed;
         fits.then(|| Type::Token { elem: sums, shape: vec![m, n] })
     }
     /// Plans a dot, if it is one for warpgroups.
@@ -246,7 +246,7 @@ impl<'k> Planner<'k> {
         let next = region.insts.last().map_or(&[][..], |i| &self.k.inst(*i).args[..]);
         let mut carried = region.params.iter().skip(1).zip(next);
         let chain = carried.any(|(from, to)| *from == data.args[2] && *to == data.results[0]);
-        let second_block = self.registers_of_two() >= self.held + ptxas().loops.beside_sums;
+        let second_block = self.registers_of_two() >= self.accumulators + ptxas().loops.beside_sums;
         let inside = self.definitions.get(&left).is_some_and(|i| self.parents.get(i) == Some(parent));
         chain && !second_block && inside && self.follows_from_loads(left)
     }

@@ -1,7 +1,7 @@
 //! Loads of the next iteration before an iteration computes, in registers: of what is too small for shared memory, as
 //! scales, or is no operand of a dot.
-use super::copies::{Address, Readers};
-use crate::analysis::Writes;
+use super::addresses::Address;
+use crate::analysis::{Readers, Writes};
 use crate::builder::rewrite::{Names, renamed};
 use crate::{BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Inst, Op, Region, Value};
 

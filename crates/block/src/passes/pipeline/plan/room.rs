@@ -42,9 +42,9 @@ impl Planner<'_> {
         let arithmetic = if nested { loops.beside_sums_of_tiles } else { loops.beside_sums };
         let Pipelines { stages_of_two, stages_of_one, .. } = self.m.pipelines;
         let registers = self.registers_of_two();
-        let fits_twice = two >= stages_of_two - 1 && registers >= self.held + arithmetic;
+        let fits_twice = two >= stages_of_two - 1 && registers >= self.accumulators + arithmetic;
         self.plan.registers =
-            Some(registers).filter(|n| fits_twice && self.held > 0 && *n <= self.m.limits.registers_per_thread);
+            Some(registers).filter(|n| fits_twice && self.accumulators > 0 && *n <= self.m.limits.registers_per_thread);
         // As many as two blocks have are no reason for a block to be alone.
         let stages = if fits_twice || two >= stages_of_two { two.min(stages_of_two) } else { one.min(stages_of_one) };
         // With fewer stages copies further ahead gain more than dots in flight, unless these hide how operands are

@@ -3,19 +3,6 @@
 use crate::{BlockProgram, Inst, Op, Region, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The instructions that read each value.
-pub struct Readers(HashMap<Value, Vec<Inst>>);
-impl Readers {
-    pub fn of(k: &BlockProgram) -> Readers {
-        let mut all: HashMap<Value, Vec<Inst>> = HashMap::new();
-        k.walk(&mut |i, d| d.args.iter().for_each(|v| all.entry(*v).or_default().push(i)));
-        Readers(all)
-    }
-    pub fn reading(&self, v: Value) -> &[Inst] {
-        self.0.get(&v).map_or(&[], |all| &all[..])
-    }
-}
-
 /// What computes the addresses of copies in a loop's body.
 #[derive(Clone, Debug, Default)]
 pub struct Address {
@@ -32,13 +19,13 @@ impl Address {
     pub fn of(k: &BlockProgram, parent: Inst, values: &[Value], readonly: &dyn Fn(Value) -> bool) -> Option<Address> {
         let region = k.inst(parent).regions.first()?;
         let next = &k.inst(*region.insts.last()?).args;
-        let slice = Slice { k, region, body: k.definitions_in(region), readonly };
-        let now = slice.of(values, true)?;
+        let slice = Slice { k, region, body: k.definitions_in(region) };
+        let now = slice.computing(values, readonly)?;
         let mut carried = now.carried.clone();
         loop {
             let yielded: Vec<Value> = carried.iter().filter_map(|n| next.get(*n).copied()).collect();
             // A load of the next carried values would read past the last iteration's.
-            let later = slice.of(&yielded, false)?;
+            let later = slice.computing(&yielded, &|_| false)?;
             let all: BTreeSet<usize> = carried.union(&later.carried).copied().collect();
             if all.len() == carried.len() {
                 let carried = carried.into_iter().collect();
@@ -59,10 +46,10 @@ struct Slice<'k> {
     region: &'k Region,
     /// Instructions of the body, by what they give.
     body: HashMap<Value, Inst>,
-    readonly: &'k dyn Fn(Value) -> bool,
 }
 impl Slice<'_> {
-    fn of(&self, values: &[Value], loads: bool) -> Option<Found> {
+    /// What computes these values, with loads through pointers that are `readonly` at most.
+    fn computing(&self, values: &[Value], readonly: &dyn Fn(Value) -> bool) -> Option<Found> {
         let (mut wanted, mut open) = (HashSet::new(), values.to_vec());
         let mut carried = BTreeSet::new();
         while let Some(v) = open.pop() {
@@ -72,7 +59,7 @@ impl Slice<'_> {
             }
             let Some(i) = self.body.get(&v) else { continue };
             let d = self.k.inst(*i);
-            let read = loads && matches!(d.op, Op::Load(..)) && (self.readonly)(d.args[0]);
+            let read = matches!(d.op, Op::Load(..)) && readonly(d.args[0]);
             if !(d.regions.is_empty() && (d.op.is_pure() || read)) || matches!(d.op, Op::Dot { .. }) {
                 return None;
             }
