@@ -47,7 +47,11 @@ impl Builder {
     pub fn into_program(self) -> BlockProgram {
         self.kernel
     }
-    /// The program as it is so far, to replace and remove instructions.
+    /// The program as it is so far.
+    pub fn program(&self) -> &BlockProgram {
+        &self.kernel
+    }
+    /// The same, to replace and remove instructions.
     pub fn program_mut(&mut self) -> &mut BlockProgram {
         &mut self.kernel
     }

@@ -112,7 +112,7 @@ kernel @k(%n: i32, %out: ptr<i32>) grid launch warps 1 {
         let program = parse(LOOP).expect("valid");
         let mut order = vec![];
         let same = Builder::rewrite(program.clone(), |b, i| {
-            order.push(b.program_mut().inst(i).op.clone());
+            order.push(b.program().inst(i).op.clone());
             b.keep(i);
         });
         assert_eq!(print(&same), print(&program));

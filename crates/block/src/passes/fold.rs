@@ -5,26 +5,31 @@
 //! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed. Integers,
 //! addresses and loads that are the same for all elements become scalars, which are repeated.
 use super::numbers;
-use crate::{BinaryOp, BlockProgram, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, analysis};
+use crate::builder::rewrite::{Names, renamed};
+use crate::{
+    BinaryOp, BlockProgram, Builder, CmpOp, Const, Elem, Inst, InstData, Op, Region, Type, UnaryOp, Value, analysis,
+};
 use std::collections::HashMap;
 
 pub fn run(k: &mut BlockProgram) {
     let facts = analysis::analyse(k);
-    let mut body = std::mem::take(&mut k.body);
-    let mut f = Folder { k, facts, consts: HashMap::new(), splats: HashMap::new(), same: HashMap::new() };
-    f.known_params(&mut body);
-    f.region(&mut body);
-    k.body = body;
+    let old = std::mem::take(k);
+    let insts = old.body.insts.clone();
+    let b = Builder::of(old);
+    let mut f = Folder { b, facts, consts: HashMap::new(), splats: HashMap::new(), same: Names::new() };
+    f.known_params();
+    insts.into_iter().for_each(|i| f.inst(i));
+    *k = f.b.finish();
 }
 
-struct Folder<'a> {
-    k: &'a mut BlockProgram,
+struct Folder {
+    b: Builder,
     facts: analysis::Analysis,
     consts: HashMap<Value, Const>,
     /// Blocks whose elements are one scalar.
     splats: HashMap<Value, Value>,
     /// Values, each with the value that replaces it.
-    same: HashMap<Value, Value>,
+    same: Names,
 }
 
 /// What replaces an instruction.
@@ -36,9 +41,9 @@ enum To {
     Nothing,
 }
 
-impl Folder<'_> {
+impl Folder {
     fn now(&self, v: Value) -> Value {
-        self.same.get(&v).copied().unwrap_or(v)
+        renamed(&self.same, v)
     }
     fn replace(&mut self, old: Value, new: Value) {
         let new = self.now(new);
@@ -47,51 +52,58 @@ impl Folder<'_> {
             self.consts.insert(old, c);
         }
     }
+    fn k(&self) -> &BlockProgram {
+        self.b.program()
+    }
     /// Parameters whose value is known become constants.
-    fn known_params(&mut self, body: &mut Region) {
-        let known: Vec<(Value, i64)> = self.k.params.iter().filter_map(|p| Some((p.value, p.facts.equals?))).collect();
-        for (n, (param, equals)) in known.into_iter().enumerate() {
-            let ty = self.k.ty(param).clone();
+    fn known_params(&mut self) {
+        let known: Vec<(Value, i64)> =
+            self.k().params.iter().filter_map(|p| Some((p.value, p.facts.equals?))).collect();
+        for (param, equals) in known {
+            let ty = self.k().ty(param).clone();
             let value = if ty.elem() == Some(Elem::Bool) { Const::Bool(equals != 0) } else { Const::Int(equals) };
-            let constant = self.k.new_value(ty);
-            let data = InstData { op: Op::Const(value), args: vec![], results: vec![constant], regions: vec![] };
-            body.insts.insert(n, self.k.new_inst(data));
+            let constant = self.b.constant(ty, value);
             self.consts.insert(constant, value);
             self.replace(param, constant);
         }
     }
-    fn region(&mut self, r: &mut Region) {
-        let old = std::mem::take(&mut r.insts);
-        for i in old {
-            self.inst(i, &mut r.insts);
-        }
-    }
-    fn inst(&mut self, i: Inst, out: &mut Vec<Inst>) {
-        let mut data = self.k.inst(i).clone();
+    fn inst(&mut self, i: Inst) {
+        let mut data = self.k().inst(i).clone();
         data.args.iter_mut().for_each(|v| *v = self.now(*v));
-        *self.k.inst_mut(i) = data.clone();
+        self.set(i, data.clone());
         if !data.regions.is_empty() {
-            return self.structured(i, data, out);
+            return self.structured(i, data);
         }
-        if let Some(scalar) = self.uniform(&data).or_else(|| self.by_scalars(&data, out)) {
+        if let Some(scalar) = self.uniform(&data).or_else(|| self.by_scalars(&data)) {
             data = InstData { op: Op::Splat, args: vec![scalar], ..data };
-            *self.k.inst_mut(i) = data.clone();
+            self.set(i, data.clone());
         }
         match self.simplify(&data) {
             Some(To::Nothing) => return,
-            Some(To::Value(v)) if self.k.value(v).layout == self.k.value(data.results[0]).layout => {
+            Some(To::Value(v)) if self.k().value(v).layout == self.k().value(data.results[0]).layout => {
                 self.replace(data.results[0], v);
             }
-            Some(To::Const(c)) => *self.k.inst_mut(i) = InstData { op: Op::Const(c), args: vec![], ..data },
-            Some(To::Op(op, args)) => *self.k.inst_mut(i) = InstData { op, args, ..data },
+            Some(To::Const(c)) => self.set(i, InstData { op: Op::Const(c), args: vec![], ..data }),
+            Some(To::Op(op, args)) => self.set(i, InstData { op, args, ..data }),
             Some(To::Value(_)) | None => {}
         }
-        match (&self.k.inst(i).op, &self.k.inst(i).args[..], &self.k.inst(i).results[..]) {
+        let InstData { op, args, results, .. } = self.b.program().inst(i);
+        match (op, &args[..], &results[..]) {
             (Op::Const(c), _, [v]) => _ = self.consts.insert(*v, *c),
             (Op::Splat, [scalar], [v]) => _ = self.splats.insert(*v, *scalar),
             _ => {}
         }
-        out.push(i);
+        self.b.keep(i);
+    }
+    fn set(&mut self, i: Inst, data: InstData) {
+        *self.b.program_mut().inst_mut(i) = data;
+    }
+    /// Appends a new instruction, folded as those of the program.
+    fn emit(&mut self, op: Op, args: Vec<Value>, ty: Type) -> Value {
+        let result = self.b.new_value(ty);
+        let made = self.b.program_mut().new_inst(InstData { op, args, results: vec![result], regions: vec![] });
+        self.inst(made);
+        result
     }
     /// The scalar that all elements of a quotient or remainder are, as the quotient of the columns of a tile by its
     /// width.
@@ -100,68 +112,61 @@ impl Folder<'_> {
         let form = self.facts.affine(*v)?;
         let [(scalar, 1)] = form.scalars[..] else { return None };
         let alone = form.root.is_none() && form.constant == 0 && form.coeffs.iter().all(|c| *c == 0);
-        let (ty, scalar) = (self.k.ty(*v), self.now(scalar));
-        let typed = *self.k.ty(scalar) == ty.with_shape([]) && !ty.is_scalar() && self.k.value(*v).layout.is_none();
+        let (ty, scalar) = (self.k().ty(*v), self.now(scalar));
+        let typed = *self.k().ty(scalar) == ty.with_shape([]) && !ty.is_scalar() && self.k().value(*v).layout.is_none();
         (alone && typed).then_some(scalar)
     }
     /// What an op gives for scalars, if its operands are these, repeated.
-    fn by_scalars(&mut self, data: &InstData, out: &mut Vec<Inst>) -> Option<Value> {
+    fn by_scalars(&mut self, data: &InstData) -> Option<Value> {
         let (ty, taken) = match (&data.op, &data.results[..]) {
-            (Op::Binary(_) | Op::Cast(_) | Op::PtrAdd, [v]) => (self.k.ty(*v).clone(), true),
-            (Op::Load(..), [v]) => (self.k.ty(*v).clone(), data.args.len() == 1),
+            (Op::Binary(_) | Op::Cast(_) | Op::PtrAdd, [v]) => (self.k().ty(*v).clone(), true),
+            (Op::Load(..), [v]) => (self.k().ty(*v).clone(), data.args.len() == 1),
             _ => return None,
         };
-        let whole = |v: &Value| match self.k.ty(*v) {
+        let whole = |v: &Value| match self.k().ty(*v) {
             Type::Ptr { .. } => true,
             ty => ty.elem().is_some_and(Elem::is_int),
         };
         let repeated = |v: &Value| self.splats.contains_key(v);
         let known = |v: &Value| repeated(v) || self.consts.contains_key(v);
-        let fits = taken && !ty.is_scalar() && self.k.value(data.results[0]).layout.is_none();
+        let fits = taken && !ty.is_scalar() && self.k().value(data.results[0]).layout.is_none();
         if !fits || !data.args.iter().all(|v| whole(v) && known(v)) || !data.args.iter().any(repeated) {
             return None;
         }
         if !matches!(data.op, Op::Load(..)) && !whole(&data.results[0]) {
             return None;
         }
-        let args: Vec<Value> = data.args.iter().map(|v| self.scalar(*v, out)).collect();
-        let result = self.k.new_value(ty.with_shape([]));
-        let made = self.k.new_inst(InstData { op: data.op.clone(), args, results: vec![result], regions: vec![] });
-        self.inst(made, out);
+        let args: Vec<Value> = data.args.iter().map(|v| self.scalar(*v)).collect();
+        let result = self.emit(data.op.clone(), args, ty.with_shape([]));
         Some(self.now(result))
     }
     /// The scalar that all elements of a block are.
-    fn scalar(&mut self, v: Value, out: &mut Vec<Inst>) -> Value {
-        if let Some(scalar) = self.splats.get(&v) {
-            return *scalar;
+    fn scalar(&mut self, v: Value) -> Value {
+        match (self.splats.get(&v), self.consts.get(&v)) {
+            (Some(scalar), _) => *scalar,
+            (None, Some(c)) => self.emit(Op::Const(*c), vec![], self.k().ty(v).with_shape([])),
+            (None, None) => v,
         }
-        let scalar = self.k.new_value(self.k.ty(v).with_shape([]));
-        if let Some(c) = self.consts.get(&v).copied() {
-            let data = InstData { op: Op::Const(c), args: vec![], results: vec![scalar], regions: vec![] };
-            let made = self.k.new_inst(data);
-            self.inst(made, out);
-        }
-        scalar
     }
     /// Inlines a loop of at most one iteration, or a branch with a known condition.
-    fn structured(&mut self, i: Inst, mut data: InstData, out: &mut Vec<Inst>) {
+    fn structured(&mut self, i: Inst, mut data: InstData) {
         let same_layouts = |k: &BlockProgram, from: &[Value], to: &[Value]| {
             from.iter().zip(to).all(|(a, b)| k.value(*a).layout == k.value(*b).layout)
         };
         match data.op {
             Op::For => {
                 let init = &data.args[3..];
-                if same_layouts(self.k, init, &data.results) {
+                if same_layouts(self.k(), init, &data.results) {
                     match self.trips(&data) {
                         Some(0) => {
                             data.results.iter().zip(init).for_each(|(r, v)| self.replace(*r, *v));
                             return;
                         }
                         Some(1) => {
-                            let mut region = data.regions.remove(0);
+                            let region = data.regions.remove(0);
                             self.replace(region.params[0], data.args[0]);
                             region.params[1..].iter().zip(init).for_each(|(p, v)| self.replace(*p, *v));
-                            return self.splice(&mut region, &data.results, out);
+                            return self.splice(region, &data.results);
                         }
                         _ => {}
                     }
@@ -169,32 +174,33 @@ impl Folder<'_> {
             }
             Op::If => {
                 if let Some(Const::Bool(c)) = self.consts.get(&data.args[0]) {
-                    let mut region = data.regions.remove(usize::from(!*c));
+                    let region = data.regions.remove(usize::from(!*c));
                     let fits = region.insts.last().is_some_and(|y| {
-                        let yielded: Vec<Value> = self.k.inst(*y).args.iter().map(|v| self.now(*v)).collect();
-                        same_layouts(self.k, &yielded, &data.results)
+                        let yielded: Vec<Value> = self.k().inst(*y).args.iter().map(|v| self.now(*v)).collect();
+                        same_layouts(self.k(), &yielded, &data.results)
                     });
                     if fits {
-                        return self.splice(&mut region, &data.results, out);
+                        return self.splice(region, &data.results);
                     }
-                    data = self.k.inst(i).clone();
+                    data = self.k().inst(i).clone();
                 }
             }
             _ => {}
         }
         for r in &mut data.regions {
-            self.region(r);
+            self.b.open_list();
+            std::mem::take(&mut r.insts).into_iter().for_each(|i| self.inst(i));
+            r.insts = self.b.close_list();
         }
-        *self.k.inst_mut(i) = data;
-        out.push(i);
+        self.set(i, data);
+        self.b.keep(i);
     }
     /// Puts the region's instructions in place of its op, and what it yields in place of the results.
-    fn splice(&mut self, region: &mut Region, results: &[Value], out: &mut Vec<Inst>) {
+    fn splice(&mut self, mut region: Region, results: &[Value]) {
         let last = region.insts.pop();
-        self.region(region);
-        out.append(&mut region.insts);
+        region.insts.into_iter().for_each(|i| self.inst(i));
         if let Some(y) = last {
-            let yielded = self.k.inst(y).args.clone();
+            let yielded = self.k().inst(y).args.clone();
             results.iter().zip(yielded).for_each(|(r, v)| self.replace(*r, v));
         }
     }
@@ -209,7 +215,7 @@ impl Folder<'_> {
     fn simplify(&self, data: &InstData) -> Option<To> {
         let constant = |n: usize| data.args.get(n).and_then(|v| self.consts.get(v)).copied();
         let arg = |n: usize| data.args[n];
-        let ty = |v: Value| self.k.ty(v);
+        let ty = |v: Value| self.k().ty(v);
         match &data.op {
             Op::Splat | Op::Broadcast | Op::Reshape | Op::Permute(_) | Op::ExpandDims(_) => {
                 if let Some(c) = constant(0) {
@@ -221,8 +227,8 @@ impl Folder<'_> {
                 };
                 (identity && ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0)))
             }
-            Op::ProgramId(axis) if self.k.grid.along(*axis) == Some(1) => Some(To::Const(Const::Int(0))),
-            Op::NumPrograms(axis) => self.k.grid.along(*axis).map(|n| To::Const(Const::Int(n as i64))),
+            Op::ProgramId(axis) if self.k().grid.along(*axis) == Some(1) => Some(To::Const(Const::Int(0))),
+            Op::NumPrograms(axis) => self.k().grid.along(*axis).map(|n| To::Const(Const::Int(n as i64))),
             Op::Cast(to) => match constant(0) {
                 _ if ty(arg(0)).elem() == Some(*to) => Some(To::Value(arg(0))),
                 Some(c) => cast(c, ty(arg(0)).elem()?, *to).map(To::Const),
@@ -268,7 +274,7 @@ impl Folder<'_> {
     }
     fn binary(&self, op: BinaryOp, data: &InstData) -> Option<To> {
         let [a, b] = data.args[..] else { return None };
-        let elem = self.k.ty(a).elem()?;
+        let elem = self.k().ty(a).elem()?;
         let (ca, cb) = (self.consts.get(&a).copied(), self.consts.get(&b).copied());
         match (ca, cb) {
             (Some(Const::Int(x)), Some(Const::Int(y))) => {
@@ -316,7 +322,7 @@ impl Folder<'_> {
     }
     fn cmp(&self, op: CmpOp, data: &InstData) -> Option<To> {
         let [a, b] = data.args[..] else { return None };
-        let Type::Block { elem, shape } = self.k.ty(a) else { return None };
+        let Type::Block { elem, shape } = self.k().ty(a) else { return None };
         if !elem.is_int() {
             return None;
         }

@@ -37,7 +37,7 @@ const OFFSET: Elem = Elem::I64;
 
 fn with_offsets(k: BlockProgram, wanted: impl Fn(&BlockProgram, &Moved) -> bool) -> BlockProgram {
     Builder::rewrite(k, |b, i| {
-        let k = b.program_mut();
+        let k = b.program();
         let mut moved = if k.inst(i).op == Op::For { moved(k, i) } else { vec![] };
         moved.retain(|m| wanted(k, m));
         match moved.is_empty() {
@@ -49,7 +49,7 @@ fn with_offsets(k: BlockProgram, wanted: impl Fn(&BlockProgram, &Moved) -> bool)
 
 /// The loop, with what comes before and after it.
 fn carry_offsets(b: &mut Builder, i: Inst, moved: &[Moved]) {
-    let mut data = b.program_mut().inst(i).clone();
+    let mut data = b.program().inst(i).clone();
     let mut body = std::mem::take(&mut data.regions[0]);
     let zero = b.constant(Type::scalar(OFFSET), Const::Int(0));
     let [now, last] = [0, 1].map(|_| moved.iter().map(|_| b.new_value(Type::scalar(OFFSET))).collect::<Vec<_>>());

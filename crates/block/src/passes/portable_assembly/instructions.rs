@@ -243,8 +243,8 @@ impl Translation<'_> {
         Some(all)
     }
     /// The integer that a scalar or splat is of.
-    fn known(&mut self, v: Value) -> Option<i64> {
-        let k = self.b.program_mut();
+    fn known(&self, v: Value) -> Option<i64> {
+        let k = self.b.program();
         let defining = |v: Value| k.insts.iter().find(|data| data.results == [v]);
         let mut data = defining(v)?;
         if matches!(data.op, Op::Splat | Op::Broadcast | Op::Cast(_)) {

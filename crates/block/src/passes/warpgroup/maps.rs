@@ -202,7 +202,7 @@ fn split(form: &Affine, pitch: i64) -> Option<[Affine; 2]> {
 /// Appends an access of a tile by its descriptor in place of one by pointers. `swapped`: the tile's size in the array,
 /// where the block is its transpose.
 fn access(b: &mut Builder, i: Inst, param: Value, starts: &[Value], swapped: Option<[usize; 2]>) {
-    let InstData { op, args, results, .. } = b.program_mut().inst(i).clone();
+    let InstData { op, args, results, .. } = b.program().inst(i).clone();
     if matches!(op, Op::Store(_)) {
         return b.define(&[], Op::TileStore, &[&[param, args[1]], starts].concat(), vec![]);
     }

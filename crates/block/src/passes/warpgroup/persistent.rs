@@ -5,7 +5,7 @@
 //! stride, or draw them from a counter as they become free, which evens out tiles of different length. The axes of the
 //! grid along which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
-use crate::{BinaryOp as B, BlockProgram, CmpOp, Const, Elem, Facts, Inst, InstData, Op, Param, Region, Type, Value};
+use crate::{BinaryOp as B, BlockProgram, Builder, CmpOp, Const, Elem, Op, Type, Value};
 use std::collections::HashMap;
 
 /// Rows of tiles that are visited before the next column of tiles.
@@ -131,162 +131,140 @@ pub fn run(kernel: &BlockProgram, launch: Launch) -> Result<BlockProgram, Refusa
     if cluster > 1 && (axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
         return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
     }
-    let mut k = kernel.clone();
-    let old = std::mem::take(&mut k.body.insts);
-    let mut w = Writer { k, out: vec![] };
-    let pid = w.one(Op::ProgramId(0), &[]);
+    let mut b = Builder::of(kernel.clone());
+    let number = b.program_id(0);
     let (first, rank) = match cluster {
-        1 => (pid, None),
+        1 => (number, None),
         n => {
-            let n = w.int(n);
-            (w.binary(B::Div, pid, n), Some(w.binary(B::Rem, pid, n)))
+            let n = int(&mut b, n);
+            (b.binary(B::Div, number, n), Some(b.binary(B::Rem, number, n)))
         }
     };
-    let bounds = [first, w.int(count / cluster), w.int(blocks / cluster)];
-    let outside = std::mem::take(&mut w.out);
-    let index = w.k.new_value(Type::scalar(Elem::I32));
-    let (op, args, t, last) = match launch.dynamic {
-        false => (Op::For, bounds.to_vec(), index, vec![]),
-        true => {
-            let drawn = w.draw(blocks, count);
-            (Op::While, vec![pid], w.within(index, count), drawn.to_vec())
-        }
+    let bounds = [first, int(&mut b, count / cluster), int(&mut b, blocks / cluster)];
+    let tile = |b: &mut Builder, t: Value| {
+        let place = place(b, &tiles, launch, t, rank);
+        rename(b, kernel, place, tiles.grid);
+        // What only computed the old positions is dead now; `dce` removes it.
+        b.append(kernel.body.insts.clone());
     };
-    let place = w.place(&tiles, launch, t, rank);
-    w.rename(&old, place, tiles.grid);
-    // What only computed the old positions is dead now; `dce` removes it.
-    w.out.extend(old);
-    let end = w.k.new_inst(InstData { op: Op::Yield, args: last, results: vec![], regions: vec![] });
-    w.out.push(end);
-    let region = Region { params: vec![index], insts: std::mem::take(&mut w.out) };
-    let tile_loop = w.k.new_inst(InstData { op, args, results: vec![], regions: vec![region] });
-    w.k.body.insts = [outside, vec![tile_loop]].concat();
-    (w.k.grid, w.k.cluster) = ([blocks, 1, 1].into(), cluster);
-    Ok(w.k)
+    match launch.dynamic {
+        false => {
+            _ = b.for_loop(bounds, &[], |b, t, _| {
+                tile(b, t);
+                vec![]
+            })
+        }
+        true => b.while_loop(&[number], |b, now| {
+            let Drawn { more, next } = draw(b, blocks, count);
+            let t = within(b, now[0], count);
+            tile(b, t);
+            (more, vec![next])
+        }),
+    }
+    b.set_grid([blocks, 1, 1]);
+    b.set_cluster(cluster);
+    Ok(b.finish())
 }
 
-/// Appends scalar instructions to a list.
-struct Writer {
-    k: BlockProgram,
-    out: Vec<Inst>,
+fn int(b: &mut Builder, n: usize) -> Value {
+    b.i32(n as i64)
 }
 
-impl Writer {
-    fn one(&mut self, op: Op, args: &[Value]) -> Value {
-        let v = self.k.new_value(Type::scalar(Elem::I32));
-        let inst = self.k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] });
-        self.out.push(inst);
-        v
+/// Whether there is a next tile, and its number.
+struct Drawn {
+    more: Value,
+    next: Value,
+}
+
+/// Draws the next tile. All blocks together draw `count` times, so that the counter is back at 0 after the last one.
+fn draw(b: &mut Builder, blocks: usize, count: usize) -> Drawn {
+    let counter = b.param("counter", Elem::I32, false);
+    b.params_mut().last_mut().into_iter().for_each(|p| p.align = ALIGN);
+    let limit = int(b, count - 1);
+    let drawn = b.inst(Op::AtomicInc, &[counter, limit], &[Type::scalar(Elem::I32)], vec![])[0];
+    // The first tiles are those of the blocks' numbers.
+    let (blocks, count) = (int(b, blocks), int(b, count));
+    let next = b.binary(B::Add, drawn, blocks);
+    Drawn { more: b.cmp(CmpOp::Lt, next, count), next }
+}
+
+/// The number of a tile, which is in range, so that analysis sees it.
+fn within(b: &mut Builder, t: Value, count: usize) -> Value {
+    let least = b.i32(0);
+    let t = b.binary(B::Max, t, least);
+    at_most(b, t, count - 1)
+}
+
+/// A number that is no larger, so that analysis sees it.
+fn at_most(b: &mut Builder, t: Value, most: usize) -> Value {
+    let most = int(b, most);
+    b.binary(B::Min, t, most)
+}
+
+/// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
+/// group, column by column.
+fn place(b: &mut Builder, tiles: &Tiles, launch: Launch, t: Value, rank: Option<Value>) -> [Value; 3] {
+    let grid = tiles.grid;
+    let Launch { cluster, group, .. } = launch;
+    let Some([row_axis, column_axis]) = launch.axes else {
+        return split(b, t, &[0, 1, 2], grid, [t; 3]);
+    };
+    let (rows, columns) = (tiles.rows / cluster, tiles.columns);
+    let (mut t, mut batch) = (t, None);
+    if tiles.batch > 1 {
+        let per = int(b, rows * columns);
+        batch = Some(b.binary(B::Div, t, per));
+        t = b.binary(B::Rem, t, per);
     }
-    fn int(&mut self, n: usize) -> Value {
-        self.one(Op::Const(Const::Int(n as i64)), &[])
+    let group = (group / cluster).clamp(1, rows);
+    let (g, per) = (int(b, group), int(b, group * columns));
+    let (index, within) = (b.binary(B::Div, t, per), b.binary(B::Rem, t, per));
+    let start = b.binary(B::Mul, index, g);
+    let size = if rows.is_multiple_of(group) {
+        g
+    } else {
+        let all = int(b, rows);
+        let left = b.binary(B::Sub, all, start);
+        b.binary(B::Min, left, g)
+    };
+    let (mut column, row) = (b.binary(B::Div, within, size), b.binary(B::Rem, within, size));
+    let mut row = b.binary(B::Add, start, row);
+    if !rows.is_multiple_of(group) {
+        // The last group has fewer rows and fewer tiles, which analysis does not see together: it would bound
+        // columns by those of a whole group divided by the rows of the last.
+        (column, row) = (at_most(b, column, columns - 1), at_most(b, row, rows - 1));
     }
-    fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
-        self.one(Op::Binary(op), &[a, b])
+    if let Some(rank) = rank {
+        let c = int(b, cluster);
+        row = b.binary(B::Mul, row, c);
+        row = b.binary(B::Add, row, rank);
     }
-    /// Draws the next tile: whether there is one, and its number. All blocks together draw `count` times, so that the
-    /// counter is back at 0 after the last one.
-    fn draw(&mut self, blocks: usize, count: usize) -> [Value; 2] {
-        let counter = self.k.new_value(Type::Ptr { elem: Elem::I32, shape: vec![] });
-        let (name, facts) = ("counter".into(), Facts::default());
-        let (value, readonly, align) = (counter, false, ALIGN);
-        self.k.params.push(Param { name, value, align, readonly, array: None, launch_array: None, facts });
-        let limit = self.int(count - 1);
-        let drawn = self.one(Op::AtomicInc, &[counter, limit]);
-        // The first tiles are those of the blocks' numbers.
-        let (blocks, count) = (self.int(blocks), self.int(count));
-        let next = self.binary(B::Add, drawn, blocks);
-        let more = self.k.new_value(Type::scalar(Elem::Bool));
-        let (op, args) = (Op::Cmp(CmpOp::Lt), vec![next, count]);
-        let inst = self.k.new_inst(InstData { op, args, results: vec![more], regions: vec![] });
-        self.out.push(inst);
-        [more, next]
-    }
-    /// The number of a tile, which is in range, so that analysis sees it.
-    fn within(&mut self, t: Value, count: usize) -> Value {
-        let least = self.int(0);
-        let t = self.binary(B::Max, t, least);
-        self.at_most(t, count - 1)
-    }
-    /// A number that is no larger, so that analysis sees it.
-    fn at_most(&mut self, t: Value, most: usize) -> Value {
-        let most = self.int(most);
-        self.binary(B::Min, t, most)
-    }
-    /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
-    /// group, column by column.
-    fn place(&mut self, tiles: &Tiles, launch: Launch, t: Value, rank: Option<Value>) -> [Value; 3] {
-        let grid = tiles.grid;
-        let Launch { cluster, group, .. } = launch;
-        let Some([row_axis, column_axis]) = launch.axes else {
-            return self.split(t, &[0, 1, 2], grid, [t; 3]);
+    let mut place = [row; 3];
+    place[column_axis] = column;
+    let others: Vec<usize> = (0..3).filter(|a| *a != row_axis && *a != column_axis).collect();
+    let rest = batch.unwrap_or_else(|| b.i32(0));
+    split(b, rest, &others, grid, place)
+}
+
+/// A number as positions along `axes`, the first axis fastest.
+fn split(b: &mut Builder, mut number: Value, axes: &[usize], grid: [usize; 3], mut place: [Value; 3]) -> [Value; 3] {
+    for (i, &axis) in axes.iter().enumerate() {
+        let n = int(b, grid[axis]);
+        place[axis] = match i + 1 == axes.len() {
+            true => number,
+            false => b.binary(B::Rem, number, n),
         };
-        let (rows, columns) = (tiles.rows / cluster, tiles.columns);
-        let (mut t, mut batch) = (t, None);
-        if tiles.batch > 1 {
-            let per = self.int(rows * columns);
-            batch = Some(self.binary(B::Div, t, per));
-            t = self.binary(B::Rem, t, per);
-        }
-        let group = (group / cluster).clamp(1, rows);
-        let (g, per) = (self.int(group), self.int(group * columns));
-        let (index, within) = (self.binary(B::Div, t, per), self.binary(B::Rem, t, per));
-        let start = self.binary(B::Mul, index, g);
-        let size = if rows.is_multiple_of(group) {
-            g
-        } else {
-            let all = self.int(rows);
-            let left = self.binary(B::Sub, all, start);
-            self.binary(B::Min, left, g)
-        };
-        let (mut column, row) = (self.binary(B::Div, within, size), self.binary(B::Rem, within, size));
-        let mut row = self.binary(B::Add, start, row);
-        if !rows.is_multiple_of(group) {
-            // The last group has fewer rows and fewer tiles, which analysis does not see together: it would bound
-            // columns by those of a whole group divided by the rows of the last.
-            (column, row) = (self.at_most(column, columns - 1), self.at_most(row, rows - 1));
-        }
-        if let Some(rank) = rank {
-            let c = self.int(cluster);
-            row = self.binary(B::Mul, row, c);
-            row = self.binary(B::Add, row, rank);
-        }
-        let mut place = [row; 3];
-        place[column_axis] = column;
-        let others: Vec<usize> = (0..3).filter(|a| *a != row_axis && *a != column_axis).collect();
-        let rest = match batch {
-            Some(batch) => batch,
-            None => self.int(0),
-        };
-        self.split(rest, &others, grid, place)
+        number = b.binary(B::Div, number, n);
     }
-    /// A number as positions along `axes`, the first axis fastest.
-    fn split(&mut self, mut number: Value, axes: &[usize], grid: [usize; 3], mut place: [Value; 3]) -> [Value; 3] {
-        for (i, &axis) in axes.iter().enumerate() {
-            let n = self.int(grid[axis]);
-            place[axis] = match i + 1 == axes.len() {
-                true => number,
-                false => self.binary(B::Rem, number, n),
-            };
-            number = self.binary(B::Div, number, n);
-        }
-        place
-    }
-    /// Replaces positions in the old grid by `place`, and its sizes by constants.
-    fn rename(&mut self, old: &[Inst], place: [Value; 3], grid: [usize; 3]) {
-        let mut to: HashMap<Value, Value> = HashMap::new();
-        let mut sizes = vec![];
-        let region = Region { params: vec![], insts: old.to_vec() };
-        self.k.walk_region(&region, &mut |i, d| match d.op {
-            Op::ProgramId(axis) => _ = to.insert(d.results[0], place[axis as usize]),
-            Op::NumPrograms(axis) => sizes.push((i, grid[axis as usize] as i64)),
-            _ => {}
-        });
-        for (i, size) in sizes {
-            self.k.inst_mut(i).op = Op::Const(Const::Int(size));
-        }
-        for data in &mut self.k.insts {
-            data.args.iter_mut().for_each(|v| *v = to.get(v).copied().unwrap_or(*v));
-        }
-    }
+    place
+}
+
+/// Replaces positions in the grid of a program by `place`, and its sizes by constants.
+fn rename(b: &mut Builder, kernel: &BlockProgram, place: [Value; 3], grid: [usize; 3]) {
+    let k = b.program_mut();
+    kernel.walk(&mut |i, d| match d.op {
+        Op::ProgramId(axis) => k.replace(d.results[0], place[axis as usize]),
+        Op::NumPrograms(axis) => k.inst_mut(i).op = Op::Const(Const::Int(grid[axis as usize] as i64)),
+        _ => {}
+    });
 }
