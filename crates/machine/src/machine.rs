@@ -216,8 +216,9 @@ impl Machine {
             let all = [l.shared_per_block, l.warps_per_multiprocessor];
             there(all.iter().chain(&registers).all(|n| *n > 0), "limits")?;
             let p = &self.pipelines;
-            let stages = [p.stages_of_two, p.stages_of_one, p.producer_stages];
-            there(stages.iter().all(|n| *n >= 2), "pipelines of at least two stages")?;
+            // Two blocks share a multiprocessor with a stage less, too.
+            let stages = [p.stages_of_two.saturating_sub(1), p.stages_of_one, p.producer_stages];
+            there(stages.iter().all(|n| *n >= 2), "pipelines of at least two stages (of three for two blocks)")?;
             there(self.rows.prefetch_distance > 0, "rows")?;
             there(self.nests.launch > 0.0 && self.nests.bandwidth > 0.0, "nests")?;
             let rates = [("cache", self.nests.cache), ("stores", self.nests.stores)];
@@ -259,10 +260,10 @@ mod tests {
         assert_eq!(wrong(|m| m.units = Units::default()), "the description is for sm_90a but lacks units");
         assert_eq!(wrong(|m| m.limits.clusters.clear()), "the description is for sm_90a but lacks limits: clusters");
         assert_eq!(wrong(|m| m.limits.registers_per_thread = 0), "the description is for sm_90a but lacks limits");
-        assert_eq!(
-            wrong(|m| m.pipelines.stages_of_one = 1),
-            "the description is for sm_90a but lacks pipelines of at least two stages"
-        );
+        let short =
+            "the description is for sm_90a but lacks pipelines of at least two stages (of three for two blocks)";
+        assert_eq!(wrong(|m| m.pipelines.stages_of_one = 1), short);
+        assert_eq!(wrong(|m| m.pipelines.stages_of_two = 2), short);
         assert_eq!(
             wrong(|m| m.warpgroups = Warpgroups::default()),
             "the description is for sm_90a but lacks warpgroups"
