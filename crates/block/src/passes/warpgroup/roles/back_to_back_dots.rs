@@ -19,22 +19,24 @@
 //! al., 2024).
 mod iteration;
 mod iterations;
+mod producer;
 mod score_tiles;
 
-use super::super::back_to_back_dots::{self, Form, Operand, Pass};
+use super::super::back_to_back_dots::{self, Form, Operand};
 use super::super::copy::Copier;
 use super::super::form::Engine;
-use super::super::ring::{Numbers, PingPong, Ring, Rings};
+use super::super::ring::{Numbers, PingPong, Rings};
 use super::super::{Refusal, memory, memory_of};
 use super::dynamic_scheduler::{self, Side};
 use super::epilogue::Epilogue;
 use super::tile::{Outputs, Tile, alloc};
-use super::{BEFORE, STEP, THREADS, descriptors, over_tiles, params, registers};
+use super::{STEP, THREADS, descriptors, over_tiles, params, registers};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Value};
 use kiln_machine::Machine;
-use score_tiles::{KEYS, Places, Staged, VALUES};
+use producer::Producer;
+use score_tiles::{Places, Staged};
 use std::cell::RefCell;
 
 /// How the warps of a block share its work.
@@ -293,7 +295,10 @@ impl<'k> Writer<'k> {
         let mut failed = None;
         let (mut mine, mut theirs) = (c.clone(), c);
         b.roles(vec![
-            (role("producer", 1, few), Box::new(|b: &mut Builder, _| self.produce(b, &mut mine, &shared))),
+            (
+                role("producer", 1, few),
+                Box::new(|b: &mut Builder, _| Producer { w: self, s: &shared }.run(b, &mut mine)),
+            ),
             (
                 role("consumer", consumers, many),
                 Box::new(|b: &mut Builder, copy| failed = self.consume(b, &mut theirs, &shared, copy)),
@@ -321,113 +326,6 @@ impl<'k> Writer<'k> {
             (tiles, ..) => over_tiles(b, c, (tiles, before), &start, body),
         }
     }
-    // ---- The producer ----
-    fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
-        self.over_tiles(b, c, (s, Side::Sends), |b, c, at| {
-            self.copy_rows(b, c, (&s.left, &self.form.left), at.left);
-            let left = s.left.rings.next(b, at.left);
-            let runs = self.any_runs(b, c);
-            let mut each = at.each;
-            for pass in &self.form.passes {
-                each = self.copy_iterations(b, c, s, pass, each);
-            }
-            if let Some(runs) = runs {
-                each = self.copy_zeros(b, c, s, &each, runs);
-            }
-            Places { left, each }
-        });
-    }
-    /// Copies what the iterations of a loop read: the values of one after the keys of the next, which come first.
-    fn copy_iterations(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        s: &Shared,
-        pass: &'k Pass,
-        each: Vec<Ring>,
-    ) -> Vec<Ring> {
-        let Some([lo, hi, step]) = self.bounds(c, pass) else { return each };
-        let runs = self.runs(b, pass, [lo, hi]);
-        let each = where_it_runs(b, runs, each, |b, each| self.copy_keys(b, c, s, pass, lo, each));
-        let second = b.binary(B::Add, lo, step);
-        let carried = [Places::of_each(&each), vec![lo]].concat();
-        let out = b.for_loop([second, hi, step], &carried, |b, index, now| {
-            let (before, each) = now.split_last().map_or((index, now), |(before, each)| (*before, each));
-            let each = self.copy_keys(b, c, s, pass, index, &Places::each(each));
-            let each = self.copy_values(b, c, s, pass, before, &each);
-            [Places::of_each(&each), vec![index]].concat()
-        });
-        let (last, each) = out.split_last().map_or((lo, &out[..]), |(last, each)| (*last, each));
-        where_it_runs(b, runs, Places::each(each), |b, each| self.copy_values(b, c, s, pass, last, each))
-    }
-    /// Copies the keys of an iteration, and the tiles beside its scores.
-    fn copy_keys(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        s: &Shared,
-        pass: &'k Pass,
-        index: Value,
-        each: &[Ring],
-    ) -> Vec<Ring> {
-        self.enter(b, c, pass, index);
-        self.copy(b, c, s, (pass, KEYS), each[KEYS]);
-        self.beside(pass).for_each(|(n, o)| self.copy_rows(b, c, (&s.each[n], o), each[n]));
-        c.leave();
-        self.after(b, s, pass, each, KEYS..=KEYS)
-    }
-    fn copy_values(
-        &self,
-        b: &mut Builder,
-        c: &mut Copier<'k>,
-        s: &Shared,
-        pass: &'k Pass,
-        index: Value,
-        each: &[Ring],
-    ) -> Vec<Ring> {
-        self.enter(b, c, pass, index);
-        self.copy(b, c, s, (pass, VALUES), each[VALUES]);
-        c.leave();
-        let mut each = each.to_vec();
-        each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
-        each
-    }
-    /// Copies a right operand of an iteration.
-    fn copy(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, (pass, n): (&Pass, usize), ring: Ring) {
-        let starts = c.all(&self.k.inst(pass.right[n].inst).args[1..]);
-        self.copy_from(b, c, s, (pass, n), ring, &starts);
-    }
-    fn copy_from(
-        &self,
-        b: &mut Builder,
-        c: &Copier<'k>,
-        s: &Shared,
-        (pass, n): (&Pass, usize),
-        ring: Ring,
-        starts: &[Value],
-    ) {
-        let (Some(desc), Staged { rings, tile }) = (c.get(pass.right[n].desc), &s.each[n]) else { return };
-        rings.claim(b, ring, pass.right[n].bytes());
-        rings.load(b, [*tile, ring.stage, desc], ring, starts, false);
-    }
-    /// Copies values of zeros unless a loop runs: what the second matmul after the loops then multiplies by zeros.
-    fn copy_zeros(&self, b: &mut Builder, c: &Copier<'k>, s: &Shared, each: &[Ring], runs: Value) -> Vec<Ring> {
-        let pass = &self.form.passes[0];
-        let axes = self.k.inst(pass.right[VALUES].inst).args.len() - 1;
-        let out = b.if_else(
-            runs,
-            |_| Places::of_each(each),
-            |b| {
-                let starts: Vec<Value> = (0..axes).map(|n| b.i32(if n + 1 == axes { BEFORE } else { 0 })).collect();
-                self.copy_from(b, c, s, (pass, VALUES), each[VALUES], &starts);
-                let mut each = each.to_vec();
-                each[VALUES] = s.each[VALUES].rings.next(b, each[VALUES]);
-                Places::of_each(&each)
-            },
-        );
-        Places::each(&out)
-    }
-
     // ---- The consumers ----
     fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
@@ -449,17 +347,4 @@ impl<'k> Writer<'k> {
         }
         failed
     }
-}
-
-/// Positions in the rings after what a loop copies, if it has an iteration. `runs`: whether it has; `None`: surely.
-fn where_it_runs(
-    b: &mut Builder,
-    runs: Option<Value>,
-    each: Vec<Ring>,
-    copies: impl FnOnce(&mut Builder, &[Ring]) -> Vec<Ring>,
-) -> Vec<Ring> {
-    let Some(runs) = runs else { return copies(b, &each) };
-    let copied = |b: &mut Builder| Places::of_each(&copies(b, &each));
-    let out = b.if_else(runs, copied, |_| Places::of_each(&each));
-    Places::each(&out)
 }

@@ -3,7 +3,6 @@
 use super::super::super::back_to_back_dots::{Operand, Pass};
 use super::super::super::ring::{PingPong, Ring, Rings, release_read};
 use super::{Consumer, Shared, Writer};
-use crate::passes::warpgroup::copy::Copier;
 use crate::{BinaryOp as B, Builder, Op, Type, Value};
 use std::ops::RangeInclusive;
 
@@ -77,22 +76,6 @@ impl<'k> Writer<'k> {
     /// A consumer's part of a tile with the rows of the scores: of the left one, or of one beside the scores.
     pub fn own_part(&self, o: &Operand) -> [usize; 2] {
         [self.rows, o.shape[1]]
-    }
-    /// Copies each consumer's rows of a tile.
-    pub fn copy_rows(&self, b: &mut Builder, c: &mut Copier, (s, o): (&Staged, &Operand), ring: Ring) {
-        let starts = c.all(&self.k.inst(o.inst).args[1..]);
-        let Some(desc) = c.get(o.desc) else { return };
-        s.rings.claim(b, ring, o.bytes());
-        for copy in 0..self.crew.consumers {
-            let mut starts = starts.clone();
-            if copy > 0 {
-                let (axis, rows) = (starts.len() - 2, b.i32((copy * self.rows) as i64));
-                starts[axis] = b.binary(B::Add, starts[axis], rows);
-            }
-            let copy = b.i32(copy as i64);
-            let stage = self.own_stage(b, ring, Some(copy));
-            s.rings.load(b, [s.tile, stage, desc], ring, &starts, false);
-        }
     }
     /// Stage of a consumer's rows of a tile.
     pub fn own_stage(&self, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
