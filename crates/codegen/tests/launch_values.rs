@@ -80,7 +80,7 @@ fn zeros_elsewhere_need_no_select() {
         let n = b.scalar("n", Elem::I32, KNOWN);
         let at = b.iota(128);
         let mask = b.cmp(CmpOp::Lt, at, n);
-        let other = b.constant(Type::block(Elem::F16, &[128]), Const::Float(other));
+        let other = b.constant(Type::block(Elem::F16, [128]), Const::Float(other));
         let [from, to] = [x, y].map(|p| b.ptr_add(p, at));
         let v = b.load(from, Some(mask), Some(other));
         b.store(to, v, None);
