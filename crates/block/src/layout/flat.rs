@@ -80,6 +80,16 @@ impl Flat {
             b => Some(b),
         })
     }
+    /// The layout of a block that joins two of this layout: each thread has the pairs of its elements.
+    pub fn joined(&self) -> Flat {
+        let mut pairs = self.map(|b| Some(b + 1));
+        pairs.registers.insert(0, 0);
+        pairs
+    }
+    /// The layout of both halves of a last axis of 2, if each thread has whole pairs.
+    pub fn halves(&self) -> Option<Flat> {
+        self.registers.contains(&0).then(|| self.without(&(0..1)))
+    }
     /// The layout of a slice of shape `to` along `axis` of a block of shape `from`.
     pub fn part(&self, from: &[usize], to: &[usize], axis: usize) -> Flat {
         let (old, new) = (axis_bits(from, axis), axis_bits(to, axis));

@@ -234,6 +234,27 @@ impl<'c> Gen<'c, '_> {
         }
     }
 
+    /// A block of the pairs of two, or the first or second elements of pairs: each thread has whole pairs.
+    pub fn paired(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let (pairs, alone) = match data.op {
+            Op::Join => (data.results[0], &data.args[..]),
+            _ => (data.args[0], &data.results[..]),
+        };
+        let (flat, halves) = (self.flat(pairs)?, self.lie_together(alone.iter())?);
+        let at = flat.registers.iter().position(|b| *b == 0);
+        let at = at.filter(|_| flat.halves().as_ref() == Some(&halves));
+        let at = at.ok_or_else(|| Fail::Defect(format!("the elements of {pairs} do not lie as its pairs")))?;
+        // The register of a pair's first element, and the other way round.
+        let below = (1usize << at) - 1;
+        let first = |r: usize| r & below | (r & !below) << 1;
+        let pair = |r: usize| r & below | r >> (at + 1) << at;
+        if let Op::Split(half) = data.op {
+            let regs = self.regs(pairs)?;
+            return Ok((0..halves.per_thread()).map(|r| regs[first(r) | usize::from(half) << at]).collect());
+        }
+        let both = [self.regs(data.args[0])?, self.regs(data.args[1])?];
+        Ok((0..flat.per_thread()).map(|r| both[r >> at & 1][pair(r)]).collect())
+    }
     /// A block that is made of others, or of elements of another.
     pub fn moved(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
         self.one_block()?;
@@ -273,12 +294,6 @@ impl<'c> Gen<'c, '_> {
         let k = self.k;
         let int = |g: &Self, v: usize| g.e.int(v as i64);
         match &data.op {
-            Op::Join => {
-                let from = self.e.lshr(element, int(self, 1))?;
-                let second = self.e.trunc(element, self.e.i1())?;
-                let (a, b) = (self.read_one(spread, 0, from)?, self.read_one(spread, 1, from)?);
-                self.e.select(second, b, a)
-            }
             Op::Part { axis, at } => {
                 let (to, from) = (k.ty(data.results[0]).shape(), k.ty(data.args[0]).shape());
                 let (to, from) = (axis_bits(to, *axis as usize), axis_bits(from, *axis as usize));
@@ -290,10 +305,6 @@ impl<'c> Gen<'c, '_> {
                 let along = self.e.shl(self.e.add(along, int(self, *at as usize))?, int(self, from.start as usize))?;
                 let element = self.e.add(self.e.add(high, along)?, low)?;
                 self.read_one(spread, 0, element)
-            }
-            Op::Split(half) => {
-                let from = self.e.add(self.e.shl(element, int(self, 1))?, int(self, *half as usize))?;
-                self.read_one(spread, 0, from)
             }
             Op::Cat { axis } => {
                 // One bit of the result's number says which.

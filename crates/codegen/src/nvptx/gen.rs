@@ -357,7 +357,8 @@ impl<'c> Gen<'c, '_> {
             Op::ReduceBy { axis } => return self.reduce_by(data, *axis as usize),
             Op::ScanBy { .. } => return self.scan_by(data),
             Op::Asm(assembly) => return self.inline(data, assembly),
-            Op::Join | Op::Split(_) | Op::Cat { .. } | Op::Gather { .. } => self.moved(data)?,
+            Op::Join | Op::Split(_) => self.paired(data)?,
+            Op::Cat { .. } | Op::Gather { .. } => self.moved(data)?,
             Op::Bitcast => self.bitcast(data)?,
             Op::MultipleOf(divisors) => self.multiple_of(data, divisors)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {

@@ -75,6 +75,8 @@ impl Groups {
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 self.join_all(k, data.accumulator().into_iter().chain(data.results.iter().copied()));
             }
+            // Pairs are in one thread.
+            Op::Join => self.join_all(k, data.args.iter().copied()),
             // Threads exchange what they combine, element by element.
             Op::ReduceBy { .. } => self.join_all(k, data.args.iter().copied()),
             Op::ScanBy { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),

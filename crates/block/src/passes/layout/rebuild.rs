@@ -103,6 +103,7 @@ impl Rebuild<'_> {
                 let (arg, flat) = self.as_it_lies(data.args[0]);
                 self.keep_in(i, data.results[0], &flat.part(from, to, *axis as usize), vec![arg]);
             }
+            Op::Join | Op::Split(_) => self.pairs(i, data),
             Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 let flat = self.home(data.results[0]);
                 let mut args = data.args.clone();
@@ -289,6 +290,19 @@ impl Rebuild<'_> {
         }
         self.keep(i, args, regions);
         self.converted_home(i, &data.results);
+    }
+    /// A join or split: each thread has whole pairs, so that nothing is exchanged.
+    fn pairs(&mut self, i: Inst, data: &InstData) {
+        let (arg, result) = (data.args[0], data.results[0]);
+        if data.op == Op::Join {
+            let flat = self.home(data.args.iter().find(|v| self.groups.is_heavy(**v)).copied().unwrap_or(arg));
+            let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+            return self.keep_in(i, result, &flat.joined(), args);
+        }
+        let lies = self.home(arg);
+        let pairs = if lies.halves().is_some() { lies } else { self.home(result).joined() };
+        let arg = self.demand(arg, &pairs);
+        self.keep_in(i, result, &pairs.without(&(0..1)), vec![arg]);
     }
     /// Copies from pointers in the layout in which the tile is read.
     fn async_copy(&mut self, i: Inst, data: &InstData) {

@@ -234,6 +234,12 @@ impl Spread<'_> {
             let slice = lies.map(|l| l.without(&bits));
             return data.results.iter().filter(|v| self.set(**v, slice.clone())).count() > 0;
         }
+        if let (Op::Join, [result]) = (&data.op, &data.results[..]) {
+            let down = self.get(*result).and_then(|l| l.halves());
+            let up = data.args.iter().find_map(|v| self.get(*v)).map(|l| l.joined());
+            let set = data.args.iter().filter(|v| self.set(**v, down.clone())).count() > 0;
+            return self.set(*result, up) || set;
+        }
         let ([arg], [result]) = (&data.args[..], &data.results[..]) else { return false };
         let (from, to) = (k.ty(*arg).shape(), k.ty(*result).shape());
         match &data.op {
@@ -254,6 +260,10 @@ impl Spread<'_> {
             Op::Part { axis, .. } => {
                 let part = self.get(*arg).map(|l| l.part(from, to, *axis as usize));
                 self.set(*result, part)
+            }
+            Op::Split(_) => {
+                let (down, up) = (self.get(*result).map(|l| l.joined()), self.get(*arg).and_then(|l| l.halves()));
+                self.set(*arg, down) || self.set(*result, up)
             }
             Op::Broadcast => {
                 let down = self.get(*result).map(|l| l.unbroadcast(from, to));
