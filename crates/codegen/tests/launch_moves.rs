@@ -111,6 +111,52 @@ fn scans_of_many_warps() {
     }
 }
 
+/// Reductions of it, where the axis lies in vectors, lanes, warps and further registers, or partly in warps.
+#[test]
+fn reductions_of_many_warps() {
+    let shapes: [&'static [usize]; 6] = [&[2048], &[1024], &[16, 64], &[64, 16], &[4, 512], &[8, 8, 16]];
+    for (shape, warps) in shapes.into_iter().flat_map(|s| [(s, 4), (s, 8)]) {
+        for axis in 0..shape.len() {
+            let case = Case { shape, types: &[Elem::I64, Elem::I32], warps, below: 1 << 32 };
+            case.agree(&format!("axis {axis}, reduced"), |b, v| {
+                b.reduce_by(axis, v, |b, x, y| {
+                    // Odd factors, of which no product is zero.
+                    let one = b.i32(1);
+                    let one = b.cast(one, Elem::I64);
+                    let [first, second] = [x[0], y[0]].map(|v| b.binary(BinaryOp::Or, v, one));
+                    let narrow = b.cast(second, Elem::I32);
+                    let moved = b.binary(BinaryOp::Mul, x[1], narrow);
+                    vec![b.binary(BinaryOp::Mul, first, second), b.binary(BinaryOp::Add, moved, y[1])]
+                })
+            });
+        }
+    }
+}
+
+/// Partners in every bit of an element's number, as sorts take them: what a reduction of pairs gives, back in its pairs.
+#[test]
+fn partners_in_every_bit() {
+    for (elements, warps) in [(1024usize, 4), (512, 8), (64, 4)] {
+        let shape = [elements];
+        let case = Case { shape: &shape, types: &[Elem::I32], warps, below: 1 << 32 };
+        case.agree("partners", |b, v| {
+            let mut now = v[0];
+            for bit in 0..elements.ilog2() {
+                let shape = [elements >> (bit + 1), 2, 1 << bit];
+                let pairs = b.reshape(now, &shape);
+                let both = b.reduce_by(1, &[pairs], |b, x, y| vec![b.binary(BinaryOp::Xor, x[0], y[0])])[0];
+                let both = b.expand_dims(both, 1);
+                let both = b.broadcast_to(both, &shape);
+                let partner = b.binary(BinaryOp::Xor, pairs, both);
+                let least = b.binary(BinaryOp::Min, partner, pairs);
+                let twice = b.binary(BinaryOp::Add, least, partner);
+                now = b.reshape(twice, &[elements]);
+            }
+            vec![now]
+        });
+    }
+}
+
 /// Scans and reductions of a constant beside what is loaded: constants have no layout before others ask for one.
 #[test]
 fn combinations_with_constants() {

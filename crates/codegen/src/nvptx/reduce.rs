@@ -169,7 +169,7 @@ impl<'c> Gen<'c, '_> {
     pub(super) fn with_lane(&mut self, by: Combiner, elems: &[Elem], part: &Part<'c>, lane: usize) -> Res<Part<'c>> {
         let other = self.lanes_value(part, 1 << lane)?;
         let (mut low, mut high) = (part.clone(), other.clone());
-        if matches!(by, Combiner::Region(_)) {
+        if matches!(by, Combiner::Region(data) if !self.commutes(data)) {
             let upper = self.threads.bit(&self.e, lane)?;
             for ((low, high), (own, other)) in low.iter_mut().zip(&mut high).zip(part.iter().zip(other)) {
                 *low = self.e.select(upper, other, *own)?;

@@ -7,7 +7,7 @@ use super::emit::{Fail, Res};
 use super::r#gen::Gen;
 use super::reduce::{Combiner, Part};
 use kiln_block::layout::{Flat, axis_bits, bits_of};
-use kiln_block::{Elem, InstData, Value};
+use kiln_block::{BinaryOp, Elem, InstData, Op, Value};
 
 impl<'c> Gen<'c, '_> {
     pub fn reduce_by(&mut self, data: &InstData, axis: usize) -> Res<()> {
@@ -41,6 +41,15 @@ impl<'c> Gen<'c, '_> {
             self.set(*v, regs);
         }
         Ok(())
+    }
+    /// Whether the order of a region's operands makes no difference: that of one such op. Others go by their order.
+    pub fn commutes(&self, data: &InstData) -> bool {
+        use BinaryOp::{Add, And, Mul, Or, Xor};
+        let Some(region) = data.regions.first() else { return false };
+        let ([a, b], [one, last]) = (&region.params[..], &region.insts[..]) else { return false };
+        let (one, last) = (self.k.inst(*one), self.k.inst(*last));
+        let both = one.args == [*a, *b] || one.args == [*b, *a];
+        both && last.args == one.results && matches!(one.op, Op::Binary(Add | Mul | And | Or | Xor))
     }
     /// Combines registers that differ in this bit of the element number; the others keep their order.
     fn over_register(
