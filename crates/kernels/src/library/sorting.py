@@ -2,22 +2,35 @@
 # of the shape [count / 2^(j+1), 2, 2^j].
 
 
+# What tells both elements of a pair from each other: a block of integers, whose exclusive or gives the partner.
+def _bits_of_elements(x):
+    if not x.dtype.is_floating():
+        return x
+    if x.dtype.primitive_bitwidth == 8:
+        return x.to(uint8, bitcast=True)
+    if x.dtype.primitive_bitwidth == 16:
+        return x.to(uint16, bitcast=True)
+    if x.dtype.primitive_bitwidth == 32:
+        return x.to(uint32, bitcast=True)
+    return x.to(uint64, bitcast=True)
+
+
 # Orders the two elements that differ in one bit of their index. `order` is 0 for ascending, 1 for descending, and 2 for
-# descending where bit `stage` of the index is set.
+# descending where bit `stage` of the index is set. Elements stay where they are: each takes its partner or itself.
 def _compare_and_swap(x, bit: constexpr, stage: constexpr, order: constexpr):
     outer: constexpr = x.numel // 2 ** (bit + 1)
-    pairs = permute(reshape(x, [outer, 2, 2**bit]), 0, 2, 1)
-    a, b = split(pairs)
+    pairs = reshape(x, [outer, 2, 2**bit])
+    bits = _bits_of_elements(pairs)
+    other = (bits ^ reduce(bits, 1, _xor_combine, keep_dims=True)).to(x.dtype, bitcast=True)
+    upper = (arange(0, 2) == 1)[None, :, None]
     if order == 2:
-        flip = (((arange(0, outer) >> (stage - bit - 1)) & 1) == 1)[:, None]
-        swap = (a > b) != flip
+        flip = (((arange(0, outer) >> (stage - bit - 1)) & 1) == 1)[:, None, None]
+        swap = where(upper, other > pairs, pairs > other) != flip
     elif order == 1:
-        swap = b > a
+        swap = where(upper, pairs > other, other > pairs)
     else:
-        swap = a > b
-    low = where(swap, b, a)
-    high = where(swap, a, b)
-    return reshape(permute(join(low, high), 0, 2, 1), [x.numel])
+        swap = where(upper, other > pairs, pairs > other)
+    return reshape(where(swap, other, pairs), [x.numel])
 
 
 def _merge(x, stage: constexpr, order: constexpr):
@@ -26,11 +39,18 @@ def _merge(x, stage: constexpr, order: constexpr):
     return x
 
 
+def _larger(a, b):
+    return where(a > b, a, b)
+
+
+def _smaller(a, b):
+    return where(a > b, b, a)
+
+
 # The larger (or smaller) halves of neighbouring sorted runs of `2^log_k` elements, one ascending and one descending.
 def _keep_half(x, log_k: constexpr, descending: constexpr):
-    pairs = permute(reshape(x, [x.numel // 2 ** (log_k + 1), 2, 2**log_k]), 0, 2, 1)
-    a, b = split(pairs)
-    kept = where(a > b, a, b) if descending else where(a > b, b, a)
+    pairs = reshape(x, [x.numel // 2 ** (log_k + 1), 2, 2**log_k])
+    kept = reduce(pairs, 1, _larger if descending else _smaller)
     return reshape(kept, [x.numel // 2])
 
 
