@@ -134,9 +134,7 @@ fn bound_grid(program: &BlockProgram, given: &[usize]) -> Result<[usize; 3], Str
         (Grid::Constant(fixed), _) if fixed != grid => {
             Err(format!("its grid is {fixed:?}, and it is launched over {grid:?}; leave the grid of the launch out"))
         }
-        (Grid::Launch | Grid::Persistent(_), []) => {
-            Err("its grid is of the launch, which gives none; give one, as grid=[8]".into())
-        }
+        (Grid::Launch, []) => Err("its grid is of the launch, which gives none; give one, as grid=[8]".into()),
         _ => Ok(grid),
     }
 }

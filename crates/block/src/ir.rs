@@ -107,9 +107,6 @@ pub enum Grid {
     Constant([usize; 3]),
     /// Given with each launch; programs read it by [`Op::NumPrograms`].
     Launch,
-    /// Also given with each launch, but as tiles over which a program loops: at most so many instances run, along
-    /// axis 0. [`Op::NumPrograms`] gives the sizes of the launch's grid.
-    Persistent(usize),
 }
 impl Grid {
     /// The most instances along an axis, of any launch.
@@ -119,14 +116,7 @@ impl Grid {
     pub fn constant(self) -> Option<[usize; 3]> {
         match self {
             Grid::Constant(sizes) => Some(sizes),
-            Grid::Launch | Grid::Persistent(_) => None,
-        }
-    }
-    /// The instances that run in a launch over a grid.
-    pub fn instances(self, launch: [usize; 3]) -> [usize; 3] {
-        match self {
-            Grid::Persistent(most) => [launch.iter().fold(1, |n: usize, size| n.saturating_mul(*size)).min(most), 1, 1],
-            Grid::Constant(_) | Grid::Launch => launch,
+            Grid::Launch => None,
         }
     }
     /// The size along an axis, if it is a constant.
@@ -149,7 +139,6 @@ impl fmt::Display for Grid {
         match self {
             Grid::Constant([x, y, z]) => write!(f, "[{x}, {y}, {z}]"),
             Grid::Launch => f.write_str("launch"),
-            Grid::Persistent(most) => write!(f, "launch persistent {most}"),
         }
     }
 }
@@ -312,7 +301,7 @@ impl BlockProgram {
     }
     /// Whether each launch has values of its own besides addresses: a grid, or scalar parameters.
     pub fn has_launch_values(&self) -> bool {
-        self.grid.constant().is_none() || self.params.iter().any(|p| matches!(self.ty(p.value), Type::Block { .. }))
+        self.grid == Grid::Launch || self.params.iter().any(|p| matches!(self.ty(p.value), Type::Block { .. }))
     }
     /// Whether floats are added to memory in an order that is open, so that two runs may round differently.
     pub fn adds_in_any_order(&self) -> bool {

@@ -53,15 +53,7 @@ pub fn grid(grid: Grid) -> Rule {
     /// Log2 of the first instance counts that are too large, along an axis and in all.
     const AXIS: u32 = 31;
     const ALL: u32 = 53;
-    let grid = match grid {
-        Grid::Constant(grid) => grid,
-        Grid::Launch => return Ok(()),
-        Grid::Persistent(most) => {
-            return rules::ensure((1..1 << AXIS).contains(&most), || {
-                format!("at most {most} persistent instances; from 1 to 2^{AXIS} are possible")
-            });
-        }
-    };
+    let Grid::Constant(grid) = grid else { return Ok(()) };
     let all = grid.iter().try_fold(1usize, |a, b| a.checked_mul(*b));
     let fits = grid.iter().all(|n| *n < 1 << AXIS) && all.is_some_and(|n| n < 1 << ALL);
     rules::ensure(fits, || {

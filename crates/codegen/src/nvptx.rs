@@ -86,8 +86,6 @@ pub enum Argument {
     Map(TensorMap),
     /// A tensor map that the launcher makes of other arguments.
     LaunchMap(LaunchMap),
-    /// The size of the launch's grid along an axis, a number of 32 bits; of persistent programs, after the parameters.
-    GridSize(u8),
 }
 
 /// As a [`TensorMap`], of an array whose sizes and strides are numbers of the launch.
@@ -125,7 +123,7 @@ pub struct Ptx {
     /// Dynamic shared memory in bytes.
     pub shared: usize,
     pub cluster: usize,
-    /// One per parameter of the entry point.
+    /// One per parameter.
     pub args: Vec<Argument>,
     /// Accesses of shared memory whose addresses follow from a layout, by the ways in which banks conflict: how many
     /// times the passes that a warp's bytes need. 1: no conflict.
@@ -140,11 +138,11 @@ pub fn compile(kernel: &BlockProgram, machine: &Machine) -> Result<Ptx, CodegenE
             name: head::entry_name(kernel),
             bank_ways,
             text: target::to_ptx(&module, machine.arch)?,
-            grid: kernel.grid.constant().map_or(kernel.grid, |[x, y, z]| Grid::Constant([x * blocks, y, z])),
+            grid: kernel.grid.constant().map_or(Grid::Launch, |[x, y, z]| Grid::Constant([x * blocks, y, z])),
             threads: kernel.warps / blocks * isa::WARP,
             shared,
             cluster: kernel.cluster.max(blocks),
-            args: kernel.params.iter().map(|p| argument(kernel, p)).chain(grid_sizes(kernel)).collect(),
+            args: kernel.params.iter().map(|p| argument(kernel, p)).collect(),
         })
     })
 }
@@ -182,11 +180,6 @@ fn generated<T>(
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }
     take(code, blocks).map_err(fail)
-}
-
-fn grid_sizes(kernel: &BlockProgram) -> impl Iterator<Item = Argument> {
-    let axes = if matches!(kernel.grid, Grid::Persistent(_)) { 0..3 } else { 0..0 };
-    axes.map(Argument::GridSize)
 }
 
 fn argument(kernel: &BlockProgram, p: &Param) -> Argument {

@@ -96,22 +96,6 @@ fn zeros_elsewhere_need_no_select() {
     assert_eq!([0.0, -0.0, 1.0].map(loaded), [false, true, true]);
 }
 
-/// A persistent program has the sizes of the launch's grid as parameters: the blocks that run are others.
-#[test]
-fn persistent_programs_take_the_sizes_of_the_grid_after_parameters() {
-    let mut b = Builder::new("sizes", Grid::Persistent(132), 4);
-    let out = b.param("out", Elem::I32, false);
-    let size = b.num_programs(1);
-    b.store(out, size, None);
-    let k = b.finish();
-    verify::verify(&k).unwrap();
-    let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
-    let sizes = [0, 1, 2].map(nvptx::Argument::GridSize);
-    assert_eq!(ptx.args, [&[nvptx::Argument::Address][..], &sizes].concat());
-    assert_eq!(ptx.grid, Grid::Persistent(132));
-    assert!(ptx.text.contains("_param_2]") && !ptx.text.contains("nctaid"), "{}", ptx.text);
-}
-
 /// All numbers of 8 and of 4 bits, which become floats without conversions.
 #[test]
 fn small_integers_become_floats_by_arithmetic() {

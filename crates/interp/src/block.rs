@@ -63,7 +63,7 @@ pub fn run_grid(kernel: &BlockProgram, grid: [usize; 3], buffers: &mut [Buffer])
     }
     kiln_block::verify::grid(grid.into()).map_err(wrong)?;
     memory::check(kernel, buffers).map_err(wrong)?;
-    for_each_instance(kernel, grid, |position| machine::run_instance(kernel, position, buffers, Watch::default()))
+    for_each_instance(grid, |position| machine::run_instance(kernel, position, buffers, Watch::default()))
 }
 
 /// Who watches a run.
@@ -101,7 +101,7 @@ pub fn run_checked(
     let wrong = |what: String| InterpError::Buffers { kernel: kernel.name.clone(), what };
     kiln_block::verify::grid(grid.into()).map_err(wrong)?;
     memory::check(kernel, buffers).map_err(wrong)?;
-    for_each_instance(kernel, grid, |position| {
+    for_each_instance(grid, |position| {
         let watch = Watch {
             checks: Some(&mut *checks),
             observer: Some(&mut *observer),
@@ -114,11 +114,10 @@ pub fn run_checked(
 
 /// Axis 0 is fastest.
 fn for_each_instance(
-    kernel: &BlockProgram,
     grid: [usize; 3],
     mut run: impl FnMut(Position) -> Result<(), InterpError>,
 ) -> Result<(), InterpError> {
-    let [nx, ny, nz] = kernel.grid.instances(grid);
+    let [nx, ny, nz] = grid;
     for z in 0..nz {
         for y in 0..ny {
             for x in 0..nx {

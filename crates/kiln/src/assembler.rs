@@ -109,17 +109,7 @@ mod tests {
 
     fn ptx() -> Ptx {
         let (entry, grid, passed) = (String::from("copy"), [1; 3], vec![]);
-        Ptx {
-            entry,
-            text: COPY.into(),
-            cubin: None,
-            grid,
-            persistent: None,
-            threads: 32,
-            shared: 0,
-            cluster: 1,
-            passed,
-        }
+        Ptx { entry, text: COPY.into(), cubin: None, grid, threads: 32, shared: 0, cluster: 1, passed }
     }
 
     #[test]

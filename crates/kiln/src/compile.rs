@@ -20,7 +20,7 @@ use crate::{
     torch, workers,
 };
 use codes::{Generated, Programs, has_failed, lower, used};
-use kiln_block::{BlockProgram as Program, Grid};
+use kiln_block::BlockProgram as Program;
 use kiln_codegen::{host, nvptx};
 pub use kiln_graph::{FallbackOp, fallback::collective::is_collective};
 use kiln_graph::{Graph, Op, Tensor, ValueId};
@@ -389,10 +389,6 @@ pub(crate) fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
         cubin,
         // Launches of a program whose grid they give do without.
         grid: p.grid.constant().unwrap_or_default(),
-        persistent: match p.grid {
-            Grid::Persistent(most) => Some(most),
-            Grid::Constant(_) | Grid::Launch => None,
-        },
         threads: p.threads,
         shared: p.shared,
         cluster: p.cluster,

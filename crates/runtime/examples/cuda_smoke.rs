@@ -54,7 +54,6 @@ fn add(name: &str, inputs: [u32; 2], output: u32, shared: usize, cluster: usize)
         text,
         cubin: None,
         grid,
-        persistent: None,
         threads: THREADS,
         shared,
         cluster,

@@ -52,8 +52,6 @@ pub enum Passed {
     Map(TensorMap),
     /// A tensor map that each launch makes of other arguments; these are not passed.
     LaunchMap(LaunchMap),
-    /// The size of the launch's grid along an axis, a number of 4 bytes. Not an argument of launches; after all others.
-    GridSize(usize),
 }
 
 /// As a [`TensorMap`], of an array that begins at an argument of the launch and has numbers of it as sizes and strides.
@@ -120,8 +118,6 @@ pub struct Ptx {
     pub cubin: Option<Cubin>,
     /// Blocks along x, y and z, unless each launch gives them; none are launched if one is 0.
     pub grid: [usize; 3],
-    /// Of a program that loops over the instances of a launch's grid: the blocks that run at most, along x.
-    pub persistent: Option<usize>,
     /// Threads per block.
     pub threads: usize,
     /// Dynamic shared memory in bytes.

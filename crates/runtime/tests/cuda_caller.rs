@@ -136,17 +136,7 @@ impl Drop for Array {
 
 pub(crate) fn ptx(text: &str, entry: &str, passed: Vec<Passed>) -> Code {
     let (entry, text) = (entry.into(), text.into());
-    Code::Ptx(Ptx {
-        entry,
-        text,
-        cubin: None,
-        grid: [4, 1, 1],
-        persistent: None,
-        threads: 256,
-        shared: 0,
-        cluster: 1,
-        passed,
-    })
+    Code::Ptx(Ptx { entry, text, cubin: None, grid: [4, 1, 1], threads: 256, shared: 0, cluster: 1, passed })
 }
 pub(crate) fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], code: Code) -> KernelCode {
     let mut args: Vec<Slot> =

@@ -420,7 +420,6 @@ fn code_for_a_gpu_is_refused() {
         text: "".into(),
         cubin: None,
         grid: [1; 3],
-        persistent: None,
         threads: 32,
         shared: 0,
         cluster: 1,

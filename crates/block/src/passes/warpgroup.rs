@@ -13,7 +13,6 @@
 pub mod back_to_back_dots;
 mod copy;
 pub mod form;
-pub mod launch_tiles;
 mod longest_first;
 pub mod maps;
 pub mod persistent;
@@ -26,7 +25,6 @@ mod uniform;
 use super::split;
 use crate::{BlockProgram, Inst};
 use kiln_machine::{Machine, isa};
-use launch_tiles::Order;
 pub use persistent::Launch;
 pub use roles::WarpRoles;
 
@@ -36,9 +34,9 @@ const BARRIERS: usize = 1024;
 pub fn memory(m: &Machine) -> usize {
     m.limits.shared_per_block.saturating_sub(BARRIERS)
 }
-/// The same, where so many blocks share a multiprocessor.
-pub fn memory_of(m: &Machine, blocks: usize) -> usize {
-    (m.limits.shared_per_multiprocessor / blocks).saturating_sub(isa::SHARED_RESERVED + BARRIERS)
+/// The same, where two blocks share a multiprocessor.
+pub fn memory_of_two(m: &Machine) -> usize {
+    (m.limits.shared_per_multiprocessor / 2).saturating_sub(isa::SHARED_RESERVED + BARRIERS)
 }
 
 /// Sums that a thread has room for: half of its registers.
@@ -52,22 +50,17 @@ pub fn max_sums(m: &Machine) -> usize {
 pub struct Refusal(pub String);
 
 /// Roles for a program of tiles as a person writes it. Of chained matmuls one loop becomes several where its masks
-/// leave whole iterations as they are, and persistent instances loop over tiles, those with many iterations first.
+/// leave whole iterations as they are, and instances with many iterations start first.
 pub fn in_roles(k: &BlockProgram, m: &Machine) -> Result<BlockProgram, Refusal> {
     if !back_to_back_dots::has_back_to_back_dots(k) {
         return roles::run(k, None, m);
     }
-    let form = back_to_back_dots::recognise(k)?;
-    let loops: Vec<Inst> = form.passes.iter().map(|p| p.inst).collect();
-    let summed = scaled_differences::run(k);
-    let tiles = if loops.len() == 1 { split::run(&summed) } else { summed };
-    let blocks = m.units.multiprocessors * roles::back_to_back_dots::residents(&tiles, m)?;
-    let run_at_once = k.instances().is_some_and(|all| all <= blocks);
-    if form.tiles.is_some() || run_at_once || !launch_tiles::counts(k) {
-        return roles::back_to_back_dots::run(&tiles, None, m);
+    let loops: Vec<Inst> = back_to_back_dots::recognise(k)?.passes.iter().map(|p| p.inst).collect();
+    let ordered = scaled_differences::run(&longest_first::run(k, &loops));
+    match loops.len() {
+        1 => roles::back_to_back_dots::run(&split::run(&ordered), None, m),
+        _ => roles::back_to_back_dots::run(&ordered, None, m),
     }
-    let order = if longest_first::suits(k, &loops) { Order::LongestFirst } else { Order::Numbered };
-    roles::back_to_back_dots::run(&launch_tiles::run(&tiles, blocks, order), None, m)
 }
 
 /// All passes, for a GPU that has warpgroups.

@@ -157,10 +157,7 @@ impl Parser {
     }
     fn grid(&mut self) -> Result<Grid> {
         if self.eat_word("launch") {
-            return match self.eat_word("persistent") {
-                true => Ok(Grid::Persistent(self.integer("the most instances that run")?)),
-                false => Ok(Grid::Launch),
-            };
+            return Ok(Grid::Launch);
         }
         let sizes: Vec<usize> = self.numbers("the size of the grid")?;
         match <[usize; 3]>::try_from(sizes) {

@@ -77,8 +77,7 @@ impl Emit<'_> {
     fn grid_sizes(&mut self) {
         self.sizes = match self.kernel.grid {
             Grid::Constant(sizes) => sizes.iter().map(|n| Num::konst(*n as i64)).collect(),
-            // Persistent programs have roles, for which there is no code here.
-            Grid::Launch | Grid::Persistent(_) => {
+            Grid::Launch => {
                 let n = self.kernel.params.len();
                 let slot = self.text.emit(0, format!("getelementptr ptr, ptr %args, i64 {n}"));
                 let sizes = self.text.emit(0, format!("load ptr, ptr {slot}"));

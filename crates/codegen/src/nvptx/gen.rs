@@ -384,16 +384,8 @@ impl<'c> Gen<'c, '_> {
     fn num_programs(&mut self, axis: u8) -> Res<Reg<'c>> {
         Ok(Reg::Int(match self.k.grid.along(axis) {
             Some(n) => Index::constant(n as i64, 32),
-            None => Index { lo: 1, hi: Grid::MOST, ..Index::opaque(self.grid_size(axis)?) },
+            None => Index { lo: 1, hi: Grid::MOST, ..Index::opaque(self.special("nctaid", axis)?) },
         }))
-    }
-    /// The size of the launch's grid along an axis.
-    fn grid_size(&self, axis: u8) -> Res<IntValue<'c>> {
-        if !matches!(self.k.grid, Grid::Persistent(_)) {
-            return self.special("nctaid", axis);
-        }
-        let place = (self.k.params.len() + usize::from(axis)) as u32;
-        int(self.function.get_nth_param(place).ok_or_else(|| mistyped("a size of the grid"))?)
     }
     /// A register of the grid along an axis.
     fn special(&self, register: &str, axis: u8) -> Res<IntValue<'c>> {

@@ -13,7 +13,7 @@ use inkwell::values::FunctionValue;
 use inkwell::{AddressSpace, IntPredicate};
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::passes::persistent_rows;
-use kiln_block::{BlockProgram, CachePolicy, Elem, Grid, Type};
+use kiln_block::{BlockProgram, CachePolicy, Elem, Type};
 use kiln_machine::isa;
 
 /// LLVM's number of the calling convention of PTX entry points.
@@ -38,9 +38,6 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &BlockProgram, blocks: usize) -> Res<
             Type::Desc { .. } if p.array.is_some() || p.launch_array.is_some() => e.ptr(0).into(),
             other => return Err(Fail::Unsupported(format!("a parameter of type {other}"))),
         });
-    }
-    if matches!(k.grid, Grid::Persistent(_)) {
-        (0..3).for_each(|_| types.push(e.cx.i32_type().into()));
     }
     let f = e.module.add_function(&entry_name(k), e.cx.void_type().fn_type(&types, false), None);
     f.set_call_conventions(PTX_KERNEL);

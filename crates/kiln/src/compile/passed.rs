@@ -22,7 +22,6 @@ fn one(argument: &Argument) -> Passed {
             swizzle: m.swizzle,
         }),
         Argument::LaunchMap(m) => Passed::LaunchMap(launch_map(m)),
-        Argument::GridSize(axis) => Passed::GridSize(usize::from(*axis)),
     }
 }
 

@@ -209,7 +209,7 @@ impl Facts {
         };
         let grid = match self.grid {
             Grid::Constant([x, y, z]) => format!("{x} x {y} x {z}"),
-            grid @ (Grid::Launch | Grid::Persistent(_)) => grid.to_string(),
+            grid @ Grid::Launch => grid.to_string(),
         };
         row("launch", format!("{grid} blocks of {}", count(self.threads, "thread")));
         if self.cluster > 1 {

@@ -374,17 +374,7 @@ mod tests {
         let bytes: Arc<[u8]> = [1, 2, 3].into();
         let cubin = Some(Cubin { capability: (9, 0), bytes: bytes.clone() });
         let (entry, grid, passed) = (String::from("k"), [1; 3], vec![]);
-        let ptx = Ptx {
-            entry,
-            text: "text".into(),
-            cubin,
-            grid,
-            persistent: None,
-            threads: 32,
-            shared: 0,
-            cluster: 1,
-            passed,
-        };
+        let ptx = Ptx { entry, text: "text".into(), cubin, grid, threads: 32, shared: 0, cluster: 1, passed };
         assert_eq!(Image::of(&ptx, (9, 0)), Image::Cubin(bytes));
         assert_eq!(Image::of(&ptx, (10, 0)), Image::Ptx("text".into()));
         assert_eq!(Image::of(&Ptx { cubin: None, ..ptx }, (9, 0)), Image::Ptx("text".into()));

@@ -3,9 +3,6 @@ use super::{CudaDevice, launch::Launch, launch_maps::LaunchMaps, raw::StreamHand
 use crate::{Argument, Passed, Ptx, RuntimeError};
 use std::ffi::c_void;
 
-/// Instances of a grid that a persistent program counts with 32 bits.
-const MAX_TILES: u64 = i32::MAX as u64;
-
 /// A program that is loaded on a device.
 pub struct CudaProgram {
     device: CudaDevice,
@@ -14,8 +11,6 @@ pub struct CudaProgram {
     arguments: Vec<Passed>,
     /// Maps that launches make of their arguments, passed after these.
     maps: Vec<LaunchMaps>,
-    /// Most blocks of a launch, whose grid's sizes are passed last; `None`: as many as the grid has.
-    persistent: Option<u32>,
 }
 
 // SAFETY: a launch reads the handle of the loaded function, and changes nothing of the program.
@@ -39,13 +34,12 @@ impl CudaDevice {
         let _current = self.check(|| format!("loading kernel `{}`", ptx.entry), self.inner.context.enter())?;
         let launch = Launch::new(self, &ptx.entry, ptx, vec![])?;
         let mut arguments = ptx.passed.clone();
-        arguments.retain(|p| !matches!(p, Passed::LaunchMap(_) | Passed::GridSize(_)));
-        let persistent = ptx.persistent.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
+        arguments.retain(|p| !matches!(p, Passed::LaunchMap(_)));
         let maps = ptx.passed.iter().filter_map(|p| match p {
             Passed::LaunchMap(map) => Some(LaunchMaps::new(map.clone())),
             _ => None,
         });
-        Ok(CudaProgram { device: self.clone(), launch, arguments, maps: maps.collect(), persistent })
+        Ok(CudaProgram { device: self.clone(), launch, arguments, maps: maps.collect() })
     }
     /// Whether work on a stream of the caller (0: the default stream) is being captured, or the driver does not say.
     ///
@@ -90,12 +84,6 @@ impl CudaProgram {
             let what = format!("a grid of {grid:?} is too large for a launch");
             return Err(refused(what, "launch fewer instances, each of which does more"));
         }
-        let instances = sizes.iter().fold(1u64, |all, n| all.saturating_mul((*n).into()));
-        if self.persistent.is_some() && instances > MAX_TILES {
-            let what = format!("a grid of {grid:?} has more instances than a persistent program counts");
-            return Err(refused(what, "launch fewer instances, each of which does more"));
-        }
-        let blocks = self.persistent.map_or(sizes, |most| [instances.min(u64::from(most)) as u32, 1, 1]);
         let mut numbers: Vec<u64> = arguments.iter().map(|a| a.bits()).collect();
         let mut maps = Vec::with_capacity(self.maps.len());
         for map in &self.maps {
@@ -104,15 +92,12 @@ impl CudaProgram {
         }
         let mut pointers: Vec<*mut c_void> = numbers.iter_mut().map(|n| std::ptr::from_mut(n).cast()).collect();
         pointers.extend(maps.iter().map(|map| std::ptr::from_ref(&**map).cast_mut().cast::<c_void>()));
-        if self.persistent.is_some() {
-            pointers.extend(sizes.iter().map(|n| std::ptr::from_ref(n).cast_mut().cast::<c_void>()));
-        }
         let mut done = || {
             let _current = self.device.inner.context.enter()?;
             // SAFETY: this function's contract; the driver copies the arguments before it returns.
             unsafe {
                 let stream = StreamHandle::of_caller(stream);
-                self.launch.enqueue_with(blocks, pointers.as_mut_ptr(), stream)
+                self.launch.enqueue_with(sizes, pointers.as_mut_ptr(), stream)
             }
         };
         let done = done();

@@ -1,6 +1,8 @@
-//! Whether instances have the more iterations the larger their number along the first axis, as under a causal mask.
-//! Those with the most are to start first, so that short ones fill what long ones leave.
-use crate::{BinaryOp as B, BlockProgram, Const, Elem, Inst, InstData, Op, Value};
+//! Starts the instances with the most iterations first, so that short ones fill what long ones leave.
+//!
+//! Takes a program whose instances wait for none: a tile each, with loops. Where a loop has the more iterations the
+//! larger the instance's number along the first axis, as under a causal mask, numbers are counted from the end.
+use crate::{BinaryOp as B, BlockProgram, Const, Elem, Inst, InstData, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 /// How a scalar changes with the instance's number along axis 0, all else equal.
@@ -31,9 +33,15 @@ impl Trend {
     }
 }
 
-/// Whether one of these loops has more iterations in later instances.
-pub fn suits(k: &BlockProgram, loops: &[Inst]) -> bool {
-    loops.iter().any(|i| has_more_for_later(k, *i))
+/// The same program, with its instances in the order that suits these loops.
+pub fn run(kernel: &BlockProgram, loops: &[Inst]) -> BlockProgram {
+    let mut k = kernel.clone();
+    if loops.iter().any(|i| has_more_for_later(kernel, *i)) {
+        let mut body = std::mem::take(&mut k.body);
+        reverse(&mut k, &mut body);
+        k.body = body;
+    }
+    k
 }
 
 /// Whether a loop surely does not have fewer iterations in later instances, and may have more.
@@ -88,6 +96,31 @@ impl Trends<'_> {
     }
 }
 
+/// Counts numbers along axis 0 from the end.
+fn reverse(k: &mut BlockProgram, r: &mut Region) {
+    for inst in std::mem::take(&mut r.insts) {
+        let mut regions = std::mem::take(&mut k.inst_mut(inst).regions);
+        regions.iter_mut().for_each(|inner| reverse(k, inner));
+        k.inst_mut(inst).regions = regions;
+        if k.inst(inst).op != Op::ProgramId(0) {
+            r.insts.push(inst);
+            continue;
+        }
+        let mut one = |k: &mut BlockProgram, op: Op, args: &[Value]| {
+            let v = k.new_value(Type::scalar(Elem::I32));
+            r.insts.push(k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] }));
+            v
+        };
+        let number = one(k, Op::ProgramId(0), &[]);
+        let count = one(k, Op::NumPrograms(0), &[]);
+        let unit = one(k, Op::Const(Const::Int(1)), &[]);
+        let last = one(k, Op::Binary(B::Sub), &[count, unit]);
+        let data = k.inst(inst).clone();
+        *k.inst_mut(inst) = InstData { op: Op::Binary(B::Sub), args: vec![last, number], ..data };
+        r.insts.push(inst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,11 +137,14 @@ mod tests {
         b.for_loop([zero, hi, size], &[], |_, _, _| vec![]);
         let k = b.finish();
         let found = k.body.insts.iter().copied().find(|i| k.inst(*i).op == Op::For).unwrap();
-        suits(&k, &[found])
+        let reversed = run(&k, &[found]);
+        let mut counts = 0;
+        reversed.walk(&mut |_, d| counts += usize::from(d.op == Op::NumPrograms(0)));
+        counts > 0
     }
 
     #[test]
-    fn only_loops_that_grow_along_the_first_axis_start_from_its_end() {
+    fn only_loops_that_grow_along_the_first_axis_turn_it_round() {
         assert!(counted(0, B::Add));
         assert!(!counted(1, B::Add));
         assert!(!counted(0, B::Sub));

@@ -70,8 +70,6 @@ const BEFORE: i64 = -(1 << 20);
 
 /// Threads of a warpgroup.
 const THREADS: usize = isa::GROUP_WARPS * isa::WARP;
-/// Registers are handed over in steps of so many.
-const STEP: usize = 8;
 
 /// Registers of a thread of the producer, which takes `few`, and of a consumer: what the multiprocessor's are for each,
 /// in the steps in which they are handed over. A single consumer has no producer's to take.
@@ -124,7 +122,7 @@ impl<'k> Writer<'k> {
         let stages_in = |memory: usize| memory.saturating_sub(epilogue.bytes()) / stage.max(1);
         let room = stages_in(super::memory(m));
         if crew.stages == 0 {
-            let shared = stages_in(super::memory_of(m, 2));
+            let shared = stages_in(super::memory_of_two(m));
             let share = form.tiles.is_none() && shared >= m.pipelines.enough_of_two;
             let stages = if share { shared } else { room };
             crew.stages = stages.min(m.pipelines.producer_stages);

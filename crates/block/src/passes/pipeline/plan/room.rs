@@ -32,7 +32,7 @@ impl Planner<'_> {
         let stored = self.plan.bytes(|t| t.copied.is_none()) + self.converted(false).max(SCRATCH);
         let copied = self.plan.bytes(|t| t.copied.is_some());
         let room = |memory: usize| memory.saturating_sub(stored) / copied.max(1);
-        let (one, two) = (room(warpgroup::memory(self.m)), room(warpgroup::memory_of(self.m, 2)));
+        let (one, two) = (room(warpgroup::memory(self.m)), room(warpgroup::memory_of_two(self.m)));
         if copied > 0 && one < 2 || warpgroup::memory(self.m) < stored.max(self.converted(true)) {
             return Err(Refusal("the operands of the dots do not fit shared memory; make blocks smaller".into()));
         }

@@ -26,11 +26,11 @@ use super::super::back_to_back_dots::{self, Form, Operand};
 use super::super::copy::Copier;
 use super::super::form::Engine;
 use super::super::ring::{Numbers, PingPong, Rings};
-use super::super::{Refusal, memory, memory_of};
+use super::super::{Refusal, memory, memory_of_two};
 use super::dynamic_scheduler::{self, Side};
 use super::epilogue::Epilogue;
 use super::tile::{Outputs, Tile, alloc};
-use super::{STEP, THREADS, descriptors, over_tiles, params, registers};
+use super::{THREADS, descriptors, over_tiles, params, registers};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, BlockProgram, Builder, Inst, Op, Role, Value};
@@ -54,8 +54,6 @@ pub struct WarpRoles {
 
 /// Stages beyond which more copies ahead gain nothing: an iteration takes longer than a copy.
 const MAX_RIGHT_STAGES: usize = 4;
-/// Blocks that share a multiprocessor at most: with more no stages are left to copy ahead.
-const MAX_BLOCKS: usize = 3;
 /// Registers of a thread that addresses and arithmetic need beside those that hold scores, weights and sums.
 const ARITHMETIC: usize = 56;
 /// As many, where consumers begin a tile one after the other.
@@ -66,37 +64,6 @@ pub fn run(kernel: &BlockProgram, crew: Option<WarpRoles>, m: &Machine) -> Resul
     let mut k = kernel.clone();
     dce::run(&mut k);
     let mut form = back_to_back_dots::recognise(&k)?;
-    let Planned { crew, rows, epilogue, share } = planned(&k, &mut form, crew, m)?;
-    let mut w =
-        Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form, beside: vec![], share };
-    w.beside = w.depths(w.share.memory);
-    w.check(w.share.memory)?;
-    w.check_scalars()?;
-    w.write()
-}
-
-/// Blocks of the program in roles that share a multiprocessor, with a crew that suits the tile.
-pub fn residents(kernel: &BlockProgram, m: &Machine) -> Result<usize, Refusal> {
-    let mut form = back_to_back_dots::recognise(kernel)?;
-    Ok(planned(kernel, &mut form, None, m)?.share.blocks)
-}
-
-/// The crew of a program, and what it works with.
-struct Planned<'k> {
-    crew: WarpRoles,
-    /// Rows of a consumer.
-    rows: usize,
-    epilogue: Epilogue<'k>,
-    share: Share,
-}
-
-/// Narrows the form to what the crew uses.
-fn planned<'k>(
-    k: &'k BlockProgram,
-    form: &mut Form,
-    crew: Option<WarpRoles>,
-    m: &Machine,
-) -> Result<Planned<'k>, Refusal> {
     let consumers = (form.m / 64).clamp(1, 3);
     let is_given = crew.is_some();
     let suits = WarpRoles { consumers, left: 1, right: 0, columns: None, depth: None };
@@ -105,25 +72,25 @@ fn planned<'k>(
     let rows = form.m / crew.consumers.max(1);
     let size = [form.m, form.n];
     let tile = Tile { engine: Engine::TensorCores, tiles: form.tiles, body: &form.tile, loops: form.at, size };
-    let epilogue = Epilogue::new(k, &tile, rows, crew.consumers, crew.columns)?;
-    let stages = |memory: usize| right_stages(form, &epilogue, memory);
-    let needed = registers_of_sums(form, rows) + ARITHMETIC;
-    let fits = |share: &Share| stages(share.memory) > 1 && needed <= share.budget;
-    let shared = (2..=MAX_BLOCKS).rev().map(|blocks| Share::of_blocks(m, blocks)).find(fits);
-    let share = match shared {
-        Some(share) if crew.consumers == 1 && !is_given => share,
-        _ => Share::whole(m, crew.consumers),
+    let epilogue = Epilogue::new(&k, &tile, rows, crew.consumers, crew.columns)?;
+    let stages = |memory: usize| right_stages(&form, &epilogue, memory);
+    let share = match crew.consumers {
+        1 if !is_given && stages(memory_of_two(m)) > 1 => Share::half(m),
+        consumers => Share::whole(m, consumers),
     };
     if !is_given {
         crew.right = stages(share.memory).max(2);
     }
-    Ok(Planned { crew, rows, epilogue, share })
+    let mut w =
+        Writer { k: &k, facts: analysis::analyse(&k), crew, epilogue, rows, form: &form, beside: vec![], share };
+    w.beside = w.depths(w.share.memory);
+    w.check(w.share.memory)?;
+    w.check_scalars()?;
+    w.write()
 }
 
 /// What a block has of a multiprocessor.
 struct Share {
-    /// Blocks that share it.
-    blocks: usize,
     /// Bytes of shared memory.
     memory: usize,
     /// Registers of a thread of the producer and of a consumer; 0 where they keep those that they start with.
@@ -139,15 +106,15 @@ impl Share {
         let few = if consumers > 2 { 32 } else { 24 };
         // A single consumer is not given more than one of two.
         let [_, budget] = registers(m, consumers.max(2), few);
-        Share { blocks: 1, memory: memory(m), roles: registers(m, consumers, few), budget, start: None }
+        Share { memory: memory(m), roles: registers(m, consumers, few), budget, start: None }
     }
-    /// Of several blocks that have a consumer each: one has the tensor cores while the others compute weights.
-    fn of_blocks(m: &Machine, blocks: usize) -> Share {
+    /// Of two blocks that have a consumer each: one has the tensor cores while the other computes weights.
+    fn half(m: &Machine) -> Share {
         const FEW: usize = 24;
         // A block has as many warps of the producer as of its consumer.
-        let start = m.limits.registers_per_multiprocessor / (2 * blocks * THREADS) / STEP * STEP;
+        let start = m.limits.registers_per_multiprocessor / (4 * THREADS);
         let budget = 2 * start - FEW;
-        Share { blocks, memory: memory_of(m, blocks), roles: [FEW, budget], budget, start: Some(start) }
+        Share { memory: memory_of_two(m), roles: [FEW, budget], budget, start: Some(start) }
     }
 }
 
@@ -156,11 +123,6 @@ fn right_stages(form: &Form, epilogue: &Epilogue, memory: usize) -> usize {
     let stage: usize = form.passes[0].right.iter().map(Operand::bytes).sum();
     let room = memory.saturating_sub(form.left.bytes() + epilogue.bytes());
     (room / stage.max(1)).min(MAX_RIGHT_STAGES)
-}
-
-/// Registers of a thread that hold scores, weights and sums, where a consumer has so many rows.
-fn registers_of_sums(form: &Form, rows: usize) -> usize {
-    (form.scores + form.n) * rows / 128 + form.scores * rows / 256
 }
 
 /// What both roles use.
@@ -204,7 +166,8 @@ impl<'k> Writer<'k> {
     }
     /// Registers of a thread that hold scores, weights and sums.
     fn held(&self) -> usize {
-        registers_of_sums(self.form, self.rows)
+        let f = self.form;
+        (f.scores + f.n) * self.rows / 128 + f.scores * self.rows / 256
     }
     fn check(&self, memory: usize) -> Result<(), Refusal> {
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
