@@ -71,6 +71,32 @@ fn updates_give_what_was_there() {
 }
 
 /// Maxima and minima of halves, which GPUs alone have: an exchange that is tried again.
+/// Updates that give nothing are by vectors in any order: fences say when, once for all elements of a thread.
+#[test]
+fn sums_by_vectors_between_fences() {
+    for (seed, order) in ORDERS.into_iter().enumerate() {
+        let mut b = Builder::new("sums", Grid::Launch, 2);
+        let (from, to) = (b.param("from", Elem::F32, true), b.param("to", Elem::F32, false));
+        let n = b.scalar("n", Elem::I32, Facts { div: 16, ..Facts::default() });
+        let at = b.iota(512);
+        let (from, to) = (b.ptr_add(from, at), b.ptr_add(to, at));
+        let mask = b.cmp(CmpOp::Lt, at, n);
+        let v = b.load(from, Some(mask), None);
+        let how = Atomicity { order, scope: Scope::Device };
+        b.inst(Op::Atomic { op: AtomicOp::Add, how }, &[to, v, mask], &[], vec![]);
+        let k = b.finish();
+        let ptx = kiln_codegen::nvptx::compile(&k, Arch::Sm90a.machine()).unwrap().text;
+        let count = |what: &str| ptx.lines().filter(|l| l.contains(what)).count();
+        let fences = usize::from(order.releases()) + usize::from(order.acquires());
+        assert_eq!([count("red.global.add.v4.f32"), count("atom."), count("fence.acq_rel.gpu")], [2, 0, fences], "{ptx}");
+        let given = Launch::new([1, 1, 1])
+            .buffer(Elem::F32, data(Elem::F32, 512, 3 + seed as u64))
+            .buffer(Elem::F32, data(Elem::F32, 512, 90 + seed as u64))
+            .scalar(Elem::I32, 400.0);
+        assert!(given.agrees(&k, Arch::Sm90a, &format!("{order:?}")), "{order:?}: no PTX");
+    }
+}
+
 #[test]
 fn extremes_of_halves() {
     for elem in [Elem::F16, Elem::Bf16] {

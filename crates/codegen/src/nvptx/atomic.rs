@@ -6,7 +6,7 @@ use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
 use super::memory::{Split, When, split};
 use inkwell::values::IntValue;
-use kiln_block::{AtomicOp, Atomicity, Elem, InstData};
+use kiln_block::{AtomicOp, Atomicity, Elem, InstData, MemoryOrder, Scope};
 
 /// Elements that a thread polls at once.
 const AT_ONCE: usize = 8;
@@ -15,8 +15,8 @@ impl<'c> Gen<'c, '_> {
     /// What the elements were, if the op has a result.
     pub fn atomic(&mut self, op: AtomicOp, how: Atomicity, data: &InstData) -> Res<Option<Vec<Reg<'c>>>> {
         match data.results[..] {
-            [] if how == Atomicity::default() && is_reduction(op, self.elem(data.args[1])?) => {
-                self.reduction(op, data)?;
+            [] if how.scope == Scope::Device && is_reduction(op, self.elem(data.args[1])?) => {
+                self.reduction(op, how.order, data)?;
                 Ok(None)
             }
             _ => {
@@ -28,8 +28,9 @@ impl<'c> Gen<'c, '_> {
     pub fn compare_swap(&mut self, how: Atomicity, data: &InstData) -> Res<Vec<Reg<'c>>> {
         self.fetched(Access::CompareSwap, how, data)
     }
-    /// Updates without results.
-    fn reduction(&mut self, op: AtomicOp, data: &InstData) -> Res<()> {
+    /// Updates without results. Those that release or acquire are relaxed ones between fences: an instruction that has
+    /// an order itself is one an element.
+    fn reduction(&mut self, op: AtomicOp, order: MemoryOrder, data: &InstData) -> Res<()> {
         let elem = self.elem(data.args[1])?;
         // Integers wrap around, so signed sums are unsigned ones.
         let ty = match (op, elem) {
@@ -41,6 +42,13 @@ impl<'c> Gen<'c, '_> {
             (op, elem) => return Err(Fail::Unsupported(format!("an atomic {op:?} of {}", elem.name()))),
         };
         let (pointers, values, masks) = self.written(data)?;
+        match order.releases() {
+            true => {
+                self.sync()?;
+                self.fence()?;
+            }
+            false => self.after_reads(data.args[0])?,
+        }
         let masks = masks.as_deref();
         let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks, None);
         let n = if self.m.arch.has_vector_atomics() && ty == ("add", "f32") { n } else { 1 };
@@ -58,6 +66,15 @@ impl<'c> Gen<'c, '_> {
             }
         }
         self.wrote = true;
+        if order.acquires() {
+            self.fence()?;
+            self.sync()?;
+        }
+        Ok(())
+    }
+    /// Orders what a thread has accessed before what it accesses after, for the whole device.
+    fn fence(&self) -> Res<()> {
+        self.e.asm("fence.acq_rel.gpu;", "~{memory}", None, &[], true, false)?;
         Ok(())
     }
     /// Each word of a value is one store, which others see whole.

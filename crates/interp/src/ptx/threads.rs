@@ -229,19 +229,22 @@ impl Block<'_> {
         let (size, ty) = (self.size(i)?, op[op.len() - 1]);
         let Some(name) = op.iter().find(|o| UPDATES.contains(o)) else { return Err(unknown(i)) };
         for &t in active {
-            let (place, by) = (self.place(place, t), self.value(by, t));
-            let bytes = self.bytes(space(&op), place, size, true, i, t)?;
-            let mut all = [0; 8];
-            all[..size].copy_from_slice(bytes);
-            let old = u64::from_le_bytes(all);
-            let new = match *name {
-                "exch" => Some(by),
-                "inc" => Some(if low(old, 32) >= low(by, 32) { 0 } else { old + 1 }),
-                name => apply(&[name], ty, &[old, by]),
-            };
-            bytes.copy_from_slice(&new.ok_or_else(|| unknown(i))?.to_le_bytes()[..size]);
-            if let Some(to) = to {
-                self.set(to, t, old);
+            let first = self.place(place, t);
+            for (n, by) in elements(by).iter().enumerate() {
+                let by = self.value(by, t);
+                let bytes = self.bytes(space(&op), first + (n * size) as u64, size, true, i, t)?;
+                let mut all = [0; 8];
+                all[..size].copy_from_slice(bytes);
+                let old = u64::from_le_bytes(all);
+                let new = match *name {
+                    "exch" => Some(by),
+                    "inc" => Some(if low(old, 32) >= low(by, 32) { 0 } else { old + 1 }),
+                    name => apply(&[name], ty, &[old, by]),
+                };
+                bytes.copy_from_slice(&new.ok_or_else(|| unknown(i))?.to_le_bytes()[..size]);
+                if let Some(to) = to {
+                    self.set(to, t, old);
+                }
             }
         }
         Ok(())
