@@ -88,7 +88,11 @@ fn sums_by_vectors_between_fences() {
         let ptx = kiln_codegen::nvptx::compile(&k, Arch::Sm90a.machine()).unwrap().text;
         let count = |what: &str| ptx.lines().filter(|l| l.contains(what)).count();
         let fences = usize::from(order.releases()) + usize::from(order.acquires());
-        assert_eq!([count("red.global.add.v4.f32"), count("atom."), count("fence.acq_rel.gpu")], [2, 0, fences], "{ptx}");
+        assert_eq!(
+            [count("red.global.add.v4.f32"), count("atom."), count("fence.acq_rel.gpu")],
+            [2, 0, fences],
+            "{ptx}"
+        );
         let given = Launch::new([1, 1, 1])
             .buffer(Elem::F32, data(Elem::F32, 512, 3 + seed as u64))
             .buffer(Elem::F32, data(Elem::F32, 512, 90 + seed as u64))

@@ -116,7 +116,9 @@ fn small_integers_become_floats_by_arithmetic() {
         let k = b.finish();
         let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap();
         assert!(
-            !["cvt.rn.f32.", "cvt.rn.f16.s", "cvt.rn.f16.u"].iter().any(|name| ptx.text.contains(name)),
+            !["cvt.rn.f32.", "cvt.rn.f16.s", "cvt.rn.f16.u", "cvt.rn.bf16.s", "cvt.rn.bf16.u"]
+                .iter()
+                .any(|name| ptx.text.contains(name)),
             "{}",
             ptx.text
         );

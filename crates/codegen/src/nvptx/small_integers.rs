@@ -31,15 +31,15 @@ pub(super) fn run(module: &Module) -> Res<()> {
             InstructionOpcode::SIToFP => true,
             _ => continue,
         };
-        let half = i.get_type() == cx.f16_type().into();
+        let half = [cx.f16_type(), cx.bf16_type()].into_iter().find(|ty| i.get_type() == (*ty).into());
         let Some(BasicValueEnum::IntValue(x)) = i.get_operand(0).and_then(|o| o.value()) else { continue };
-        if !half && i.get_type() != cx.f32_type().into() {
+        if half.is_none() && i.get_type() != cx.f32_type().into() {
             continue;
         }
         let Some(range) = range(x, signed, DEPTH).filter(|(lo, hi)| -BOUND < *lo && *hi < BOUND) else { continue };
         b.position_before(&i);
         let wide = float_of(&b, &cx, x, signed, range)?;
-        let made = if half { b.build_float_trunc(wide, cx.f16_type(), "")? } else { wide };
+        let made = half.map_or(Ok(wide), |ty| b.build_float_trunc(wide, ty, ""))?;
         let made = made.as_instruction_value();
         i.replace_all_uses_with(&made.ok_or_else(|| Fail::Llvm("the float of an integer is a constant".into()))?);
         i.erase_from_basic_block();
