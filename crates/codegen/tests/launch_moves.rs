@@ -133,7 +133,7 @@ fn reductions_of_many_warps() {
     }
 }
 
-/// Partners in every bit of an element's number, as sorts take them: what a reduction of pairs gives, back in its pairs.
+/// Partners in every bit of an element's number, as sorts take them: what a reduction of pairs gives, in its pairs.
 #[test]
 fn partners_in_every_bit() {
     for (elements, warps) in [(1024usize, 4), (512, 8), (64, 4)] {
