@@ -52,6 +52,52 @@ fn vectors_survive_a_size_of_the_launch() {
     }
 }
 
+/// `y[i] = x[i] + table[i / width]` for `i < n`, or `table[(i - width) / width + 1]`, a quotient of negative numbers
+/// too.
+fn rows_of_places(negative: bool) -> BlockProgram {
+    let mut b = Builder::new("rows", Grid::Launch, 4);
+    let [table, x, y] = [("table", true), ("x", true), ("y", false)].map(|(name, r)| b.param(name, Elem::I32, r));
+    let [n, width] = ["n", "width"].map(|name| b.scalar(name, Elem::I32, Facts { div: 16, least: Some(0), ..KNOWN }));
+    let (pid, size, i) = (b.program_id(0), b.i32(1024), b.iota(1024));
+    let start = b.binary(BinaryOp::Mul, pid, size);
+    let at = b.binary(BinaryOp::Add, start, i);
+    let mask = b.cmp(CmpOp::Lt, at, n);
+    let places = if negative { b.binary(BinaryOp::Sub, at, width) } else { at };
+    let mut row = b.binary(BinaryOp::Div, places, width);
+    if negative {
+        let one = b.i32(1);
+        row = b.binary(BinaryOp::Add, row, one);
+    }
+    let [from, x, y] = [b.ptr_add(table, row), b.ptr_add(x, at), b.ptr_add(y, at)];
+    let (row, x) = (b.load(from, Some(mask), None), b.load(x, Some(mask), None));
+    let sum = b.binary(BinaryOp::Add, row, x);
+    b.store(y, sum, Some(mask));
+    b.finish()
+}
+
+/// Neighbours between two multiples of what divides the divisor have one quotient, and one load through it, unless they
+/// may be negative: quotients are rounded toward zero.
+#[test]
+fn neighbours_share_a_quotient_by_a_size_of_the_launch() {
+    for (negative, quotients) in [(false, 2), (true, 8)] {
+        let k = rows_of_places(negative);
+        verify::verify(&k).unwrap();
+        let ptx = nvptx::compile(&k, Arch::Sm90a.machine()).unwrap().text;
+        assert_eq!(ptx.matches("div.s32").count(), quotients, "{ptx}");
+        for (n, width) in [(16, 16), (1024, 48), (1040, 32), (4096, 1024)] {
+            let mut r = Random::new(n as u64);
+            let mut data = || encode_all(Elem::I32, &r.values(Elem::I32, n));
+            let given = Launch::new([n.div_ceil(1024), 1, 1])
+                .buffer(Elem::I32, data())
+                .buffer(Elem::I32, data())
+                .buffer(Elem::I32, vec![0; 4 * n])
+                .scalar(Elem::I32, n as f64)
+                .scalar(Elem::I32, width as f64);
+            assert!(given.agrees(&k, Arch::Sm90a, &format!("{n} elements in rows of {width}")));
+        }
+    }
+}
+
 /// All lanes get the same bits of a sum of products: contracted to an FMA, each lane would round the other's product.
 #[test]
 fn lanes_agree_on_sums_of_products() {

@@ -8,7 +8,7 @@
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
 use inkwell::values::{FloatValue, IntValue, PointerValue};
-use kiln_block::{CachePolicy, CmpOp, Elem, Facts};
+use kiln_block::{BinaryOp, CachePolicy, CmpOp, Elem, Facts};
 use std::collections::HashMap;
 
 /// `base + off` in `bits` (32 or 64); without base a constant.
@@ -214,6 +214,38 @@ impl<'c> Index<'c> {
         let base = memo.int((Key::Add, Some(a), Some(b), 0), || e.add(a, b))?;
         let (lo, hi) = range(self.bits, self.lo.checked_add(o.lo), self.hi.checked_add(o.hi));
         Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits, of: None })
+    }
+    /// A result of an op that does not wrap. Its base does not either where the constant is on the safe side, and ends
+    /// where the constant would make the result wrap.
+    pub fn unwrapped_result(self, op: BinaryOp, a: &Index<'c>, b: &Index<'c>) -> Index<'c> {
+        let scaled = |i: &Index<'c>, c: i64| {
+            let ends = i.lo.checked_mul(c).zip(i.hi.checked_mul(c));
+            (ends.map(|(x, y)| (x.min(y), x.max(y))), i.off.checked_mul(c))
+        };
+        // Of the base, and the constant.
+        let (ends, off) = match (op, a.as_constant(), b.as_constant()) {
+            (BinaryOp::Add, None, None) => {
+                (a.lo.checked_add(b.lo).zip(a.hi.checked_add(b.hi)), a.off.checked_add(b.off))
+            }
+            (BinaryOp::Sub, None, None) => {
+                (a.lo.checked_sub(b.hi).zip(a.hi.checked_sub(b.lo)), a.off.checked_sub(b.off))
+            }
+            (BinaryOp::Mul, None, Some(c)) => scaled(a, c),
+            (BinaryOp::Mul, Some(c), None) => scaled(b, c),
+            _ => (None, None),
+        };
+        let Some((lo, hi)) = ends.filter(|_| off == Some(self.off)) else { return self };
+        let (least, most) = limits(self.bits);
+        let (lo, hi) = (lo.max(least.saturating_sub(self.off)), hi.min(most.saturating_sub(self.off)));
+        if least <= lo && lo <= hi && hi <= most { Index { lo, hi, ..self } } else { self }
+    }
+    /// The number without what is added to a multiple of `divisor`'s and the base's common power of two: a number from
+    /// zero up has the same quotient by that divisor. `None` if it may be negative.
+    pub fn with_same_quotient(self, divisor: &Index<'c>) -> Option<Index<'c>> {
+        let least = self.least()?;
+        let unit = self.div.min(divisor.div).min(two(divisor.off)) as i64;
+        let rest = self.off.rem_euclid(unit);
+        (least >= 0).then(|| Index { off: self.off - rest, ..self })
     }
     pub fn sub(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
         let off = wrap(self.off.wrapping_sub(o.off), self.bits);

@@ -49,9 +49,20 @@ impl<'c> Gen<'c, '_> {
             let meant = |x: &Reg<'c>| if let Reg::Int(i) = x { Reg::Int(i.unwrapped()) } else { *x };
             let row = if unwrapped { row.iter().map(meant).collect() } else { row };
             if let Some(reg) = self.by_index(&data.op, &row, from)? {
-                out.push(reg);
+                out.push(match (reg, &data.op, &row[..]) {
+                    (Reg::Int(i), Op::Binary(op), [Reg::Int(a), Reg::Int(b)]) if unwrapped => {
+                        Reg::Int(i.unwrapped_result(*op, a, b))
+                    }
+                    (reg, ..) => reg,
+                });
                 continue;
             }
+            let row = match (&data.op, &row[..]) {
+                (Op::Binary(BinaryOp::Div), [Reg::Int(n), Reg::Int(by)]) => {
+                    vec![Reg::Int(n.with_same_quotient(by).unwrap_or(*n)), Reg::Int(*by)]
+                }
+                _ => row,
+            };
             let plain: Vec<Val<'c>> = row.iter().map(|x| x.plain(&self.e, &mut self.memo)).collect::<Res<_>>()?;
             let reg = match known.get(&plain) {
                 Some(reg) => *reg,
