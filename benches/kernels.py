@@ -90,13 +90,13 @@ def for_triton(text: str) -> str:
     return changed
 
 
-def triton_package() -> ModuleType:
-    """A copy of the examples for Triton, which reads the files while the process runs."""
+def translated(source: Path, change: Callable[[str], str]) -> Path:
+    """A folder with changed copies of a folder's files. Triton reads them while the process runs."""
     folder = Path(tempfile.mkdtemp(prefix="kernels_triton_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for file in EXAMPLES.glob("*.py"):
-        (folder / file.name).write_text(for_triton(file.read_text(encoding="utf-8")), encoding="utf-8")
-    return load("examples_triton", folder)
+    for file in source.glob("*.py"):
+        (folder / file.name).write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+    return folder
 
 
 @dataclass
@@ -388,7 +388,7 @@ def main() -> int:
     packages = {"kiln": load("examples_kiln", EXAMPLES)}
     triton = "no Triton"
     if args.device == "cuda" and importlib.util.find_spec("triton") is not None:
-        packages["triton"] = triton_package()
+        packages["triton"] = load("examples_triton", translated(EXAMPLES, for_triton))
         triton = f"Triton {importlib.import_module('triton').__version__}"
     names = packages["kiln"].EXAMPLES
     unknown = [name for name in args.only if name not in names]
