@@ -54,8 +54,8 @@ pub struct Array {
 #[derive(Clone, Copy, Default)]
 pub struct Noted {
     pub is_one: bool,
-    /// It is a multiple of [`DIVISOR`].
-    pub is_divided: bool,
+    /// The exponent of the largest power of two up to [`DIVISOR`] that it is a multiple of.
+    pub twos: u32,
 }
 
 /// A tensor's memory.
@@ -115,12 +115,13 @@ pub enum Text {
 /// last block, and of a few blocks after it.
 const MAX_NEAR_ELEMENTS: u64 = (1 << 31) - (1 << 22);
 
-/// Bytes that addresses are multiples of, and the divisor of integers, where they are.
+/// Bytes that addresses are multiples of, where they are, and the largest divisor of integers that is noted: more says
+/// nothing about vectors.
 const DIVISOR: u64 = 16;
 
 impl Noted {
     fn of(n: i128) -> Noted {
-        Noted { is_one: n == 1, is_divided: n.unsigned_abs().is_multiple_of(u128::from(DIVISOR)) }
+        Noted { is_one: n == 1, twos: n.trailing_zeros().min(DIVISOR.trailing_zeros()) }
     }
     /// Of sizes and strides.
     pub fn of_all(numbers: &[i64]) -> impl Iterator<Item = Noted> {
@@ -129,12 +130,12 @@ impl Noted {
     pub fn facts(self) -> ArgumentFacts {
         ArgumentFacts {
             equals: self.is_one.then_some(1),
-            div: self.is_divided.then_some(DIVISOR),
+            div: (self.twos > 0).then_some(1 << self.twos),
             ..ArgumentFacts::default()
         }
     }
     pub fn bits(self) -> u64 {
-        u64::from(self.is_one) | u64::from(self.is_divided) << 1
+        u64::from(self.is_one) | u64::from(self.twos) << 1
     }
 }
 

@@ -42,13 +42,15 @@ impl Key {
     /// Whether all of its facts hold where those of another key of the same types do.
     pub fn is_implied_by(&self, other: &Key) -> bool {
         let holds = |(known, other): (&ArgumentFacts, &ArgumentFacts)| {
-            (known.div.is_none() || known.div == other.div) && (known.equals.is_none() || known.equals == other.equals)
+            known.div.is_none_or(|div| other.div.is_some_and(|other| other.is_multiple_of(div)))
+                && (known.equals.is_none() || known.equals == other.equals)
         };
         self.all_facts().iter().zip(other.all_facts()).all(|(a, b)| holds((a, &b)))
     }
-    /// How many facts it has of those that a kernel may make no use of.
-    pub fn count_facts(&self) -> usize {
-        self.all_facts().iter().map(|f| usize::from(f.div.is_some()) + usize::from(f.equals.is_some())).sum()
+    /// How much it says of what a kernel may make no use of: values, and factors of two.
+    pub fn count_facts(&self) -> u32 {
+        let facts = |f: &ArgumentFacts| f.div.map_or(0, u64::trailing_zeros) + u32::from(f.equals.is_some());
+        self.all_facts().iter().map(facts).sum()
     }
     fn all_facts(&self) -> Vec<ArgumentFacts> {
         let mut all = vec![];
