@@ -62,6 +62,17 @@ def test_a_stride_that_16_divides_gets_a_variant_soon():
     assert len(compiled) == 1
 
 
+def test_warmup_gives_the_variant_for_all_facts():
+    kernel, compiled = counted(scaled_rows)
+    first = run(kernel, 5, 50)
+    x, out = torch.randn(5, 48), torch.empty(5, 48)
+    for columns, divisor in [(48, "div 16"), (40, "div 8"), (44, "div 4")]:
+        warm = kernel[(2,)](x, out, 5, columns, columns, BLOCK=64, warmup=True).block
+        assert divisor in warm and warm != first
+        assert run(kernel, 5, columns) == warm
+    assert len(compiled) == 1
+
+
 @kiln.kernel
 def added(x, y, out, n, BLOCK: kl.constexpr):
     i = kl.program_id(0) * BLOCK + kl.arange(0, BLOCK)

@@ -169,7 +169,7 @@ impl Kernel {
     fn known(&self) -> MutexGuard<'_, Variants> {
         self.variants.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Launches the kernel over a grid; only compiles with `warmup`.
+    /// Launches the kernel over a grid; only compiles with `warmup`, for all facts of the arguments.
     fn launch<'py>(
         &self,
         py: Python<'py>,
@@ -190,7 +190,8 @@ impl Kernel {
             Some(kernel) => Chosen { kernel, is_new: false },
             None => {
                 let keys = Keys { variant: Key::new(&arguments, &options, device), launch: launch_key };
-                self.variant(py, keys, &arguments, options, At { place: place(device)?, stream })?
+                let at = At { place: place(device)?, stream, waits: warmup };
+                self.variant(py, keys, &arguments, options, at)?
             }
         };
         let sizes = parameters::grid(grid, || self.parameters.named(py, &values))?;
@@ -213,10 +214,17 @@ impl Kernel {
         options: Options,
         at: At,
     ) -> PyResult<Chosen> {
+        let mut waits = at.waits;
         loop {
             let describe = |source: &Source| signature(arguments, &source.literals);
-            let found = self.known().find(&keys, describe, || !at.place.captures(at.stream));
+            let loads = || !at.place.captures(at.stream);
+            let found = self.known().find(&keys, describe, loads);
             match found {
+                Found::Weaker(_, pending) if waits && loads() => {
+                    py.detach(|| pending.wait());
+                    waits = false;
+                }
+                Found::Weaker(kernel, _) => return Ok(Chosen { kernel, is_new: false }),
                 Found::Variant(kernel) => return Ok(Chosen { kernel, is_new: false }),
                 Found::Pending(pending) => py.detach(|| pending.wait()),
                 Found::Nothing(source) => {
@@ -297,6 +305,8 @@ struct Chosen {
 struct At {
     place: &'static Place,
     stream: u64,
+    /// It waits for code for all facts of its arguments.
+    waits: bool,
 }
 
 /// Types and facts of a launch's arguments.

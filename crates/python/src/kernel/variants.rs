@@ -45,6 +45,8 @@ struct Family {
 /// What there is for a launch.
 pub enum Found {
     Variant(Arc<Kernel>),
+    /// One that makes no use of some facts of the launch, while the one that does is being made.
+    Weaker(Arc<Kernel>, Arc<Pending<Prepared>>),
     /// Nothing yet, but this is being made.
     Pending(Arc<Pending<Prepared>>),
     /// Nothing, for arguments of types that are known or not.
@@ -79,15 +81,18 @@ impl Variants {
         let Some(weaker) = family.weaker(&relevant) else {
             return family.without_numbers(&relevant.without_numbers());
         };
-        match family.pending.get(&relevant) {
-            Some(pending) if pending.has_failed() => _ = self.launched.insert(keys.launch.clone(), weaker.clone()),
-            Some(_) => {}
+        let pending = match family.pending.get(&relevant) {
+            Some(pending) => pending.clone(),
             None => {
                 let signature = signature(&family.source);
-                family.prepare(relevant, signature);
+                family.prepare(relevant, signature)
             }
+        };
+        if pending.has_failed() {
+            self.launched.insert(keys.launch.clone(), weaker.clone());
+            return Found::Variant(weaker);
         }
-        Found::Variant(weaker)
+        Found::Weaker(weaker, pending)
     }
     /// Notes what a launch has compiled. If it knows numbers, a variant without these follows.
     pub fn insert(&mut self, keys: Keys, kernel: &Arc<Kernel>, signature: Signature, source: Arc<Source>) {
@@ -111,10 +116,12 @@ impl Variants {
 
 impl Family {
     /// Makes a variant on another thread.
-    fn prepare(&mut self, key: Key, signature: Signature) {
+    fn prepare(&mut self, key: Key, signature: Signature) -> Arc<Pending<Prepared>> {
         let source = self.source.clone();
         let make = move || Kernel::prepare(&source.unit, &signature, &source.options, source.place).ok();
-        self.pending.insert(key, Arc::new(Pending::later(make)));
+        let pending = Arc::new(Pending::later(make));
+        self.pending.insert(key, pending.clone());
+        pending
     }
     /// Loads a variant that has been made. One that cannot be made stays pending: it is not tried again.
     fn load(&mut self, key: &Key) {
